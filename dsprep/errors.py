@@ -1,0 +1,90 @@
+"""The errors that dsprep raises, and the one line each of them prints.
+
+::
+
+    DsprepError
+     ├── UsageError        (ValueError)       options or arguments that contradict each other
+     ├── FormatError       (ValueError)       a file is damaged, or is not what it was taken for
+     ├── SchemaError       (ValueError)       fields are missing, or files disagree about them
+     ├── UnsupportedError  (TypeError)        a target cannot hold the data
+     ├── TargetError       (OSError)          the target exists, is locked, or lacks space
+     └── MissingExtra      (ImportError)      an optional package is needed
+
+Every class also derives from the built-in that a caller would catch anyway. A message says what
+is wrong, where, what was expected, what was found and what to do; the parts are attributes.
+"""
+
+from __future__ import annotations
+
+
+class DsprepError(Exception):
+    """A problem that the user can understand and mend; the command line prints it as one line.
+
+    Parameters
+    ----------
+    what
+        What is wrong, as a clause without a final stop.
+    where
+        The file, and if known the offset, record and field, from the largest to the smallest.
+    expected, found
+        The two things that disagree.
+    fix
+        What to do about it, as an imperative clause.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        expected: object = None,
+        found: object = None,
+        fix: str | None = None,
+    ) -> None:
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.found = found
+        self.fix = fix
+        text = what if where is None else f"{where}: {what}"
+        facts = [
+            f"{word} {value}"
+            for word, value in (("expected", expected), ("found", found))
+            if value is not None
+        ]
+        if facts:
+            text += f" ({', '.join(facts)})"
+        if fix:
+            text += f"; {fix}"
+        super().__init__(text)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class UsageError(DsprepError, ValueError):
+    """Options or arguments are wrong or contradict each other."""
+
+    exit_code = 2
+
+
+class FormatError(DsprepError, ValueError):
+    """A file is damaged, or is not of the format it was taken for."""
+
+
+class SchemaError(DsprepError, ValueError):
+    """A field is missing, or several files disagree about their fields."""
+
+
+class UnsupportedError(DsprepError, TypeError):
+    """The target format cannot hold the data; the message names the nearest thing it can."""
+
+
+class TargetError(DsprepError, OSError):
+    """The output exists already, is being written by someone else, or does not fit."""
+
+
+class MissingExtra(DsprepError, ImportError):
+    """An optional package is needed for this; the message names it."""

@@ -1,0 +1,509 @@
+"""The contract that every container format fulfils: `Format`, `Source` and `Writer`.
+
+A format is one package in this folder and one line in ``formats/__init__.py``. It gives
+
+- a `Format`: recognises its files, opens them, and creates outputs;
+- a `Source`: one file (or directory) opened for reading, as samples ``0 .. len(source)``;
+- a `Writer`: one output being written, from batches that arrive in sample order.
+
+Sources and writers never know each other; only ``transfer`` joins them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Literal, Self, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.schema import (
+    Arena,
+    Batch,
+    Column,
+    Field,
+    FieldSpec,
+    Ragged,
+    Schema,
+)
+
+Codec: TypeAlias = Literal["gzip", "zlib", "zstd", "blosc"]
+FeatureType: TypeAlias = Literal["bytes", "float", "int64"]
+State: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenOptions:
+    """How to read a dataset. Each format knows some of these; the others must be left alone.
+
+    Attributes
+    ----------
+    fields
+        The fields wanted; all that are found when empty.
+    sample_axis
+        hdf5, zarr: ``"first"``: every dataset's first axis counts samples; ``"none"``: a file is
+        one sample; ``"auto"``: decide from the shapes.
+    order
+        lmdb: number the samples by key (``"key"``), by place in the file (``"file"``) or by the
+        decimal number that the key spells (``"numeric"``).
+    values
+        lmdb: ``"opaque"`` byte strings, or Caffe ``"datum"`` messages.
+    database
+        lmdb: the named database; the main one when None.
+    skip_keys
+        lmdb: keys that are not samples, such as ``length``.
+    keys_as
+        lmdb: also give each sample's key, as a `bytes` field of this name.
+    records
+        tfrecord: ``"auto"``: discover the features; ``"opaque"``: whole records as `bytes`.
+    check_crc
+        tfrecord: compare the CRCs of all that is read.
+    """
+
+    fields: tuple[FieldSpec, ...] = ()
+    sample_axis: Literal["auto", "first", "none"] = "auto"
+    order: Literal["key", "file", "numeric"] = "key"
+    values: Literal["opaque", "datum"] = "opaque"
+    database: str | None = None
+    skip_keys: tuple[bytes, ...] = ()
+    keys_as: str | None = None
+    records: Literal["auto", "opaque"] = "auto"
+    check_crc: bool = True
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A codec and its level; `level` None means the codec's default."""
+
+    codec: Codec
+    level: int | None = None
+
+    LEVELS: ClassVar[Mapping[str, range]] = {
+        "gzip": range(10),
+        "zlib": range(10),
+        "zstd": range(1, 23),
+        "blosc": range(10),
+    }
+
+    def __post_init__(self) -> None:
+        if self.codec not in self.LEVELS:
+            raise UsageError(
+                f"{self.codec!r} is not a codec", expected="one of " + ", ".join(self.LEVELS)
+            )
+        levels = self.LEVELS[self.codec]
+        if self.level is not None and self.level not in levels:
+            raise UsageError(
+                f"{self.codec} has no level {self.level}",
+                expected=f"{levels.start} to {levels.stop - 1}",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Compression | None:
+        """Return what ``--compress`` asks for: ``none``, ``CODEC`` or ``CODEC:LEVEL``.
+
+        >>> Compression.parse("zstd:5")
+        Compression(codec='zstd', level=5)
+        """
+        if text == "none":
+            return None
+        name, _, level = text.partition(":")
+        if level and not level.isdecimal():
+            raise UsageError(f"--compress {text!r}: {level!r} is not a level")
+        return cls(name, int(level) if level else None)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return self.codec if self.level is None else f"{self.codec}:{self.level}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """How to write a dataset. Each format knows some of these; the others must be left alone.
+
+    Attributes
+    ----------
+    compress
+        hdf5, tfrecord, zarr: None writes raw bytes.
+    chunk
+        hdf5, zarr: samples per chunk; None lets the format choose.
+    zarr_format
+        zarr: 2 or 3.
+    zarr_shard
+        zarr: samples per shard file, a multiple of `chunk`; None lets the format choose, 0 means
+        one file per chunk.
+    key_format
+        lmdb: a format string for the keys with the one field ``index``.
+    features
+        tfrecord: field name to the feature list that carries it.
+    """
+
+    compress: Compression | None = None
+    chunk: int | None = None
+    zarr_format: int = 3
+    zarr_shard: int | None = None
+    key_format: str = "{index:08d}"
+    features: Mapping[str, FeatureType] = field(default_factory=dict)
+
+
+def check_options(options: OpenOptions | WriteOptions, known: frozenset[str], format: str) -> None:
+    """Raise `UsageError` if an option is set that `format` does not know."""
+    default = type(options)()
+    for f in fields(options):
+        if f.name not in known and getattr(options, f.name) != getattr(default, f.name):
+            raise UsageError(
+                f"{format} has no option {f.name.replace('_', '-')}",
+                expected="only " + ", ".join(sorted(k.replace("_", "-") for k in known)),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How one field lies on disk, for a person to read.
+
+    Attributes
+    ----------
+    storage
+        ``contiguous``, ``chunks of 64 samples``, ``values in overflow pages``, ...
+    codecs
+        Filters in the order in which they were applied when writing.
+    stored_nbytes
+        Bytes on disk, or None where that cannot be told apart from other fields.
+    access
+        How a read of one random sample performs, and why: one sentence.
+    """
+
+    storage: str
+    codecs: tuple[str, ...] = ()
+    stored_nbytes: int | None = None
+    access: str = ""
+
+
+class Source(ABC):
+    """A dataset opened for reading.
+
+    Subclasses set the attributes below in ``__init__`` and implement `__len__`, `read`, `layouts`
+    and `loading_code`. `read` is called from several threads at once and must allow it. Sources
+    are closed by `close` or by leaving a ``with`` block.
+
+    Attributes
+    ----------
+    path
+        The file or directory.
+    schema
+        The fields of every sample.
+    version
+        The format and its version, for a person: ``"HDF5, superblock 2"``.
+    notes
+        What was assumed or left out when the dataset was opened, one clause each.
+    """
+
+    path: Path
+    schema: Schema
+    version: str = ""
+    notes: tuple[str, ...] = ()
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    @abstractmethod
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop``, of all fields in the schema's order.
+
+        The caller guarantees ``0 <= start <= stop <= len(self)``. Columns may be strided views.
+        Arrays taken from `arena` are valid until the next call with the same arena.
+
+        Raises
+        ------
+        FormatError
+            If the file is damaged there; the message names file, offset or sample, and field.
+        """
+
+    @abstractmethod
+    def layouts(self) -> dict[str, Layout]:
+        """Return how each field lies on disk, by field name."""
+
+    @abstractmethod
+    def loading_code(self) -> str:
+        """Return a Python program that loads sample 0 with the format's own library.
+
+        It prints each field's name, dtype and shape, and runs as it stands.
+        """
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return the payload bytes of each sample, or None where that takes reading them.
+
+        The default serves schemas without ragged fields.
+        """
+        if self.schema.ragged:
+            return None
+        return np.full(stop - start, self.schema.fixed_nbytes, np.int64)
+
+    def close(self) -> None:
+        """Release files; the source cannot be used afterwards. Closing twice is allowed."""
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Batch: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                raise UsageError(f"step {step} is not supported, only 1")
+            return self.read(start, max(start, stop))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)} in {self.path}")
+        index %= len(self)
+        return {name: column[0] for name, column in self.read(index, index + 1).items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        step = 1
+        sizes = self.sizes(0, min(64, len(self)))
+        if sizes is not None and len(sizes):
+            step = max(1, min(1024, (4 << 20) // max(1, int(sizes.max()))))
+        for start in range(0, len(self), step):
+            stop = min(start + step, len(self))
+            batch = self.read(start, stop)
+            for i in range(stop - start):
+                yield {name: column[i] for name, column in batch.items()}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}: {len(self)} samples of {self.schema}>"
+
+
+class Writer(ABC):
+    """One output being written, at a temporary path that the caller renames later.
+
+    The samples arrive as pieces: consecutive ranges that together make up ``0 .. count``, each
+    one except the last a multiple of `unit` long. For every piece ``transfer`` calls, possibly on
+    several threads, `encode`, then `reserve`, then `write`. `encode` and `write` run in any order
+    and side by side; `reserve` runs in sample order, one at a time, and is where a piece whose
+    size was not known before gets its place. The bytes of the output depend only on the samples,
+    the cut into pieces and the options: never on threads, time or interruptions.
+
+    A writer is created by `Format.create`, which may continue one that was interrupted.
+    """
+
+    unit: int = 1
+
+    @abstractmethod
+    def encode(self, batch: Batch, start: int, arena: Arena) -> Any:
+        """Turn samples ``start ..`` of the output into a piece; compress, frame, add CRCs.
+
+        Arrays taken from `arena` stay valid until the piece is written.
+        """
+
+    def reserve(self, piece: Any) -> None:  # noqa: B027  (most writers know every place)
+        """Give the piece its place. Called in sample order, one at a time."""
+
+    @abstractmethod
+    def write(self, piece: Any) -> None:
+        """Write the piece at its place."""
+
+    def checkpoint(self) -> State:
+        """Return, as JSON, what `Format.create` needs to continue after the last `reserve`.
+
+        Called between two `reserve`. It is used only after all pieces so far have been written
+        and `sync` has returned.
+        """
+        return {}
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Make all that has been written durable (fdatasync). May run beside `write`."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Complete the output after the last piece, make it durable, and close it.
+
+        May be interrupted and is then repeated from the last checkpoint.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files without completing the output. Closing twice is allowed."""
+
+
+class Format(ABC):
+    """A container format.
+
+    Attributes
+    ----------
+    name
+        ``hdf5``, ``lmdb``, ``tfrecord`` or ``zarr``.
+    suffixes
+        File name endings, the preferred one first.
+    open_options, write_options
+        The names in `OpenOptions` and `WriteOptions` that this format knows.
+    """
+
+    name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+    open_options: ClassVar[frozenset[str]] = frozenset({"fields"})
+    write_options: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def recognises(self, path: Path) -> bool:
+        """Whether `path` is of this format, judged by its first bytes or its members.
+
+        Cheap, imports no heavy library, and returns False (never raises) for other files.
+        """
+
+    @abstractmethod
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """Open `path` for reading.
+
+        Parameters
+        ----------
+        path
+            One file, or one directory that is one dataset of this format.
+        options
+            As given by the user; only those in `open_options` are set.
+        hint
+            The schema that a sidecar gives for this file: types for formats that keep none, and
+            attributes for formats that have no place for them. Never trusted over the file.
+
+        Raises
+        ------
+        FormatError, SchemaError, UsageError
+            If the file is damaged, lacks a field that was asked for, or an option does not fit.
+        """
+
+    @abstractmethod
+    def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
+        """Return how each field will be stored, by name, for a person to read.
+
+        Raises
+        ------
+        UnsupportedError
+            If this format cannot hold a field; the message names the nearest thing it can.
+        UsageError
+            If an option contradicts the schema.
+        """
+
+    def losses(self, schema: Schema, options: WriteOptions) -> list[str]:
+        """Return what the file itself cannot keep of the schema, one clause each."""
+        return []
+
+    @abstractmethod
+    def estimate(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
+        """Return the expected bytes on disk of `count` samples with `payload` bytes of values.
+
+        Exact for uncompressed output of fixed fields up to metadata; an upper bound otherwise.
+        """
+
+    @abstractmethod
+    def create(
+        self,
+        path: Path,
+        schema: Schema,
+        count: int,
+        options: WriteOptions,
+        state: State | None,
+    ) -> Writer:
+        """Start an output of `count` samples at `path`, or continue it from `state`.
+
+        With a `state`, `path` holds what an interrupted run left: all up to that checkpoint is
+        there, anything behind it is to be overwritten.
+        """
+
+
+# --- helpers that several formats share ------------------------------------------------------
+
+
+def missing_field(path: str, available: Iterable[str], where: object = None) -> SchemaError:
+    """Return the error for a field that is not there, with the names that are."""
+    names = sorted(available)
+    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+    return SchemaError(f"there is no field {path}", where=where, expected=f"one of {shown}")
+
+
+def wanted(specs: tuple[FieldSpec, ...], available: Mapping[str, Field]) -> list[tuple[str, Field]]:
+    """Return ``(path, field)`` for each field that the user asked for, or for all.
+
+    A spec without a dtype keeps the type that was found. One with a dtype gives `bytes` fields
+    (and only those) that type; `retype` converts their columns.
+
+    Raises
+    ------
+    SchemaError
+        If a path is not in `available`, or a type is asked for that the field does not have.
+    """
+    if not specs:
+        return list(available.items())
+    chosen = []
+    for spec in specs:
+        found = available.get(spec.path)
+        if found is None:
+            raise missing_field(spec.path, available)
+        asked = Field(spec.name, found.dtype, found.shape, found.kind, found.attrs)
+        if spec.dtype is not None:
+            asked = spec.to_field(found.attrs)
+            same = (asked.dtype, asked.shape, asked.kind) == (found.dtype, found.shape, found.kind)
+            if not same and found.kind != "bytes":
+                raise UsageError(
+                    f"field {spec.name} already has a type",
+                    expected=str(found),
+                    found=str(asked),
+                    fix="leave the type out, or convert with --cast",
+                )
+        chosen.append((spec.path, asked))
+    return chosen
+
+
+def retype(column: Column, field: Field, where: object, start: int) -> Column:
+    """Return a `bytes` column as the type that the user gave it.
+
+    Parameters
+    ----------
+    column
+        A `Ragged` of ``uint8``, or any column that already has the type.
+    field
+        The field as asked for.
+    where, start
+        The file, and the number of the first sample, for messages.
+
+    Raises
+    ------
+    FormatError
+        If a sample's bytes do not fill whole elements of that type and shape.
+    """
+    if not isinstance(column, Ragged) or column.kind != "bytes" or field.kind == "bytes":
+        return column
+    if field.kind == "str":
+        return Ragged(column.values, column.offsets, "str")
+    lengths = column.lengths
+    nbytes = field.row_nbytes
+    bad = lengths % nbytes != 0 if field.ragged and nbytes else lengths != nbytes
+    if bad.any():
+        i = int(bad.argmax())
+        unit = f"a multiple of {nbytes} bytes" if field.ragged else f"{nbytes} bytes"
+        raise FormatError(
+            f"the bytes do not fit {field}",
+            where=f"{where}, sample {start + i}, field {field.name}",
+            expected=unit,
+            found=f"{lengths[i]} bytes",
+        )
+    flat = np.ascontiguousarray(column.values).view(field.dtype)
+    if field.ragged:
+        return Ragged(flat.reshape(-1, *field.inner), column.offsets // max(1, nbytes))
+    return flat.reshape(len(column), *field.inner)

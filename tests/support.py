@@ -1,0 +1,170 @@
+"""What several test modules share: samples to try, and a writer driven by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from dsprep.formats.base import Format, Source, WriteOptions
+from dsprep.schema import Arena, Batch, Field, Ragged, Schema
+
+STRUCT = np.dtype(
+    {"names": ["id", "value"], "formats": ["<u8", "<f4"], "offsets": [0, 8], "itemsize": 16}
+)
+NESTED = np.dtype([("p", "<i2"), ("v", "<f8", (2,)), ("q", [("a", ">u4"), ("s", "S3")])])
+
+DTYPES = [
+    *(np.dtype(c) for c in ("i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8")),
+    *(np.dtype(c) for c in (">i2", ">u4", ">i8", "<f2", "<f4", "<f8", ">f4", ">f8")),
+    *(np.dtype(c) for c in ("?", "<c8", "<c16", ">c8", "S7", "<U3")),
+    np.dtype(ml_dtypes.bfloat16),
+    STRUCT,
+    NESTED,
+]
+
+
+def random_array(dtype: np.dtype, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Any bits that are a value of `dtype`: NaNs with payload, infinities and -0.0 included."""
+    rng = np.random.default_rng(seed)
+    if dtype.names is not None:
+        out = np.zeros(shape, dtype)
+        for k, name in enumerate(dtype.names):
+            sub = dtype.fields[name][0]
+            base, extra = sub.subdtype if sub.subdtype else (sub, ())
+            out[name] = random_array(base, shape + tuple(extra), seed + k + 1)
+        return out
+    if dtype.kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype.kind == "U":
+        count = int(np.prod(shape))
+        letters = ["", "a", "zß", "日本語", "x\u00e9y"]
+        return np.array([letters[i] for i in rng.integers(0, 5, count)], dtype).reshape(shape)
+    return rng.integers(0, 256, (*shape, dtype.itemsize), "u1").view(dtype).reshape(shape)
+
+
+def random_batch(schema: Schema, count: int, seed: int = 0, longest: int = 5) -> Batch:
+    rng = np.random.default_rng(seed)
+    batch: Batch = {}
+    for k, f in enumerate(schema):
+        if f.kind == "str":
+            words = ["", "a", "naïve", "日本", "nul\0inside", "\U0001f600"]
+            batch[f.name] = Ragged.pack([words[i] for i in rng.integers(0, 6, count)], f)
+        elif f.ragged:
+            lengths = rng.integers(0, longest + 1, count)
+            values = random_array(f.dtype, (int(lengths.sum()), *f.inner), seed + k)
+            batch[f.name] = Ragged.from_lengths(values, lengths, f.kind)
+        else:
+            batch[f.name] = random_array(f.dtype, (count, *f.inner), seed + k)
+    return batch
+
+
+def take(batch: Batch, start: int, stop: int) -> Batch:
+    return {name: column[start:stop] for name, column in batch.items()}
+
+
+def raw(value: object) -> bytes:
+    """The bits of a value, without the padding of structured types."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    array = np.asarray(value)
+    if array.dtype.names is not None:
+        return b"".join(raw(np.ascontiguousarray(array[n])) for n in array.dtype.names)
+    return np.ascontiguousarray(array).tobytes()
+
+
+def assert_same_batch(found: Batch, expected: Batch, schema: Schema) -> None:
+    assert list(found) == list(schema.names)
+    for f in schema:
+        a, b = found[f.name], expected[f.name]
+        assert len(a) == len(b), f
+        if f.ragged:
+            assert isinstance(a, Ragged)
+            assert a.kind == f.kind
+            assert a.values.dtype == f.dtype, f
+            assert a.values.shape[1:] == f.inner
+            assert a.lengths.tolist() == b.lengths.tolist(), f
+            assert raw(a.values) == raw(b.values), f
+        else:
+            assert a.dtype == f.dtype, f
+            assert a.shape == b.shape, f
+            assert raw(a) == raw(b), f
+
+
+def write_batch(
+    format: Format,
+    path: Path,
+    schema: Schema,
+    batch: Batch,
+    options: WriteOptions | None = None,
+    cuts: tuple[int, ...] = (),
+) -> None:
+    """Drive a writer as `transfer` does; `cuts` are rounded to whole units."""
+    options = options or WriteOptions()
+    count = len(next(iter(batch.values())))
+    format.plan_fields(schema, options)
+    writer = format.create(path, schema, count, options, None)
+    edges = sorted({0, count, *(min(count, -(-c // writer.unit) * writer.unit) for c in cuts)})
+    pieces = []
+    for start, stop in zip(edges, edges[1:], strict=False):
+        pieces.append(writer.encode(take(batch, start, stop), start, Arena()))
+    for piece in pieces:
+        writer.reserve(piece)
+    for piece in reversed(pieces):  # any order is allowed
+        writer.write(piece)
+    writer.sync()
+    writer.finish()
+    writer.close()
+
+
+class MemorySource(Source):
+    """Samples in memory, as a source."""
+
+    def __init__(self, schema: Schema, batch: Batch) -> None:
+        self.schema, self._batch = schema, batch
+        self.path = Path("memory")
+
+    def __len__(self) -> int:
+        return len(next(iter(self._batch.values())))
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        return take(self._batch, start, stop)
+
+    def layouts(self) -> dict:
+        return {}
+
+    def loading_code(self) -> str:
+        return ""
+
+
+def schemas() -> Iterator[tuple[str, Schema]]:
+    """Schemas that cover every dtype, rank and kind, by a name for test ids."""
+    for dtype in DTYPES:
+        label = dtype.str if dtype.names is None else f"struct{dtype.itemsize}"
+        label = "bfloat16" if "bfloat16" in str(dtype) else label
+        yield f"scalar-{label}", Schema((Field("y", dtype),))
+        yield f"fixed-{label}", Schema((Field("x", dtype, (3, 2)), Field("y", dtype)))
+        yield f"ragged-{label}", Schema((Field("x", dtype, (None, 2)),))
+    f4 = np.dtype("<f4")
+    yield "five-d", Schema((Field("x", f4, (2, 1, 3, 2, 2)),))
+    yield "empty-axis", Schema((Field("x", f4, (0, 3)), Field("y", np.dtype("u1"))))
+    yield "bytes", Schema((Field.opaque("blob"),))
+    yield "str", Schema((Field.opaque("name", "str"),))
+    yield (
+        "mixed",
+        Schema(
+            (
+                Field("image", np.dtype("u1"), (4, 4, 3)),
+                Field("label", np.dtype("<i8")),
+                Field("points", f4, (None, 3)),
+                Field("hits", STRUCT, (None,)),
+                Field.opaque("jpeg"),
+                Field.opaque("name", "str"),
+                Field("group/inner", np.dtype("<f8"), (2,)),
+            )
+        ),
+    )
