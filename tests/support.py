@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def write_batch(
     writer = format.create(path, schema, count, options, None)
     edges = sorted({0, count, *(min(count, -(-c // writer.unit) * writer.unit) for c in cuts)})
     pieces = []
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         pieces.append(writer.encode(take(batch, start, stop), start, Arena()))
     for piece in pieces:
         writer.reserve(piece)
