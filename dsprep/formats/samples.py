@@ -1,0 +1,98 @@
+"""Which of a file's arrays count samples along their first axis: for formats that do not say.
+
+HDF5 and Zarr hold named arrays of any shape. Those that belong to samples share the length of
+their first axis; this module finds that length, and says what it left out and why. It sees only
+names, shapes and sizes, and does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+WHOLE_FILE = (
+    frozenset({"climate/data", "climate/labels_0"}),  # DeepCAM: one climate snapshot per file
+)
+"""Sets of names that are known to mean one sample per file although first axes agree."""
+
+
+@dataclass(frozen=True)
+class SampleAxis:
+    """The outcome of `choose`.
+
+    Attributes
+    ----------
+    count
+        Samples in the file; 1 when the file is one sample.
+    whole_file
+        Whether the file is one sample, so that no axis counts samples.
+    names
+        The arrays that are fields, in the order given.
+    notes
+        What was assumed and left out, one clause each.
+    """
+
+    count: int
+    whole_file: bool
+    names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def choose(
+    arrays: Mapping[str, tuple[tuple[int, ...], int]],
+    mode: Literal["auto", "first", "none"],
+) -> SampleAxis:
+    """Return which arrays are fields, and how many samples they hold.
+
+    With ``"auto"`` a file whose arrays all differ in their first axis, or that is known to hold
+    one sample, is one sample; otherwise the first-axis length that carries the most bytes among
+    those that two arrays share (or, with one array, its own) counts the samples.
+
+    Parameters
+    ----------
+    arrays
+        Name to ``(shape, bytes)``, in the order in which the file lists them. Not empty.
+    mode
+        As `OpenOptions.sample_axis`.
+    """
+    if mode == "none" or (mode == "auto" and is_whole_file(arrays)):
+        notes = () if mode == "none" else ("the file is taken as one sample",)
+        return SampleAxis(1, True, tuple(arrays), notes)
+    by_length: dict[int, list[str]] = defaultdict(list)
+    for name, (shape, _) in arrays.items():
+        if shape:
+            by_length[shape[0]].append(name)
+    if not by_length:
+        return SampleAxis(1, True, tuple(arrays), ("the file is taken as one sample",))
+
+    def weight(length: int) -> tuple[bool, int, int]:
+        names = by_length[length]
+        shared = len(names) > 1 or len(by_length) == 1
+        return shared, sum(arrays[n][1] for n in names), len(names)
+
+    count = max(by_length, key=weight)
+    chosen = set(by_length[count])
+    notes = []
+    for length, names in by_length.items():
+        if length != count:
+            notes.append(f"left out {listed(names)}: first axis {length}, not {count}")
+    scalars = [name for name, (shape, _) in arrays.items() if not shape]
+    if scalars:
+        notes.append(f"left out {listed(scalars)}: no axis")
+    return SampleAxis(count, False, tuple(n for n in arrays if n in chosen), tuple(notes))
+
+
+def is_whole_file(arrays: Mapping[str, tuple[tuple[int, ...], int]]) -> bool:
+    """Whether nothing in the file looks like a sample axis."""
+    if frozenset(arrays) in WHOLE_FILE:
+        return True
+    lengths = [shape[0] for shape, _ in arrays.values() if shape]
+    return len(arrays) > 1 and len(lengths) > 0 and len(set(lengths)) == len(lengths) > 1
+
+
+def listed(names: list[str], most: int = 4) -> str:
+    """Return names for a message: all of them, or the first few and how many more."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,143 @@
+"""Bytes on disk: reads and writes that are whole or fail, durable renames, free space.
+
+Everything here releases the GIL while the kernel works, and handles short reads and writes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dsprep.errors import FormatError
+from dsprep.schema import Array
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview | Array"
+
+IOV_MAX = 1024
+"""Buffers per call that Linux takes (``limits.h``)."""
+
+
+def as_bytes(array: Array) -> Array:
+    """Return a C-contiguous array as a flat ``uint8`` view, for the calls below."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def pread_into(fd: int, out: Array, offset: int, where: object) -> None:
+    """Fill the C-contiguous array `out` from ``offset`` on.
+
+    Raises
+    ------
+    FormatError
+        If the file ends first.
+    """
+    view = memoryview(as_bytes(out))
+    done = 0
+    while done < len(view):
+        got = os.preadv(fd, [view[done:]], offset + done)
+        if got == 0:
+            raise FormatError(
+                "the file ends too early",
+                where=f"{where}, offset {offset}",
+                expected=f"{len(view)} bytes",
+                found=f"{done}",
+                fix="the file is truncated or still being written",
+            )
+        done += got
+
+
+def pread_exact(fd: int, nbytes: int, offset: int, where: object) -> bytes:
+    """Return ``nbytes`` bytes from ``offset`` on; for headers, not for payloads.
+
+    Raises
+    ------
+    FormatError
+        If the file ends first.
+    """
+    data = os.pread(fd, nbytes, offset)
+    if len(data) < nbytes:
+        out = np.empty(nbytes, np.uint8)
+        pread_into(fd, out, offset, where)
+        return out.tobytes()
+    return data
+
+
+def pwrite_all(fd: int, buffers: Sequence[Any], offset: int) -> int:
+    """Write the C-contiguous `buffers` one after another from ``offset`` on; return the bytes."""
+    views = [memoryview(b).cast("B") for b in buffers if memoryview(b).nbytes]
+    done = 0
+    while views:
+        wrote = os.pwritev(fd, views[:IOV_MAX], offset + done)
+        done += wrote
+        taken = 0
+        while taken < len(views) and wrote >= len(views[taken]):
+            wrote -= len(views[taken])
+            taken += 1
+        views = views[taken:]
+        if wrote:
+            views[0] = views[0][wrote:]
+    return done
+
+
+def copy_range(source: int, target: int, nbytes: int, at: int, to: int) -> None:
+    """Copy ``nbytes`` from offset ``at`` of one file to offset ``to`` of another, in the kernel."""
+    done = 0
+    while done < nbytes:
+        try:
+            moved = os.copy_file_range(source, target, nbytes - done, at + done, to + done)
+        except OSError:  # across file systems, or a kernel that cannot
+            chunk = os.pread(source, min(nbytes - done, 8 << 20), at + done)
+            moved = pwrite_all(target, [chunk], to + done)
+        if moved == 0:
+            raise FormatError("a temporary file is shorter than expected", where=f"offset {at}")
+        done += moved
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in the directory `path` durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a whole directory, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def tree_nbytes(path: Path) -> int:
+    """Return the bytes of a file, or of all files under a directory."""
+    if path.is_dir():
+        return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    return path.stat().st_size
+
+
+def free_nbytes(path: Path) -> int:
+    """Return the bytes that this user can still write to the file system of `path`."""
+    at = path.absolute()
+    while not at.exists():
+        at = at.parent
+    return shutil.disk_usage(at).free
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that can be taken without swapping, within the cgroup's limit."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except OSError:
+        return free
+    return free if limit == "max" else max(0, min(free, int(limit) - used))
