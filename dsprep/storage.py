@@ -9,22 +9,22 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from dsprep.errors import FormatError
 from dsprep.schema import Array
 
-Buffer: TypeAlias = "bytes | bytearray | memoryview | Array"
+Buffer: TypeAlias = bytes | bytearray | memoryview | Array
 
 IOV_MAX = 1024
 """Buffers per call that Linux takes (``limits.h``)."""
 
 
-def as_bytes(array: Array) -> Array:
-    """Return a C-contiguous array as a flat ``uint8`` view, for the calls below."""
-    return array.reshape(-1).view(np.uint8)
+def as_bytes(array: Array) -> memoryview:
+    """Return the bytes of a C-contiguous array, without a copy."""
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
 def pread_into(fd: int, out: Array, offset: int, where: object) -> None:
@@ -35,7 +35,7 @@ def pread_into(fd: int, out: Array, offset: int, where: object) -> None:
     FormatError
         If the file ends first.
     """
-    view = memoryview(as_bytes(out))
+    view = as_bytes(out)
     done = 0
     while done < len(view):
         got = os.preadv(fd, [view[done:]], offset + done)
@@ -66,9 +66,13 @@ def pread_exact(fd: int, nbytes: int, offset: int, where: object) -> bytes:
     return data
 
 
-def pwrite_all(fd: int, buffers: Sequence[Any], offset: int) -> int:
-    """Write the C-contiguous `buffers` one after another from ``offset`` on; return the bytes."""
-    views = [memoryview(b).cast("B") for b in buffers if memoryview(b).nbytes]
+def pwrite_all(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+    """Write `buffers` one after another from ``offset`` on; return the bytes written.
+
+    A buffer is `bytes`, a `memoryview` of bytes, or a C-contiguous array of any dtype.
+    """
+    views = [as_bytes(b) if isinstance(b, np.ndarray) else memoryview(b) for b in buffers]
+    views = [v for v in views if len(v)]
     done = 0
     while views:
         wrote = os.pwritev(fd, views[:IOV_MAX], offset + done)

@@ -17,6 +17,8 @@ WHOLE_FILE = (
 )
 """Sets of names that are known to mean one sample per file although first axes agree."""
 
+ONE_SAMPLE = "the file is taken as one sample (--sample-axis first counts the first axis instead)"
+
 
 @dataclass(frozen=True)
 class SampleAxis:
@@ -58,14 +60,13 @@ def choose(
         As `OpenOptions.sample_axis`.
     """
     if mode == "none" or (mode == "auto" and is_whole_file(arrays)):
-        notes = () if mode == "none" else ("the file is taken as one sample",)
-        return SampleAxis(1, True, tuple(arrays), notes)
+        return SampleAxis(1, True, tuple(arrays), () if mode == "none" else (ONE_SAMPLE,))
     by_length: dict[int, list[str]] = defaultdict(list)
     for name, (shape, _) in arrays.items():
         if shape:
             by_length[shape[0]].append(name)
     if not by_length:
-        return SampleAxis(1, True, tuple(arrays), ("the file is taken as one sample",))
+        return SampleAxis(1, True, tuple(arrays), (ONE_SAMPLE,))
 
     def weight(length: int) -> tuple[bool, int, int]:
         names = by_length[length]
@@ -74,7 +75,7 @@ def choose(
 
     count = max(by_length, key=weight)
     chosen = set(by_length[count])
-    notes = []
+    notes: list[str] = []
     for length, names in by_length.items():
         if length != count:
             notes.append(f"left out {listed(names)}: first axis {length}, not {count}")
