@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -118,11 +118,21 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def data_files(path: Path) -> Iterator[Path]:
+    """Yield the files that hold the data of `path`: itself, or all under a directory.
+
+    LMDB's lock file, which readers create and change, is none of them.
+    """
+    if not path.is_dir():
+        yield path
+        return
+    for directory, _, names in os.walk(path):
+        yield from (Path(directory, n) for n in names if n != "lock.mdb")
+
+
 def tree_nbytes(path: Path) -> int:
-    """Return the bytes of a file, or of all files under a directory."""
-    if path.is_dir():
-        return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-    return path.stat().st_size
+    """Return the bytes of a file, or of all data files under a directory."""
+    return sum(p.stat().st_size for p in data_files(path))
 
 
 def free_nbytes(path: Path) -> int:

@@ -335,8 +335,13 @@ class Writer(ABC):
     def finish(self) -> None:
         """Complete the output after the last piece, make it durable, and close it.
 
-        May be interrupted and is then repeated from the last checkpoint.
+        May be interrupted and is then repeated from the last checkpoint, so whatever it needs
+        besides the output stays until `clean`. Such working files lie beside the output, named
+        as it is with a dot and a word behind (``path.spool``).
         """
+
+    def clean(self) -> None:  # noqa: B027  (most writers have no working files)
+        """Remove working files. Called when it has been recorded that the output is complete."""
 
     @abstractmethod
     def close(self) -> None:
@@ -354,12 +359,15 @@ class Format(ABC):
         File name endings, the preferred one first.
     open_options, write_options
         The names in `OpenOptions` and `WriteOptions` that this format knows.
+    infers_shapes
+        Whether shapes are inferred from the values, so that they may differ between files.
     """
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
     open_options: ClassVar[frozenset[str]] = frozenset({"fields"})
     write_options: ClassVar[frozenset[str]] = frozenset()
+    infers_shapes: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
@@ -410,6 +418,10 @@ class Format(ABC):
 
         Exact for uncompressed output of fixed fields up to metadata; an upper bound otherwise.
         """
+
+    def unit(self, schema: Schema, options: WriteOptions) -> int:
+        """Return the `Writer.unit` that `create` will have: samples that stay together."""
+        return 1
 
     @abstractmethod
     def create(

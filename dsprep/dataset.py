@@ -1,0 +1,398 @@
+"""Opening a dataset: from what the user typed to one source of samples ``0 .. N``.
+
+A dataset is a file, a directory, a quoted glob, several of these, or ``@list.txt`` with one path
+per line. Several files are read as one, in natural order (``part2`` before ``part10``).
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep import formats, sidecar
+from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
+from dsprep.formats.base import Format, Layout, OpenOptions, Source, check_options
+from dsprep.schema import (
+    Arena,
+    Array,
+    Batch,
+    Field,
+    Ragged,
+    Schema,
+    concatenate,
+    differences,
+    empty_batch,
+    new_array,
+)
+
+MAX_OPEN = 32
+"""Files of one dataset that are kept open at the same time."""
+
+
+def natural_key(path: Path) -> list[tuple[int, int, str]]:
+    """Return a sort key by which ``part2`` comes before ``part10``."""
+    words = re.split(r"(\d+)", str(path))
+    return [(1, int(w), w) if w.isdecimal() else (0, 0, w) for w in words]
+
+
+def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], list[str]]:
+    """Return the files and stores that `paths` mean, in order, and notes on what was left out.
+
+    Raises
+    ------
+    UsageError, FormatError, FileNotFoundError
+        If a path does not exist, a pattern matches nothing, a directory holds no dataset, or a
+        named file is of no known format.
+    """
+    found: list[tuple[Path, Format]] = []
+    notes: list[str] = []
+    for text in paths:
+        for path in _expand(str(text)):
+            if path.is_dir() and not any(formats.load(n).recognises(path) for n in formats.FORMATS):
+                inside, skipped = _walk(path)
+                if not inside:
+                    raise FormatError(
+                        "the directory holds no dataset",
+                        where=path,
+                        expected="files of " + ", ".join(formats.FORMATS),
+                        found=f"{len(skipped)} other files" if skipped else "nothing",
+                    )
+                if skipped:
+                    names = ", ".join(p.name for p in skipped[:3])
+                    more = f" and {len(skipped) - 3} more" if len(skipped) > 3 else ""
+                    notes.append(f"left out {names}{more} in {path}: of no known format")
+                found += inside
+            else:
+                found.append((path, formats.recognise(path)))
+    if not found:
+        raise UsageError("no dataset is named")
+    return found, notes
+
+
+def _expand(text: str) -> list[Path]:
+    """Return the paths that one argument means: a list file, a glob or itself."""
+    if text.startswith("@"):
+        listing = Path(text[1:])
+        lines = [w.strip() for w in listing.read_text().splitlines()]
+        names = [w for w in lines if w and not w.startswith("#")]
+        if not names:
+            raise UsageError("the list names no file", where=listing)
+        return [p for n in names for p in _expand(str(listing.parent / n))]
+    if not Path(text).exists() and glob.has_magic(text):
+        matches = [Path(m) for m in glob.glob(text, recursive=True)]  # noqa: PTH207 (absolute)
+        matches = [m for m in matches if not m.name.endswith(sidecar.SUFFIX)]
+        if not matches:
+            raise UsageError(f"nothing matches {text!r}")
+        return sorted(matches, key=natural_key)
+    path = Path(text)
+    if not path.exists():
+        raise FileNotFoundError(2, "there is no such file or directory", text)
+    return [path]
+
+
+def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
+    """Return the datasets under `directory` in natural order, and the files that are none."""
+    found: list[tuple[Path, Format]] = []
+    skipped: list[Path] = []
+    waiting = [directory]
+    while waiting:
+        for entry in os.scandir(waiting.pop()):
+            path = Path(entry.path)
+            if entry.name.startswith(".") or entry.name.endswith(sidecar.SUFFIX):
+                continue
+            is_dir = entry.is_dir(follow_symlinks=False)
+            format = None if is_dir else formats.by_suffix(path)
+            try:
+                format = format or formats.recognise(path)
+            except FormatError:
+                if is_dir:
+                    waiting.append(path)
+                else:
+                    skipped.append(path)
+                continue
+            found.append((path, format))
+    found.sort(key=lambda item: natural_key(item[0]))
+    return found, sorted(skipped, key=natural_key)
+
+
+def open_dataset(
+    paths: str | Path | Sequence[str | Path],
+    options: OpenOptions | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Source:
+    """Open one or several files as one dataset.
+
+    Parameters
+    ----------
+    paths
+        A file, a directory, a glob, ``@list.txt``, or a sequence of these.
+    options
+        How to read them.
+    progress
+        Called with (files opened, files in all) where there are many.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If something is missing, damaged, of mixed formats, or the files disagree about fields.
+    """
+    if isinstance(paths, str | Path):
+        paths = [paths]
+    options = options or OpenOptions()
+    files, notes = find_files(paths)
+    format = files[0][1]
+    for path, other in files:
+        if other is not format:
+            raise FormatError(
+                "the dataset mixes formats",
+                where=path,
+                expected=f"{format.name} as {files[0][0]}",
+                found=other.name,
+            )
+    check_options(options, format.open_options, format.name)
+    known = _sidecar([path for path, _ in files])
+    if isinstance(known, str):
+        notes.append(known)
+        known = None
+    if len(files) == 1:
+        source = _open_file(format, files[0][0], options, known)
+        source.notes = (*notes, *source.notes)
+        return source
+    return MultiSource(format, [p for p, _ in files], options, known, notes, progress)
+
+
+def _sidecar(files: Sequence[Path]) -> sidecar.Sidecar | str | None:
+    """Return the valid sidecar of `files`, a note why it is ignored, or None."""
+    try:
+        found = sidecar.find(files)
+    except DsprepError as error:
+        return f"sidecar ignored: {error}"
+    if found is None:
+        return None
+    content, where = found
+    changed = sidecar.changes(content, where.parent)
+    if changed:
+        return f"sidecar {where.name} ignored: the data changed since it was written: {changed[0]}"
+    return content
+
+
+def _open_file(
+    format: Format, path: Path, options: OpenOptions, known: sidecar.Sidecar | None
+) -> Source:
+    hint = known.schema if known is not None and known.format == format.name else None
+    source = format.open(path, options, hint)
+    if hint is not None:
+        source.schema = _with_hinted_attrs(source.schema, hint)
+    return source
+
+
+def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
+    """Return `schema` with the attributes that only the sidecar keeps."""
+    fields = []
+    for f in schema:
+        known = hint[f.name].attrs if f.name in hint.names else {}
+        fields.append(replace(f, attrs={**known, **f.attrs}))
+    return Schema(tuple(fields), {**hint.attrs, **schema.attrs})
+
+
+@dataclass
+class _Slot:
+    source: Source
+    users: int = 0
+
+
+class MultiSource(Source):
+    """Several files of one format, read as one dataset.
+
+    Opens each file once to count its samples and compare its schema with the first one's, and
+    again when samples of it are read; at most `MAX_OPEN` stay open.
+    """
+
+    def __init__(
+        self,
+        format: Format,
+        paths: Sequence[Path],
+        options: OpenOptions,
+        known: sidecar.Sidecar | None,
+        notes: Sequence[str] = (),
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.format, self.paths, self._options = format, list(paths), options
+        self.path = Path(os.path.commonpath([p.absolute().parent for p in paths]))
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, _Slot] = OrderedDict()
+        self._hint = known.schema if known is not None and known.format == format.name else None
+        counts = self._check_files(progress)
+        self._starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])
+        self.notes = (*notes, *self._notes)
+        self._empty = np.flatnonzero(counts == 0)
+        if len(self._empty):
+            name = self.paths[int(self._empty[0])].name
+            self.notes += (f"{len(self._empty)} of {len(paths)} files have no samples ({name})",)
+
+    def _check_files(self, progress: Callable[[int, int], None] | None) -> NDArray[np.int64]:
+        """Set the schema and notes; return the samples of each file."""
+        counts = np.zeros(len(self.paths), np.int64)
+        for i, path in enumerate(self.paths):
+            with self._file(i) as source:
+                counts[i] = len(source)
+                if i == 0:
+                    self.schema, self.version = source.schema, source.version
+                    self._notes = source.notes
+                elif source.schema.fields != self.schema.fields:
+                    self._reconcile(path, source.schema)
+            if progress is not None:
+                progress(i + 1, len(self.paths))
+        return counts
+
+    def _reconcile(self, path: Path, found: Schema) -> None:
+        """Accept fields in another order, and widen inferred shapes; or raise `SchemaError`."""
+        if not differences(self.schema, found):
+            return
+        merged = widen(self.schema, found) if self.format.infers_shapes else None
+        if merged is None:
+            raise SchemaError(
+                f"its fields differ from those of {self.paths[0]}: "
+                + "; ".join(differences(self.schema, found)[:3]),
+                where=path,
+                fix="name the fields that all files have with --field, or leave the file out",
+            )
+        self.schema = self._hint = merged
+        with self._lock:  # files opened so far were opened with the narrower shapes
+            for slot in self._open.values():
+                if not slot.users:
+                    slot.source.close()
+            self._open = OrderedDict((i, s) for i, s in self._open.items() if s.users)
+
+    @contextmanager
+    def _file(self, index: int) -> Iterator[Source]:
+        """Lend the source of one file, opening it if need be."""
+        with self._lock:
+            slot = self._open.get(index)
+            if slot is None:
+                source = self.format.open(self.paths[index], self._options, self._hint)
+                slot = self._open[index] = _Slot(source)
+            self._open.move_to_end(index)
+            slot.users += 1
+        try:
+            yield slot.source
+        finally:
+            with self._lock:
+                slot.users -= 1
+                self._close_some()
+
+    def _close_some(self) -> None:
+        for index in list(self._open)[: max(0, len(self._open) - MAX_OPEN)]:
+            if not self._open[index].users:
+                self._open.pop(index).source.close()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def locate(self, sample: int) -> tuple[Path, int]:
+        """Return the file that holds `sample`, and the sample's number in it."""
+        index = bisect_right(self._starts, sample) - 1
+        return self.paths[index], sample - int(self._starts[index])
+
+    def _ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (file, first, last + 1) for the files that hold samples of ``start .. stop``."""
+        index = max(0, int(np.searchsorted(self._starts, start, "right")) - 1)
+        while start < stop:
+            base, end = int(self._starts[index]), int(self._starts[index + 1])
+            if end > start:
+                yield index, start - base, min(stop, end) - base
+                start = min(stop, end)
+            index += 1
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop``; see `Source.read`."""
+        ranges = list(self._ranges(start, stop))
+        if not ranges:
+            return empty_batch(self.schema)
+        if len(ranges) == 1:
+            index, first, last = ranges[0]
+            with self._file(index) as source:
+                batch = source.read(first, last, arena)
+            return {name: batch[name] for name in self.schema.names}
+        parts: list[Batch] = []
+        fixed: dict[str, Array] = {
+            f.name: new_array(arena, f"multi.{f.name}", (stop - start, *f.inner), f.dtype)
+            for f in self.schema
+            if not f.ragged
+        }
+        done = 0
+        scratch = Arena()
+        for index, first, last in ranges:
+            with self._file(index) as source:
+                batch = source.read(first, last, scratch)
+            for name, out in fixed.items():
+                out[done : done + last - first] = batch[name]
+            done += last - first
+            parts.append({f.name: _own(batch[f.name]) for f in self.schema if f.ragged})
+        ragged = tuple(f for f in self.schema if f.ragged)
+        joined = concatenate(Schema(ragged), parts) if ragged else {}
+        return {name: fixed.get(name, joined.get(name)) for name in self.schema.names}  # type: ignore[misc]
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return the payload bytes of each sample; see `Source.sizes`."""
+        if not self.schema.ragged:
+            return super().sizes(start, stop)
+        parts = [np.zeros(0, np.int64)]
+        for index, first, last in self._ranges(start, stop):
+            with self._file(index) as source:
+                sizes = source.sizes(first, last)
+            if sizes is None:
+                return None
+            parts.append(sizes)
+        return np.concatenate(parts)
+
+    def layouts(self) -> dict[str, Layout]:
+        """Return how the fields lie in the first file."""
+        with self._file(0) as source:
+            return source.layouts()
+
+    def loading_code(self) -> str:
+        """Return a program that loads sample 0 of the first file."""
+        with self._file(0) as source:
+            return source.loading_code()
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            for slot in self._open.values():
+                slot.source.close()
+            self._open.clear()
+
+
+def _own(column: Array | Ragged) -> Array | Ragged:
+    """Return the column in memory of its own, since the arena is used for the next file."""
+    if isinstance(column, Ragged):
+        return Ragged(column.values.copy(), column.offsets, column.kind)
+    return column.copy()
+
+
+def widen(a: Schema, b: Schema) -> Schema | None:
+    """Return the schema that covers both where they differ only in a first axis, else None."""
+    if set(a.names) != set(b.names):
+        return None
+    fields: list[Field] = []
+    for f in a:
+        g = b[f.name]
+        if f == g:
+            fields.append(f)
+        elif (f.dtype, f.kind) == (g.dtype, g.kind) and f.shape[1:] == g.shape[1:]:
+            fields.append(replace(f, shape=(None, *f.shape[1:])))
+        else:
+            return None
+    return Schema(tuple(fields), a.attrs)
