@@ -1,0 +1,197 @@
+"""Datasets with the record structures of real ones, at any size: `synth`, `names`, `describe`.
+
+Each dataset is written with the library that its real writer uses (h5py, py-lmdb) and never with
+dsprep's own writers, so that it is an independent test input. A module of this package is one
+family of datasets; its docstring is the specification of the files it writes.
+
+- The same name, samples, scale and seed give the same bytes, on one machine with one version of
+  the libraries; another seed gives other values.
+- A sample is the same however many others are made.
+- Memory is bounded by a few samples (or a block of 1,024 small ones), whatever the dataset's size.
+- The output appears under its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsprep.errors import TargetError, UsageError
+from dsprep.storage import remove, sync_directory
+from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20
+from dsprep.synth.job import Job, Progress, Recipe
+
+__all__ = ["Synthesised", "describe", "names", "synth"]
+
+_FAMILIES = (cosmoflow, deepcam, neuron, caffe, oc20, cosmic, ffn, nova)
+_RECIPES: dict[str, Recipe] = {name: r for f in _FAMILIES for name, r in f.RECIPES.items()}
+_DATA = (".h5", ".hdf5", ".tfrecord", ".mdb", ".lmdb")
+"""What the files in a directory must be called for it to be overwritten."""
+
+
+@dataclass(frozen=True)
+class Synthesised:
+    """A dataset that was made.
+
+    Attributes
+    ----------
+    path
+        The file or directory.
+    files
+        How many files it has.
+    samples
+        How many samples, over all its parts (training, validation, ...).
+    nbytes
+        Bytes of all files.
+    open_hint
+        The command line that shows it, with the options that its fields need.
+    """
+
+    path: Path
+    files: int
+    samples: int
+    nbytes: int
+    open_hint: str
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the datasets that can be made."""
+    return tuple(_RECIPES)
+
+
+def describe(name: str) -> str:
+    """Return one line on the dataset called `name`.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name.
+    """
+    return _recipe(name).about
+
+
+def synth(
+    name: str,
+    out: Path,
+    *,
+    samples: int | None = None,
+    scale: float | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Synthesised:
+    """Make the dataset called `name` at `out`.
+
+    Parameters
+    ----------
+    name
+        One of `names`.
+    out
+        The file or directory to create; the dataset decides which. Missing parents are created.
+    samples
+        How many samples, at least 1. The default makes about 1 to 20 MB.
+    scale
+        The factor on the samples' edge lengths, in (0, 1]; 1 is the real size.
+    seed
+        At least 0.
+    overwrite
+        Replace what is at `out`. A directory that holds anything but datasets is never replaced.
+    progress
+        Called with ``(samples done, samples)`` as the work goes on.
+
+    Raises
+    ------
+    UsageError
+        If the name, samples, scale or seed cannot be.
+    TargetError
+        If `out` exists and may not be replaced, or cannot be written.
+    """
+    recipe = _recipe(name)
+    job = Job(
+        path=out.with_name(f".{out.name}.{os.getpid()}.partial"),
+        samples=recipe.samples if samples is None else samples,
+        scale=recipe.scale if scale is None else scale,
+        seed=seed,
+        progress=progress or (lambda done, total: None),
+    )
+    _check(job, out)
+    _check_target(out, overwrite)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        hint = recipe.write(job)
+        files = _files(job.path)
+        for path in files:
+            _sync(path)
+        nbytes = sum(path.stat().st_size for path in files)
+        _check_target(out, overwrite)  # it may have appeared since
+        _publish(job.path, out)
+    finally:
+        remove(job.path)
+    command = ["dsprep", "inspect", str(out / hint.inside), *hint.options]
+    return Synthesised(out, len(files), job.samples, nbytes, shlex.join(command))
+
+
+def _recipe(name: str) -> Recipe:
+    if name not in _RECIPES:
+        raise UsageError(f"there is no dataset {name!r}", expected="one of " + ", ".join(_RECIPES))
+    return _RECIPES[name]
+
+
+def _check(job: Job, out: Path) -> None:
+    """Raise `UsageError` unless the job can be done."""
+    if not out.name:
+        raise UsageError(f"{str(out)!r} is not a name for an output")
+    if job.samples < 1:
+        raise UsageError(f"cannot make {job.samples} samples", expected="at least 1")
+    if not 0 < job.scale <= 1:
+        raise UsageError(f"scale {job.scale} is not possible", expected="above 0, at most 1")
+    if job.seed < 0:
+        raise UsageError(f"seed {job.seed} is not possible", expected="at least 0")
+
+
+def _check_target(out: Path, overwrite: bool) -> None:
+    """Raise `TargetError` if something is at `out` that may not be replaced."""
+    if not os.path.lexists(out):
+        return
+    if not overwrite:
+        raise TargetError(
+            "the output exists already",
+            where=out,
+            fix="choose another name, or overwrite it with --overwrite",
+        )
+    if out.is_dir() and not out.is_symlink():
+        for path in _files(out):
+            if path.suffix not in _DATA:
+                raise TargetError(
+                    "the directory holds more than a dataset and is not overwritten",
+                    where=out,
+                    found=path.relative_to(out),
+                    fix="remove it yourself if it is not needed",
+                )
+
+
+def _files(path: Path) -> list[Path]:
+    """Return all files at or below `path`, in order."""
+    if path.is_dir():
+        return sorted(p for p in path.rglob("*") if not p.is_dir() or p.is_symlink())
+    return [path]
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _publish(made: Path, out: Path) -> None:
+    """Give `made` the name `out`; what was there is removed afterwards."""
+    old = made.with_suffix(".old")
+    if os.path.lexists(out):
+        out.rename(old)
+    made.rename(out)
+    sync_directory(out.parent)
+    remove(old)

@@ -1,0 +1,203 @@
+"""Cosmic Tagger: particle tracks in a liquid-argon detector, as sparse images in larcv3 HDF5.
+
+One event is one sample; it has three projections (planes) of 2048 x 1280 pixels, of which only
+those with a signal are kept, as ragged rows reached through two index tables:
+``extents`` (first, N; one row per event) -> ``voxel_extents`` (first, N, ID; one per plane) ->
+``voxels`` (id, value). The id of pixel (x, y) is ``x * 1280 + y``.
+
+``/Events/event_id``
+    run, subrun and event of each sample.
+``/Data/sparse2d_sbndwire_group``
+    The charge in each pixel; also ``image_meta``, one row per plane.
+``/Data/sparse2d_sbnd_cosmicseg_group``
+    The label of the same pixels: 0 background, 1 cosmic, 2 neutrino.
+``/Data/particle_sbndneutrino_group``
+    The true particles, ``extents`` -> ``particles``, a wide compound.
+
+Everything is chunked and compressed with gzip level 1, dtypes with larcv3's own padding. About
+55,000 voxels per event at full size. gzip ratio of the voxels 2.4 (charge) and 5.8 (labels) in the
+real file; 2.5 and 6.0 here. `scale` multiplies the edges of the image, and with them the length
+of the tracks. Source: the example file of coreyjadams/CosmicTagger, opened with h5py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dsprep.schema import Array
+from dsprep.synth.containers import append, hdf5_file
+from dsprep.synth.job import Hint, Job, Recipe
+
+PLANES = 3
+WIDTH, HEIGHT = 2048, 1280
+WIRE, LABELS = "sparse2d_sbndwire_group", "sparse2d_sbnd_cosmicseg_group"
+PARTICLES = "particle_sbndneutrino_group"
+
+_VERTEX = [("x", "<f8"), ("y", "<f8"), ("z", "<f8"), ("t", "<f8")]
+EVENT_ID = np.dtype([("run", "<i8"), ("subrun", "<i8"), ("event", "<i8")])
+EXTENTS = np.dtype([("first", "<u8"), ("N", "<u4")], align=True)
+VOXEL_EXTENTS = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
+VOXEL = np.dtype([("id", "<u8"), ("value", "<f4")], align=True)
+IMAGE_META = np.dtype(
+    [
+        ("valid", "u1"),
+        ("projection_id", "<u8"),
+        ("image_sizes", "<f8", (2,)),
+        ("number_of_voxels", "<u8", (2,)),
+        ("origin", "<f8", (2,)),
+    ],
+    align=True,
+)
+PARTICLE = np.dtype(
+    [
+        ("id", "<u2"),
+        ("mcst_index", "<u2"),
+        ("mct_index", "<u2"),
+        ("shape", "<i4"),
+        ("current_type", "<i2"),
+        ("interaction_type", "<i2"),
+        ("trackid", "<u4"),
+        ("pdg", "<i4"),
+        ("px", "<f8"),
+        ("py", "<f8"),
+        ("pz", "<f8"),
+        *((name, _VERTEX) for name in ("vtx", "end_pt", "first_step", "last_step")),
+        ("dist_travel", "<f8"),
+        ("energy_init", "<f8"),
+        ("energy_deposit", "<f8"),
+        ("process", "S64"),
+        ("parent_trackid", "<u4"),
+        ("parent_pdg", "<i4"),
+        ("parent_vtx", _VERTEX),
+        ("ancestor_trackid", "<u4"),
+        ("ancestor_pdg", "<i4"),
+        ("ancestor_vtx", _VERTEX),
+    ],
+    align=True,
+)
+
+
+def _track(rng: np.random.Generator, width: int, height: int, label: int) -> tuple[Array, Array]:
+    """Return pixel numbers and labels of one straight track: a core, and a halo labelled 0."""
+    angle = rng.uniform(0, np.pi)
+    steps = np.arange(max(1, int(rng.uniform(0.02, 0.36) * width)))
+    x = (rng.uniform(0, width) + np.cos(angle) * steps).astype(np.int64)
+    y = (rng.uniform(0, height) + np.sin(angle) * steps).astype(np.int64)
+    reach = rng.integers(1, 6, len(steps))
+    offsets = np.arange(-4, 7)
+    near = (offsets > -reach[:, None]) & (offsets <= reach[:, None] + 1)
+    core = (offsets >= 0) & (offsets < 3)
+    inside = near & (x >= 0)[:, None] & (x < width)[:, None]
+    rows = y[:, None] + offsets
+    inside &= (rows >= 0) & (rows < height)
+    pixels = (x[:, None] * height + rows)[inside]
+    labels = np.broadcast_to(np.where(core, label, 0), inside.shape)[inside]
+    return pixels, labels
+
+
+def _plane(rng: np.random.Generator, width: int, height: int) -> tuple[Array, Array]:
+    """Return the charge and the labels, `VOXEL` (n,), of one plane; the same rising ids in both."""
+    cosmics = 6 + int(rng.poisson(5))
+    tracks = [_track(rng, width, height, 1) for _ in range(cosmics)]
+    tracks += [_track(rng, width, height, 2) for _ in range(3)]
+    noise = rng.integers(0, width * height, max(1, width * 3 // 4))
+    pixels = np.concatenate([*(t[0] for t in tracks), noise])
+    labels = np.concatenate([*(t[1] for t in tracks), np.zeros(len(noise), np.int64)])
+    order = np.lexsort((-labels, pixels))  # where tracks cross, the highest label comes first
+    ids, first = np.unique(pixels[order], return_index=True)
+    label = labels[order][first]
+    charge, segment = np.zeros(len(ids), VOXEL), np.zeros(len(ids), VOXEL)
+    charge["id"] = segment["id"] = ids
+    charge["value"] = 5 + rng.gamma(1.0, np.where(label == 0, 2.5, 40.0))
+    segment["value"] = label
+    return charge, segment
+
+
+def _particles(rng: np.random.Generator) -> Array:
+    """Return the particles of one neutrino interaction, `PARTICLE` (n,) with n from 2 to 13."""
+    n = int(rng.integers(2, 14))
+    out = np.zeros(n, PARTICLE)
+    out["id"] = np.arange(n)
+    out["mcst_index"] = out["mct_index"] = 65535
+    out["shape"] = 2
+    out["current_type"][1:] = out["interaction_type"][1:] = -1
+    out["trackid"] = np.arange(n) * 2
+    out["pdg"] = rng.choice([13, 14, 211, 2112, 2212, 2000000101], n)
+    for axis in "xyz":
+        out[f"p{axis}"] = rng.normal(0, 0.4, n)
+        out["vtx"][axis] = rng.uniform(-200, 500)
+    out["vtx"]["t"] = rng.uniform(0, 1e4)
+    out["dist_travel"] = -1
+    out["energy_init"] = rng.exponential(0.8, n)
+    out["process"] = b"primary"
+    out["parent_trackid"] = out["ancestor_trackid"] = 0xFFFFFFFF
+    return out
+
+
+def _dataset(file: Any, name: str, dtype: Any, chunk: int) -> Any:
+    return file.create_dataset(
+        name,
+        (0,),
+        dtype,
+        chunks=(chunk,),
+        maxshape=(None,),
+        compression="gzip",
+        compression_opts=1,
+    )
+
+
+class _Sparse:
+    """The datasets of one group of sparse images."""
+
+    def __init__(self, file: Any, group: str) -> None:
+        self.extents = _dataset(file, f"Data/{group}/extents", EXTENTS, 10)
+        self.meta = _dataset(file, f"Data/{group}/image_meta", IMAGE_META, 100)
+        self.voxel_extents = _dataset(file, f"Data/{group}/voxel_extents", VOXEL_EXTENTS, 100)
+        self.voxels = _dataset(file, f"Data/{group}/voxels", VOXEL, 1000)
+
+    def append(self, planes: list[Array], width: int, height: int) -> None:
+        """Add one event."""
+        rows = np.zeros(len(planes), VOXEL_EXTENTS)
+        meta = np.zeros(len(planes), IMAGE_META)
+        rows["N"] = [len(p) for p in planes]
+        rows["first"] = self.voxels.shape[0] + np.cumsum([0, *rows["N"][:-1]])
+        rows["ID"] = meta["projection_id"] = np.arange(len(planes))
+        meta["valid"] = 1
+        meta["image_sizes"] = meta["number_of_voxels"] = (width, height)
+        first = self.voxel_extents.shape[0]
+        append(self.extents, np.array([(first, len(planes))], EXTENTS))
+        append(self.voxel_extents, rows)
+        append(self.meta, meta)
+        append(self.voxels, np.concatenate(planes))
+
+
+def _write(job: Job) -> Hint:
+    width, height = job.edge(WIDTH), job.edge(HEIGHT)
+    with hdf5_file(job.path) as file:
+        events = _dataset(file, "Events/event_id", EVENT_ID, 100)
+        wire, labels = _Sparse(file, WIRE), _Sparse(file, LABELS)
+        extents = _dataset(file, f"Data/{PARTICLES}/extents", EXTENTS, 100)
+        particles = _dataset(file, f"Data/{PARTICLES}/particles", PARTICLE, 500)
+        for i in range(job.samples):
+            rng = job.rng("cosmic-tagger", i)
+            planes = [_plane(rng, width, height) for _ in range(PLANES)]
+            wire.append([p[0] for p in planes], width, height)
+            labels.append([p[1] for p in planes], width, height)
+            found = _particles(rng)
+            append(extents, np.array([(particles.shape[0], len(found))], EXTENTS))
+            append(particles, found)
+            append(events, np.array([(1, i // 100, i)], EVENT_ID))
+            job.done(i + 1)
+    return Hint()
+
+
+RECIPES = {
+    "cosmic-tagger": Recipe(
+        "Cosmic Tagger (larcv3), one HDF5 file: voxels reached through two index tables, gzip",
+        samples=24,
+        scale=1 / 2,
+        write=_write,
+    ),
+}

@@ -1,0 +1,116 @@
+"""CosmoFlow: the distribution of matter in simulated universes, and four parameters of each.
+
+Three forms are in use:
+
+``cosmoflow-h5``
+    HDF5 files ``PeterA_2019_05_4parE-rec{20, 21, ...}.h5`` of 128 samples, the last one shorter:
+    ``3Dmap`` uint16 (n, 128, 128, 128, 12) and ``unitPar`` float32 (n, 4), both contiguous.
+``cosmoflow-tfrecord``, ``cosmoflow-tfrecord-gzip``
+    MLPerf HPC: ``train`` and ``validation`` directories with one Example per file: ``x``, the
+    bytes of an int16 (128, 128, 128, 4), and ``y``, four floats; plain as in v0.7, or each file
+    one gzip stream as from v1.0 on.
+``cosmoflow-split-h5``
+    The same samples with one HDF5 file each: ``x`` int16 (128, 128, 128, 4), ``y`` float32 (4,).
+
+Sources: async-io-cosmoflow ``io_daemon.py``; mlcommons/hpc ``cosmoflow/prepare.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.schema import Array
+from dsprep.synth.containers import hdf5_file
+from dsprep.synth.job import Hint, Job, Recipe, train_and_validation
+from dsprep.synth.records import bytes_feature, example, float_feature, write_records
+from dsprep.synth.values import particle_counts
+
+PER_FILE = 128
+FIRST_FILE = 20
+CROPS = 64
+"""Sub-volumes that are cut from one universe; they share its parameters."""
+
+
+def _parameters(job: Job, *universe: int) -> Array:
+    return job.rng("cosmoflow parameters", *universe).uniform(-1, 1, 4).astype(np.float32)
+
+
+def _write_hdf5(job: Job) -> Hint:
+    edge = job.edge(128)
+    job.path.mkdir()
+    for first in range(0, job.samples, PER_FILE):
+        count = min(PER_FILE, job.samples - first)
+        number = FIRST_FILE + first // PER_FILE
+        with hdf5_file(job.path / f"PeterA_2019_05_4parE-rec{number}.h5") as file:
+            maps = file.create_dataset("3Dmap", (count, edge, edge, edge, 12), "<u2")
+            parameters = file.create_dataset("unitPar", (count, 4), "<f4")
+            for i in range(count):
+                rng = job.rng("cosmoflow 12 channels", first + i)
+                maps[i] = particle_counts(rng, edge, 12, np.uint16)
+                parameters[i] = _parameters(job, first + i)
+                job.done(first + i + 1)
+    return Hint()
+
+
+def _crops(job: Job) -> Iterator[tuple[Path, Array, Array]]:
+    """Yield ``(path without suffix, x, y)`` of every MLPerf sample; create the directories."""
+    edge = job.edge(128)
+    job.path.mkdir()
+    done = 0
+    for which, (name, count) in enumerate(train_and_validation(job.samples, 9)):
+        (job.path / name).mkdir()
+        for i in range(count):
+            universe, crop = divmod(i, CROPS)
+            stem = f"univ_ics_2019-03_a{universe:08d}_{crop:03d}"
+            x = particle_counts(job.rng("cosmoflow", which, i), edge, 4, np.int16)
+            yield job.path / name / stem, x, _parameters(job, which, universe)
+            done += 1
+            job.done(done)
+
+
+def _write_tfrecord(job: Job, *, gzip: bool) -> Hint:
+    edge = job.edge(128)
+    for stem, x, y in _crops(job):
+        features = {"x": bytes_feature(x.astype("<i2").tobytes()), "y": float_feature(y)}
+        write_records(stem.with_suffix(".tfrecord"), [example(features)], gzip=gzip)
+    return Hint(("--field", f"x:int16[{edge},{edge},{edge},4]", "--field", "y"), "train")
+
+
+def _write_split(job: Job) -> Hint:
+    for stem, x, y in _crops(job):
+        with hdf5_file(stem.with_suffix(".hdf5")) as file:
+            file.create_dataset("x", data=x, dtype="<i2")
+            file.create_dataset("y", data=y, dtype="<f4")
+    return Hint(("--sample-axis", "none"), "train")
+
+
+RECIPES = {
+    "cosmoflow-h5": Recipe(
+        "CosmoFlow volumes, HDF5 files of 128 samples: uint16[128,128,128,12] and 4 parameters",
+        samples=192,
+        scale=1 / 8,
+        write=_write_hdf5,
+    ),
+    "cosmoflow-tfrecord": Recipe(
+        "CosmoFlow volumes of MLPerf HPC, one sample per TFRecord: int16[128,128,128,4] as bytes",
+        samples=36,
+        scale=1 / 4,
+        write=partial(_write_tfrecord, gzip=False),
+    ),
+    "cosmoflow-tfrecord-gzip": Recipe(
+        "the same samples, every TFRecord file one gzip stream",
+        samples=36,
+        scale=1 / 4,
+        write=partial(_write_tfrecord, gzip=True),
+    ),
+    "cosmoflow-split-h5": Recipe(
+        "the same samples, one HDF5 file each, without a sample axis",
+        samples=36,
+        scale=1 / 4,
+        write=_write_split,
+    ),
+}
