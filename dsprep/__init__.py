@@ -1,10 +1,78 @@
 """dsprep prepares datasets for deep learning on HPC machines.
 
+The public interface, imported when it is first used:
+
+`open`
+    A dataset of any format as a `Source`: ``len``, ``schema``, ``[i]``, ``[i:j]``, iteration.
+`convert`
+    Another format, or another layout, with every bit kept.
+`verify`
+    Whether two sources hold the same samples.
+`inspect`
+    What a source holds and how it lies on disk.
+
 >>> import dsprep
->>> dsprep.open("train.h5")[0]  # doctest: +SKIP
-{'x': array(...), 'y': array(...)}
+>>> with dsprep.open("train.h5") as source:  # doctest: +SKIP
+...     print(len(source), source.schema)
+...     batch = source[0:32]  # field name to array of 32 samples
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dsprep.comparison import verify as verify
+    from dsprep.conversion import convert as convert
+    from dsprep.dataset import open_dataset as open
+    from dsprep.errors import DsprepError as DsprepError
+    from dsprep.formats.base import OpenOptions as OpenOptions
+    from dsprep.formats.base import Source as Source
+    from dsprep.formats.base import WriteOptions as WriteOptions
+    from dsprep.inspection import inspect as inspect
+    from dsprep.schema import Field as Field
+    from dsprep.schema import Ragged as Ragged
+    from dsprep.schema import Schema as Schema
+
+_WHERE = {
+    "open": "dsprep.dataset:open_dataset",
+    "convert": "dsprep.conversion:convert",
+    "verify": "dsprep.comparison:verify",
+    "inspect": "dsprep.inspection:inspect",
+    "Source": "dsprep.formats.base:Source",
+    "OpenOptions": "dsprep.formats.base:OpenOptions",
+    "WriteOptions": "dsprep.formats.base:WriteOptions",
+    "Field": "dsprep.schema:Field",
+    "Ragged": "dsprep.schema:Ragged",
+    "Schema": "dsprep.schema:Schema",
+    "DsprepError": "dsprep.errors:DsprepError",
+}
+
+__all__ = [
+    "DsprepError",
+    "Field",
+    "OpenOptions",
+    "Ragged",
+    "Schema",
+    "Source",
+    "WriteOptions",
+    "convert",
+    "inspect",
+    "open",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'dsprep' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, _, attribute = _WHERE[name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

@@ -1,0 +1,58 @@
+"""The command line: one file per command, each of which parses, makes one library call, prints.
+
+Only this package prints. Nothing heavy is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from dsprep import __version__
+from dsprep.cli import convert, demo, inspect, synth, verify
+
+app = typer.Typer(
+    name="dsprep",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Each command has its own examples: [bold]dsprep convert --help[/bold]",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"dsprep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def dsprep(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Prepare datasets for deep learning: HDF5, LMDB, TFRecord and Zarr."""
+
+
+for module in (inspect, convert, verify, synth, demo):
+    module.register(app)
+
+
+def _terminate(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Run the command line; the entry point of the ``dsprep`` program."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app()
+    except BrokenPipeError:  # the reader of the output, such as `head`, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

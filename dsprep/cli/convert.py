@@ -1,0 +1,324 @@
+"""``dsprep convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dsprep.cli import options as opt
+from dsprep.cli.report import INTERRUPTED, fail, guarded, note, print_json, print_rows, progress_bar
+
+if TYPE_CHECKING:
+    from dsprep.conversion import Job, Report
+    from dsprep.formats.base import Source, WriteOptions
+
+WRITING = "How to write the target"
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dsprep convert train.h5 train.tfrecord
+
+dsprep convert 'day*.h5' days.zarr --compress zstd:5 --cast x=float16
+
+dsprep convert cifar_lmdb cifar.h5 --values datum
+
+dsprep convert cosmo/train train.h5 --field x:int16[128,128,128,4] --field y
+
+dsprep convert train.h5 shards --to tfrecord --shard-size 1GiB --dry-run
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("convert", epilog=EPILOG)(guarded(convert))
+
+
+def convert(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SRC... DST",
+            help="Files, directories, quoted globs or @list.txt, read as one dataset; "
+            "then the output.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[
+        str | None,
+        typer.Option(help="hdf5, lmdb, tfrecord or zarr; by the suffix of DST if not given."),
+    ] = None,
+    fields: opt.Fields = [],  # noqa: B006  (typer wants a list)
+    sample_axis: opt.SampleAxisOption = opt.SampleAxis.auto,
+    order: opt.OrderOption = opt.Order.key,
+    values: opt.ValuesOption = opt.Values.opaque,
+    database: opt.Database = None,
+    skip_keys: opt.SkipKeys = [],  # noqa: B006
+    keys_as: opt.KeysAs = None,
+    raw_records: opt.RawRecords = False,
+    check_crc: opt.CheckCrc = True,
+    samples: Annotated[
+        str | None,
+        typer.Option(metavar="START:STOP", help="Only these samples.", rich_help_panel=WRITING),
+    ] = None,
+    cast: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=DTYPE",
+            help="Change a field's dtype; values that do not fit are refused.",
+            rich_help_panel=WRITING,
+        ),
+    ] = [],  # noqa: B006
+    compress: Annotated[
+        str,
+        typer.Option(
+            metavar="CODEC[:LEVEL]",
+            help="none, gzip, zstd or blosc, as the target allows.",
+            rich_help_panel=WRITING,
+        ),
+    ] = "none",
+    chunk: Annotated[
+        int | None,
+        typer.Option(help="hdf5, zarr: samples per chunk.", rich_help_panel=WRITING),
+    ] = None,
+    samples_per_file: Annotated[
+        int | None,
+        typer.Option(
+            help="Write a directory of files with so many samples each.", rich_help_panel=WRITING
+        ),
+    ] = None,
+    shard_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Write a directory of files of at most this size, such as 4GiB.",
+            rich_help_panel=WRITING,
+        ),
+    ] = None,
+    key_format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="lmdb: keys, as in {index:08d} (the default), or u64be.",
+            rich_help_panel=WRITING,
+        ),
+    ] = None,
+    feature: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=TYPE",
+            help="tfrecord: the feature list that holds a field: bytes, float or int64.",
+            rich_help_panel=WRITING,
+        ),
+    ] = [],  # noqa: B006
+    zarr_format: Annotated[int, typer.Option(help="zarr: 3 or 2.", rich_help_panel=WRITING)] = 3,
+    zarr_shard: Annotated[
+        int | None,
+        typer.Option(
+            help="zarr: samples per shard file; 0: one file per chunk.", rich_help_panel=WRITING
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Show what would be done, and stop.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace DST once the new one is complete.")
+    ] = False,
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="Discard what an interrupted run left, and begin anew."),
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--verify", help="Compare the result with the source afterwards.")
+    ] = False,
+    workers: opt.Workers = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory for buffers; a quarter of what is free."),
+    ] = None,
+    sync: Annotated[
+        bool,
+        typer.Option(
+            "--sync/--no-sync",
+            help="Wait for the disk, so that a crash of the machine loses nothing.",
+        ),
+    ] = True,
+    json: opt.Json = False,
+) -> None:
+    """Convert a dataset between HDF5, LMDB, TFRecord and Zarr.
+
+    Every value keeps its bits. The output appears when it is complete; run an interrupted
+    command again to continue it.
+    """
+    from dsprep.conversion import plan_job, run_job
+    from dsprep.dataset import open_dataset
+    from dsprep.plan import parse_nbytes
+    from dsprep.schema import parse_dtype
+
+    if len(paths) < 2:
+        fail("a source and a target are needed: dsprep convert SRC... DST", 2)
+    *sources, target = paths
+    reading = opt.open_options(
+        fields, sample_axis, order, values, database, skip_keys, keys_as, raw_records, check_crc
+    )
+    writing = _write_options(compress, chunk, key_format, feature, zarr_format, zarr_shard)
+    with open_dataset(sources, reading) as source:
+        job = plan_job(
+            source,
+            Path(target),
+            to=to,
+            options=writing,
+            casts={n: parse_dtype(d) for n, d in _pairs("--cast", cast).items()},
+            samples=samples,
+            samples_per_file=samples_per_file,
+            shard_nbytes=parse_nbytes(shard_size) if shard_size else None,
+        )
+        if dry_run:
+            _print_plan(job, source, json)
+            return
+        if not json:
+            for line in (*source.notes, *job.losses):
+                note(line)
+        try:
+            with progress_bar("convert", job.samples, job.payload, not json) as update:
+                report = run_job(
+                    job,
+                    source,
+                    workers=workers,
+                    memory=parse_nbytes(memory) if memory else None,
+                    overwrite=overwrite,
+                    restart=restart,
+                    durable=sync,
+                    progress=update,
+                )
+        except KeyboardInterrupt:
+            fail("interrupted; run the same command again to continue", INTERRUPTED)
+        if json:
+            print_json({**vars(report), "rate": _rate(report)})
+        else:
+            _print_report(report)
+        if check:
+            _verify(job, source, samples)
+
+
+def _pairs(option: str, texts: list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.rpartition("=")
+        if not equals or not name or not value:
+            fail(f"{option} {text!r} is not understood (expected NAME=VALUE)", 2)
+        pairs[name] = value
+    return pairs
+
+
+def _write_options(
+    compress: str,
+    chunk: int | None,
+    key_format: str | None,
+    feature: list[str],
+    zarr_format: int,
+    zarr_shard: int | None,
+) -> WriteOptions:
+    from dsprep.errors import UsageError
+    from dsprep.formats.base import Compression, WriteOptions
+
+    features = _pairs("--feature", feature)
+    for name, kind in features.items():
+        if kind not in ("bytes", "float", "int64"):
+            raise UsageError(f"--feature {name}={kind}", expected="bytes, float or int64")
+    return WriteOptions(
+        compress=Compression.parse(compress),
+        chunk=chunk,
+        zarr_format=zarr_format,
+        zarr_shard=zarr_shard,
+        key_format=key_format or WriteOptions().key_format,
+        features=features,  # type: ignore[arg-type]  # checked above
+    )
+
+
+def _print_plan(job: Job, source: Source, json: bool) -> None:
+    from dsprep.plan import show_nbytes
+
+    if json:
+        print_json(
+            {
+                "target": job.target,
+                "format": job.format.name,
+                "samples": job.samples,
+                "files": [{"name": s.name, "start": s.start, "stop": s.stop} for s in job.shards],
+                "fields": dict(job.stored),
+                "payload_nbytes": job.payload,
+                "estimated_nbytes": job.estimate,
+                "notes": [*source.notes, *job.losses],
+            }
+        )
+        return
+    print_rows(
+        [
+            ("source", f"{source.version}, {len(source):,} samples in {source.path}"),
+            ("target", f"{job.format.name} {job.target}"),
+            ("samples", f"{job.samples:,}"),
+            ("files", _files(job)),
+            ("values", show_nbytes(job.payload)),
+            (
+                "on disk",
+                f"at most {show_nbytes(job.estimate)}"
+                if job.options.compress
+                else f"about {show_nbytes(job.estimate)}",
+            ),
+            *((f"  {job.schema[n]}", how) for n, how in job.stored.items()),
+        ]
+    )
+    for line in (*source.notes, *job.losses):
+        note(line)
+    typer.echo("Nothing was written (--dry-run).")
+
+
+def _files(job: Job) -> str:
+    first, last = job.shards[0], job.shards[-1]
+    if not job.sharded:
+        return first.name
+    return (
+        f"{len(job.shards)}: {first.name} ({len(first):,} samples) ... {last.name} ({len(last):,})"
+    )
+
+
+def _rate(report: Report) -> float:
+    done = report.payload * (1 - report.resumed / max(1, report.samples))
+    return done / max(report.seconds, 1e-9)
+
+
+def _print_report(report: Report) -> None:
+    from dsprep.plan import show_nbytes
+
+    more = report.bytes_out - report.payload
+    share = f" ({more / report.payload:+.1%} of the values)" if report.payload else ""
+    rows = [
+        ("wrote", f"{report.target} ({report.files:,} file{'s' * (report.files != 1)})"),
+        ("samples", f"{report.samples:,}"),
+        ("read", show_nbytes(report.bytes_in)),
+        ("written", f"{show_nbytes(report.bytes_out)}{share}"),
+        ("time", f"{report.seconds:.2f} s, {show_nbytes(_rate(report))}/s of values"),
+        ("sidecar", str(report.sidecar)),
+    ]
+    if report.resumed:
+        rows.insert(2, ("continued", f"after {report.resumed:,} samples of an interrupted run"))
+    print_rows(rows)
+
+
+def _verify(job: Job, source: Source, samples: str | None) -> None:
+    from dsprep.cli.verify import report_verdict
+    from dsprep.dataset import open_dataset
+    from dsprep.errors import UsageError
+    from dsprep.comparison import verify
+
+    if samples is not None or job.casts:
+        raise UsageError("--verify compares whole, uncast datasets; leave --samples and --cast out")
+    with (
+        open_dataset(job.target) as result,
+        progress_bar("verify", job.samples, job.payload, True) as update,
+    ):
+        verdict = verify(source, result, progress=update)
+    report_verdict(verdict, json=False)

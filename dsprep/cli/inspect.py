@@ -1,0 +1,138 @@
+"""``dsprep inspect``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dsprep.cli import options as opt
+from dsprep.cli.report import guarded, note, print_json, print_rows
+
+if TYPE_CHECKING:
+    from dsprep.formats.base import Source
+    from dsprep.inspection import FieldFacts, Inspection
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dsprep inspect train.h5 --head 3
+
+dsprep inspect 'shards/*.tfrecord' --field x:int16[128,128,128,4] --field y
+
+dsprep inspect train.zarr --code > load.py
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("inspect", epilog=EPILOG)(guarded(inspect))
+
+
+def inspect(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATA...",
+            help="Files, directories, quoted globs or @list.txt, read as one dataset.",
+            show_default=False,
+        ),
+    ],
+    head: Annotated[int, typer.Option(metavar="K", help="Show the first K samples.")] = 0,
+    code: Annotated[
+        bool, typer.Option("--code", help="Print a program that loads this dataset.")
+    ] = False,
+    fields: opt.Fields = [],  # noqa: B006  (typer wants a list)
+    sample_axis: opt.SampleAxisOption = opt.SampleAxis.auto,
+    order: opt.OrderOption = opt.Order.key,
+    values: opt.ValuesOption = opt.Values.opaque,
+    database: opt.Database = None,
+    skip_keys: opt.SkipKeys = [],  # noqa: B006
+    keys_as: opt.KeysAs = None,
+    raw_records: opt.RawRecords = False,
+    check_crc: opt.CheckCrc = True,
+    json: opt.Json = False,
+) -> None:
+    """Show what a dataset holds, how it lies on disk, and how that will read."""
+    from dsprep.dataset import open_dataset
+    from dsprep.inspection import inspect as look
+
+    options = opt.open_options(
+        fields, sample_axis, order, values, database, skip_keys, keys_as, raw_records, check_crc
+    )
+    with open_dataset(paths, options) as source:
+        if code:
+            for line in source.notes:
+                note(line)
+            typer.echo(source.loading_code().rstrip())
+            return
+        found = look(source)
+        if json:
+            content = found.to_json()
+            content["head"] = [_plain(source[i]) for i in range(min(head, len(source)))]
+            print_json(content)
+            return
+        _print(found)
+        _print_head(source, head)
+
+
+def _print(found: Inspection) -> None:
+    from dsprep.plan import show_nbytes
+
+    rows = [
+        ("dataset", found.path),
+        ("format", found.version),
+        ("files", f"{found.files:,}"),
+        ("samples", f"{found.samples:,}"),
+        ("values", show_nbytes(found.payload)),
+        ("on disk", show_nbytes(found.stored_nbytes)),
+        *((f"attribute {k}", _short(v)) for k, v in found.attrs.items()),
+    ]
+    print_rows(rows)
+    for facts in found.fields:
+        typer.echo(f"\n{facts.field}")
+        print_rows([(f"  {name}", text) for name, text in _facts(facts)])
+    for line in found.notes:
+        note(line)
+
+
+def _facts(facts: FieldFacts) -> list[tuple[str, str]]:
+    from dsprep.plan import show_nbytes
+
+    lengths, layout = facts.lengths, facts.layout
+    about = "" if lengths is None or lengths.exact else "about "
+    rows = [("values", f"{about}{show_nbytes(facts.nbytes)}")]
+    if lengths is not None:
+        seen = "" if lengths.exact else f" (of {lengths.samples} samples looked at)"
+        rows.append(
+            (
+                "length",
+                f"{lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}{seen}",
+            )
+        )
+    if layout is not None:
+        stored = "" if layout.stored_nbytes is None else f", {show_nbytes(layout.stored_nbytes)}"
+        codecs = f", {' + '.join(layout.codecs)}" if layout.codecs else ""
+        rows.append(("stored", f"{layout.storage}{codecs}{stored}"))
+        rows.append(("access", layout.access))
+    rows += [(f"@{k}", _short(v)) for k, v in facts.field.attrs.items()]
+    return rows
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _print_head(source: Source, head: int) -> None:
+    from dsprep.inspection import preview
+
+    for i in range(min(head, len(source))):
+        typer.echo(f"\nsample {i}")
+        print_rows([(f"  {name}", preview(value)) for name, value in source[i].items()])
+
+
+def _plain(sample: dict[str, object]) -> dict[str, str]:
+    from dsprep.inspection import preview
+
+    return {name: preview(value) for name, value in sample.items()}

@@ -1,0 +1,159 @@
+"""Options that several commands share, and turning them into library values."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+if TYPE_CHECKING:
+    from dsprep.formats.base import OpenOptions
+
+READING = "How to read the source"
+
+
+class SampleAxis(StrEnum):
+    """Choices of ``--sample-axis``."""
+
+    auto = "auto"
+    first = "first"
+    none = "none"
+
+
+class Order(StrEnum):
+    """Choices of ``--order``."""
+
+    key = "key"
+    file = "file"
+    numeric = "numeric"
+
+
+class Values(StrEnum):
+    """Choices of ``--values``."""
+
+    opaque = "opaque"
+    datum = "datum"
+
+
+Fields: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        "--field",
+        "-f",
+        metavar="SPEC",
+        help="A field to take: NAME[=PATH][@INDEX][:DTYPE[SHAPE]], as in x=climate/data or "
+        "x:int16[128,128,128,4]. Repeat for more; all fields if left out.",
+        rich_help_panel=READING,
+    ),
+]
+SampleAxisOption: TypeAlias = Annotated[
+    SampleAxis,
+    typer.Option(
+        "--sample-axis",
+        help="hdf5, zarr: whether first axes count samples, or a file is one sample (none).",
+        rich_help_panel=READING,
+    ),
+]
+OrderOption: TypeAlias = Annotated[
+    Order,
+    typer.Option(
+        "--order",
+        help="lmdb: number samples by key, by place in the file, or by the number a key spells.",
+        rich_help_panel=READING,
+    ),
+]
+ValuesOption: TypeAlias = Annotated[
+    Values,
+    typer.Option(
+        "--values",
+        help="lmdb: opaque byte strings, or Caffe Datum messages.",
+        rich_help_panel=READING,
+    ),
+]
+Database: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--db", metavar="NAME", help="lmdb: named database.", rich_help_panel=READING),
+]
+SkipKeys: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        "--skip-key",
+        metavar="KEY",
+        help="lmdb: a key that is no sample, such as length.",
+        rich_help_panel=READING,
+    ),
+]
+KeysAs: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--keys-as",
+        metavar="NAME",
+        help="lmdb: keep each sample's key in a field of this name.",
+        rich_help_panel=READING,
+    ),
+]
+RawRecords: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--raw-records",
+        help="tfrecord: take records whole, as opaque bytes.",
+        rich_help_panel=READING,
+    ),
+]
+CheckCrc: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--crc/--no-crc",
+        help="tfrecord: check the CRCs of what is read.",
+        rich_help_panel=READING,
+    ),
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Workers: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--workers", "-j", help="Threads; one per core, at most 8, if not given."),
+]
+
+
+def open_options(
+    fields: list[str],
+    sample_axis: SampleAxis = SampleAxis.auto,
+    order: Order = Order.key,
+    values: Values = Values.opaque,
+    database: str | None = None,
+    skip_keys: list[str] | None = None,
+    keys_as: str | None = None,
+    raw_records: bool = False,
+    check_crc: bool = True,
+) -> OpenOptions:
+    """Return the library's value for the options above."""
+    from dsprep.formats.base import OpenOptions
+    from dsprep.schema import FieldSpec
+
+    return OpenOptions(
+        fields=tuple(map(FieldSpec.parse, fields)),
+        sample_axis=sample_axis.value,
+        order=order.value,
+        values=values.value,
+        database=database,
+        skip_keys=tuple(k.encode("utf-8", "surrogateescape") for k in skip_keys or ()),
+        keys_as=keys_as,
+        records="opaque" if raw_records else "auto",
+        check_crc=check_crc,
+    )
+
+
+def for_format(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:
+    """Return `options` without those that the format of `path` does not know, and its fields."""
+    from dataclasses import fields as attributes
+    from dataclasses import replace
+
+    from dsprep.dataset import find_files
+    from dsprep.formats.base import OpenOptions
+    from dsprep.schema import FieldSpec
+
+    default = OpenOptions()
+    known = find_files([path])[0][0][1].open_options
+    foreign = {f.name: getattr(default, f.name) for f in attributes(default) if f.name not in known}
+    return replace(options, **foreign, fields=tuple(map(FieldSpec.parse, fields)))

@@ -1,0 +1,80 @@
+"""``dsprep synth``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dsprep.cli import options as opt
+from dsprep.cli.report import count_bar, fail, guarded, print_json, print_rows
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dsprep synth --list
+
+dsprep synth cosmic-tagger events.h5 --samples 100
+
+dsprep synth cosmoflow-tfrecord cosmo --samples 64 --scale 0.25
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("synth", epilog=EPILOG)(guarded(synth))
+
+
+def synth(
+    name: Annotated[
+        str | None, typer.Argument(help="Which dataset; see --list.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Argument(help="The file or directory to make.", show_default=False),
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="How many samples.")] = None,
+    scale: Annotated[
+        float | None,
+        typer.Option(help="Factor on edge lengths, above 0; 1 is the real size."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Other seeds give other values.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="Show the datasets there are.")] = False,
+    json: opt.Json = False,
+) -> None:
+    """Make a dataset with the record structure of a real one, at any size."""
+    from dsprep.plan import show_nbytes
+    from dsprep.synth import describe, names
+    from dsprep.synth import synth as make
+
+    if show:
+        if json:
+            print_json({n: describe(n) for n in names()})
+        else:
+            print_rows([(n, describe(n)) for n in names()])
+        return
+    if name is None or out is None:
+        fail("a name and an output are needed: dsprep synth NAME OUT (see --list)", 2)
+    with count_bar("synth", not json) as update:
+        made = make(
+            name,
+            out,
+            samples=samples,
+            scale=scale,
+            seed=seed,
+            overwrite=overwrite,
+            progress=update,
+        )
+    if json:
+        print_json(vars(made))
+        return
+    print_rows(
+        [
+            ("wrote", f"{made.path} ({made.files:,} file{'s' * (made.files != 1)})"),
+            ("samples", f"{made.samples:,}"),
+            ("size", show_nbytes(made.nbytes)),
+            ("look", made.open_hint),
+        ]
+    )

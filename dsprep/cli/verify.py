@@ -1,0 +1,135 @@
+"""``dsprep verify``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dsprep.cli import options as opt
+from dsprep.cli.report import guarded, note, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from dsprep.comparison import Verdict
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dsprep verify train.h5 train.zarr
+
+dsprep verify cifar_lmdb cifar.h5 --field-a data:uint8[3,32,32] --values datum
+
+dsprep verify train.h5 train.lmdb --sample 0.01
+
+Exit status: 0 the same, 1 a difference, 2 wrong usage.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("verify", epilog=EPILOG)(guarded(verify))
+
+
+def verify(
+    a: Annotated[str, typer.Argument(metavar="A", help="A dataset.", show_default=False)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
+    fields: opt.Fields = [],  # noqa: B006  (typer wants a list)
+    fields_a: Annotated[
+        list[str],
+        typer.Option(
+            "--field-a",
+            metavar="SPEC",
+            help="As --field, for A alone.",
+            rich_help_panel=opt.READING,
+        ),
+    ] = [],  # noqa: B006
+    fields_b: Annotated[
+        list[str],
+        typer.Option(
+            "--field-b",
+            metavar="SPEC",
+            help="As --field, for B alone.",
+            rich_help_panel=opt.READING,
+        ),
+    ] = [],  # noqa: B006
+    sample_axis: opt.SampleAxisOption = opt.SampleAxis.auto,
+    order: opt.OrderOption = opt.Order.key,
+    values: opt.ValuesOption = opt.Values.opaque,
+    database: opt.Database = None,
+    skip_keys: opt.SkipKeys = [],  # noqa: B006
+    keys_as: opt.KeysAs = None,
+    raw_records: opt.RawRecords = False,
+    check_crc: opt.CheckCrc = True,
+    sample: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Compare only this share of the samples, such as 0.01."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Chooses the samples for --sample.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", "-k", help="Differing samples to show.")] = 10,
+    workers: opt.Workers = None,
+    json: opt.Json = False,
+) -> None:
+    """Compare two datasets sample by sample, bit for bit, whatever their formats.
+
+    An option on how to read is used for A, B or both, wherever the format knows it.
+    """
+    import os
+
+    from dsprep.dataset import open_dataset
+    from dsprep.comparison import verify as compare
+
+    common = opt.open_options(
+        [], sample_axis, order, values, database, skip_keys, keys_as, raw_records, check_crc
+    )
+    with (
+        open_dataset(a, opt.for_format(a, common, [*fields, *fields_a])) as left,
+        open_dataset(b, opt.for_format(b, common, [*fields, *fields_b])) as right,
+    ):
+        if not json:
+            for source in (left, right):
+                for line in source.notes:
+                    note(f"{source.path}: {line}")
+        payload = left.schema.fixed_nbytes * len(left)
+        with progress_bar("verify", len(left), payload, not json) as update:
+            verdict = compare(
+                left,
+                right,
+                share=sample,
+                seed=seed,
+                limit=limit,
+                workers=workers or min(8, len(os.sched_getaffinity(0))),
+                progress=update,
+            )
+    report_verdict(verdict, json)
+
+
+def report_verdict(verdict: Verdict, json: bool) -> None:
+    """Print the verdict; leave with status 1 if the datasets differ."""
+    if json:
+        print_json(
+            {
+                "same": verdict.same,
+                "complete": verdict.complete,
+                "samples": [verdict.samples_a, verdict.samples_b],
+                "compared": verdict.compared,
+                "differing": verdict.differing,
+                "problems": list(verdict.problems),
+                "differences": [vars(d) for d in verdict.differences],
+            }
+        )
+    else:
+        for problem in verdict.problems:
+            typer.echo(f"different: {problem}")
+        for difference in verdict.differences:
+            typer.echo(f"different: {difference}")
+        if verdict.differing:
+            typer.echo(f"{verdict.differing:,} of {verdict.compared:,} compared samples differ")
+        elif verdict.same and verdict.complete:
+            typer.echo(f"same: all {verdict.compared:,} samples, every bit")
+        elif verdict.same:
+            typer.echo(
+                f"no difference in {verdict.compared:,} of {verdict.samples_a:,} samples; "
+                "the others were not compared (--sample)"
+            )
+    if not verdict.same:
+        raise typer.Exit(1)

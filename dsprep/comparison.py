@@ -1,0 +1,286 @@
+"""Proving that two datasets hold the same samples, bit for bit, whatever their formats."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dsprep.dataset import MultiSource
+from dsprep.errors import UsageError
+from dsprep.formats.base import Source
+from dsprep.plan import Shard, pieces
+from dsprep.schema import Arena, Array, Batch, Field, Ragged, Schema, differences, has_padding
+
+BLOCK = 8
+"""Consecutive samples that are looked at together when only a share of them is."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference in one field of one sample.
+
+    Attributes
+    ----------
+    sample
+        Its number in both datasets.
+    field
+        The field's name.
+    where_a, where_b
+        The files that hold it, with the sample's number in each file.
+    element
+        Index of the first differing element within the sample's value; None when the shapes
+        differ.
+    a, b
+        The two elements, or the two shapes.
+    """
+
+    sample: int
+    field: str
+    where_a: str
+    where_b: str
+    element: tuple[int, ...] | None
+    a: Any
+    b: Any
+
+    def __str__(self) -> str:
+        what = "length" if self.element is None else f"element {list(self.element)}"
+        return (
+            f"sample {self.sample}, field {self.field}, {what}: "
+            f"{self.a!r} in {self.where_a}, {self.b!r} in {self.where_b}"
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison found.
+
+    Attributes
+    ----------
+    samples_a, samples_b
+        Samples in each dataset.
+    compared
+        Samples compared; 0 when the schemas or numbers differ.
+    problems
+        How the datasets differ as wholes, one clause each.
+    differences
+        The first differing samples, in order.
+    differing
+        Samples that differ, among those compared.
+    """
+
+    samples_a: int
+    samples_b: int
+    compared: int
+    problems: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    differing: int
+
+    @property
+    def same(self) -> bool:
+        """Whether no difference was found."""
+        return not self.problems and not self.differing
+
+    @property
+    def complete(self) -> bool:
+        """Whether all samples were compared."""
+        return self.compared == self.samples_a == self.samples_b
+
+
+def verify(
+    a: Source,
+    b: Source,
+    *,
+    share: float | None = None,
+    seed: int = 0,
+    limit: int = 10,
+    workers: int = 2,
+    progress: Callable[[int, int], None] | None = None,
+) -> Verdict:
+    """Compare two datasets: number of samples, schema, and every value bit for bit.
+
+    NaNs are equal when their bits are; 0.0 and -0.0 differ. Padding inside structured types is
+    not compared.
+
+    Parameters
+    ----------
+    share
+        Compare only about this share of the samples, 0 < share < 1, spread at random; all if
+        None.
+    seed
+        Chooses the samples when `share` is given.
+    limit
+        Differing samples to describe; counting goes on after that.
+    workers
+        Threads.
+    progress
+        Called with (samples compared, payload bytes) so far.
+    """
+    if share is not None and not 0 < share <= 1:
+        raise UsageError(f"a share of {share} is not possible", expected="above 0, at most 1")
+    problems = differences(a.schema, b.schema)
+    if len(a) != len(b):
+        problems.append(f"{len(a)} samples in {a.path}, {len(b)} in {b.path}")
+    if problems:
+        return Verdict(len(a), len(b), 0, tuple(problems), (), 0)
+    found: list[Difference] = []
+    compared = nbytes = differing = 0
+    local = threading.local()
+
+    def compare(start: int, stop: int) -> tuple[int, int, list[Difference], int]:
+        if not hasattr(local, "arenas"):
+            local.arenas = (Arena(), Arena())
+        left = a.read(start, stop, local.arenas[0])
+        right = b.read(start, stop, local.arenas[1])
+        rows = differing_samples(left, right, a.schema)
+        size = sum(int(c.nbytes) for c in left.values())
+        first = [describe(a, b, left, right, start, int(i)) for i in rows[:limit]]
+        return stop - start, size, first, len(rows)
+
+    with ThreadPoolExecutor(workers, "dsprep-verify") as pool:
+        for result in _in_parallel(pool, compare, _ranges(a, share, seed), 2 * workers):
+            count, size, first, bad = result
+            compared, nbytes, differing = compared + count, nbytes + size, differing + bad
+            found = sorted([*found, *first], key=lambda d: d.sample)[:limit]
+            if progress is not None:
+                progress(compared, nbytes)
+    return Verdict(len(a), len(b), compared, (), tuple(found), differing)
+
+
+def _in_parallel(
+    pool: ThreadPoolExecutor,
+    work: Callable[[int, int], Any],
+    ranges: Iterator[tuple[int, int]],
+    ahead: int,
+) -> Iterator[Any]:
+    """Yield ``work(start, stop)`` as results come in, with at most `ahead` of them under way."""
+    running: set[Future[Any]] = set()
+    try:
+        for start, stop in ranges:
+            running.add(pool.submit(work, start, stop))
+            if len(running) >= ahead:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (f.result() for f in done)
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (f.result() for f in done)
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def _ranges(source: Source, share: float | None, seed: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of samples to compare: all pieces, or blocks spread at random."""
+    count = len(source)
+    if share is None or share == 1:
+        yield from pieces(source, Shard("", 0, count), 1)
+        return
+    blocks = -(-count // BLOCK)
+    wanted = min(blocks, max(2, round(share * count / BLOCK)))
+    rng = np.random.default_rng(seed)
+    # One block in each of `wanted` equal strata: spread out, in order, and O(1) memory.
+    edges = (blocks * i // wanted for i in range(wanted + 1))
+    for low, high in itertools.pairwise(edges):
+        block = int(rng.integers(low, high))
+        yield block * BLOCK, min(count, (block + 1) * BLOCK)
+
+
+def differing_samples(a: Batch, b: Batch, schema: Schema) -> Array:
+    """Return the numbers, within the batch, of the samples that differ in any field."""
+    bad: Array | None = None
+    for f in schema:
+        rows = _differing_rows(a[f.name], b[f.name], f)
+        if rows is not None:
+            bad = rows if bad is None else bad | rows
+    return np.flatnonzero(bad) if bad is not None else np.zeros(0, np.int64)
+
+
+def _differing_rows(a: Any, b: Any, field: Field) -> Array | None:
+    """Return a mask of the samples whose values differ, or None if none does."""
+    if not isinstance(a, Ragged):
+        return _differing_fixed(a, b)
+    assert isinstance(b, Ragged)
+    wrong = a.lengths != b.lengths
+    if not wrong.any():
+        rows = _differing_fixed(a.values, b.values)
+        if rows is None:
+            return None
+        samples = np.searchsorted(a.offsets, np.flatnonzero(rows), "right") - 1
+        wrong[samples] = True
+        return wrong
+    for i in np.flatnonzero(~wrong):
+        x = a.values[a.offsets[i] : a.offsets[i + 1]]
+        y = b.values[b.offsets[i] : b.offsets[i + 1]]
+        wrong[i] = _differing_fixed(x, y) is not None
+    return wrong
+
+
+def _differing_fixed(a: Array, b: Array) -> Array | None:
+    """Return which rows of two arrays of one shape differ, or None if none does."""
+    if a.size == 0:
+        return None
+    if a.dtype.names is not None and has_padding(a.dtype):
+        masks = [_differing_fixed(a[n], b[n]) for n in a.dtype.names]
+        found = [m for m in masks if m is not None]
+        anywhere: Array | None = np.logical_or.reduce(found) if found else None
+        return anywhere
+    x, y = _bits(a), _bits(b)
+    if x.shape[1] % 8 == 0 and x.flags.c_contiguous and y.flags.c_contiguous:
+        x, y = x.view(np.uint64), y.view(np.uint64)
+    if np.array_equal(x, y):
+        return None
+    mask: Array = (x != y).any(axis=1)
+    return mask
+
+
+def _bits(array: Array) -> Array:
+    """Return the bits as ``uint8`` of shape ``(n, bytes per row)``, without a copy if possible."""
+    rows = array.reshape(len(array), -1)
+    if rows.strides[1] != rows.itemsize:
+        rows = np.ascontiguousarray(rows)
+    bits: Array = rows.view(np.uint8)
+    return bits
+
+
+def describe(a: Source, b: Source, left: Batch, right: Batch, start: int, row: int) -> Difference:
+    """Return the first difference of sample `row` of two batches that begin at `start`."""
+    for f in a.schema:
+        x, y = (_value(batch[f.name], row) for batch in (left, right))
+        where = (_where(a, start + row), _where(b, start + row))
+        if x.shape != y.shape:
+            return Difference(start + row, f.name, *where, None, x.shape[0], y.shape[0])
+        at = _first_element(x, y)
+        if at is not None:
+            return Difference(start + row, f.name, *where, at, _show(x[at]), _show(y[at]))
+    raise AssertionError("the sample does not differ")
+
+
+def _value(column: Array | Ragged, row: int) -> Array:
+    if isinstance(column, Ragged):
+        rows: Array = column.values[column.offsets[row] : column.offsets[row + 1]]
+        return rows
+    return np.asarray(column[row])
+
+
+def _first_element(x: Array, y: Array) -> tuple[int, ...] | None:
+    """Return the index of the first element that differs, or None."""
+    rows = _differing_fixed(x.reshape(-1), y.reshape(-1))
+    if rows is None:
+        return None
+    return tuple(int(i) for i in np.unravel_index(int(rows.argmax()), x.shape))
+
+
+def _show(element: Any) -> Any:
+    return element.item() if isinstance(element, np.generic) else element
+
+
+def _where(source: Source, sample: int) -> str:
+    if isinstance(source, MultiSource):
+        path, inside = source.locate(sample)
+        return f"{path} (sample {inside} there)"
+    return str(source.path)

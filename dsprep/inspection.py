@@ -1,0 +1,201 @@
+"""Looking at a dataset: what it holds, how it lies on disk, and how that will read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dsprep.conversion import source_paths
+from dsprep.formats.base import Layout, Source
+from dsprep.schema import Array, Field, Ragged, encode_dtype
+from dsprep.sidecar import encode_attr
+from dsprep.storage import tree_nbytes
+
+SAMPLED = 256
+"""Samples looked at for the statistics of ragged fields in large datasets."""
+
+EXACT = 4096
+"""Datasets with fewer samples, of a moderate size, are looked at as a whole."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How the lengths of a ragged field spread.
+
+    Attributes
+    ----------
+    shortest, mean, longest
+        Rows per sample (bytes for `bytes` and `str`).
+    samples
+        Samples looked at.
+    exact
+        Whether these are all samples.
+    """
+
+    shortest: int
+    mean: float
+    longest: int
+    samples: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class FieldFacts:
+    """What is known about one field.
+
+    Attributes
+    ----------
+    field
+        The field itself.
+    nbytes
+        Payload bytes over all samples; an estimate if `lengths` is not exact.
+    lengths
+        For ragged fields; None for fixed ones and empty datasets.
+    layout
+        How it lies on disk.
+    """
+
+    field: Field
+    nbytes: int
+    lengths: Lengths | None
+    layout: Layout | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found out.
+
+    Attributes
+    ----------
+    path
+        The dataset, or the directory that holds its files.
+    version
+        Format and version.
+    files
+        Number of files (or stores).
+    samples
+        N.
+    stored_nbytes
+        Bytes on disk.
+    fields
+        Facts by field, in order.
+    attrs
+        Attributes of the dataset.
+    notes
+        What was assumed or left out.
+    """
+
+    path: str
+    version: str
+    files: int
+    samples: int
+    stored_nbytes: int
+    fields: tuple[FieldFacts, ...]
+    attrs: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+    @property
+    def payload(self) -> int:
+        """Bytes of all values."""
+        return sum(f.nbytes for f in self.fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON."""
+        return {
+            "path": self.path,
+            "version": self.version,
+            "files": self.files,
+            "samples": self.samples,
+            "stored_nbytes": self.stored_nbytes,
+            "payload_nbytes": self.payload,
+            "fields": [_field_json(f) for f in self.fields],
+            "attrs": {k: encode_attr(v) for k, v in self.attrs.items()},
+            "notes": list(self.notes),
+        }
+
+
+def _field_json(facts: FieldFacts) -> dict[str, Any]:
+    f, layout, lengths = facts.field, facts.layout, facts.lengths
+    return {
+        "name": f.name,
+        "kind": f.kind,
+        "dtype": encode_dtype(f.dtype),
+        "shape": list(f.shape),
+        "nbytes": facts.nbytes,
+        "attrs": {k: encode_attr(v) for k, v in f.attrs.items()},
+        "lengths": None if lengths is None else vars(lengths),
+        "layout": None
+        if layout is None
+        else {
+            "storage": layout.storage,
+            "codecs": list(layout.codecs),
+            "stored_nbytes": layout.stored_nbytes,
+            "access": layout.access,
+        },
+    }
+
+
+def inspect(source: Source) -> Inspection:
+    """Return what there is to know about `source` without reading all of it."""
+    layouts = source.layouts()
+    spread = ragged_lengths(source)
+    facts = []
+    for f in source.schema:
+        lengths = spread.get(f.name)
+        rows = 1.0 if lengths is None else lengths.mean
+        nbytes = 0 if f.ragged and lengths is None else round(len(source) * rows * f.row_nbytes)
+        facts.append(FieldFacts(f, nbytes, lengths, layouts.get(f.name)))
+    paths = source_paths(source)
+    return Inspection(
+        path=str(source.path),
+        version=source.version,
+        files=len(paths),
+        samples=len(source),
+        stored_nbytes=sum(map(tree_nbytes, paths)),
+        fields=tuple(facts),
+        attrs=source.schema.attrs,
+        notes=source.notes,
+    )
+
+
+def ragged_lengths(source: Source) -> dict[str, Lengths]:
+    """Return how the lengths of the ragged fields spread, by field name."""
+    ragged = [f for f in source.schema if f.ragged]
+    count = len(source)
+    if not ragged or not count:
+        return {}
+    seen: dict[str, list[Array]] = {f.name: [] for f in ragged}
+    sizes = source.sizes(0, count) if count <= EXACT else None
+    exact = sizes is not None and int(sizes.sum()) <= 64 << 20
+    looked_at = count if exact else min(count, SAMPLED)
+    for i in range(looked_at):
+        at = count * i // looked_at
+        for name, column in source.read(at, at + 1).items():
+            if isinstance(column, Ragged):
+                seen[name].append(column.lengths)
+    exact = exact or looked_at == count
+    result = {}
+    for name, parts in seen.items():
+        lengths = np.concatenate(parts)
+        result[name] = Lengths(
+            int(lengths.min()), float(lengths.mean()), int(lengths.max()), looked_at, exact
+        )
+    return result
+
+
+def preview(value: Any, most: int = 6) -> str:
+    """Return one sample's value in a line: its first elements, or its first bytes."""
+    if isinstance(value, bytes):
+        text = repr(value[:32])
+        return text if len(value) <= 32 else f"{text}... ({len(value)} bytes)"
+    if isinstance(value, str):
+        return repr(value) if len(value) <= 60 else f"{value[:60]!r}... ({len(value)} characters)"
+    array = np.asarray(value)
+    shown = ", ".join(str(v) for v in array.reshape(-1)[:most])
+    if array.ndim == 0:
+        return shown
+    more = ", ..." if array.size > most else ""
+    return f"[{shown}{more}]  shape {array.shape}"
