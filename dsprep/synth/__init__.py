@@ -27,7 +27,7 @@ __all__ = ["Synthesised", "describe", "names", "synth"]
 
 _FAMILIES = (cosmoflow, deepcam, neuron, caffe, oc20, cosmic, ffn, nova)
 _RECIPES: dict[str, Recipe] = {name: r for f in _FAMILIES for name, r in f.RECIPES.items()}
-_DATA = (".h5", ".hdf5", ".tfrecord", ".mdb", ".lmdb")
+_DATA = (".h5", ".hdf5", ".tfrecord", ".tfrecords", ".mdb", ".lmdb")
 """What the files in a directory must be called for it to be overwritten."""
 
 

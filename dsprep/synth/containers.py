@@ -51,6 +51,8 @@ def lmdb_environment(path: Path, *, subdir: bool, map_size: int) -> Iterator[Any
     """
     import lmdb
 
+    if subdir:
+        path.mkdir()  # the library would make it with the mode of the file
     try:
         with lmdb.open(
             str(path), subdir=subdir, map_size=map_size, lock=False, sync=False, mode=0o666

@@ -1,6 +1,6 @@
 """CosmoFlow: the distribution of matter in simulated universes, and four parameters of each.
 
-Three forms are in use:
+Four forms are in use:
 
 ``cosmoflow-h5``
     HDF5 files ``PeterA_2019_05_4parE-rec{20, 21, ...}.h5`` of 128 samples, the last one shorter:
@@ -11,8 +11,12 @@ Three forms are in use:
     one gzip stream as from v1.0 on.
 ``cosmoflow-split-h5``
     The same samples with one HDF5 file each: ``x`` int16 (128, 128, 128, 4), ``y`` float32 (4,).
+``cosmoflow-sc18``
+    The first public code: TFRecord files ``{0, 1, ...}.tfrecord`` of 64 Examples, the last one
+    shorter: ``data_raw``, the bytes of a float64 (64, 64, 64), and ``label_raw``, of a float64 (2,).
 
-Sources: async-io-cosmoflow ``io_daemon.py``; mlcommons/hpc ``cosmoflow/prepare.py``.
+Sources: async-io-cosmoflow ``io_daemon.py``; mlcommons/hpc ``cosmoflow/prepare.py``; NERSC/CosmoFlow
+``io_Cosmo.py``.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from dsprep.synth.records import bytes_feature, example, float_feature, write_re
 from dsprep.synth.values import particle_counts
 
 PER_FILE = 128
+PER_SC18_FILE = 64
 FIRST_FILE = 20
 CROPS = 64
 """Sub-volumes that are cut from one universe; they share its parameters."""
@@ -88,6 +93,31 @@ def _write_split(job: Job) -> Hint:
     return Hint(("--sample-axis", "none"), "train")
 
 
+def _sc18_examples(job: Job, first: int, stop: int) -> Iterator[bytes]:
+    edge = job.edge(64)
+    for i in range(first, stop):
+        rng = job.rng("cosmoflow-sc18", i)
+        data = particle_counts(rng, edge, 1, np.int16).astype("<f8")
+        label = rng.uniform(-1, 1, 2).astype("<f8")
+        yield example(
+            {
+                "data_raw": bytes_feature(data.tobytes()),
+                "label_raw": bytes_feature(label.tobytes()),
+            }
+        )
+        job.done(i + 1)
+
+
+def _write_sc18(job: Job) -> Hint:
+    edge = job.edge(64)
+    job.path.mkdir()
+    for number, first in enumerate(range(0, job.samples, PER_SC18_FILE)):
+        examples = _sc18_examples(job, first, min(first + PER_SC18_FILE, job.samples))
+        write_records(job.path / f"{number}.tfrecord", examples)
+    data = f"data_raw:float64[{edge},{edge},{edge}]"
+    return Hint(("--field", data, "--field", "label_raw:float64[2]"))
+
+
 RECIPES = {
     "cosmoflow-h5": Recipe(
         "CosmoFlow volumes, HDF5 files of 128 samples: uint16[128,128,128,12] and 4 parameters",
@@ -112,5 +142,11 @@ RECIPES = {
         samples=36,
         scale=1 / 4,
         write=_write_split,
+    ),
+    "cosmoflow-sc18": Recipe(
+        "CosmoFlow volumes of SC18, TFRecords of 64 samples: float64[64,64,64] as bytes",
+        samples=160,
+        scale=1 / 4,
+        write=_write_sc18,
     ),
 }

@@ -7,7 +7,7 @@ are pickles, of very different sizes: of a dict that holds bytes and numbers her
 Geometric object in the original. Nothing in dsprep ever loads them.
 
 `scale` multiplies the number of atoms, 8 to 225 with a mean of about 75; each atom has 30 edges.
-The edges' indices compress well: zlib ratio 7 for the whole value.
+The edges' indices compress well: zlib ratio 10 for the whole value, 84 kB in the median.
 
 Sources: mlcommons/hpc ``open_catalyst``, fairchem ``scripts/preprocess_ef.py``.
 """
