@@ -15,7 +15,7 @@ from dsprep.dataset import MultiSource
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.plan import Shard, pieces
-from dsprep.schema import Arena, Array, Batch, Field, Ragged, Schema, differences, has_padding
+from dsprep.schema import Arena, Array, Batch, Column, Ragged, Schema, differences, has_padding
 
 BLOCK = 8
 """Consecutive samples that are looked at together when only a share of them is."""
@@ -194,18 +194,17 @@ def differing_samples(a: Batch, b: Batch, schema: Schema) -> Array:
     """Return the numbers, within the batch, of the samples that differ in any field."""
     bad: Array | None = None
     for f in schema:
-        rows = _differing_rows(a[f.name], b[f.name], f)
+        rows = _differing_rows(a[f.name], b[f.name])
         if rows is not None:
             bad = rows if bad is None else bad | rows
     return np.flatnonzero(bad) if bad is not None else np.zeros(0, np.int64)
 
 
-def _differing_rows(a: Any, b: Any, field: Field) -> Array | None:
+def _differing_rows(a: Column, b: Column) -> Array | None:
     """Return a mask of the samples whose values differ, or None if none does."""
-    if not isinstance(a, Ragged):
-        return _differing_fixed(a, b)
-    assert isinstance(b, Ragged)
-    wrong = a.lengths != b.lengths
+    if not (isinstance(a, Ragged) and isinstance(b, Ragged)):
+        return _differing_fixed(np.asarray(a), np.asarray(b))
+    wrong: Array = a.lengths != b.lengths
     if not wrong.any():
         rows = _differing_fixed(a.values, b.values)
         if rows is None:

@@ -310,9 +310,9 @@ def _print_report(report: Report) -> None:
 
 def _verify(job: Job, source: Source, samples: str | None) -> None:
     from dsprep.cli.verify import report_verdict
+    from dsprep.comparison import verify
     from dsprep.dataset import open_dataset
     from dsprep.errors import UsageError
-    from dsprep.comparison import verify
 
     if samples is not None or job.casts:
         raise UsageError("--verify compares whole, uncast datasets; leave --samples and --cast out")

@@ -101,11 +101,11 @@ def _around(name: str, directory: Path) -> list[Step]:
     """Convert one synthetic dataset from format to format; compare each with the original."""
     from dataclasses import replace
 
+    from dsprep.comparison import verify
     from dsprep.conversion import convert
     from dsprep.dataset import open_dataset
     from dsprep.formats.base import OpenOptions
     from dsprep.synth import synth
-    from dsprep.comparison import verify
 
     reading = OpenOptions(values="datum") if name == "caffe-cifar" else OpenOptions()
     first = synth(name, directory / name).path

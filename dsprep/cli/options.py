@@ -42,8 +42,8 @@ Fields: TypeAlias = Annotated[
         "--field",
         "-f",
         metavar="SPEC",
-        help="A field to take: NAME[=PATH][@INDEX][:DTYPE[SHAPE]], as in x=climate/data or "
-        "x:int16[128,128,128,4]. Repeat for more; all fields if left out.",
+        help="A field to take: NAME\\[=PATH]\\[@INDEX]\\[:DTYPE\\[SHAPE]], as in x=climate/data "
+        "or x:int16[128,128,128,4]. Repeat for more; all fields if left out.",
         rich_help_panel=READING,
     ),
 ]

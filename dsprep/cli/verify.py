@@ -75,8 +75,8 @@ def verify(
     """
     import os
 
-    from dsprep.dataset import open_dataset
     from dsprep.comparison import verify as compare
+    from dsprep.dataset import open_dataset
 
     common = opt.open_options(
         [], sample_axis, order, values, database, skip_keys, keys_as, raw_records, check_crc
