@@ -13,10 +13,11 @@ Four forms are in use:
     The same samples with one HDF5 file each: ``x`` int16 (128, 128, 128, 4), ``y`` float32 (4,).
 ``cosmoflow-sc18``
     The first public code: TFRecord files ``{0, 1, ...}.tfrecord`` of 64 Examples, the last one
-    shorter: ``data_raw``, the bytes of a float64 (64, 64, 64), and ``label_raw``, of a float64 (2,).
+    shorter: ``data_raw``, the bytes of a float64 (64, 64, 64), and ``label_raw``, those of a
+    float64 (2,).
 
-Sources: async-io-cosmoflow ``io_daemon.py``; mlcommons/hpc ``cosmoflow/prepare.py``; NERSC/CosmoFlow
-``io_Cosmo.py``.
+Sources: async-io-cosmoflow ``io_daemon.py``; mlcommons/hpc ``cosmoflow/prepare.py``;
+NERSC/CosmoFlow ``io_Cosmo.py``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ level 6, each with its own number of rows n: ``spill`` has one row per sample,
 ``rec.me.trkkalman`` 0.17, and ``neutrino`` none, as in a file of cosmic rays. ``run``,
 ``subrun``, ``evt`` say which spill a row belongs to. `scale` multiplies the width of ``cvnmap``.
 
-gzip ratio of all columns together 4.5, in the real file 4.4. Source: a file of the NU-CUCIS/ph5concat examples.
+gzip ratio of all columns together 4.5, in the real file 4.4. Source: a file of the
+NU-CUCIS/ph5concat examples, opened with h5py.
 """
 
 from __future__ import annotations

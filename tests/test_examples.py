@@ -1,0 +1,102 @@
+"""Every example runs as its reader would run it; the MNIST one also on idx files made here."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "examples"
+EXAMPLES = sorted(FOLDER.glob("*.py"))
+
+
+def run(script: Path, *arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(script), *map(str, arguments)]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)
+def test_example_runs_without_arguments(script, tmp_path):
+    done = run(script, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert not list(tmp_path.iterdir()), "an example clears what it makes"
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)
+def test_example_says_what_it_does_and_how_it_is_run(script):
+    text = ast.get_docstring(ast.parse(script.read_text("utf-8")))
+    assert text
+    assert f"python examples/{script.name}" in text
+
+
+MNIST = FOLDER / "mnist_to_hdf5.py"
+
+
+def idx(array: np.ndarray) -> bytes:
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return header + array.tobytes()
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(3)
+    return rng.integers(0, 256, (7, 28, 28), np.uint8), rng.integers(0, 10, 7, np.uint8)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_mnist_values_arrive(arrays, packed, tmp_path):
+    image, label = arrays
+    squeeze = gzip.compress if packed else bytes
+    (tmp_path / "images").write_bytes(squeeze(idx(image)))
+    (tmp_path / "labels").write_bytes(squeeze(idx(label)))
+    done = run(MNIST, "images", "labels", "out.h5", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert set(file) == {"image", "label"}
+        for name, expected in (("image", image), ("label", label)):
+            assert file[name].dtype == np.uint8
+            np.testing.assert_array_equal(file[name][:], expected)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda image, label: (idx(image)[:-1], idx(label)),  # truncated
+        lambda image, label: (idx(image) + b"\0", idx(label)),  # too long
+        lambda image, label: (idx(label), idx(image)),  # exchanged
+        lambda image, label: (idx(image), idx(label[:-1])),  # another number of samples
+        lambda image, label: (b"", idx(label)),
+        lambda image, label: (gzip.compress(idx(image))[:-9], idx(label)),
+        lambda image, label: (gzip.compress(idx(image))[:10] + b"\xff" * 99, idx(label)),
+        lambda image, label: (b"\0\0\x0d" + idx(image)[3:], idx(label)),  # float32
+    ],
+)
+def test_mnist_refuses_damaged_files_in_one_line(arrays, damage, tmp_path):
+    images, labels = damage(*arrays)
+    (tmp_path / "images").write_bytes(images)
+    (tmp_path / "labels").write_bytes(labels)
+    done = run(MNIST, "images", "labels", "out.h5", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("mnist_to_hdf5: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_mnist_keeps_an_existing_file(arrays, tmp_path):
+    image, label = arrays
+    (tmp_path / "images").write_bytes(idx(image))
+    (tmp_path / "labels").write_bytes(idx(label))
+    (tmp_path / "out.h5").write_bytes(b"mine")
+    assert run(MNIST, "images", "labels", "out.h5", folder=tmp_path).returncode == 1
+    assert (tmp_path / "out.h5").read_bytes() == b"mine"

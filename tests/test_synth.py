@@ -1,0 +1,465 @@
+"""What `synth` writes is what the real writers write, as h5py, py-lmdb and a bare parser see it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickletools
+import shlex
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+import h5py
+import lmdb
+import numpy as np
+import pytest
+
+from dsprep.errors import TargetError, UsageError
+from dsprep.synth import describe, names, synth
+from dsprep.synth.job import train_and_validation
+from dsprep.synth.neuron import domain_sizes
+
+TINY = 1 / 32
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    if path.is_file():
+        return {"": path.read_bytes()}
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+# --- a parser that shares nothing with the writer --------------------------------------------
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    def masked(part: bytes) -> int:
+        crc = google_crc32c.value(part)
+        return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+    at = 0
+    while at < len(data):
+        (length, crc) = struct.unpack_from("<QI", data, at)
+        assert crc == masked(data[at : at + 8])
+        payload = data[at + 12 : at + 12 + length]
+        assert struct.unpack_from("<I", data, at + 12 + length) == (masked(payload),)
+        yield payload
+        at += 16 + length
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (data[at] & 0x7F) << shift
+        shift, at = shift + 7, at + 1
+        if data[at - 1] < 0x80:
+            return value, at
+
+
+def message(data: bytes) -> list[tuple[int, int | bytes]]:
+    fields, at = [], 0
+    while at < len(data):
+        tag, at = varint(data, at)
+        value, at = varint(data, at)
+        if tag & 7 == 2:
+            value, at = data[at : at + value], at + value
+        fields.append((tag >> 3, value))
+    assert at == len(data)
+    return fields
+
+
+def features(payload: bytes) -> dict[str, object]:
+    ((_, inside),) = message(payload)
+    found = {}
+    for number, entry in message(inside):
+        assert number == 1
+        name, feature = (value for _, value in message(entry))
+        ((kind, values),) = message(feature)
+        ((_, value),) = message(values)
+        if kind == 2:
+            value = np.frombuffer(value, "<f4")
+        elif kind == 3:
+            numbers, at = [], 0
+            while at < len(value):
+                number, at = varint(value, at)
+                numbers.append(number)
+            value = np.array(numbers)
+        found[name.decode()] = value
+    return found
+
+
+# --- what holds for every dataset ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", names())
+def test_same_arguments_same_bytes_and_other_seed_other_bytes(name, tmp_path):
+    made = synth(name, tmp_path / "a", samples=3, scale=TINY)
+    synth(name, tmp_path / "b", samples=3, scale=TINY)
+    synth(name, tmp_path / "c", samples=3, scale=TINY, seed=1)
+    a, b, c = (contents(tmp_path / x) for x in "abc")
+    assert a == b
+    assert a.keys() == c.keys()
+    assert a != c
+    assert listing(tmp_path) == ["a", "b", "c"]
+    assert (made.files, made.samples) == (len(a), 3)
+    assert made.nbytes == sum(map(len, a.values()))
+    words = shlex.split(made.open_hint)
+    assert words[:2] == ["dsprep", "inspect"]
+    assert Path(words[2]).exists()
+
+
+@pytest.mark.parametrize("name", names())
+def test_one_sample_and_progress(name, tmp_path):
+    seen = []
+    synth(name, tmp_path / "x", samples=1, scale=TINY, progress=lambda *a: seen.append(a))
+    assert seen[-1] == (1, 1)
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("name", names())
+def test_description_is_one_line(name):
+    assert 20 < len(describe(name)) < 100
+    assert "\n" not in describe(name)
+
+
+def test_unknown_name_is_refused_with_the_names(tmp_path):
+    for call in (lambda: describe("mnist"), lambda: synth("mnist", tmp_path / "x")):
+        with pytest.raises(UsageError, match=r"cosmoflow-h5, .*nova"):
+            call()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"samples": 0}, {"samples": -1}, {"scale": 0}, {"scale": 1.5}, {"seed": -1}]
+)
+def test_impossible_arguments_are_refused(wrong, tmp_path):
+    with pytest.raises(UsageError, match="expected"):
+        synth("nova", tmp_path / "x", **wrong)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_scale_is_a_number(scale, tmp_path):
+    with pytest.raises(UsageError):
+        synth("nova", tmp_path / "x", scale=scale)
+
+
+@pytest.mark.parametrize("name", ["oc20", "caffe-cifar"])
+def test_an_existing_target_is_replaced_only_if_asked(name, tmp_path):
+    out = tmp_path / "new" / "x"
+    synth(name, out, samples=2, scale=TINY)
+    before = contents(out)
+    with pytest.raises(TargetError, match="exists already"):
+        synth(name, out, samples=3, scale=TINY)
+    assert contents(out) == before
+    synth(name, out, samples=3, scale=TINY, overwrite=True)
+    assert contents(out) != before
+    synth(
+        "nova" if name == "caffe-cifar" else "deepcam", out, samples=1, scale=TINY, overwrite=True
+    )
+    assert listing(out.parent) == ["x"]
+
+
+def test_a_directory_of_other_things_is_never_replaced(tmp_path):
+    thesis = tmp_path / "thesis" / "chapter" / "one.tex"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("years of work")
+    with pytest.raises(TargetError, match=r"one\.tex"):
+        synth("nova", tmp_path / "thesis", samples=1, overwrite=True)
+    assert thesis.read_text() == "years of work"
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path):
+    def interrupt(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    for name in ("oc20", "caffe-cifar", "cosmoflow-tfrecord", "deepcam", "cosmic-tagger"):
+        with pytest.raises(KeyboardInterrupt):
+            synth(name, tmp_path / "x", samples=4, scale=TINY, progress=interrupt)
+        assert not list(tmp_path.iterdir())
+
+
+def test_no_heavy_library_is_imported_before_it_is_needed():
+    code = "import sys, dsprep.synth; print(*{'h5py', 'lmdb', 'google_crc32c'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+# --- the record structures -------------------------------------------------------------------
+
+
+def test_cosmoflow_h5(tmp_path):
+    synth("cosmoflow-h5", tmp_path / "x", samples=130, scale=TINY)
+    synth("cosmoflow-h5", tmp_path / "y", samples=1, scale=TINY)
+    counts = {}
+    for path in (tmp_path / "x").iterdir():
+        with h5py.File(path) as file:
+            assert set(file) == {"3Dmap", "unitPar"}
+            maps, parameters = file["3Dmap"], file["unitPar"]
+            counts[path.name] = len(maps)
+            assert (maps.shape[1:], maps.dtype) == ((4, 4, 4, 12), np.uint16)
+            assert (parameters.shape[1:], parameters.dtype) == ((4,), np.float32)
+            assert maps.chunks is None
+            if path.stem.endswith("rec20"):
+                first = maps[0]
+    stem = "PeterA_2019_05_4parE-rec"
+    assert counts == {f"{stem}20.h5": 128, f"{stem}21.h5": 2}
+    with h5py.File(tmp_path / "y" / f"{stem}20.h5") as file:
+        np.testing.assert_array_equal(file["3Dmap"][0], first)
+
+
+def test_cosmoflow_of_mlperf_holds_the_same_in_all_forms(tmp_path):
+    forms = ("cosmoflow-tfrecord", "cosmoflow-tfrecord-gzip", "cosmoflow-split-h5")
+    for name in forms:
+        synth(name, tmp_path / name, samples=11, scale=TINY)
+    plain, packed, split = (tmp_path / name for name in forms)
+    names_found = sorted(str(p.relative_to(plain)) for p in plain.rglob("*.tfrecord"))
+    assert [n.split("/")[0] for n in names_found] == ["train"] * 10 + ["validation"]
+    for name in names_found:
+        (payload,) = records((plain / name).read_bytes())
+        assert [payload] == list(records(gzip.decompress((packed / name).read_bytes())))
+        found = features(payload)
+        assert list(found) == ["x", "y"]
+        with h5py.File((split / name).with_suffix(".hdf5")) as file:
+            assert file["x"].dtype == np.int16
+            assert file["x"].shape == (4, 4, 4, 4)
+            assert file["x"][:].tobytes() == found["x"]
+            assert file["y"].dtype == np.float32
+            np.testing.assert_array_equal(file["y"][:], found["y"])
+
+
+def test_cosmoflow_sc18(tmp_path):
+    synth("cosmoflow-sc18", tmp_path / "x", samples=66, scale=TINY)
+    sizes = []
+    for number in range(2):
+        payloads = list(records((tmp_path / "x" / f"{number}.tfrecord").read_bytes()))
+        sizes.append(len(payloads))
+        for payload in payloads:
+            found = features(payload)
+            assert {k: len(v) for k, v in found.items()} == {"data_raw": 8 * 8, "label_raw": 16}
+            assert (np.frombuffer(found["data_raw"], "<f8") >= 0).all()
+    assert sizes == [64, 2]
+
+
+def test_deepcam(tmp_path):
+    synth("deepcam", tmp_path / "x", samples=4, scale=TINY)
+    files = sorted((tmp_path / "x" / "train").iterdir())
+    assert [p.name for p in files] == [f"data-1996-01-01-{h:02d}-0.h5" for h in (0, 3, 6)]
+    assert len(list((tmp_path / "x" / "validation").glob("data-*.h5"))) == 1
+    samples = []
+    for path in files:
+        with h5py.File(path) as file:
+            data, labels = file["climate/data"], file["climate/labels_0"]
+            assert (data.shape, data.dtype) == ((24, 36, 16), np.float32)
+            assert (labels.shape, labels.dtype) == ((24, 36), np.int64)
+            assert set(np.unique(labels)) <= {0, 1, 2}
+            samples.append(data[:])
+    with h5py.File(tmp_path / "x" / "stats.h5") as file:
+        every = np.stack(samples).astype(np.float64)
+        assert file["climate/count"][()] == 3
+        np.testing.assert_allclose(file["climate/mean"][:], every.mean((0, 1, 2)), rtol=1e-5)
+        np.testing.assert_allclose(file["climate/sqmean"][:], (every**2).mean((0, 1, 2)), rtol=1e-5)
+        np.testing.assert_array_equal(file["climate/minval"][:], every.min((0, 1, 2)))
+        np.testing.assert_array_equal(file["climate/maxval"][:], every.max((0, 1, 2)))
+
+
+def test_neuron_inverter_has_unequal_files_and_domains(tmp_path):
+    synth("neuron-inverter", tmp_path / "x", samples=211, scale=TINY)
+    lengths = []
+    for path in sorted((tmp_path / "x").iterdir()):
+        assert path.name.endswith("c_excite.cellSpike_4prB8kHz.data.h5")
+        with h5py.File(path) as file:
+            sizes = [len(file[f"{domain}_frames"]) for domain in ("train", "val", "test")]
+            lengths.append(sum(sizes))
+            assert tuple(sizes) == domain_sizes(sum(sizes))
+            for domain, n in zip(("train", "val", "test"), sizes, strict=True):
+                shapes = {k: v.shape for k, v in file.items() if k.startswith(domain)}
+                assert shapes == {
+                    f"{domain}_frames": (n, 50, 4),
+                    f"{domain}_unit_par": (n, 19),
+                    f"{domain}_phys_par": (n, 19),
+                    f"{domain}_unitStar_par": (n, 15),
+                }
+            assert all(d.dtype == np.float32 and d.chunks is None for d in file.values())
+            assert np.isfinite(file["train_frames"][:]).all()
+    assert sum(lengths) == 211
+    assert len(set(lengths)) == len(lengths) == 4
+
+
+@pytest.mark.parametrize("samples", [*range(1, 9), 610_000, 2_440_000, 2_440_001])
+def test_neuron_inverter_makes_as_many_samples_as_asked(samples, tmp_path):
+    from dsprep.synth.job import Job
+    from dsprep.synth.neuron import cell_sizes
+
+    job = Job(tmp_path, samples, 1, 0, lambda done, total: None)
+    sizes = cell_sizes(job)
+    assert sum(sizes) == samples
+    assert min(sizes) >= 1
+    assert all(sum(domain_sizes(n)) == n for n in sizes)
+
+
+def test_neuron_bbp3(tmp_path):
+    synth("neuron-bbp3", tmp_path / "cell.mlPack1.h5", samples=20, scale=TINY)
+    with h5py.File(tmp_path / "cell.mlPack1.h5") as file:
+        for domain, n in (("train", 17), ("valid", 2), ("test", 1)):
+            volts = file[f"{domain}_volts_norm"]
+            assert (volts.shape, volts.dtype) == ((n, 125, 3, 5), np.float16)
+            assert file[f"{domain}_unit_par"].shape == (n, 19)
+            assert file[f"{domain}_unit_stim_adjust"].shape == (n, 2, 5)
+        meta = file["meta.JSON"]
+        assert meta.shape == (1,)
+        assert h5py.check_string_dtype(meta.dtype).length is None
+        for stimulus in json.loads(meta[0])["simu_info"]["stim_names"]:
+            assert (file[stimulus].shape, file[stimulus].dtype) == ((125,), np.float32)
+
+
+def lmdb_items(path: Path) -> tuple[dict[bytes, bytes], int]:
+    with (
+        lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False) as environment,
+        environment.begin() as transaction,
+    ):
+        return dict(transaction.cursor()), environment.info()["last_txnid"]
+
+
+def test_caffe_cifar(tmp_path):
+    synth("caffe-cifar", tmp_path / "x", samples=12, scale=1)
+    assert listing(tmp_path / "x") == ["data.mdb"]
+    items, commits = lmdb_items(tmp_path / "x")
+    assert list(items) == [b"%05d" % i for i in range(12)]
+    assert commits == 1
+    for value in items.values():
+        assert len(value) == 3083
+        *sizes, (_, data), (_, label) = message(value)
+        assert sizes == [(1, 3), (2, 32), (3, 32)]
+        assert len(data) == 3072
+        assert 0 <= label < 10
+
+
+def test_caffe_imageset_commits_every_thousand(tmp_path):
+    synth("caffe-imageset", tmp_path / "x", samples=1001, scale=TINY)
+    items, commits = lmdb_items(tmp_path / "x")
+    assert commits == 2
+    assert len(items) == 1001
+    for i, (key, value) in enumerate(items.items()):
+        assert key.startswith(b"%08d_n" % i)
+        assert key.endswith(b".JPEG")
+        found = dict(message(value))
+        assert (found[1], found[2], found[3], found[7]) == (3, 8, 8, 0)
+        assert len(found[4]) == 3 * 8 * 8
+
+
+def test_oc20(tmp_path):
+    synth("oc20", tmp_path / "data.0000.lmdb", samples=12, scale=0.2)
+    assert listing(tmp_path) == ["data.0000.lmdb"]
+    items, commits = lmdb_items(tmp_path / "data.0000.lmdb")
+    assert commits == 13
+    assert list(items) == sorted([b"%d" % i for i in range(12)] + [b"length"])
+    sizes = [len(value) for key, value in items.items() if key != b"length"]
+    assert len(set(sizes)) > 6
+    dangerous = {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ"}
+    for value in items.values():  # a pickle of plain values: no code would run
+        assert value.startswith(b"\x80\x05")
+        assert not dangerous & {opcode.name for opcode, _, _ in pickletools.genops(value)}
+    numbers = [a for o, a, _ in pickletools.genops(items[b"length"]) if o.name == "BININT1"]
+    assert numbers == [12]
+
+
+def test_cosmic_tagger(tmp_path):
+    synth("cosmic-tagger", tmp_path / "x.h5", samples=3, scale=0.1)
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert file["Events/event_id"].shape == (3,)
+        wire = file["Data/sparse2d_sbndwire_group"]
+        labels = file["Data/sparse2d_sbnd_cosmicseg_group"]
+        for group in (wire, labels):
+            chunks = {name: group[name].chunks for name in group}
+            assert chunks == {
+                "extents": (10,),
+                "image_meta": (100,),
+                "voxel_extents": (100,),
+                "voxels": (1000,),
+            }
+            assert all((d.compression, d.compression_opts) == ("gzip", 1) for d in group.values())
+            assert all(d.maxshape == (None,) for d in group.values())
+            itemsizes = {name: group[name].dtype.itemsize for name in group}
+            assert itemsizes == {"extents": 16, "image_meta": 72, "voxel_extents": 16, "voxels": 16}
+            assert group["extents"][:].tolist() == [(0, 3), (3, 3), (6, 3)]
+            planes = group["voxel_extents"][:]
+            ends = np.cumsum(planes["N"])
+            np.testing.assert_array_equal(planes["first"], ends - planes["N"])
+            assert ends[-1] == len(group["voxels"])
+            assert planes["ID"].tolist() == [0, 1, 2] * 3
+            meta = group["image_meta"][:]
+            assert (meta["number_of_voxels"] == (205, 128)).all()
+            for first, count, _ in planes.tolist():
+                ids = group["voxels"][first : first + count]["id"].astype(np.int64)
+                assert (np.diff(ids) > 0).all()
+                assert ids.max() < 205 * 128
+        np.testing.assert_array_equal(wire["voxels"]["id"], labels["voxels"]["id"])
+        assert set(np.unique(labels["voxels"]["value"])) == {0, 1, 2}
+        particles = file["Data/particle_sbndneutrino_group"]
+        assert particles["extents"][:]["N"].sum() == len(particles["particles"])
+        assert particles["particles"].dtype.itemsize == 344
+
+
+def test_ffn_coords(tmp_path):
+    synth("ffn-coords", tmp_path / "x", samples=1030)
+    synth("ffn-coords", tmp_path / "y", samples=5)
+    data = gzip.decompress((tmp_path / "x").read_bytes())
+    found = [features(payload) for payload in records(data)]
+    assert len(found) == 1030
+    assert len({f["label_volume_name"] for f in found}) > 1
+    centers = np.array([f["center"] for f in found])
+    assert centers.shape == (1030, 3)
+    assert (centers.min(), centers.max()) >= (24, 400)
+    few = list(records(gzip.decompress((tmp_path / "y").read_bytes())))
+    assert few == list(records(data))[:5]
+
+
+def test_nova(tmp_path):
+    synth("nova", tmp_path / "x", samples=1100)
+    synth("nova", tmp_path / "y", samples=900)
+    with h5py.File(tmp_path / "x") as many, h5py.File(tmp_path / "y") as few:
+        assert set(many) == {"neutrino", "rec.me.trkkalman", "rec.training.cvnmaps", "spill"}
+        rows = {}
+        for name, group in many.items():
+            lengths = {len(column) for column in group.values()}
+            assert len(lengths) == 1
+            rows[name] = lengths.pop()
+            for key, column in group.items():
+                width = 16 if key == "cvnmap" else 1
+                assert column.shape[1:] == (width,)
+                assert column.chunks == (128, width)
+                assert (column.compression, column.compression_opts) == ("gzip", 6)
+                shorter = few[name][key]
+                np.testing.assert_array_equal(column[: len(shorter)], shorter[:])
+            assert set(group["evt"][:, 0]) <= set(many["spill/evt"][:, 0])
+        assert (rows["neutrino"], rows["spill"]) == (0, 1100)
+        assert len(set(rows.values())) == 4
+
+
+@pytest.mark.parametrize("one_in", [9, 10])
+def test_sets_are_complete_and_not_empty(one_in):
+    assert train_and_validation(1, one_in) == (("train", 1),)
+    for samples in range(2, 50):
+        sizes = [n for _, n in train_and_validation(samples, one_in)]
+        assert sum(sizes) == samples
+        assert min(sizes) >= 1
+        assert sizes[0] >= sizes[1]
+
+
+def test_sizes_are_real_at_scale_one(tmp_path):
+    synth("caffe-imageset", tmp_path / "image", samples=1, scale=1)
+    (value,) = lmdb_items(tmp_path / "image")[0].values()
+    assert len(dict(message(value))[4]) == 3 * 256 * 256
+    synth("neuron-inverter", tmp_path / "neuron", samples=1, scale=1)
+    (path,) = (tmp_path / "neuron").iterdir()
+    with h5py.File(path) as file:
+        assert file["train_frames"].shape == (1, 1600, 4)
