@@ -1,0 +1,74 @@
+"""Attributes of HDF5 objects as plain Python and numpy values, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, plain
+from dsprep.schema import Attrs
+
+KIND_ATTRIBUTE = "dsprep_kind"
+LAYOUT_ATTRIBUTE = "dsprep_layout"
+_OWN = frozenset({DTYPE_ATTRIBUTE, KIND_ATTRIBUTE, LAYOUT_ATTRIBUTE})
+
+
+def read_attributes(item: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the attributes of an h5py object, and the names of those left out.
+
+    Left out are references, empty attributes, and what h5py cannot read.
+    """
+    values: dict[str, Any] = {}
+    lost: list[str] = []
+    try:
+        names = list(item.attrs)
+    except Exception:  # h5py raises many kinds for a damaged header
+        return {}, ["all"]
+    for name in names:
+        if name in _OWN:
+            continue
+        try:
+            value = _plain_value(item.attrs[name])
+        except Exception:  # as above; an attribute is never worth losing the data
+            value = None
+        if value is None:
+            lost.append(name)
+        else:
+            values[name] = value
+    return values, lost
+
+
+def _plain_value(value: Any) -> Any:
+    """Return an attribute without h5py's own types, or None if it has no plain form."""
+    if isinstance(value, str | bytes):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject:
+            items = np.asarray(value).reshape(-1).tolist()
+            if not items or not all(isinstance(i, str) for i in items):
+                return None
+            return np.array(items).reshape(value.shape)
+        return np.asarray(value, plain(value.dtype))[()]
+    return None
+
+
+def write_attributes(item: Any, attrs: Attrs) -> list[str]:
+    """Give an h5py object the attributes `attrs`; return the names of those it cannot hold."""
+    import h5py
+
+    lost = []
+    for name, value in attrs.items():
+        if name in _OWN:
+            continue
+        array = np.asarray(value)
+        try:
+            if array.dtype.kind == "U" and array.ndim:
+                item.attrs.create(name, array.astype(object), dtype=h5py.string_dtype())
+            elif array.dtype.hasobject:
+                lost.append(name)
+            else:
+                item.attrs.create(name, value)
+        except (TypeError, ValueError, RuntimeError, OSError, KeyError):
+            lost.append(name)
+    return lost

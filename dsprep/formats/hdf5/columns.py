@@ -1,0 +1,137 @@
+"""The three ways in which an HDF5 file holds a field, each giving columns of samples.
+
+`Fixed`: one row of a dataset per sample. `Indexed`: the rows that index tables tell. `Sequences`:
+HDF5's own variable-length types, which lie in a heap and which only the library reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.formats.hdf5.discover import Path
+from dsprep.formats.hdf5.dtypes import Held
+from dsprep.formats.hdf5.guard import library, need_filters
+from dsprep.formats.hdf5.rows import Rows
+from dsprep.formats.hdf5.tables import locate
+from dsprep.schema import Arena, Array, Attrs, Column, Field, Ragged
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """A field whose samples are the rows of a dataset."""
+
+    rows: Rows
+    attrs: Attrs
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return self.rows.count
+
+    def field(self, name: str) -> Field:
+        """Return what the samples are."""
+        return Field(name, self.rows.dtype, self.rows.inner, attrs=self.attrs)
+
+    def read(self, start: int, stop: int, arena: Arena | None, key: str) -> Column:
+        """Return samples ``start <= i < stop``."""
+        return self.rows.read(start, stop, arena, key)
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return the bytes of each sample."""
+        return np.full(stop - start, self.rows.row_nbytes, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Indexed:
+    """A ragged field whose rows are found through index tables."""
+
+    rows: Rows
+    path: Path
+    attrs: Attrs
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return self.path.tables[0].rows
+
+    def field(self, name: str) -> Field:
+        """Return what the samples are."""
+        if self.path.kind != "array":
+            return Field.opaque(name, self.path.kind, self.attrs)
+        return Field(name, self.rows.dtype, (None, *self.rows.inner), attrs=self.attrs)
+
+    def read(self, start: int, stop: int, arena: Arena | None, key: str) -> Column:
+        """Return samples ``start <= i < stop``."""
+        first, last, offsets = locate(self.path.tables, self.rows.count, start, stop)
+        values = self.rows.read(first, last, arena, key)
+        if self.path.rebase is not None:
+            _rebase(values[self.path.rebase] if self.path.rebase else values, offsets)
+        return Ragged(values, offsets, self.path.kind)
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return the bytes of each sample, from the tables alone."""
+        offsets = locate(self.path.tables, self.rows.count, start, stop)[2]
+        sizes: NDArray[np.int64] = np.diff(offsets) * self.rows.row_nbytes
+        return sizes
+
+
+def _rebase(first: Array, offsets: NDArray[np.int64]) -> None:
+    """Make first rows count from the sample's own first row, in place."""
+    lengths = np.diff(offsets)
+    starts = first[offsets[:-1][lengths > 0]]
+    first -= np.repeat(starts, lengths[lengths > 0])
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """A ragged field of one of HDF5's variable-length types.
+
+    With `whole` the dataset has no axis, and is the only sample.
+    """
+
+    dataset: Any
+    held: Held
+    where: str
+    attrs: Attrs
+    whole: bool = False
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return 1 if self.whole else self.held.shape[0]
+
+    def field(self, name: str) -> Field:
+        """Return what the samples are."""
+        if self.held.kind != "array":
+            return Field.opaque(name, self.held.kind, self.attrs)
+        return Field(name, self.held.carrier.dtype, (None,), attrs=self.attrs)
+
+    def read(self, start: int, stop: int, arena: Arena | None, key: str) -> Column:
+        """Return samples ``start <= i < stop``."""
+        del arena, key  # the library allocates every sequence by itself
+        here = f"{self.where}, samples {start} to {stop - 1}"
+        with library(here, "the data cannot be read"):
+            need_filters(self.dataset, self.where)
+            items = [self.dataset[()]] if self.whole else list(self.dataset[start:stop])
+        dtype = self.held.carrier.dtype
+        if self.held.kind == "str":
+            texts = [i if isinstance(i, bytes) else bytes(i or b"") for i in items]
+            lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+            return Ragged.from_lengths(np.frombuffer(b"".join(texts), dtype), lengths, "str")
+        arrays = [np.asarray(i).reshape(-1) for i in items]
+        if self.held.kind == "bytes":
+            arrays = [a.view(np.uint8) for a in arrays]
+        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+        values = np.concatenate([np.empty(0, dtype), *(a.astype(dtype) for a in arrays)])
+        return Ragged.from_lengths(values, lengths, self.held.kind)
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return None: the lengths stand beside the values' addresses, in the data itself."""
+        return None
+
+
+ColumnReader: TypeAlias = Fixed | Indexed | Sequences

@@ -1,0 +1,165 @@
+"""The HDF5 objects of an output: the same bytes for the same schema, whenever they are made.
+
+No object keeps a time. The bounds are those of HDF5 1.10, so that readers of that age open the
+file. Links keep the order in which they were made: that of the schema.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsprep.errors import UnsupportedError
+from dsprep.formats.hdf5.attributes import (
+    KIND_ATTRIBUTE,
+    LAYOUT_ATTRIBUTE,
+    write_attributes,
+)
+from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE
+from dsprep.formats.hdf5.plan import FieldPlan
+from dsprep.schema import DType, Schema
+
+_ZSTD = 32015  # registered with the HDF Group; hdf5plugin provides it
+_ALIGN_FROM = 1 << 20
+_PAGE = 4096
+
+
+def build(
+    path: Path, schema: Schema, plans: Sequence[FieldPlan], count: int, totals: Mapping[str, int]
+) -> Any:
+    """Return a new `h5py.File` at `path` with all groups, datasets and attributes.
+
+    Contiguous datasets and unfiltered chunks have their place in the file already.
+
+    Parameters
+    ----------
+    totals
+        The number of rows of each ragged field, by name.
+    """
+    # Opened by ourselves first: the system's own words for a folder without permission.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666))
+    file = _new_file(path)
+    try:
+        file.attrs.create(LAYOUT_ATTRIBUTE, 1, dtype="<i4")
+        write_attributes(file, schema.attrs)
+        for p in plans:
+            _add(file, p, count, totals.get(p.field.name, 0))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def check(schema: Schema, plans: Sequence[FieldPlan]) -> None:
+    """Make every dataset once in memory.
+
+    Raises
+    ------
+    UnsupportedError
+        If the HDF5 library refuses one.
+    """
+    with _new_file(None) as file:
+        for p in plans:
+            try:
+                _add(file, p, 0, 0)
+            except (TypeError, ValueError, RuntimeError, OSError, KeyError) as error:
+                raise UnsupportedError(
+                    f"HDF5 cannot hold field {p.field}: {error}",
+                    fix="choose another dtype with --cast, or fewer members",
+                ) from error
+
+
+def lost_attributes(schema: Schema) -> list[str]:
+    """Return the attributes that HDF5 cannot hold, one clause each."""
+    lost = []
+    with _new_file(None) as file:
+        lost += [f"attribute {n} of the dataset" for n in write_attributes(file, schema.attrs)]
+        for i, f in enumerate(schema):
+            group = file.create_group(f"{i}")
+            lost += [f"attribute {n} of field {f.name}" for n in write_attributes(group, f.attrs)]
+    return lost
+
+
+def _new_file(path: Path | None) -> Any:
+    """Return an empty file, in memory if there is no path."""
+    import h5py
+    from h5py import h5f, h5p
+
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    access.set_alignment(_ALIGN_FROM, _PAGE)
+    if path is None:
+        access.set_fapl_core(1 << 16, False)
+    else:
+        access.set_file_locking(False, True)
+    create = h5p.create(h5p.FILE_CREATE)
+    create.set_link_creation_order(h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED)
+    create.set_obj_track_times(False)
+    name = b"memory" if path is None else os.fsencode(path)
+    return h5py.File(h5f.create(name, h5f.ACC_TRUNC, create, access))
+
+
+def _add(file: Any, p: FieldPlan, count: int, total: int) -> None:
+    """Add one field to an open file."""
+    outer, _, name = p.field.name.rpartition("/")
+    parent = _group(file, outer)
+    if not p.field.ragged:
+        dataset = _dataset(parent, name, p.shape(count), p.carrier.stored, p, count)
+        write_attributes(dataset, p.field.attrs)
+    else:
+        group = _group(file, p.field.name)
+        group.attrs.create(KIND_ATTRIBUTE, p.field.kind)
+        write_attributes(group, p.field.attrs)
+        dataset = _dataset(group, "values", p.shape(total), p.carrier.stored, p, total)
+        for part in ("first", "count"):
+            _dataset(group, part, (count,), np.dtype("<i8"), None, count)
+    if p.carrier.foreign:
+        dataset.attrs.create(DTYPE_ATTRIBUTE, p.carrier.attribute())
+
+
+def _group(file: Any, path: str) -> Any:
+    """Return the group at `path`, made with its parents if it is not there."""
+    import h5py
+    from h5py import h5g, h5p
+
+    group = file
+    for name in filter(None, path.split("/")):
+        if name not in group:
+            create = h5p.create(h5p.GROUP_CREATE)
+            create.set_link_creation_order(h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED)
+            create.set_obj_track_times(False)
+            group = h5py.Group(h5g.create(group.id, name.encode(), gcpl=create))
+        else:
+            group = group[name]
+    return group
+
+
+def _dataset(
+    parent: Any, name: str, shape: tuple[int, ...], dtype: DType, p: FieldPlan | None, rows: int
+) -> Any:
+    import h5py
+    from h5py import h5d, h5p, h5s, h5t, h5z
+
+    create = h5p.create(h5p.DATASET_CREATE)
+    create.set_obj_track_times(False)
+    create.set_fill_time(h5d.FILL_TIME_NEVER)
+    chunk = p.chunk_rows(rows) if p is not None else 0
+    if p is not None and chunk:
+        create.set_chunk((chunk, *shape[1:]))
+        if p.shuffle:
+            create.set_shuffle()
+        if p.codec == "gzip":
+            create.set_deflate(p.level)
+        elif p.codec == "zstd":
+            create.set_filter(_ZSTD, h5z.FLAG_MANDATORY, (p.level,))
+    if not chunk or p is None or p.codec is None:
+        # Early allocation gives every byte its place now, and plain writes fill it.
+        create.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    element = h5t.py_create(dtype, logical=True)
+    space = h5s.create_simple(shape)
+    return h5py.Dataset(h5d.create(parent.id, name.encode(), element, space, create))

@@ -1,0 +1,202 @@
+"""What a person wants to know of a field: how it lies on disk, and how to load it with h5py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dsprep.formats.base import Layout
+from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
+from dsprep.formats.hdf5.dtypes import Carrier
+from dsprep.schema import DType, Field, encode_dtype
+
+_FILTERS = {
+    1: "gzip",
+    2: "shuffle",
+    3: "fletcher32",
+    4: "szip",
+    5: "nbit",
+    6: "scaleoffset",
+    32000: "lzf",
+    32001: "blosc",
+    32004: "lz4",
+    32008: "bitshuffle",
+    32013: "zfp",
+    32015: "zstd",
+    32026: "blosc2",
+}
+
+
+def layout(column: ColumnReader, count: int) -> Layout:
+    """Return how the field of a column lies on disk, in a file of `count` samples."""
+    dataset = column.dataset if isinstance(column, Sequences) else column.rows.dataset
+    storage, codecs = _storage(dataset)
+    stored = int(dataset.id.get_storage_size())
+    if isinstance(column, Sequences):
+        access = "each sample lies in a heap that only the HDF5 library can find: slow at random"
+        return Layout(storage=storage, codecs=codecs, stored_nbytes=None, access=access)
+    if isinstance(column, Indexed):
+        names = " and ".join(column.path.names)
+        storage += f", rows by {names}"
+        mean = column.rows.count * column.rows.row_nbytes // max(1, count)
+        access = _access(column, dataset, mean)
+        access += f" after {len(column.path.names)} of the index"
+    else:
+        access = _access(column, dataset, column.rows.row_nbytes)
+    return Layout(storage=storage, codecs=codecs, stored_nbytes=stored, access=access)
+
+
+def _storage(dataset: Any) -> tuple[str, tuple[str, ...]]:
+    """Return the storage and the filters of a dataset."""
+    from h5py import h5d
+
+    plist = dataset.id.get_create_plist()
+    found = plist.get_layout()
+    if found == h5d.COMPACT:
+        return "compact", ()
+    if found == h5d.VIRTUAL:
+        return "virtual", ()
+    if found == h5d.CONTIGUOUS:
+        return "external" if plist.get_external_count() else "contiguous", ()
+    codecs = []
+    for i in range(plist.get_nfilters()):
+        code, _, values, name = plist.get_filter(i)
+        label = _FILTERS.get(code) or name.decode("utf-8", "replace") or str(code)
+        codecs.append(f"{label}:{values[0]}" if code == 1 and values else label)
+    return f"chunked ({', '.join(map(str, dataset.chunks))})", tuple(codecs)
+
+
+def _access(column: Fixed | Indexed, dataset: Any, wanted: int) -> str:
+    """Return how a read of one sample of `wanted` bytes performs, and why."""
+    if column.rows.placement is not None:
+        return f"one read of {_size(wanted)}"
+    if dataset.chunks is None:
+        return f"one read of {_size(wanted)}, by the HDF5 library"
+    nbytes = _chunk_nbytes(dataset)
+    rows = dataset.chunks[0]
+    if dataset.id.get_create_plist().get_nfilters():
+        work = "is read and decoded"
+    else:
+        work = "is read by the HDF5 library"
+    if nbytes <= wanted:
+        return f"about {-(-wanted // nbytes)} chunks of {_size(nbytes)}, each {work}"
+    times = f": {nbytes / max(1, wanted):.0f}x more bytes than needed" if wanted else ""
+    unit = "rows" if isinstance(column, Indexed) else "samples"
+    return f"a chunk of {rows} {unit} ({_size(nbytes)}) {work} for one sample{times}"
+
+
+def _chunk_nbytes(dataset: Any) -> int:
+    total = int(dataset.dtype.itemsize)
+    for n in dataset.chunks:
+        total *= int(n)
+    return total
+
+
+def _size(nbytes: int) -> str:
+    """Return bytes for a person to read, in units of 1000."""
+    value = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+# --- loading code ----------------------------------------------------------------------------
+
+
+def program(path: Path, columns: Mapping[str, tuple[ColumnReader, Field]]) -> str:
+    """Return a Python program that loads sample 0 of every field with h5py, and shows it."""
+    readers = [column for column, _ in columns.values()]
+    dtypes = [_carrier(c) for c in readers]
+    lines = ["import h5py"]
+    if any(_needs_plugin(c) for c in readers):
+        lines.append("import hdf5plugin  # registers the filters")
+    if any(d is not None and d.foreign for d in dtypes):
+        lines.append("import ml_dtypes  # registers bfloat16 and its like with numpy")
+    lines += ["import numpy as np", ""]
+    if any(isinstance(c, Indexed) for c in readers):
+        lines += _ROWS.splitlines()
+    lines += [f'with h5py.File({str(path)!r}, "r") as f:', "    sample = {}"]
+    for name, (column, _) in columns.items():
+        lines += [f"    {line}" for line in _load(name, column)]
+    lines += [
+        "",
+        "for name, value in sample.items():",
+        "    value = np.asarray(value)",
+        "    print(name, value.dtype, value.shape)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_ROWS = '''
+def rows_of(f, sample, tables):
+    """Follow index tables from a sample to its rows."""
+    start, stop = sample, sample + 1
+    for first, count in tables:
+        first, count = (f[p][start:stop] if not m else f[p][start:stop][m] for p, m in (first, count))
+        if not len(first):
+            return slice(0, 0)
+        start, stop = int(first[0]), int(first[-1]) + int(count[-1])
+    return slice(start, stop)
+
+
+'''
+
+
+def _load(name: str, column: ColumnReader) -> list[str]:
+    """Return the lines that put one field into ``sample``."""
+    dataset = column.dataset if isinstance(column, Sequences) else column.rows.dataset
+    path = str(dataset.name).strip("/")
+    target = f"sample[{name!r}]"
+    if isinstance(column, Sequences):
+        return [f"{target} = f[{path!r}][{'()' if column.whole else '0'}]"]
+    carrier = column.rows.held.carrier
+    if isinstance(column, Fixed):
+        index = "()" if column.rows.whole else "0:1"
+        lines = [f"{target} = f[{path!r}][{index}]"]
+    else:
+        tables = [
+            (
+                (str(t.first.dataset.name).strip("/"), t.first_member),
+                (str(t.count.dataset.name).strip("/"), t.count_member),
+            )
+            for t in column.path.tables
+        ]
+        lines = [f"{target} = f[{path!r}][rows_of(f, 0, {tables!r})]"]
+    if carrier.foreign:
+        view = f"{target} = {target}.view({_spell(carrier.dtype)})"
+        lines.append(f"{view}[..., 0]" if carrier.axis else view)
+    if isinstance(column, Fixed) and not column.rows.whole:
+        lines.append(f"{target} = {target}[0]")
+    if isinstance(column, Indexed) and column.path.kind != "array":
+        convert = ".tobytes()" + ('.decode("utf-8")' if column.path.kind == "str" else "")
+        lines.append(f"{target} = {target}{convert}")
+    return lines
+
+
+def _spell(dtype: DType) -> str:
+    """Return an expression for a dtype, for use with ``import ml_dtypes``."""
+    text = encode_dtype(dtype)
+    if isinstance(text, str):
+        return f"np.dtype({text!r})"
+    if "base" in text and dtype.subdtype is not None:
+        return f"np.dtype(({_spell(dtype.subdtype[0])}, {dtype.subdtype[1]}))"
+    members = [dtype.fields[n][0] for n in dtype.names or ()] if dtype.fields else []
+    formats = ", ".join(_spell(m) for m in members)
+    return (
+        f"np.dtype({{'names': {text['names']!r}, 'formats': [{formats}], "
+        f"'offsets': {text['offsets']!r}, 'itemsize': {text['itemsize']}}})"
+    )
+
+
+def _carrier(column: ColumnReader) -> Carrier | None:
+    return None if isinstance(column, Sequences) else column.rows.held.carrier
+
+
+def _needs_plugin(column: ColumnReader) -> bool:
+    dataset = column.dataset if isinstance(column, Sequences) else column.rows.dataset
+    plist = dataset.id.get_create_plist()
+    codes = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
+    return any(code >= 32001 for code in codes)

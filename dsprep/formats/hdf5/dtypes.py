@@ -1,0 +1,220 @@
+"""HDF5 types and numpy dtypes: what HDF5 holds as it is, and what travels in a stand-in.
+
+HDF5 has no bfloat16, float8, UCS-4 strings or dates that h5py would give back. Such a dtype is
+stored bit by bit in a *carrier*, and the attribute ``dsprep_dtype`` of the dataset names it in
+the notation of `dsprep.schema.encode_dtype`:
+
+======================================  ==========================================
+dtype                                   carrier
+======================================  ==========================================
+bfloat16, float8 and the like           unsigned integer of the same size
+``U`` strings of n characters           uint32, with a last axis of n
+datetime64, timedelta64                 int64
+structs that contain one of these       uint8, with a last axis of the item size
+======================================  ==========================================
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dsprep.errors import FormatError, SchemaError
+from dsprep.schema import (
+    Array,
+    DType,
+    Kind,
+    decode_dtype,
+    encode_dtype,
+    is_extension,
+    show_dtype,
+)
+
+DTYPE_ATTRIBUTE = "dsprep_dtype"
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """How elements of `dtype` lie in a dataset.
+
+    Attributes
+    ----------
+    dtype
+        What an element means.
+    stored
+        The dtype of the dataset; `dtype` itself where HDF5 holds it.
+    axis
+        Axes that the dataset has in addition, behind the others: ``()`` or ``(n,)``.
+    """
+
+    dtype: DType
+    stored: DType
+    axis: tuple[int, ...] = ()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether `stored` is a stand-in."""
+        return self.stored != self.dtype
+
+    def attribute(self) -> str:
+        """Return the value of the attribute that `read_carrier` understands."""
+        return json.dumps(encode_dtype(self.dtype), sort_keys=True)
+
+    def __str__(self) -> str:
+        if not self.foreign:
+            return show_dtype(self.stored)
+        return f"{show_dtype(self.stored)} ({show_dtype(self.dtype)} bits)"
+
+
+def carrier_of(dtype: DType) -> Carrier:
+    """Return how elements of `dtype` are stored."""
+    if is_extension(dtype):
+        return Carrier(dtype, np.dtype(f"u{dtype.itemsize}"))
+    if dtype.kind == "U":
+        return Carrier(dtype, np.dtype(f"{dtype.str[0]}u4"), (dtype.itemsize // 4,))
+    if dtype.kind in "mM":
+        return Carrier(dtype, np.dtype(f"{dtype.str[0]}i8"))
+    if _holds(dtype):
+        return Carrier(dtype, dtype)
+    return Carrier(dtype, np.dtype("u1"), (dtype.itemsize,))
+
+
+def _holds(dtype: DType) -> bool:
+    """Whether h5py gives `dtype` back as it was."""
+    from h5py import h5t
+
+    if dtype.names is not None and dtype.fields is not None:
+        members = [dtype.fields[n][0] for n in dtype.names]
+        bases = [m.subdtype[0] if m.subdtype else m for m in members]
+        if any(is_extension(b) or b.kind in "UmM" for b in bases):
+            return False
+    try:
+        found = h5t.py_create(dtype, logical=True).dtype
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return bool(plain(found) == dtype)
+
+
+def read_carrier(text: Any, stored: DType, shape: tuple[int, ...], where: object) -> Carrier:
+    """Return the carrier that a ``dsprep_dtype`` attribute describes.
+
+    Raises
+    ------
+    FormatError
+        If the attribute is no dtype, or its size does not fit the dataset.
+    """
+    try:
+        text = text.decode() if isinstance(text, bytes) else text
+        dtype = decode_dtype(json.loads(text))
+    except (SchemaError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise FormatError(f"attribute {DTYPE_ATTRIBUTE} is not a dtype", where=where) from error
+    axis = () if stored.itemsize == dtype.itemsize else shape[-1:]
+    if stored.itemsize * (axis[0] if axis else 1) != dtype.itemsize or stored.kind not in "ui":
+        raise FormatError(
+            f"attribute {DTYPE_ATTRIBUTE} does not fit the dataset",
+            where=where,
+            expected=f"elements of {dtype.itemsize} bytes",
+            found=f"{show_dtype(stored)} of shape {shape}",
+        )
+    return Carrier(dtype, stored, axis)
+
+
+def check_text(values: Array, where: object) -> None:
+    """Raise `FormatError` if a ``U`` array holds a number that is no Unicode character.
+
+    numpy raises an unspecific error when it meets one, far from the file.
+    """
+    if values.dtype.kind != "U" or not values.size:
+        return
+    order = values.dtype.str[0]
+    codes = np.ascontiguousarray(values).reshape(-1).view(f"{order}u4")
+    if int(codes.max()) > 0x10FFFF:
+        raise FormatError("the text holds numbers that are no characters", where=where)
+
+
+def plain(dtype: DType) -> DType:
+    """Return `dtype` without h5py's metadata; enumerations become integers."""
+    if dtype.names is not None and dtype.fields is not None:
+        return np.dtype(
+            {
+                "names": list(dtype.names),
+                "formats": [plain(dtype.fields[n][0]) for n in dtype.names],
+                "offsets": [dtype.fields[n][1] for n in dtype.names],
+                "itemsize": dtype.itemsize,
+            }
+        )
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return np.dtype((plain(base), shape))
+    return np.dtype(dtype.str)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a dataset holds.
+
+    Attributes
+    ----------
+    carrier
+        The elements; those inside the sequences when `vlen`.
+    shape
+        The dataset's shape as the field's own, with the axes of array types and without those
+        of carriers.
+    kind
+        ``"str"`` and ``"bytes"`` only with `vlen`.
+    vlen
+        Whether each element is a sequence of its own length.
+    """
+
+    carrier: Carrier
+    shape: tuple[int, ...]
+    kind: Kind = "array"
+    vlen: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Logical bytes, as Python's unbounded integer; 16 for each sequence when `vlen`."""
+        total = 16 if self.vlen else self.carrier.dtype.itemsize
+        for n in self.shape:
+            total *= n
+        return total
+
+
+def held(dataset: Any, where: object) -> Held | str:
+    """Return what an `h5py.Dataset` holds, or why it cannot be a field."""
+    import h5py
+
+    if dataset.shape is None:
+        return "it holds no data"
+    try:
+        dtype = dataset.dtype
+    except TypeError:
+        return "its type is unknown to numpy"
+    shape = tuple(map(int, dataset.shape))
+    text = h5py.check_string_dtype(dtype)
+    if text is not None and text.length is None:
+        byte = np.dtype(np.uint8)
+        return Held(Carrier(byte, byte), shape, "str", vlen=True)
+    if h5py.check_ref_dtype(dtype) is not None:
+        return "it holds references"
+    base = h5py.check_vlen_dtype(dtype)
+    element = dtype if base is None else np.dtype(base)
+    if element.hasobject or element.itemsize == 0:
+        return "its type has parts of variable length"
+    element = plain(element)
+    if element.subdtype is not None:
+        if base is not None:
+            return "its type is a sequence of arrays"
+        element, extra = element.subdtype
+        shape += extra
+    if base is not None:
+        kind: Kind = "bytes" if element.str == "|V1" else "array"
+        element = np.dtype(np.uint8) if kind == "bytes" else element
+        return Held(Carrier(element, element), shape, kind, vlen=True)
+    if DTYPE_ATTRIBUTE not in dataset.attrs:
+        return Held(Carrier(element, element), shape)
+    carrier = read_carrier(dataset.attrs[DTYPE_ATTRIBUTE], element, shape, where)
+    return Held(carrier, shape[: len(shape) - len(carrier.axis)])

@@ -1,0 +1,89 @@
+"""One clear line for whatever the HDF5 library says about a damaged file.
+
+The library reports damage as any of a dozen built-in exceptions with a sentence per layer. Here
+they become one `FormatError` that names the file; errors of the operating system pass through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dsprep.errors import DsprepError, FormatError, MissingExtra
+
+_REASON = re.compile(r"\((.*)\)\s*$", re.DOTALL)
+
+
+@contextmanager
+def library(where: object, doing: str) -> Iterator[None]:
+    """Turn exceptions of h5py inside the block into `FormatError`.
+
+    Parameters
+    ----------
+    where
+        The file and, if known, the field.
+    doing
+        What is impossible if the block fails: ``"the attributes cannot be read"``.
+    """
+    try:
+        yield
+    except DsprepError:
+        raise
+    except MemoryError as error:
+        raise FormatError(doing, where=where, found="sizes beyond the memory") from error
+    except OSError as error:
+        if error.errno:
+            raise
+        raise FormatError(f"{doing}: {_condense(error)}", where=where) from error
+    except (
+        RuntimeError,
+        LookupError,
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        AttributeError,
+        SystemError,
+    ) as error:
+        raise FormatError(f"{doing}: {_condense(error)}", where=where) from error
+
+
+def _condense(error: Exception) -> str:
+    """Return the innermost reason of an HDF5 message: what stands in its last parentheses."""
+    text = " ".join(str(error).split())
+    match = _REASON.search(text)
+    return (match[1] if match else text) or type(error).__name__
+
+
+def need_filters(dataset: object, where: object) -> None:
+    """Make sure that the filters of a dataset can be undone, importing hdf5plugin if that helps.
+
+    Raises
+    ------
+    MissingExtra
+        If a filter is in neither the HDF5 library nor hdf5plugin.
+    """
+    from h5py import h5z
+
+    plist = dataset.id.get_create_plist()  # type: ignore[attr-defined]
+    for i in range(plist.get_nfilters()):
+        code, _, _, name = plist.get_filter(i)
+        if h5z.filter_avail(code):
+            continue
+        import_plugins()
+        if not h5z.filter_avail(code):
+            label = name.decode("utf-8", "replace").strip("\0 ") or "unnamed"
+            raise MissingExtra(
+                f"HDF5 filter {code} ({label}) is not installed",
+                where=where,
+                fix="pip install 'dsprep[hdf5plugin]'",
+            )
+
+
+def import_plugins() -> bool:
+    """Import hdf5plugin, which registers its filters; return whether it is installed."""
+    try:
+        import hdf5plugin
+    except ImportError:
+        return False
+    return bool(hdf5plugin.__name__)

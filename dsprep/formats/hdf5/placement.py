@@ -1,0 +1,104 @@
+"""Where the rows of a dataset lie in the file, for datasets whose bytes are plain rows.
+
+A contiguous dataset is one block of rows. A chunked dataset without filters whose chunks split
+only the first axis is several; the last is stored in full, so the rows of each lie together. In
+both cases a range of rows is a few ranges of bytes, which threads can read and write side by
+side without the HDF5 library and its lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Blocks of rows.
+
+    Attributes
+    ----------
+    addresses
+        int64, shape ``(blocks,)``: the file offset of each block.
+    block
+        Rows per block; the last may be partly unused.
+    row_nbytes
+        Bytes of one row.
+    """
+
+    addresses: NDArray[np.int64]
+    block: int
+    row_nbytes: int
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield ``(offset, first, last)``: rows ``first <= i < last`` lie from ``offset`` on.
+
+        Together they are ``start <= i < stop``, in order; blocks that follow each other in the
+        file are joined.
+        """
+        at = start
+        while at < stop:
+            b = at // self.block
+            offset = int(self.addresses[b]) + (at - b * self.block) * self.row_nbytes
+            end = min((b + 1) * self.block, stop)
+            while end < stop:
+                b += 1
+                if int(self.addresses[b]) != offset + (end - at) * self.row_nbytes:
+                    break
+                end = min((b + 1) * self.block, stop)
+            yield offset, at, end
+            at = end
+
+
+def placement_of(dataset: Any, row_nbytes: int, file_nbytes: int) -> Placement | None:
+    """Return where the rows of an `h5py.Dataset` lie, or None if only the library can tell.
+
+    Parameters
+    ----------
+    row_nbytes
+        Bytes of one row on disk; not 0.
+    file_nbytes
+        Size of the file: blocks that would end behind it are not placed.
+    """
+    from h5py import h5d, h5t
+
+    plist = dataset.id.get_create_plist()
+    layout = plist.get_layout()
+    if not dataset.shape or not dataset.size or plist.get_nfilters():
+        return None
+    if h5t.py_create(dataset.dtype, logical=True) != dataset.id.get_type():
+        return None
+    count = dataset.shape[0]
+    if layout == h5d.CONTIGUOUS and plist.get_external_count() == 0:
+        # A dataset that was never written has no address, or, with a user block, a false one.
+        if dataset.id.get_storage_size() != count * row_nbytes:
+            return None
+        offset = dataset.id.get_offset()
+        if offset is None or offset + count * row_nbytes > file_nbytes:
+            return None
+        return Placement(np.array([offset], np.int64), count, row_nbytes)
+    if layout == h5d.CHUNKED and dataset.chunks[1:] == dataset.shape[1:]:
+        return _chunks(dataset, row_nbytes, file_nbytes)
+    return None
+
+
+def _chunks(dataset: Any, row_nbytes: int, file_nbytes: int) -> Placement | None:
+    block = int(dataset.chunks[0])
+    blocks = -(-int(dataset.shape[0]) // block)
+    if blocks * block * row_nbytes > file_nbytes or not hasattr(dataset.id, "chunk_iter"):
+        return None
+    addresses = np.full(blocks, -1, np.int64)
+
+    def note(chunk: Any) -> None:
+        if chunk.byte_offset is not None:
+            addresses[chunk.chunk_offset[0] // block] = chunk.byte_offset
+
+    dataset.id.chunk_iter(note)
+    last = file_nbytes - block * row_nbytes
+    if addresses.min() < 0 or addresses.max() > last:
+        return None
+    return Placement(addresses, block, row_nbytes)

@@ -1,0 +1,292 @@
+"""HDF5 files as samples.
+
+Plain rows are read with ``preadv`` at addresses asked from the library once; everything else goes
+through the library, whose lock then serialises the threads.
+
+Values that need index tables to be found (`dsprep.formats.hdf5.discover`) are ragged fields. The
+tables between the samples and the values are ragged fields too; their column of first rows is
+made to count from 0 in each sample, so that it points into the sample's own values. The first
+table is no field: it says only where samples begin.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.formats import samples
+from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
+from dsprep.formats.hdf5 import describe
+from dsprep.formats.hdf5.attributes import LAYOUT_ATTRIBUTE, read_attributes
+from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
+from dsprep.formats.hdf5.discover import Path, Ragged, discover, table_of
+from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.rows import Rows
+from dsprep.formats.hdf5.tables import Table
+from dsprep.formats.hdf5.walk import Contents, walk
+from dsprep.schema import Arena, Batch, Field, FieldSpec, Schema
+
+_CHUNK_CACHE = 16 << 20
+"""Bytes per dataset: a chunk that does not fit is decompressed again for every read in it."""
+
+
+class Hdf5Source(Source):
+    """One HDF5 file opened for reading."""
+
+    def __init__(self, path: FilePath, options: OpenOptions) -> None:
+        import h5py
+
+        self.path = path
+        self._options = options
+        self._fd = os.open(path, os.O_RDONLY)
+        self._file: Any = None
+        try:
+            self._file_nbytes = os.fstat(self._fd).st_size
+            with library(path, "the HDF5 file cannot be opened"):
+                self._file = h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE)
+                superblock = self._file.id.get_create_plist().get_version()[0]
+                self._own = LAYOUT_ATTRIBUTE in self._file.attrs
+            self.version = f"HDF5, superblock {superblock}"
+            self._open_fields()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- finding the fields ---
+
+    def _open_fields(self) -> None:
+        self._rows: dict[str, Rows] = {}
+        self._notes: list[str] = []
+        self._contents = walk(self._file, self.path)
+        if not self._contents.datasets:
+            raise FormatError("the file holds no datasets that can be fields", where=self.path)
+        specs = self._options.fields
+        ragged = Ragged()
+        with library(self.path, "the fields cannot be found"):
+            if self._options.sample_axis != "none":
+                ragged = discover(self._contents, self._open_rows, self.path, own=self._own)
+            available = self._ragged_columns(ragged)
+            explicit = self._explicit_columns(specs)
+        skip = ragged.used | ragged.left_out | {path for path, _ in ragged.paths.values()}
+        plain = [p for p in self._contents.datasets if p not in skip]
+        if specs:
+            plain = [s.path for s in specs if not s.index and s.path in self._contents.datasets]
+            plain = [p for p in dict.fromkeys(plain) if p not in available]
+            available = {s.path: available[s.path] for s in specs if s.path in available}
+        self._notes += ragged.notes if not specs else []
+        columns = self._choose_axis(available | explicit, plain)
+        self._choose_fields(columns, explicit)
+        if not specs:
+            self._notes += [f"left out {p}: {why}" for p, why in self._contents.left_out.items()]
+        attrs, lost = read_attributes(self._file)
+        if lost:
+            self._notes.append(f"left out attributes of the file: {samples.listed(lost)}")
+        self.schema = Schema(self.schema.fields, attrs)
+        self.notes = tuple(self._notes)
+
+    def _open_rows(self, path: str, *, whole: bool = False) -> Rows:
+        key = f"{path}\0" if whole else path
+        if key not in self._rows:
+            dataset, what = self._contents.datasets[path]
+            where = f"{self.path}, field {path}"
+            self._rows[key] = Rows(dataset, what, self._fd, self._file_nbytes, where, whole=whole)
+        return self._rows[key]
+
+    def _attributes(self, path: str, group: str | None = None) -> dict[str, Any]:
+        item = self._contents.datasets[path][0] if group is None else self._contents.groups[group]
+        attrs, lost = read_attributes(item)
+        if lost:
+            self._notes.append(f"left out attributes of {path}: {samples.listed(lost)}")
+        return attrs
+
+    def _ragged_columns(self, ragged: Ragged) -> dict[str, ColumnReader]:
+        columns: dict[str, ColumnReader] = {}
+        for name, (path, way) in ragged.paths.items():
+            group = None if name == path else name
+            attrs = self._attributes(path, group)
+            columns[name] = Indexed(self._open_rows(path), way, attrs)
+        return columns
+
+    def _explicit_columns(self, specs: tuple[FieldSpec, ...]) -> dict[str, ColumnReader]:
+        """Return the columns of fields that were given with their index tables.
+
+        Their names here are those of the dataset and the tables, since one dataset may be asked
+        for in several ways.
+        """
+        columns: dict[str, ColumnReader] = {}
+        for spec in specs:
+            if spec.index:
+                self._check_there(spec.path)
+                tables = tuple(self._explicit_table(entry) for entry in spec.index)
+                way = Path(tables, spec.index)
+                attrs = self._attributes(spec.path)
+                column = Indexed(self._open_rows(spec.path), way, attrs)
+                columns[_spelled(spec)] = column
+        return columns
+
+    def _check_there(self, path: str) -> None:
+        if path in self._contents.left_out:
+            raise SchemaError(
+                f"{path} cannot be a field: {self._contents.left_out[path]}", where=self.path
+            )
+        if path not in self._contents.datasets:
+            raise missing_field(path, self._contents.datasets, self.path)
+
+    def _explicit_table(self, entry: str) -> Table:
+        parts = [p.strip().strip("/") for p in entry.split(",")]
+        for part in parts:
+            self._check_there(part)
+        table = table_of(parts, self._contents, self._open_rows) if len(parts) <= 2 else None
+        if table is None:
+            raise UsageError(
+                f"{entry} is no index table",
+                where=self.path,
+                expected="a table with members such as first and count, or FIRST,COUNT",
+            )
+        return table
+
+    def _choose_axis(
+        self, indexed: dict[str, ColumnReader], plain: list[str]
+    ) -> dict[str, ColumnReader]:
+        """Return the columns by name, in the file's order, all with the same number of samples."""
+        arrays: dict[str, tuple[tuple[int, ...], int]] = {}
+        for name, column in indexed.items():
+            if isinstance(column, Indexed):
+                arrays[name] = ((column.count,), column.rows.count * column.rows.row_nbytes)
+        for path in plain:
+            what = self._contents.datasets[path][1]
+            arrays[path] = (what.shape, what.nbytes)
+        specs = self._options.fields
+        for spec in specs:
+            if not spec.index and spec.path not in arrays:
+                self._check_there(spec.path)
+        mode = self._options.sample_axis
+        if mode == "auto" and (indexed or self._own):
+            mode = "first"
+        elif mode == "auto" and frozenset(self._contents.datasets) in samples.WHOLE_FILE:
+            mode = "none"
+            self._notes.append(samples.ONE_SAMPLE)
+        if not arrays:
+            raise FormatError(
+                "no dataset can be a field", where=self.path, found="; ".join(self._notes) or None
+            )
+        axis = samples.choose(arrays, mode)
+        self._check_agreement(arrays, axis)
+        self._count = axis.count
+        self._notes += axis.notes
+        chosen: dict[str, ColumnReader] = {}
+        for name in axis.names:
+            found = indexed.get(name) or self._plain_column(name, axis.whole_file)
+            if found is not None:
+                chosen[name] = found
+        order = {path: i for i, path in enumerate(self._contents.datasets)}
+        return dict(sorted(chosen.items(), key=lambda item: order[_dataset_path(item)]))
+
+    def _check_agreement(
+        self, arrays: dict[str, tuple[tuple[int, ...], int]], axis: samples.SampleAxis
+    ) -> None:
+        """Raise `SchemaError` if a field that the user named has another number of samples."""
+        if not self._options.fields:
+            return
+        for name, (shape, _) in arrays.items():
+            if name not in axis.names:
+                raise SchemaError(
+                    f"field {name} has another number of samples than {axis.names[0]}",
+                    where=self.path,
+                    expected=axis.count,
+                    found=shape[0] if shape else "no axis",
+                    fix="leave one of them out, or take the file as one sample with "
+                    "--sample-axis none",
+                )
+
+    def _plain_column(self, path: str, whole: bool) -> ColumnReader | None:
+        dataset, what = self._contents.datasets[path]
+        if not what.vlen:
+            return Fixed(self._open_rows(path, whole=whole), self._attributes(path))
+        if len(what.shape) != (0 if whole else 1):
+            reason = "sequences of variable length are read only from one axis of samples"
+            if self._options.fields:
+                raise SchemaError(f"field {path}: {reason}", where=self.path, found=what.shape)
+            self._notes.append(f"left out {path}: {reason}")
+            return None
+        where = f"{self.path}, field {path}"
+        return Sequences(dataset, what, where, self._attributes(path), whole)
+
+    def _choose_fields(
+        self, columns: dict[str, ColumnReader], explicit: dict[str, ColumnReader]
+    ) -> None:
+        available = {name: column.field(name) for name, column in columns.items()}
+        specs = tuple(
+            replace(s, path=_spelled(s), index=()) if _spelled(s) in explicit else s
+            for s in self._options.fields
+        )
+        chosen = wanted(specs, available)
+        if not chosen:
+            raise FormatError(
+                "no dataset can be a field", where=self.path, found="; ".join(self._notes) or None
+            )
+        self._columns: dict[str, tuple[ColumnReader, Field]] = {
+            field.name: (columns[path], field) for path, field in chosen
+        }
+        self.schema = Schema(tuple(field for _, field in chosen))
+
+    # --- the contract ---
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop``; see `Source.read`."""
+        batch: Batch = {}
+        for name, (column, field) in self._columns.items():
+            found = column.read(start, stop, arena, f"read.{name}")
+            batch[name] = retype(found, field, self.path, start)
+        return batch
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return the payload bytes of each sample; None with HDF5's variable-length types."""
+        total = np.zeros(stop - start, np.int64)
+        for column, _ in self._columns.values():
+            sizes = column.sizes(start, stop)
+            if sizes is None:
+                return None
+            total += sizes
+        return total
+
+    def layouts(self) -> dict[str, Layout]:
+        """Return how each field lies on disk."""
+        return {
+            name: describe.layout(column, self._count)
+            for name, (column, _) in self._columns.items()
+        }
+
+    def loading_code(self) -> str:
+        """Return a program that loads sample 0 with h5py."""
+        return describe.program(self.path, self._columns)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _spelled(spec: FieldSpec) -> str:
+    """Return a field with its index tables as ``--field`` spells them."""
+    return "@".join((spec.path, *spec.index))
+
+
+def _dataset_path(item: tuple[str, ColumnReader]) -> str:
+    """Return the path of the dataset with a column's values."""
+    _, column = item
+    dataset = column.dataset if isinstance(column, Sequences) else column.rows.dataset
+    return str(dataset.name).strip("/")

@@ -1,0 +1,149 @@
+"""Index tables: from a range of samples to the range of rows that holds them.
+
+A table has, for each of its rows, the first row and the number of rows of something else: another
+table, or the values. Only partitions are taken: each row begins where the one before it ends. So
+a range of samples is one range of rows however many tables lie between, and the lengths of the
+samples follow from the last table's numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import FormatError
+from dsprep.formats.hdf5.rows import Rows
+from dsprep.schema import Array
+
+_SCAN = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Where the first rows and the numbers of rows stand.
+
+    Attributes
+    ----------
+    first, count
+        The datasets; the same one when the table is compound.
+    first_member, count_member
+        The member of the compound type, or None for a plain dataset.
+    """
+
+    first: Rows
+    count: Rows
+    first_member: str | None = None
+    count_member: str | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the table."""
+        return self.first.count
+
+    def read(
+        self, start: int, stop: int, target: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first rows and the ends (exclusive) of table rows ``start <= i < stop``.
+
+        Raises
+        ------
+        FormatError
+            If they leave ``0 .. target`` or do not follow each other without gap.
+        """
+        low, whole = _integers(self.first, self.first_member, start, stop)
+        same = whole if self.count is self.first else None
+        size, _ = _integers(self.count, self.count_member, start, stop, same)
+        if low.size and (
+            int(low.min()) < 0
+            or int(size.min()) < 0
+            or int(low.max()) > target
+            or int(size.max()) > target
+        ):
+            raise self._wrong(start, stop, f"rows 0 to {target}", "rows outside")
+        end = low + size
+        if end.size and (int(end[-1]) > target or not np.array_equal(low[1:], end[:-1])):
+            raise self._wrong(
+                start, stop, f"each of {target} rows once, in order", "gaps or overlaps"
+            )
+        return low, end
+
+    def _wrong(self, start: int, stop: int, expected: str, found: str) -> FormatError:
+        return FormatError(
+            "the index does not fit its values",
+            where=f"{self.first.where}, rows {start} to {stop - 1}",
+            expected=expected,
+            found=found,
+        )
+
+    def total(self) -> int | None:
+        """Return where the last row ends, if the first one begins at 0."""
+        if not self.rows:
+            return 0
+        largest = np.iinfo(np.int64).max // 4
+        try:
+            low = self.read(0, 1, largest)[0]
+            end = self.read(self.rows - 1, self.rows, largest)[1]
+        except FormatError:
+            return None
+        return int(end[0]) if low[0] == 0 else None
+
+    def partitions(self, target: int) -> bool:
+        """Whether the whole table divides `target` rows, read piece by piece."""
+        expected = 0
+        for start in range(0, self.rows, _SCAN):
+            stop = min(start + _SCAN, self.rows)
+            try:
+                low, end = self.read(start, stop, target)
+            except FormatError:
+                return False
+            if int(low[0]) != expected:
+                return False
+            expected = int(end[-1])
+        return expected == target
+
+
+def _integers(
+    rows: Rows, member: str | None, start: int, stop: int, known: Array | None = None
+) -> tuple[NDArray[np.int64], Array]:
+    """Return a column of integers as int64, and the rows that it is a part of.
+
+    Numbers beyond int64 come out negative, which no caller takes for a row.
+    """
+    whole = rows.read(start, stop, None, "") if known is None else known
+    column = whole if member is None else whole[member]
+    return column.astype(np.int64), whole
+
+
+def locate(
+    tables: Sequence[Table], target: int, start: int, stop: int
+) -> tuple[int, int, NDArray[np.int64]]:
+    """Return where samples ``start <= i < stop`` lie in the values.
+
+    Parameters
+    ----------
+    tables
+        From the samples to the values; at least one.
+    target
+        The number of rows of the values.
+
+    Returns
+    -------
+    first, last
+        The rows ``first <= r < last``.
+    offsets
+        int64, shape ``(n + 1,)``: sample i has the rows ``first + offsets[i]`` to
+        ``first + offsets[i + 1]``.
+    """
+    offsets = np.arange(stop - start + 1, dtype=np.int64)
+    low, high = start, stop
+    for k, table in enumerate(tables):
+        rows = tables[k + 1].rows if k + 1 < len(tables) else target
+        first, end = table.read(low, high, rows)
+        if not len(first):
+            return 0, 0, np.zeros(len(offsets), np.int64)
+        low, high = int(first[0]), int(end[-1])
+        offsets = np.append(first, high)[offsets] - low
+    return low, high, offsets

@@ -1,0 +1,150 @@
+"""An HDF5 file whose every byte has its place before the first sample comes.
+
+The library makes the file with all metadata and allocates the data; then it is closed, and the
+samples are written with ``pwrite`` at the addresses that it chose. So pieces may come in any
+order and from any thread, an interrupted file continues where it was, and a killed run never
+leaves the library's metadata half-written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.errors import FormatError
+from dsprep.formats.base import State, Writer
+from dsprep.formats.hdf5.create import build
+from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.placement import Placement, placement_of
+from dsprep.formats.hdf5.plan import FieldPlan
+from dsprep.schema import Arena, Array, Batch, DType, Schema, has_padding, new_array
+from dsprep.storage import pwrite_all
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """Samples from `start` on: one C-contiguous array per field."""
+
+    start: int
+    columns: Sequence[Array]
+
+
+class PlacedWriter(Writer):
+    """Writes fixed fields without filters."""
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        plans: Sequence[FieldPlan],
+        count: int,
+        state: State | None,
+    ) -> None:
+        self._path, self._plans, self._fd = path, plans, -1
+        if state is None:
+            _check_size(path, schema.fixed_nbytes * count)
+            build(path, schema, plans, count, {}).close()
+        self._places = places(path, plans, count)
+        self._fd = os.open(path, os.O_RDWR)
+
+    def encode(self, batch: Batch, start: int, arena: Arena) -> _Piece:
+        """Return the samples as contiguous arrays: mostly the columns themselves."""
+        columns = [
+            contiguous(batch[p.field.name], p.field.dtype, arena, f"write.{p.field.name}")  # type: ignore[arg-type]
+            for p in self._plans
+        ]
+        return _Piece(start, columns)
+
+    def write(self, piece: _Piece) -> None:
+        """Write the piece at its place."""
+        for place, column in zip(self._places, piece.columns, strict=True):
+            if place is not None:
+                start = piece.start
+                for offset, first, last in place.runs(start, start + len(column)):
+                    pwrite_all(self._fd, [column[first - start : last - start]], offset)
+
+    def sync(self) -> None:
+        """Make what has been written durable."""
+        os.fdatasync(self._fd)
+
+    def finish(self) -> None:
+        """Make the file durable; it has been complete since the last piece."""
+        os.fsync(self._fd)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def places(path: Path, plans: Sequence[FieldPlan], count: int) -> list[Placement | None]:
+    """Return where the rows of each unfiltered fixed field lie; None for fields without bytes.
+
+    Raises
+    ------
+    FormatError
+        If the file is not the one that `build` made.
+    """
+    import h5py
+
+    found: list[Placement | None] = []
+    with (
+        library(path, "the unfinished file cannot be continued"),
+        h5py.File(path, "r", locking=False) as file,
+    ):
+        nbytes = path.stat().st_size
+        for p in plans:
+            row = p.field.row_nbytes
+            place = placement_of(file[p.field.name], row, nbytes) if row and count else None
+            if row and count and (place is None or file[p.field.name].shape != p.shape(count)):
+                raise FormatError(
+                    f"the unfinished file has no place for field {p.field.name}",
+                    where=path,
+                    fix="start again with --overwrite",
+                )
+            found.append(place)
+    return found
+
+
+def contiguous(column: Array, dtype: DType, arena: Arena, key: str) -> Array:
+    """Return `column` as a C-contiguous array whose padding bytes are zero.
+
+    Padding holds whatever memory held before: it must neither leak nor make two outputs differ.
+    """
+    if has_padding(dtype):
+        out = new_array(arena, key, column.shape, dtype)
+        out.reshape(-1).view(np.uint8)[...] = 0
+        _copy_members(out, column)
+        return out
+    if column.flags.c_contiguous:
+        return column
+    out = new_array(arena, key, column.shape, dtype)
+    np.copyto(out, column)
+    return out
+
+
+def _copy_members(out: Array, column: Array) -> None:
+    """Copy structs member by member; numpy copies the padding along with whole ones."""
+    if out.dtype.names is None:
+        out[...] = column
+        return
+    for name in out.dtype.names:
+        _copy_members(out[name], column[name])
+
+
+def _check_size(path: Path, nbytes: int) -> None:
+    """Raise `OSError` if the file system cannot hold a file of that size.
+
+    The HDF5 library crashes when it finds out by itself.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        os.ftruncate(fd, nbytes)
+    finally:
+        os.close(fd)
