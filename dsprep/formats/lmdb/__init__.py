@@ -1,0 +1,116 @@
+"""LMDB: read page by page without liblmdb, written in its compact form.
+
+`pages` knows the file format, `source` reads it, `tree` and `writer` write it; `values` and
+`datum` say what a value means, `keys` how samples are called. None of them maps the file, takes a
+lock or needs the ``lmdb`` package, so a damaged file cannot crash the process and any number of
+threads read at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from dsprep.formats.base import Format, OpenOptions, Source, State, WriteOptions, Writer
+from dsprep.formats.lmdb.keys import plan_keys
+from dsprep.formats.lmdb.pages import looks_like
+from dsprep.formats.lmdb.tree import PSIZE, ROOM, Tree, node_size, node_sizes
+from dsprep.formats.lmdb.values import Values
+from dsprep.schema import Schema
+
+DATA = "data.mdb"
+"""The file in the directory of an environment."""
+
+
+def data_file(path: Path) -> Path:
+    """Return the file of the environment at `path`, which is that file or its directory."""
+    return path / DATA if path.is_dir() else path
+
+
+class Lmdb(Format):
+    """LMDB 0.9 environments: a directory with ``data.mdb``, or a single file."""
+
+    name: ClassVar[str] = "lmdb"
+    suffixes: ClassVar[tuple[str, ...]] = (".lmdb", ".mdb")
+    open_options: ClassVar[frozenset[str]] = frozenset(
+        {"fields", "order", "values", "database", "skip_keys", "keys_as"}
+    )
+    write_options: ClassVar[frozenset[str]] = frozenset({"key_format"})
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the file begins with a meta page of any LMDB."""
+        try:
+            with data_file(path).open("rb") as file:
+                return looks_like(file.read(32))
+        except OSError:
+            return False
+
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """Open an environment; every leaf page is read once and checked."""
+        from dsprep.formats.lmdb.source import LmdbSource
+
+        return LmdbSource(path, data_file(path), options, hint)
+
+    def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
+        """Return where each field lies in a sample's value."""
+        values = Values(schema)
+        plan_keys(options.key_format, 1)
+        if len(schema) == 1:
+            return {f.name: "the value" for f in schema}
+        at, plan = values.table, {}
+        for f in values.fixed:
+            plan[f.name] = f"bytes {at} to {at + f.row_nbytes} of the value"
+            at += f.row_nbytes
+        for k, f in enumerate(values.ragged):
+            length = f", its length in bytes {8 * k} to {8 * k + 8}" if values.table else ""
+            place = f"from byte {at}" if k == 0 else f"after {values.ragged[k - 1].name}"
+            plan[f.name] = f"{place} of the value{length}"
+        return {f.name: plan[f.name] for f in schema}
+
+    def losses(self, schema: Schema, options: WriteOptions) -> list[str]:
+        """Return what only a sidecar keeps: names, types and attributes."""
+        lost = []
+        if [f.kind for f in schema] != ["bytes"]:
+            lost.append("LMDB keeps no field names and types: only the sidecar has them")
+        if schema.attrs or any(f.attrs for f in schema):
+            lost.append("LMDB keeps no attributes: only the sidecar has them")
+        return lost
+
+    def estimate(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
+        """Return the bytes of the file: exact for fixed fields, an upper bound otherwise."""
+        import numpy as np
+
+        key = plan_keys(options.key_format, count).nbytes
+        values = Values(schema)
+        if not count:
+            return 2 * PSIZE
+        if schema.ragged:  # a page or less is lost per value; half a page if all are inline
+            size = payload // count + values.table
+            leaves = 2 * count * (node_size(key, size) + 2) // ROOM + 1
+            tree = 2 * leaves // Tree(key).fanout + 2
+            overflow = count * (PSIZE + 16) + payload + values.table * count
+            return (2 + leaves + tree) * PSIZE + overflow
+        nodes, runs = node_sizes(key, np.array([values.head]))
+        level = leaves = -(-count // (ROOM // (int(nodes[0]) + 2)))
+        branches, each = 0, Tree(key).fanout - 1
+        while level > 1:
+            level = (level - 2) // each + 1
+            branches += level
+        return (2 + leaves + branches + int(runs[0]) * count) * PSIZE
+
+    def create(
+        self,
+        path: Path,
+        schema: Schema,
+        count: int,
+        options: WriteOptions,
+        state: State | None,
+    ) -> Writer:
+        """Start or continue an environment: a single file if `path` ends in ``.mdb``."""
+        from dsprep.formats.lmdb.writer import LmdbWriter
+
+        keys = plan_keys(options.key_format, count)
+        if path.suffix.lower() != ".mdb":
+            path.mkdir(exist_ok=True)
+            path = path / DATA
+        return LmdbWriter(path, schema, count, keys, state)

@@ -1,0 +1,138 @@
+"""The keys that dsprep gives to samples: from a sample's number, rising as the numbers rise.
+
+LMDB sorts keys as byte strings. Numbers sort as their samples do only if all have the same width,
+so a key is a format string with the one field ``index``, decimal or hexadecimal, padded with
+zeros: ``{index:08d}``, ``img_{index:010d}``, ``{index:08x}``. The name ``u64be`` stands for 8-byte
+big-endian integers. Whether the keys rise follows from the width alone, without making them.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsprep.errors import UsageError
+from dsprep.formats.base import WriteOptions
+from dsprep.formats.lmdb.spans import Bytes
+
+MAX_KEY = 511
+"""LMDB's limit, in bytes."""
+
+_SPEC = re.compile(r"(?P<width>0[0-9]{1,3})?(?P<base>[dxX]?)")
+_DIGITS = {"": b"0123456789", "d": b"0123456789", "x": b"0123456789abcdef"}
+_DIGITS["X"] = _DIGITS["x"].upper()
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of a dataset: ``before``, the number in `width` digits, ``after``.
+
+    Attributes
+    ----------
+    before, after
+        What surrounds the number.
+    width
+        Digits of the number; 8 bytes if `digits` is empty.
+    digits
+        The digits of the number's base; empty for big-endian integers.
+    """
+
+    before: bytes
+    after: bytes
+    width: int
+    digits: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every key."""
+        return len(self.before) + self.width + len(self.after)
+
+    def make(self, start: int, stop: int) -> Bytes:
+        """Return the keys of samples ``start <= i < stop``: uint8, ``(n, nbytes)``."""
+        index = np.arange(start, stop, dtype=np.int64)
+        out = np.empty((len(index), self.nbytes), np.uint8)
+        if not self.digits:
+            out[:] = index.astype(">u8").view(np.uint8).reshape(-1, 8)
+            return out
+        first = len(self.before)
+        out[:, :first] = np.frombuffer(self.before, np.uint8)
+        out[:, first + self.width :] = np.frombuffer(self.after, np.uint8)
+        table, base = np.frombuffer(self.digits, np.uint8), len(self.digits)
+        for at in range(first + self.width - 1, first - 1, -1):
+            rest = index // base
+            out[:, at] = table[index - rest * base]
+            index = rest
+        return out
+
+    def one(self, index: int) -> bytes:
+        """Return the key of sample `index`."""
+        return self.make(index, index + 1).tobytes()
+
+
+def plan_keys(key_format: str, count: int) -> Keys:
+    """Return the keys of `count` samples; the default format grows to the width it needs.
+
+    Raises
+    ------
+    UsageError
+        If the keys would not rise with the samples, or are longer than LMDB allows.
+    """
+    if key_format == "u64be":
+        return Keys(b"", b"", 8, b"")
+    before, spec, after = _split(key_format)
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise _unsorted(key_format, f"{spec!r} does not pad with zeros to one width")
+    digits = _DIGITS[match["base"]]
+    width = int(match["width"] or 1)
+    last = max(0, count - 1)
+    needed = len(f"{last:x}" if len(digits) == 16 else str(last))
+    if key_format == WriteOptions().key_format:
+        width = max(width, needed)
+    if needed > max(1, width):
+        low, high = key_format.format(index=2), key_format.format(index=len(digits))
+        first, second = (high, low) if not match["width"] else (
+            key_format.format(index=len(digits) ** width),
+            key_format.format(index=2),
+        )
+        raise _unsorted(key_format, f"{first} comes before {second}", max(8, needed))
+    keys = Keys(before.encode(), after.encode(), max(1, width), digits)
+    if not 1 <= keys.nbytes <= MAX_KEY:
+        raise UsageError(
+            f"keys {key_format!r} are {keys.nbytes} bytes long", expected=f"1 to {MAX_KEY}"
+        )
+    return keys
+
+
+def _split(key_format: str) -> tuple[str, str, str]:
+    """Return ``(before, spec, after)`` of a format string with the one field ``index``."""
+    before, spec, after = "", None, ""
+    try:
+        parsed = list(string.Formatter().parse(key_format))
+    except ValueError as error:
+        raise UsageError(f"keys {key_format!r}: {error}", expected="one {index:08d}") from error
+    for text, name, part, conversion in parsed:
+        if spec is None:
+            before += text
+        else:
+            after += text
+        if name is None:
+            continue
+        if name != "index" or conversion or spec is not None:
+            raise UsageError(
+                f"keys {key_format!r} are not understood",
+                expected="text and the one field {index}, such as {index:08d}, or u64be",
+            )
+        spec = part or ""
+    if spec is None:
+        raise UsageError(f"keys {key_format!r} are all the same", fix="use {index:08d}")
+    return before, spec, after
+
+
+def _unsorted(key_format: str, why: str, width: int = 8) -> UsageError:
+    return UsageError(
+        f"keys {key_format} do not sort in sample order: {why}", fix=f"use {{index:0{width}d}}"
+    )

@@ -1,0 +1,169 @@
+"""Many byte ranges at once: read from a file, or copied in memory, into one packed block.
+
+A span is ``(offset, length)``; its place is where its bytes go. Spans that lie near each other in
+the file are read by one ``preadv`` whose buffers are the places themselves, so that the kernel
+packs the values while it copies them, and the bytes in between go to a buffer nobody reads.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from dsprep.errors import FormatError
+from dsprep.schema import Array
+from dsprep.storage import IOV_MAX, as_bytes
+
+Ints: TypeAlias = NDArray[np.int64]
+Bytes: TypeAlias = NDArray[np.uint8]
+
+NEAR = 16 << 10
+"""Bytes between two spans that are read and dropped rather than skipped by a second call."""
+
+LONG = 256
+"""Mean bytes from which on one copy per span is faster than one index per byte."""
+
+_INDEXED = 1 << 20  # bytes copied per index array, which takes eight times as many
+
+_dropped = memoryview(bytearray(NEAR))
+
+
+def read_spans(
+    fd: int, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, where: object
+) -> None:
+    """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``out[places[i]]`` and after.
+
+    Parameters
+    ----------
+    fd
+        The file.
+    offsets, lengths, places
+        int64, shape ``(n,)``, in bytes; in any order.
+    out
+        uint8, shape ``(m,)``, C-contiguous.
+    where
+        The file, for messages.
+
+    Raises
+    ------
+    FormatError
+        If the file ends before a span does.
+    """
+    if len(offsets) > 1 and (np.diff(offsets) < 0).any():
+        order = np.argsort(offsets, kind="stable")
+        offsets, lengths, places = offsets[order], lengths[order], places[order]
+    if not len(offsets):
+        return
+    starts = _breaks(offsets, lengths, places)
+    lengths = np.add.reduceat(lengths, starts)
+    offsets, places = offsets[starts], places[starts]
+    gaps = np.zeros(len(starts), np.int64)  # between a span and the one before it
+    gaps[1:] = offsets[1:] - offsets[:-1] - lengths[:-1]
+    gaps[(gaps < 0) | (gaps > NEAR)] = -1
+    view = as_bytes(out)
+    junk = {int(g): _dropped[: int(g)] for g in np.unique(gaps) if g > 0}
+    buffers: list[memoryview] = []
+    start = end = int(offsets[0])
+    rows = zip(offsets.tolist(), lengths.tolist(), places.tolist(), gaps.tolist(), strict=True)
+    for offset, length, place, gap in rows:
+        if gap < 0 or len(buffers) > IOV_MAX - 2:
+            _fill(fd, buffers, start, end, where)
+            buffers = []
+            start = offset
+        elif gap:
+            buffers.append(junk[gap])
+        buffers.append(view[place : place + length])
+        end = offset + length
+    _fill(fd, buffers, start, end, where)
+
+
+def _breaks(offsets: Ints, lengths: Ints, places: Ints) -> Ints:
+    """Return the spans that do not just go on where the one before ends, here and there."""
+    new = np.ones(len(offsets), bool)
+    new[1:] = offsets[1:] != offsets[:-1] + lengths[:-1]
+    new[1:] |= places[1:] != places[:-1] + lengths[:-1]
+    return np.flatnonzero(new)
+
+
+def _fill(fd: int, buffers: list[memoryview], start: int, end: int, where: object) -> None:
+    """Read the file from ``start`` to ``end`` into at most IOV_MAX buffers, which it fills."""
+    at = start
+    while at < end:
+        got = os.preadv(fd, buffers, at)
+        if got == 0:
+            raise FormatError(
+                "the file ends too early",
+                where=f"{where}, offset {start}",
+                expected=f"{end - start} bytes",
+                found=at - start,
+                fix="the file is truncated or still being written",
+            )
+        at += got
+        if at < end:
+            taken = 0
+            while got >= len(buffers[taken]):
+                got -= len(buffers[taken])
+                taken += 1
+            buffers = buffers[taken:]
+            buffers[0] = buffers[0][got:]
+
+
+def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: Ints) -> None:
+    """Copy ``source[starts[i]:][:lengths[i]]`` to ``out[places[i]:]``, for all i.
+
+    Parameters
+    ----------
+    source, out
+        uint8, 1-D and contiguous.
+    starts, lengths, places
+        int64, shape ``(n,)``, in bytes, within `source` and `out`; the places do not overlap.
+    """
+    n = len(starts)
+    total = int(lengths.sum())
+    if not total:
+        return
+    width = int(lengths[0])
+    if (lengths == width).all():
+        step, pace = _step(starts), _step(places)
+        if step is not None and pace is not None:
+            rows = as_strided(source[int(starts[0]) :], (n, width), (step, 1), writeable=False)
+            as_strided(out[int(places[0]) :], (n, width), (pace, 1))[:] = rows
+            return
+    if total >= n * LONG:
+        for a, size, b in zip(starts.tolist(), lengths.tolist(), places.tolist(), strict=True):
+            out[b : b + size] = source[a : a + size]
+        return
+    ends = np.cumsum(lengths)
+    i = 0
+    while i < n:  # as many spans at a time as keep the index small
+        j = max(i + 1, int(np.searchsorted(ends, ends[i] + _INDEXED, "right")))
+        out[ranges(places[i:j], lengths[i:j])] = source[ranges(starts[i:j], lengths[i:j])]
+        i = j
+
+
+def _step(starts: Ints) -> int | None:
+    """Return the distance between neighbours if it is the same for all, or None."""
+    if len(starts) == 1:
+        return 0
+    step = int(starts[1] - starts[0])
+    return step if (np.diff(starts) == step).all() else None
+
+
+def packed(lengths: Ints) -> Ints:
+    """Return the offsets of spans that follow one another: int64, shape ``(n + 1,)``."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def ranges(starts: Array, counts: Array) -> Ints:
+    """Return ``starts[i], starts[i] + 1, ...``, ``counts[i]`` of them, for all i as one array."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    out: Ints = np.repeat(np.asarray(starts, np.int64) - (ends - counts), counts)
+    out += np.arange(total)
+    return out

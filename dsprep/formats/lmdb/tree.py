@@ -1,0 +1,239 @@
+"""Where every page of a new LMDB file goes, decided while the samples arrive: no I/O here.
+
+The tree is the one that LMDB itself builds from sorted keys with ``MDB_APPEND``: a leaf takes
+nodes until the next one does not fit, and a branch that would get child B + 1 keeps B - 1 and
+leaves 2 to its new neighbour, where B children fill a page. The pages lie as ``mdb_copy -c`` would
+lay them: the overflow pages of a leaf's values in key order, the leaf, and after the last child of
+a branch the branch.
+
+A branch with B - 1 children is therefore written at once only if at least two more children are to
+come. That is known from the number of samples when all values have one size, and from the rest of
+the piece otherwise. Where it cannot be known (values of many sizes, the last leaves of the output,
+and a piece that ends among them) the branch is written when its child B + 1 is: the tree is the
+same, this one page lies later than in a copy by LMDB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from dsprep.formats.lmdb.pages import HEADER, NODE, NO_PAGE, Database
+from dsprep.formats.lmdb.spans import Ints, packed
+
+PSIZE = 4096
+"""Bytes per page: that of nearly all machines, and readable on every one."""
+ROOM = PSIZE - HEADER
+NODE_MAX = ((ROOM // 2) & ~1) - 2
+"""Bytes of a node above which its value goes to overflow pages."""
+
+Child = tuple[int, int]
+"""A page, and the number of the first sample below it."""
+
+
+def node_size(key: int, size: int) -> int:
+    """Return the bytes of a leaf's node, without its pointer, for a value of `size` bytes."""
+    whole = NODE + key + size
+    return (NODE + key + 8 if whole > NODE_MAX else whole) + 1 & ~1
+
+
+def node_sizes(key: int, sizes: Ints) -> tuple[Ints, Ints]:
+    """Return ``(node sizes, overflow pages)`` for values of these sizes, as `node_size` does."""
+    whole = NODE + key + sizes
+    big = whole > NODE_MAX
+    nodes = (np.where(big, NODE + key + 8, whole) + 1) & ~1
+    return nodes, np.where(big, (HEADER - 1 + sizes) // PSIZE + 1, 0)
+
+
+def cut(sizes: Ints, used: int) -> Ints:
+    """Return at which nodes a new leaf begins.
+
+    Parameters
+    ----------
+    sizes
+        int64, shape ``(n,)``: the nodes to come, in bytes.
+    used
+        Bytes that the open leaf has used, pointers included.
+
+    Returns
+    -------
+    int64, shape ``(k,)``: leaf j ends before node ``ends[j]``; the last nodes stay open.
+    """
+    n = len(sizes)
+    if not n:
+        return np.zeros(0, np.int64)
+    if (sizes == sizes[0]).all():
+        each = int(sizes[0]) + 2
+        return np.arange((ROOM - used) // each, n, ROOM // each)
+    filled = packed(sizes + 2)
+    ends: list[int] = []
+    start = -used
+    while (end := int(np.searchsorted(filled, start + ROOM, "right")) - 1) < n:
+        ends.append(end)
+        start = int(filled[end])
+    return np.array(ends, np.int64)
+
+
+@dataclass
+class Branch:
+    """A branch page to write.
+
+    Attributes
+    ----------
+    after
+        The leaf of the piece that it follows.
+    page
+        Its page number.
+    children
+        What is below it, in order.
+    """
+
+    after: int
+    page: int
+    children: list[Child]
+
+
+@dataclass
+class Tree:
+    """The right edge of a tree that grows.
+
+    Attributes
+    ----------
+    key
+        Bytes of every key.
+    next_page
+        The first page that is not yet given away.
+    levels
+        For leaves, their parents, and so on: the pages that have no parent yet.
+    leaf_pages, branch_pages, overflow_pages
+        Pages given away.
+    """
+
+    key: int
+    next_page: int = 2
+    levels: list[list[Child]] = field(default_factory=lambda: [[]])
+    leaf_pages: int = 0
+    branch_pages: int = 0
+    overflow_pages: int = 0
+
+    @property
+    def fanout(self) -> int:
+        """The children that fill a branch page: B."""
+        return 1 + (ROOM - NODE - 2) // ((NODE + self.key + 1 & ~1) + 2)
+
+    def place(
+        self, runs: Ints, ends: Ints, firsts: Ints, to_come: int, last: bool
+    ) -> tuple[Ints, Ints, list[Branch]]:
+        """Give pages to the next samples and to the leaves and branches that they complete.
+
+        Parameters
+        ----------
+        runs
+            int64, shape ``(n,)``: overflow pages of each value.
+        ends
+            int64, shape ``(k,)``: leaf j ends before sample ``ends[j]`` of these.
+        firsts
+            int64, shape ``(k,)``: the number of the first sample in each leaf.
+        to_come
+            At least how many leaves follow these.
+        last
+            Whether the output ends here.
+
+        Returns
+        -------
+        The first overflow page of each value, the page of each leaf, and the branches.
+        """
+        base, k = self.next_page, len(ends)
+        before = packed(runs)
+        extra = np.zeros(k + 1, np.int64)  # branches before leaf j
+        leaves = base + before[ends] + np.arange(k)
+        branches: list[Branch] = []
+        j = 0
+        while j < k:
+            open_ = self.levels[0]
+            full = self.fanout - 1 if len(open_) < self.fanout - 1 else self.fanout + 1
+            stop = min(k, j + full - len(open_))
+            extra[j:stop] = len(branches)
+            leaves[j:stop] += len(branches)
+            open_ += zip(leaves[j:stop].tolist(), firsts[j:stop].tolist(), strict=True)
+            j = stop
+            self.next_page = int(leaves[j - 1]) + 1
+            self._settle(0, j - 1, k - j + to_come, branches)
+        if last and k:
+            self._settle_last(k - 1, branches)
+        extra[k] = len(branches)
+        self.next_page = base + int(before[-1]) + k + len(branches)
+        self.leaf_pages += k
+        self.branch_pages += len(branches)
+        self.overflow_pages += int(before[-1])
+        leaf_of = np.searchsorted(ends, np.arange(len(runs)), "right")
+        return base + before[:-1] + leaf_of + extra[leaf_of], leaves, branches
+
+    def _settle(self, level: int, after: int, to_come: int, branches: list[Branch]) -> None:
+        """Close the branches that are complete, from those above `level` upwards."""
+        for at in count(level):
+            if at == len(self.levels):
+                return
+            size, whole = len(self.levels[at]), self.fanout - 1
+            sure = to_come >= self._leaves_of(at, 2)
+            if not (size == whole and sure) and size != self.fanout + 1:
+                return
+            self._close(at, whole, after, branches)
+
+    def _settle_last(self, after: int, branches: list[Branch]) -> None:
+        """Close all branches, up to the root."""
+        for at in count():
+            if at == len(self.levels) - 1 and len(self.levels[at]) == 1:
+                return
+            self._close(at, len(self.levels[at]), after, branches)
+            self._settle(at + 1, after, 0, branches)
+
+    def _close(self, level: int, size: int, after: int, branches: list[Branch]) -> None:
+        """Put a branch above the first `size` pages of `level`."""
+        children = self.levels[level][:size]
+        self.levels[level] = self.levels[level][size:]
+        if level + 1 == len(self.levels):
+            self.levels.append([])
+        self.levels[level + 1].append((self.next_page, children[0][1]))
+        branches.append(Branch(after, self.next_page, children))
+        self.next_page += 1
+
+    def _leaves_of(self, level: int, pages: int) -> int:
+        """Return at least how many leaves the last `pages` pages of `level` have below them."""
+        for _ in range(level):
+            pages = (pages - 1) * (self.fanout - 1) + 2
+        return pages
+
+    def database(self, entries: int) -> Database:
+        """Return the record of the finished tree."""
+        top = self.levels[-1]
+        return Database(
+            pad=0,
+            flags=0,
+            depth=len(self.levels) if top else 0,
+            branch_pages=self.branch_pages,
+            leaf_pages=self.leaf_pages,
+            overflow_pages=self.overflow_pages,
+            entries=entries,
+            root=top[0][0] if top else NO_PAGE,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the tree as JSON; `from_json` is the inverse."""
+        return {
+            "key": self.key,
+            "next_page": self.next_page,
+            "levels": self.levels,
+            "leaf_pages": self.leaf_pages,
+            "branch_pages": self.branch_pages,
+            "overflow_pages": self.overflow_pages,
+        }
+
+    @classmethod
+    def from_json(cls, json: dict[str, Any]) -> Tree:
+        """Return the tree that `to_json` wrote."""
+        levels = [[(int(page), int(first)) for page, first in level] for level in json["levels"]]
+        return cls(**{**json, "levels": levels})

@@ -1,0 +1,231 @@
+"""How a sample becomes one LMDB value, and a value a sample again.
+
+LMDB keeps one byte string per key and knows no types. The encoding, used for all that dsprep
+writes; a sidecar, or the user, gives the schema when reading:
+
+1. if the sample has two or more ragged fields (`bytes` and `str` are ragged too): for each, in
+   schema order, the bytes of its value as little-endian u64;
+2. the fixed fields in schema order, each in C order with the dtype's own bytes and byte order,
+   without any padding between them; padding inside a structured dtype is zero;
+3. the ragged fields in schema order, each its rows one after another; `str` as UTF-8.
+
+So one `bytes` field is the value itself, and fixed fields alone are a packed C struct. A value may
+be empty. ``decode(encode(batch)) == batch``, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from dsprep.errors import FormatError, UnsupportedError
+from dsprep.formats.lmdb.spans import Bytes, Ints, move_spans, packed
+from dsprep.schema import Arena, Array, Batch, Column, Field, Ragged, Schema, has_padding
+
+MAX_VALUE = (1 << 32) - 1
+"""LMDB's limit, in bytes."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one field, or the table of lengths, adds to each of n values.
+
+    Attributes
+    ----------
+    data
+        uint8, 1-D and contiguous.
+    starts, lengths
+        int64, shape ``(n,)``: value i gets ``data[starts[i]:][:lengths[i]]``.
+    """
+
+    data: Bytes
+    starts: Ints
+    lengths: Ints
+
+
+class Values:
+    """The encoding of samples of one schema.
+
+    Attributes
+    ----------
+    head
+        Bytes of every value before the ragged fields: the table of lengths and the fixed fields.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.fixed = [f for f in schema if not f.ragged]
+        self.ragged = [f for f in schema if f.ragged]
+        for f in self.ragged:
+            if not f.row_nbytes:
+                raise UnsupportedError(
+                    f"field {f} has rows of zero bytes, whose number would be lost",
+                    expected="a fixed shape, or inner axes above zero",
+                )
+        self.table = 8 * len(self.ragged) if len(self.ragged) > 1 else 0
+        self.head = self.table + schema.fixed_nbytes
+        if self.head > MAX_VALUE:
+            raise UnsupportedError(
+                "a sample is larger than an LMDB value can be",
+                expected=f"at most {MAX_VALUE} bytes",
+                found=self.head,
+            )
+
+    def encode(self, batch: Batch) -> list[Part]:
+        """Return the parts of each value, in the order in which they follow one another."""
+        fixed = [_fixed_part(batch[f.name], f) for f in self.fixed]
+        ragged = [_ragged_part(batch[f.name], f) for f in self.ragged]
+        if not self.table:
+            return fixed + ragged
+        table = np.stack([part.lengths for part in ragged], axis=1).astype("<u8")
+        return [_fixed_part(table, Field("", table.dtype, (len(ragged),))), *fixed, *ragged]
+
+    def decode(self, data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Batch:
+        """Return the samples whose values follow one another in `data`.
+
+        Parameters
+        ----------
+        data
+            uint8, 1-D and contiguous.
+        lengths
+            int64, shape ``(n,)``: bytes of each value.
+        label
+            Gives the name of value i, with its file, for messages.
+
+        Raises
+        ------
+        FormatError
+            If a value does not fit the schema.
+        """
+        offsets = packed(lengths)
+        sizes = self.ragged_sizes(data, offsets, label)
+        heads = self._heads(data, offsets)
+        columns: Batch = {}
+        at = self.table
+        for f in self.fixed:
+            columns[f.name] = _column(heads[:, at : at + f.row_nbytes], f)
+            at += f.row_nbytes
+        starts = offsets[:-1] + self.head
+        for f, length in zip(self.ragged, sizes, strict=True):
+            if len(self.schema) == 1:
+                flat = data
+            else:
+                ends = packed(length)
+                flat = np.empty(int(ends[-1]), np.uint8)
+                move_spans(data, starts, length, flat, ends[:-1])
+                starts = starts + length
+            rows = flat.view(f.dtype).reshape(-1, *f.inner)
+            columns[f.name] = Ragged.from_lengths(rows, length // f.row_nbytes, f.kind)
+        return {f.name: columns[f.name] for f in self.schema}
+
+    def ragged_sizes(
+        self, data: Bytes, offsets: Ints, label: Callable[[int], str]
+    ) -> list[Ints]:
+        """Return the bytes of each ragged field in each value, checked against the values."""
+        lengths = np.diff(offsets)
+        left = lengths - self.head
+        bad = left != 0 if not self.ragged else left < 0
+        if bad.any():
+            i = int(bad.argmax())
+            raise FormatError(
+                f"the value does not fit {self.schema}",
+                where=label(i),
+                expected=f"{'at least ' if self.ragged else ''}{self.head} bytes",
+                found=f"{lengths[i]} bytes",
+                fix="name its fields with --field NAME:DTYPE[SHAPE]",
+            )
+        if not self.ragged:
+            return []
+        if self.table:
+            counts = self._heads(data, offsets)[:, : self.table].view("<u8")
+            bad = (counts > left.astype(np.uint64)[:, None]).any(axis=1)
+            sizes = list(np.where(bad[:, None], 0, counts).astype(np.int64).T)
+            bad |= np.sum(sizes, axis=0) != left
+        else:
+            sizes, bad = [left], np.zeros(len(left), bool)
+        for f, size in zip(self.ragged, sizes, strict=True):
+            bad |= size % f.row_nbytes != 0
+        if bad.any():
+            i = int(bad.argmax())
+            raise FormatError(
+                f"the value does not fit {self.schema}",
+                where=label(i),
+                expected="lengths that add up to whole rows",
+                found=f"{lengths[i]} bytes",
+                fix="name its fields with --field NAME:DTYPE[SHAPE]",
+            )
+        return sizes
+
+    def _heads(self, data: Bytes, offsets: Ints) -> Bytes:
+        """Return the first `head` bytes of each value: uint8, shape ``(n, head)``."""
+        n = len(offsets) - 1
+        if not self.ragged:
+            return data.reshape(n, self.head)
+        out = np.empty(n * self.head, np.uint8)
+        places = np.arange(n, dtype=np.int64) * self.head
+        move_spans(data, offsets[:-1], np.full(n, self.head, np.int64), out, places)
+        return out.reshape(n, self.head)
+
+
+def join(parts: list[Part], sizes: Ints, arena: Arena) -> Bytes:
+    """Return the values one after another: uint8, shape ``(sum(sizes),)``."""
+    n = len(sizes)
+    if len(parts) == 1:
+        part = parts[0]
+        if not n or (np.diff(part.starts) == part.lengths[:-1]).all():
+            start = int(part.starts[0]) if n else 0
+            return part.data[start : start + int(sizes.sum())]
+    places = packed(sizes)
+    out = arena.empty("write.values", (int(places[-1]),), np.dtype(np.uint8))
+    at = places[:-1]
+    for part in parts:
+        move_spans(part.data, part.starts, part.lengths, out, at)
+        at = at + part.lengths
+    return out
+
+
+def _fixed_part(column: Column, field: Field) -> Part:
+    """Return what a fixed field adds; its bytes are copied only if its rows are not contiguous."""
+    array = np.asarray(column)
+    n, width = len(array), field.row_nbytes
+    lengths = np.full(n, width, np.int64)
+    if not n * width:
+        return Part(np.zeros(0, np.uint8), np.zeros(n, np.int64), lengths)
+    array = _without_padding(array)
+    step = array.strides[0] if n > 1 else width
+    if step < width or not array[:1].flags.c_contiguous:
+        array, step = np.ascontiguousarray(array), width
+    rows = array[:1].reshape(-1).view(np.uint8)
+    data = as_strided(rows, ((n - 1) * step + width,), (1,), writeable=False)
+    return Part(data, np.arange(n, dtype=np.int64) * step, lengths)
+
+
+def _ragged_part(column: Column, field: Field) -> Part:
+    """Return what a ragged field adds."""
+    assert isinstance(column, Ragged)  # the schema says so
+    values = np.ascontiguousarray(_without_padding(column.values))
+    data = values.reshape(-1).view(np.uint8) if values.size else np.zeros(0, np.uint8)
+    offsets = column.offsets * field.row_nbytes
+    return Part(data, offsets[:-1], np.diff(offsets))
+
+
+def _without_padding(array: Array) -> Array:
+    """Return the values with zeros wherever a structured dtype has bytes of no member."""
+    dtype = array.dtype
+    if dtype.names is None or not has_padding(dtype):
+        return array
+    out = np.zeros(array.shape, dtype)
+    for name in dtype.names:
+        out[name] = _without_padding(array[name])
+    return out
+
+
+def _column(rows: Bytes, field: Field) -> Array:
+    """Return bytes of shape ``(n, row_nbytes)`` as the values of a fixed field."""
+    shape = (len(rows), *field.inner)
+    if not rows.size:
+        return np.empty(shape, field.dtype)
+    return rows.view(field.dtype).reshape(shape)

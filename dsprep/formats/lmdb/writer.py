@@ -1,0 +1,356 @@
+"""Writes an LMDB environment in its compact form, in one go and without liblmdb.
+
+The file is, byte for byte, what ``mdb_copy -c`` makes of the same keys and values put in order
+with ``MDB_APPEND`` in one transaction, except:
+
+- the map size is that of the file (LMDB copies the one that the environment was opened with); a
+  process that wants to add to the file opens it with a larger one, as always;
+- unused bytes between a page's pointers and its nodes are zero, where LMDB leaves what was in
+  memory;
+- the place of a few branch pages when values differ in size (see `tree`).
+
+Every value lies at ``page * 4096 + 16`` or inside a leaf; a value is written straight from the
+batch, without being copied together first, when values are large.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.errors import UnsupportedError
+from dsprep.formats.base import State, Writer
+from dsprep.formats.lmdb.keys import Keys
+from dsprep.formats.lmdb.pages import (
+    EMPTY,
+    F_BIGDATA,
+    HEADER,
+    NODE,
+    P_BRANCH,
+    P_LEAF,
+    P_OVERFLOW,
+    Meta,
+)
+from dsprep.formats.lmdb.spans import Bytes, Ints, move_spans, packed, ranges
+from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_size, node_sizes
+from dsprep.formats.lmdb.values import MAX_VALUE, Part, Values, join
+from dsprep.schema import Arena, Batch, Schema
+from dsprep.storage import as_bytes, pwrite_all, sync_directory
+
+SCATTERED = 8 << 10
+"""Mean bytes of a value from which on its parts are written from where they are."""
+
+_ZEROS = memoryview(bytes(PSIZE))
+_U16 = np.dtype("<u2")
+
+
+@dataclass
+class Piece:
+    """Samples on their way into the file.
+
+    Attributes
+    ----------
+    start, stop
+        The samples ``start <= i < stop``.
+    arena
+        Where further arrays may be taken from.
+    parts
+        What the values on overflow pages are made of.
+    sizes, node_sizes, runs
+        int64, shape ``(n,)``: bytes of each value, of its node, and its overflow pages.
+    nodes
+        uint8: the nodes one after another; the page numbers in them are filled in by `reserve`.
+    page
+        The piece's first page in the file.
+    carried, carried_sizes
+        The nodes of the leaf that was open before this piece, and their bytes.
+    ends
+        The leaves, as `cut` gives them.
+    value_pages, leaf_pages, branches
+        As `Tree.place` gives them.
+    """
+
+    start: int
+    stop: int
+    arena: Arena
+    parts: list[Part]
+    sizes: Ints
+    node_sizes: Ints
+    runs: Ints
+    nodes: Bytes
+    page: int = 0
+    carried: bytes = b""
+    carried_sizes: list[int] = field(default_factory=list)
+    ends: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    value_pages: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    leaf_pages: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    branches: list[Branch] = field(default_factory=list)
+
+
+class LmdbWriter(Writer):
+    """An LMDB file being written; see the module for its form.
+
+    Parameters
+    ----------
+    path
+        The file itself, not the directory of the environment.
+    schema, count, keys
+        What is written: `count` samples of `schema` under these keys.
+    state
+        From `checkpoint`, to continue.
+    """
+
+    def __init__(
+        self, path: Path, schema: Schema, count: int, keys: Keys, state: State | None
+    ) -> None:
+        self._path, self._count, self._keys = path, count, keys
+        self._values = Values(schema)
+        smallest = node_size(keys.nbytes, self._values.head)
+        if schema.ragged:  # a large value has a small node
+            smallest = min(smallest, node_size(keys.nbytes, MAX_VALUE))
+        self._most = ROOM // (smallest + 2)  # nodes on a leaf
+        self._tree = Tree(keys.nbytes)
+        self._first = self._done = 0  # first sample of the open leaf; samples reserved
+        self._open, self._open_sizes = b"", list[int]()
+        if state is not None:
+            self._tree = Tree.from_json(state["tree"])
+            self._first, self._done = int(state["first"]), int(state["done"])
+            self._open = bytes.fromhex(state["open"])
+            self._open_sizes = [int(n) for n in state["open_sizes"]]
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if state is None else 0)
+        self._fd = os.open(path, flags, 0o666)
+
+    def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
+        """Build the nodes of the samples, all but the page numbers in them."""
+        parts = self._values.encode(batch)
+        n = len(next(iter(batch.values())))
+        sizes = np.sum([part.lengths for part in parts], axis=0, dtype=np.int64)
+        if n and sizes.max() > MAX_VALUE:
+            i = int(sizes.argmax())
+            raise UnsupportedError(
+                "a sample is larger than an LMDB value can be",
+                where=f"{self._path}, sample {start + i}",
+                expected=f"at most {MAX_VALUE} bytes",
+                found=int(sizes[i]),
+            )
+        widths, runs = node_sizes(self._keys.nbytes, sizes)
+        if n and sizes.sum() < n * SCATTERED:
+            data = join(parts, sizes, arena)
+            parts = [Part(data, packed(sizes)[:-1], sizes)]
+        nodes = self._build_nodes(parts, sizes, widths, runs, start, arena)
+        return Piece(start, start + n, arena, parts, sizes, widths, runs, nodes)
+
+    def _build_nodes(
+        self, parts: list[Part], sizes: Ints, widths: Ints, runs: Ints, start: int, arena: Arena
+    ) -> Bytes:
+        """Return the nodes one after another."""
+        n, key = len(sizes), self._keys.nbytes
+        offsets = packed(widths)
+        nodes = arena.empty("write.nodes", (int(offsets[-1]),), np.dtype(np.uint8))
+        nodes[:] = 0
+        at = offsets[:-1]
+        words, half = nodes.view(_U16), at >> 1
+        words[half] = sizes & 0xFFFF
+        words[half + 1] = sizes >> 16
+        words[half + 2] = np.where(runs > 0, F_BIGDATA, 0)
+        words[half + 3] = key
+        keys = self._keys.make(start, start + n).reshape(-1)
+        lengths = np.full(n, key, np.int64)
+        move_spans(keys, np.arange(n, dtype=np.int64) * key, lengths, nodes, at + NODE)
+        inline = runs == 0
+        place = at[inline] + NODE + key
+        for part in parts:
+            length = part.lengths[inline]
+            move_spans(part.data, part.starts[inline], length, nodes, place)
+            place = place + length
+        return nodes
+
+    def reserve(self, piece: Piece) -> None:
+        """Cut the samples into leaves, and give pages to all that they complete."""
+        tree, last = self._tree, piece.stop == self._count
+        n = piece.stop - piece.start
+        used = sum(self._open_sizes) + 2 * len(self._open_sizes)
+        ends = cut(piece.node_sizes, used)
+        begun = int(ends[-1]) if len(ends) else -len(self._open_sizes)  # the open leaf's first
+        if last and n:
+            ends = np.append(ends, n)
+        to_come = 0 if last else -(-(n - begun + self._count - piece.stop) // self._most)
+        firsts = np.empty(len(ends), np.int64)
+        firsts[:1] = self._first
+        firsts[1:] = piece.start + ends[:-1]
+        piece.page, piece.ends = tree.next_page, ends
+        piece.carried, piece.carried_sizes = self._open, self._open_sizes
+        piece.value_pages, piece.leaf_pages, piece.branches = tree.place(
+            piece.runs, ends, firsts, to_come, last
+        )
+        offsets = packed(piece.node_sizes)
+        self._fill_in_pages(piece, offsets)
+        self._done = piece.stop
+        left = int(ends[-1]) if len(ends) else 0
+        tail = piece.nodes[int(offsets[left]) :].tobytes()
+        sizes = piece.node_sizes[left:].tolist()
+        if len(ends):
+            self._first, self._open, self._open_sizes = piece.start + left, tail, sizes
+        else:
+            self._open, self._open_sizes = self._open + tail, self._open_sizes + sizes
+
+    def _fill_in_pages(self, piece: Piece, offsets: Ints) -> None:
+        """Put the page numbers of the values into their nodes."""
+        big = piece.runs > 0
+        place = offsets[:-1][big] + NODE + self._keys.nbytes
+        pages = piece.value_pages[big].astype("<u8").view(np.uint8)
+        eight = np.full(len(place), 8, np.int64)
+        move_spans(pages, np.arange(len(place), dtype=np.int64) * 8, eight, piece.nodes, place)
+
+    def write(self, piece: Piece) -> None:
+        """Write the piece's pages: one range of the file."""
+        leaves = self._build_leaves(piece)
+        branches: dict[int, list[Branch]] = {}
+        for branch in piece.branches:
+            branches.setdefault(branch.after, []).append(branch)
+        buffers: list[memoryview] = []
+        done = 0
+        big = bool(piece.runs.any())
+        values = _Runs(piece) if big else None
+        rows = as_bytes(leaves)
+        stops = range(len(leaves)) if big else sorted({*branches, len(leaves) - 1})
+        sample = 0
+        for j in stops:
+            if values is not None:
+                values.add(buffers, sample, int(piece.ends[j]))
+                sample = int(piece.ends[j])
+            if len(leaves):
+                buffers.append(rows[done * PSIZE : (j + 1) * PSIZE])
+                done = j + 1
+            buffers += [memoryview(self._branch_page(b)) for b in branches.get(j, ())]
+        if values is not None:
+            values.add(buffers, sample, piece.stop - piece.start)
+        pwrite_all(self._fd, buffers, piece.page * PSIZE)
+
+    def _build_leaves(self, piece: Piece) -> Bytes:
+        """Return the leaf pages that the piece completes: uint8, shape ``(k, PSIZE)``."""
+        k, carried = len(piece.ends), len(piece.carried_sizes)
+        pages = piece.arena.empty("write.leaves", (k, PSIZE), np.dtype(np.uint8))
+        pages[:] = 0
+        if not k:
+            return pages
+        n = int(piece.ends[-1])
+        ends = piece.ends + carried  # from here on nodes count from the carried ones
+        sizes = np.concatenate([piece.carried_sizes, piece.node_sizes[:n]]).astype(np.int64)
+        counts = np.diff(ends, prepend=0)
+        offsets = packed(sizes)
+        leaf = np.repeat(np.arange(k), counts)
+        slot = ranges(np.zeros(k), counts)
+        begin = offsets[ends - counts]
+        upper = PSIZE - (offsets[1:] - begin[leaf])
+        words = pages.view(_U16)
+        pages[:, :8] = piece.leaf_pages.astype("<u8").view(np.uint8).reshape(k, 8)
+        words[:, 5] = P_LEAF
+        words[:, 6] = HEADER + 2 * counts
+        words[:, 7] = PSIZE - (offsets[ends] - begin)
+        words.reshape(-1)[leaf * (PSIZE >> 1) + (HEADER >> 1) + slot] = upper
+        at = leaf * PSIZE + upper
+        flat = pages.reshape(-1)
+        old = np.frombuffer(piece.carried, np.uint8)
+        move_spans(old, offsets[:carried], sizes[:carried], flat, at[:carried])
+        self._place_nodes(piece.nodes, sizes[carried:], flat, at[carried:], counts)
+        return pages
+
+    def _place_nodes(
+        self, nodes: Bytes, sizes: Ints, flat: Bytes, at: Ints, counts: Ints
+    ) -> None:
+        """Copy the piece's nodes to their places on its leaf pages."""
+        starts = packed(sizes)[:-1]
+        first, last = 0, len(sizes)
+        each = int(counts[1]) if len(counts) > 2 else 0
+        middle = each * (len(counts) - 2)
+        if middle and (sizes == sizes[0]).all():  # all leaves but the outer ones are alike
+            size = int(sizes[0])
+            first = last - int(counts[-1]) - middle
+            rows = np.lib.stride_tricks.as_strided(
+                flat[int(at[first]) :], (len(counts) - 2, each, size), (PSIZE, -size, 1)
+            )
+            begin = int(starts[first])
+            rows[:] = nodes[begin : begin + middle * size].reshape(rows.shape)
+        else:
+            first, middle = last, 0
+        for part in (slice(0, first), slice(first + middle, last)):
+            move_spans(nodes, starts[part], sizes[part], flat, at[part])
+
+    def _branch_page(self, branch: Branch) -> bytes:
+        """Return a branch page; the key of a child is that of the first sample below it."""
+        page = bytearray(PSIZE)
+        upper = PSIZE
+        for slot, (child, first) in enumerate(branch.children):
+            key = self._keys.one(first) if slot else b""
+            upper -= (NODE + len(key) + 1) & ~1
+            node = child.to_bytes(6, "little") + len(key).to_bytes(2, "little") + key
+            page[upper : upper + len(node)] = node
+            at = HEADER + 2 * slot
+            page[at : at + 2] = upper.to_bytes(2, "little")
+        page[:8] = branch.page.to_bytes(8, "little")
+        words = (P_BRANCH, HEADER + 2 * len(branch.children), upper)
+        page[10:16] = b"".join(word.to_bytes(2, "little") for word in words)
+        return bytes(page)
+
+    def checkpoint(self) -> State:
+        """Return the tree's right edge and the nodes of the open leaf: some kilobytes."""
+        return {
+            "tree": self._tree.to_json(),
+            "first": self._first,
+            "done": self._done,
+            "open": self._open.hex(),
+            "open_sizes": self._open_sizes,
+        }
+
+    def sync(self) -> None:
+        """Make all that has been written durable."""
+        os.fdatasync(self._fd)
+
+    def finish(self) -> None:
+        """Write the metas, which make it an LMDB file."""
+        pages = self._tree.next_page
+        nbytes = pages * PSIZE
+        os.ftruncate(self._fd, nbytes)
+        main = self._tree.database(self._count) if self._count else EMPTY
+        empty = Meta(PSIZE, nbytes, EMPTY, 1, 0)
+        full = Meta(PSIZE, nbytes, main, pages - 1, 1) if self._count else empty
+        os.fdatasync(self._fd)  # the pages before the metas that point to them
+        pwrite_all(self._fd, [empty.pack(0), full.pack(1)], 0)
+        os.fsync(self._fd)
+        self.close()
+        sync_directory(self._path.parent)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class _Runs:
+    """The overflow pages of a piece's values, as buffers to write one after another."""
+
+    def __init__(self, piece: Piece) -> None:
+        self._runs = piece.runs
+        n = len(piece.runs)
+        headers = np.zeros((n, HEADER), np.uint8)
+        headers[:, :8] = piece.value_pages.astype("<u8").view(np.uint8).reshape(n, 8)
+        headers.view(_U16)[:, 5] = P_OVERFLOW
+        headers[:, 12:] = piece.runs.astype("<u4").view(np.uint8).reshape(n, 4)
+        self._headers = as_bytes(headers)
+        self._parts = [
+            (memoryview(p.data), p.starts.tolist(), (p.starts + p.lengths).tolist())  # type: ignore[arg-type]
+            for p in piece.parts
+        ]
+        self._rest = (piece.runs * PSIZE - HEADER - piece.sizes).tolist()
+
+    def add(self, buffers: list[memoryview], start: int, stop: int) -> None:
+        """Append the overflow pages of samples ``start <= i < stop`` of the piece."""
+        for i in (np.flatnonzero(self._runs[start:stop]) + start).tolist():
+            buffers.append(self._headers[HEADER * i : HEADER * (i + 1)])
+            buffers += [data[starts[i] : ends[i]] for data, starts, ends in self._parts]
+            buffers.append(_ZEROS[: self._rest[i]])
