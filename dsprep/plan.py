@@ -178,7 +178,7 @@ class Cast:
             elif _is_float(values.dtype):
                 bad = ~np.isfinite(values) | (back != np.trunc(values))
             else:
-                bad = back != values
+                bad = (back != values) | ((out < 0) != (values < 0))
         if bad.any():
             at = int(np.argmax(bad.reshape(-1)))
             value = values.reshape(-1)[at]

@@ -97,8 +97,8 @@ class Staging:
 
     def _continue(self, job: Mapping[str, Any], restart: bool) -> dict[str, Any] | None:
         """Return the state that an interrupted run of the same job left, or None."""
-        recorded = self._load("job.json")
-        if recorded is not None and not restart:
+        recorded = None if restart else self._load("job.json")
+        if recorded is not None:
             differing = sorted(
                 k for k in {*recorded, *job} if recorded.get(k) != _plain(job.get(k))
             )

@@ -1,0 +1,157 @@
+"""The structure holds: imports go one way, start-up is light, only the command line prints."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dsprep
+
+ROOT = Path(dsprep.__file__).parent
+HEAVY = ("h5py", "lmdb", "zarr", "tensorflow", "torch", "jax", "numcodecs", "ml_dtypes")
+
+# Each layer may import from those above it and, unless it says otherwise, from itself.
+LAYERS = [
+    ("errors",),
+    ("schema",),
+    ("storage",),
+    ("formats.base", "formats.samples"),
+    ("formats", "sidecar"),
+    ("dataset", "plan", "staging", "synth"),
+    ("transfer", "comparison"),
+    ("conversion",),
+    ("inspection",),
+    ("cli", "__main__"),
+]
+
+
+def modules():
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def imported(path):
+    """Names below dsprep that a module imports, wherever in it; not for type checking only."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            if node.module == "dsprep":
+                yield from (a.name for a in node.names)
+            elif node.module.startswith("dsprep."):
+                inside = node.module.removeprefix("dsprep.")
+                for a in node.names:
+                    below = (ROOT / inside.replace(".", "/") / f"{a.name}.py").exists()
+                    yield f"{inside}.{a.name}" if below else inside
+        elif isinstance(node, ast.Import):
+            yield from (
+                a.name.removeprefix("dsprep.") for a in node.names if a.name.startswith("dsprep.")
+            )
+
+
+def layer(name):
+    """The layer of the longest prefix of `name` that is listed."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        for i, names in enumerate(LAYERS):
+            if ".".join(parts[:length]) in names:
+                return i
+    raise AssertionError(f"{name} belongs to no layer: add it to LAYERS")
+
+
+@pytest.mark.parametrize(("name", "path"), [m for m in modules() if m[0]], ids=lambda v: str(v))
+def test_imports_go_one_way(name, path):
+    for other in imported(path):
+        if other == "__version__":
+            continue
+        assert layer(other) <= layer(name), f"{name} imports {other}"
+
+
+def test_formats_do_not_know_each_other():
+    names = [p.name for p in (ROOT / "formats").iterdir() if (p / "__init__.py").exists()]
+    assert len(names) >= 4
+    for name, path in modules():
+        own = name.split(".")[1] if name.startswith("formats.") and name.count(".") else None
+        if own not in names:
+            continue
+        for other in imported(path):
+            assert not any(
+                other == f"formats.{n}" or other.startswith(f"formats.{n}.")
+                for n in names
+                if n != own
+            ), f"{name} imports {other}"
+
+
+@pytest.mark.parametrize(
+    "command", ["import dsprep", "from dsprep.cli import app; app(['--help'])"]
+)
+def test_start_up_is_light(command):
+    code = f"""
+import sys
+try:
+    {command}
+except SystemExit:
+    pass
+print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_recognising_a_format_is_light(tmp_path):
+    file = tmp_path / "x"
+    file.write_bytes(b"nothing known" * 10)
+    code = f"""
+import sys
+from dsprep import formats
+from dsprep.errors import FormatError
+from pathlib import Path
+try:
+    formats.recognise(Path({str(file)!r}))
+except FormatError:
+    print([m for m in {HEAVY!r} if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_only_the_command_line_prints():
+    for name, path in modules():
+        if name.startswith("cli"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            assert not (called and node.func.id == "print"), f"{name}:{node.lineno}"
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    for name, path in modules():
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {a.name for a in node.names} | {getattr(node, "module", None)}
+                assert not names & {"marshal", "shelve", "dill", "cloudpickle"}, name
+                assert "pickle" not in names or name.startswith("synth."), name  # it writes some
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec"), f"{name}:{node.lineno}"
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
+                assert node.attr == "dumps", f"{name}:{node.lineno}"
+
+
+def test_public_names_exist():
+    for name in dsprep.__all__:
+        assert getattr(dsprep, name) is not None
+    with pytest.raises(AttributeError):
+        dsprep.nosuch  # noqa: B018

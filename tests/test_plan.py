@@ -1,0 +1,210 @@
+"""Cutting into shards and pieces, casts, ranges and sizes: pure, so checked by laws."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import MemorySource
+
+from dsprep.errors import SchemaError, UsageError
+from dsprep.plan import (
+    Shard,
+    apply_casts,
+    cast_schema,
+    make_casts,
+    parse_nbytes,
+    parse_range,
+    pieces,
+    probe_nbytes,
+    shard_names,
+    shards_by_bytes,
+    shards_by_samples,
+    show_nbytes,
+)
+from dsprep.schema import Field, Ragged, Schema
+
+RAGGED = Schema((Field.opaque("b"),))
+
+
+class Sized(MemorySource):
+    """Ragged samples whose sizes are known without reading."""
+
+    def __init__(self, sizes):
+        self.known = np.asarray(sizes, np.int64)
+        values = np.zeros(int(self.known.sum()), "u1")
+        super().__init__(RAGGED, {"b": Ragged.from_lengths(values, self.known, "bytes")})
+
+    def sizes(self, start, stop):
+        return self.known[start:stop]
+
+
+class Unsized(Sized):
+    def sizes(self, start, stop):
+        return None
+
+
+sizes = st.lists(st.integers(0, 60), max_size=60)
+
+
+def greedy(sizes, start, stop, unit, limit):
+    """The rule, one unit at a time: the oracle for the vectorised cut."""
+    edges, used = [start], 0
+    for at in range(start, stop, unit):
+        size = sum(sizes[at : min(at + unit, stop)])
+        if at != edges[-1] and used + size > limit:
+            edges.append(at)
+            used = 0
+        used += size
+    return [*edges, stop] if start < stop else [start]
+
+
+@given(sizes, st.integers(1, 100))
+def test_shards_by_bytes_follow_the_rule(sizes, limit):
+    found = shards_by_bytes(Sized(sizes), 0, len(sizes), limit)
+    edges = greedy(sizes, 0, len(sizes), 1, limit)
+    assert found == (list(itertools.pairwise(edges)) or [(0, 0)])
+
+
+@given(sizes, st.integers(1, 7), st.integers(1, 100), st.integers(0, 20))
+def test_pieces_follow_the_rule_and_can_continue_anywhere(sizes, unit, target, start):
+    start = min(start, len(sizes))
+    source, shard = Sized(sizes), Shard("x", start, len(sizes))
+    found = list(pieces(source, shard, unit, target))
+    edges = greedy(sizes, start, len(sizes), unit, target)
+    assert found == list(itertools.pairwise(edges))
+    for i, (_, stop) in enumerate(found):
+        assert list(pieces(source, shard, unit, target, after=stop - start)) == found[i + 1 :]
+
+
+@given(sizes, st.integers(1, 7), st.integers(1, 100))
+def test_pieces_of_unknown_sizes_cover_everything_once(sizes, unit, target):
+    source, shard = Unsized(sizes), Shard("x", 0, len(sizes))
+    found = list(pieces(source, shard, unit, target))
+    assert [i for a, b in found for i in range(a, b)] == list(range(len(sizes)))
+    assert all(a % unit == 0 and a < b for a, b in found)
+    for i, (_, stop) in enumerate(found):
+        assert list(pieces(source, shard, unit, target, after=stop)) == found[i + 1 :]
+
+
+@given(st.integers(0, 1000), st.integers(1, 50), st.integers(1, 4000))
+def test_pieces_of_fixed_samples(count, unit, target):
+    schema = Schema((Field("x", np.dtype("f4"), (3,)),))
+    source = MemorySource(schema, {"x": np.zeros((count, 3), "f4")})
+    found = list(pieces(source, Shard("x", 0, count), unit, target))
+    assert [i for a, b in found for i in range(a, b)] == list(range(count))
+    assert all(a % unit == 0 for a, _ in found)
+    assert all((b - a) * 12 <= max(target, 12 * unit) for a, b in found)
+
+
+def test_pieces_span_blocks_of_sizes():
+    count = (1 << 18) * 2 + 5
+    source = Sized(np.ones(count, np.int64))
+    found = list(pieces(source, Shard("x", 3, count), 7, 100_000))
+    assert found[0][0] == 3
+    assert found[-1][1] == count
+    assert all(b == c for (_, b), (c, _) in itertools.pairwise(found))
+    assert all((b - a) % 7 == 0 for a, b in found[:-1])
+    assert max(b - a for a, b in found) <= 100_000
+    assert len(found) == -(-(count - 3) // (100_000 // 7 * 7))
+
+
+def test_shards_by_samples():
+    assert shards_by_samples(0, 10, 4) == [(0, 4), (4, 8), (8, 10)]
+    assert shards_by_samples(5, 5, 4) == [(5, 5)]
+    with pytest.raises(UsageError):
+        shards_by_samples(0, 10, 0)
+
+
+def test_shard_names():
+    assert shard_names("a", ".h5", 2) == ["a-00000-of-00002.h5", "a-00001-of-00002.h5"]
+
+
+def test_probe():
+    assert probe_nbytes(Unsized([]), 0, 0) == 1
+    assert probe_nbytes(Unsized([10] * 100), 0, 100) == 10
+
+
+def cast(values, name, column=None):
+    schema = Schema((Field("x", values.dtype, values.shape[1:]),))
+    casts = make_casts(schema, {"x": np.dtype(name)})
+    assert cast_schema(schema, casts)["x"].dtype == np.dtype(name)
+    return apply_casts({"x": values}, casts, 100)["x"]
+
+
+def test_casts_that_fit():
+    x = np.array([[0.0, -1.5], [np.inf, 65504.0]], "f4")
+    assert cast(x, "f2").tolist() == x.tolist()
+    assert np.isnan(cast(np.array([np.nan], "f4"), "f2")[0])
+    assert cast(np.array([1, 255]), "u1").tolist() == [1, 255]
+    assert cast(np.array([1.9, -3.2]), "i2").tolist() == [1, -3]
+    assert cast(np.array([True, False]), "f4").tolist() == [1.0, 0.0]
+    assert cast(np.zeros((0, 3)), "i4").shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        (np.array([1.0, 1e30], "f4"), "f2"),
+        (np.array([1, 256]), "u1"),
+        (np.array([1, -1]), "u8"),
+        (np.array([1.0, np.nan]), "i4"),
+        (np.array([1.0, 1e30]), "i8"),
+    ],
+)
+def test_casts_that_lose_values_name_the_sample(values, name):
+    with pytest.raises(SchemaError, match="sample 101, field x"):
+        cast(values, name)
+
+
+def test_cast_of_ragged_names_the_sample():
+    schema = Schema((Field("x", np.dtype("i8"), (None, 2)),))
+    casts = make_casts(schema, {"x": np.dtype("i1")})
+    values = np.array([[1, 2], [3, 4], [5, 600]])
+    with pytest.raises(SchemaError, match="sample 12, field x"):
+        apply_casts({"x": Ragged.from_lengths(values, np.array([2, 0, 1]))}, casts, 10)
+
+
+def test_casts_only_between_numbers():
+    schema = Schema((Field("x", np.dtype("S3")), Field.opaque("b"), Field("c", np.dtype("c8"))))
+    for name in ("x", "b", "c"):
+        with pytest.raises(UsageError):
+            make_casts(schema, {name: np.dtype("f4")})
+    with pytest.raises(SchemaError):
+        make_casts(schema, {"nosuch": np.dtype("f4")})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0:10", (0, 10)), (":", (0, 50)), ("-5:", (45, 50)), ("40:99", (40, 50)), ("9:3", (9, 9))],
+)
+def test_ranges(text, expected):
+    assert parse_range(text, 50) == expected
+
+
+@pytest.mark.parametrize("text", ["5", "a:b", "1:2:3", ""])
+def test_bad_ranges(text):
+    with pytest.raises(UsageError):
+        parse_range(text, 50)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("1", 1), ("4GiB", 4 << 30), ("256 MiB", 256 << 20), ("2kB", 2000), ("1.5M", 1_500_000)],
+)
+def test_sizes(text, nbytes):
+    assert parse_nbytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "0", "-1", "1XB", "nan", "inf", "1e400"])
+def test_bad_sizes(text):
+    with pytest.raises(UsageError):
+        parse_nbytes(text)
+
+
+@given(st.integers(0, 1 << 70))
+def test_sizes_are_shown_short(nbytes):
+    assert len(show_nbytes(nbytes)) < 14

@@ -1,0 +1,143 @@
+"""The sidecar: its JSON, what it is found for, and damaged ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import schemas
+
+from dsprep import sidecar
+from dsprep.errors import FormatError
+from dsprep.schema import Field, Schema
+from dsprep.sidecar import FileEntry, Sidecar, decode_attr, encode_attr
+
+ATTRS = {
+    "text": "naïve",
+    "number": 3,
+    "flag": True,
+    "real": 2.5,
+    "nan": np.float32("nan"),
+    "raw": b"\x00\xff",
+    "array": np.arange(6, dtype=">i2").reshape(2, 3),
+    "scalar": np.float64(-0.0),
+    "words": np.array(["a", "日本"], object),
+    "none": np.zeros((0, 3), "f4"),
+}
+
+
+def assert_same_attrs(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        x, y = a[key], b[key]
+        assert type(x) is type(y) or np.asarray(x).dtype == np.asarray(y).dtype, key
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes() or x.tolist() == y.tolist(), key
+
+
+@pytest.mark.parametrize(("name", "schema"), list(schemas()))
+def test_a_sidecar_survives_a_file(name, schema, tmp_path):
+    made = Sidecar(
+        "tfrecord",
+        schema,
+        (FileEntry("d/a", 2, 33), FileEntry("d/b", 0, 1 << 50)),
+        {"command": "dsprep convert x y"},
+        {"future": [1, {"a": None}]},
+    )
+    sidecar.write(made, tmp_path / "x.dsprep.json")
+    assert sidecar.read(tmp_path / "x.dsprep.json") == made
+    assert [p.name for p in tmp_path.iterdir()] == ["x.dsprep.json"]
+
+
+def test_attributes_survive(tmp_path):
+    schema = Schema((Field("x", np.dtype("f4"), (), "array", ATTRS),), {"of": "the dataset"})
+    sidecar.write(Sidecar("lmdb", schema, ()), tmp_path / "x")
+    back = sidecar.read(tmp_path / "x").schema
+    assert_same_attrs(back["x"].attrs, ATTRS)
+    assert back.attrs == {"of": "the dataset"}
+
+
+@given(st.one_of(st.text(), st.booleans(), st.integers(), st.floats(), st.binary()))
+def test_plain_attributes_survive(value):
+    back = decode_attr(json.loads(json.dumps(encode_attr(value))))
+    same = np.asarray(back).tobytes() == np.asarray(value).tobytes()
+    assert same or back == value
+
+
+def make(directory: Path, *names: str) -> list[Path]:
+    paths = []
+    for name in names:
+        path = directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"12345")
+        paths.append(path)
+    return paths
+
+
+SCHEMA = Schema((Field("x", np.dtype("f4")),))
+
+
+def test_found_beside_a_file_and_beside_its_directory(tmp_path):
+    one, two, other = make(tmp_path, "set/one", "set/two", "set/other")
+    made = sidecar.make("hdf5", SCHEMA, [(one, 3), (two, 4)], tmp_path, {})
+    assert [f.path for f in made.files] == ["set/one", "set/two"]
+    where = sidecar.sidecar_path(tmp_path / "set")
+    sidecar.write(made, where)
+    assert sidecar.find([one, two]) == (made, where)
+    alone, _ = sidecar.find([two])
+    assert (alone.samples, len(alone.files)) == (4, 1)
+    assert sidecar.find([one, other]) is None
+
+
+def test_changes_are_noticed(tmp_path):
+    one, two = make(tmp_path, "one", "two")
+    made = sidecar.make("hdf5", SCHEMA, [(one, 3), (two, 4)], tmp_path, {})
+    assert sidecar.changes(made, tmp_path) == []
+    one.write_bytes(b"123456")
+    two.unlink()
+    assert sidecar.changes(made, tmp_path) == [
+        "one has 6 bytes, expected 5",
+        "two is missing",
+    ]
+
+
+GOOD = Sidecar("hdf5", SCHEMA, (FileEntry("a", 1, 2),)).to_json()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"{}",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        *(
+            json.dumps({**GOOD, **change}).encode()
+            for change in (
+                {"dsprep_sidecar": "x"},
+                {"schema": [{"name": "x", "dtype": "O", "shape": []}]},
+                {"schema": {}},
+                {"files": [{"path": "a"}]},
+                {"files": 3},
+                {"attrs": {"x": 3}},
+                {"attrs": {"x": {"a": {"dtype": "f4", "shape": [3], "data": ""}}}},
+            )
+        ),
+    ],
+)
+def test_damage_is_one_clear_error(text, tmp_path):
+    (tmp_path / "x").write_bytes(text)
+    with pytest.raises(FormatError, match="sidecar"):
+        sidecar.read(tmp_path / "x")
+
+
+def test_a_later_version_is_refused(tmp_path):
+    (tmp_path / "x").write_text(json.dumps({**GOOD, "dsprep_sidecar": 2}))
+    with pytest.raises(FormatError, match="later version"):
+        sidecar.read(tmp_path / "x")

@@ -1,0 +1,155 @@
+"""The copy loop: order of places, errors, positions to continue from. With a writer in memory."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+from support import MemorySource, random_batch, take
+
+from dsprep.formats.base import Writer
+from dsprep.plan import Shard
+from dsprep.schema import Field, Schema
+from dsprep.transfer import ShardCopy
+
+SCHEMA = Schema((Field("x", np.dtype("<i8"), (1000,)), Field.opaque("b")))
+BATCH = random_batch(SCHEMA, 5000, longest=40)
+
+
+class ListWriter(Writer):
+    """Appends samples to a list at places that `reserve` gives, with random delays."""
+
+    def __init__(self, out, place=0, fail_at=None, stage="write"):
+        self.out, self.place, self.fail_at, self.stage = out, place, fail_at, stage
+        self.events = []
+        self.lock = threading.Lock()
+        self.rng = random.Random(3)
+
+    def maybe_fail(self, stage, start):
+        if self.rng.random() < 0.3:
+            time.sleep(0.002 * self.rng.random())
+        if stage == self.stage and self.fail_at is not None and start >= self.fail_at:
+            raise OSError(28, "No space left on device", "out")
+
+    def encode(self, batch, start, arena):
+        self.maybe_fail("encode", start)
+        return {"start": start, "samples": [int(v[0]) for v in batch["x"]]}
+
+    def reserve(self, piece):
+        self.maybe_fail("reserve", piece["start"])
+        piece["at"] = self.place
+        self.place += len(piece["samples"])
+
+    def write(self, piece):
+        self.maybe_fail("write", piece["start"])
+        with self.lock:
+            for i, sample in enumerate(piece["samples"]):
+                self.out[piece["at"] + i] = sample
+            self.events.append(("write", piece["at"], len(piece["samples"])))
+
+    def checkpoint(self):
+        return {"place": self.place}
+
+    def sync(self):
+        with self.lock:
+            self.events.append(("sync", 0, 0))
+
+    def finish(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def copy(writer, saved, workers=3, done=0, checkpoint_nbytes=1 << 20, source=None):
+    shard = Shard("out", 0, 5000)
+    source = source or MemorySource(SCHEMA, BATCH)
+
+    def save(samples, state):
+        with writer.lock:
+            saved.append((samples, state["place"], list(writer.events)))
+
+    return ShardCopy(source, writer, shard, done, {}, workers, save, checkpoint_nbytes)
+
+
+EXPECTED = [int(v[0]) for v in BATCH["x"]]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_samples_arrive_in_order_with_any_number_of_workers(workers):
+    out, saved = {}, []
+    done = list(copy(ListWriter(out), saved, workers).run())
+    assert [out[i] for i in range(5000)] == EXPECTED
+    assert sum(d.samples for d in done) == 5000
+    payload = sum(int(c.nbytes) for c in take(BATCH, 0, 5000).values())
+    assert sum(d.nbytes for d in done) == payload
+
+
+def test_a_position_is_saved_only_when_all_before_it_is_written_and_synced():
+    out, saved = {}, []
+    list(copy(ListWriter(out), saved, 4).run())
+    assert len(saved) >= 3
+    for samples, place, events in saved:
+        assert samples == place
+        last_sync = max(i for i, e in enumerate(events) if e[0] == "sync")
+        covered = sorted((at, n) for kind, at, n in events[:last_sync] if kind == "write")
+        reached = 0
+        for at, n in covered:
+            if at != reached:
+                break
+            reached = at + n
+        assert reached >= place
+
+
+def test_continuing_from_any_saved_position_gives_the_same():
+    out, saved = {}, []
+    list(copy(ListWriter(out), saved, 2).run())
+    for samples, place, _ in saved:
+        rest = {}
+        list(copy(ListWriter(rest, place), [], 2, done=samples).run())
+        assert [rest[i] for i in range(place, 5000)] == EXPECTED[place:]
+        assert min(rest) == place
+
+
+def test_no_positions_when_not_durable():
+    saved = []
+    list(copy(ListWriter({}), saved, 2, checkpoint_nbytes=None).run())
+    assert saved == []
+
+
+@pytest.mark.parametrize("stage", ["encode", "reserve", "write"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_first_error_reaches_the_caller_and_all_threads_end(stage, workers):
+    before = threading.active_count()
+    writer = ListWriter({}, fail_at=2000, stage=stage)
+    with pytest.raises(OSError, match="No space left"):
+        list(copy(writer, [], workers).run())
+    assert threading.active_count() == before
+
+
+def test_an_error_of_the_source_reaches_the_caller():
+    class Broken(MemorySource):
+        def read(self, start, stop, arena=None):
+            if start > 1000:
+                raise ValueError("sample 1000 is damaged")
+            return super().read(start, stop, arena)
+
+    with pytest.raises(ValueError, match="damaged"):
+        list(copy(ListWriter({}), [], 3, source=Broken(SCHEMA, BATCH)).run())
+
+
+def test_leaving_early_ends_all_threads():
+    before = threading.active_count()
+    run = copy(ListWriter({}), [], 3).run()
+    next(run)
+    run.close()
+    assert threading.active_count() == before
+
+
+def test_an_empty_shard_is_copied():
+    source = MemorySource(SCHEMA, take(BATCH, 0, 0))
+    shard = Shard("out", 0, 0)
+    assert list(ShardCopy(source, ListWriter({}), shard, 0, {}, 2, lambda s, t: None).run()) == []
