@@ -159,6 +159,7 @@ def test_an_existing_target_is_replaced_only_if_asked(name, tmp_path):
     with pytest.raises(TargetError, match="exists already"):
         synth(name, out, samples=3, scale=TINY)
     assert contents(out) == before
+    (out.parent / "x.dsprep.json").write_text("{}")
     synth(name, out, samples=3, scale=TINY, overwrite=True)
     assert contents(out) != before
     synth(

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsprep.errors import TargetError, UsageError
+from dsprep.sidecar import SUFFIX, sidecar_path
 from dsprep.storage import remove, sync_directory
 from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20
 from dsprep.synth.job import Job, Progress, Recipe
@@ -27,8 +28,8 @@ __all__ = ["Synthesised", "describe", "names", "synth"]
 
 _FAMILIES = (cosmoflow, deepcam, neuron, caffe, oc20, cosmic, ffn, nova)
 _RECIPES: dict[str, Recipe] = {name: r for f in _FAMILIES for name, r in f.RECIPES.items()}
-_DATA = (".h5", ".hdf5", ".tfrecord", ".tfrecords", ".mdb", ".lmdb")
-"""What the files in a directory must be called for it to be overwritten."""
+_DATA = (".h5", ".hdf5", ".tfrecord", ".tfrecords", ".mdb", ".lmdb", SUFFIX)
+"""How the names of all files in a directory must end for it to be overwritten."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def _check_target(out: Path, overwrite: bool) -> None:
         )
     if out.is_dir() and not out.is_symlink():
         for path in _files(out):
-            if path.suffix not in _DATA:
+            if not path.name.endswith(_DATA):
                 raise TargetError(
                     "the directory holds more than a dataset and is not overwritten",
                     where=out,
@@ -188,10 +189,11 @@ def _sync(path: Path) -> None:
 
 
 def _publish(made: Path, out: Path) -> None:
-    """Give `made` the name `out`; what was there is removed afterwards."""
+    """Give `made` the name `out`; what was there, and its sidecar, are removed."""
     old = made.with_suffix(".old")
     if os.path.lexists(out):
         out.rename(old)
+    remove(sidecar_path(out))  # it describes the old data
     made.rename(out)
     sync_directory(out.parent)
     remove(old)
