@@ -1,0 +1,158 @@
+"""Zarr v2 and v3 stores, in a directory or a ZIP file.
+
+Read
+    Groups at any depth, shards, every codec that zarr-python knows, strings of varying length.
+    A field's name is its path. Ragged fields are groups of ``values``, ``first`` and ``count``
+    (`columns.Parts`); dtypes that Zarr does not specify have stand-ins (`carriers`).
+Written
+    v3 with shards, or v2. Everything dsprep writes opens in zarr-python as it is.
+
+Specifications: https://zarr-specs.readthedocs.io
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+from dsprep.errors import DsprepError, UnsupportedError
+from dsprep.formats.base import (
+    Format,
+    OpenOptions,
+    Source,
+    State,
+    WriteOptions,
+    Writer,
+    check_options,
+)
+from dsprep.formats.zarr.attributes import to_json
+from dsprep.formats.zarr.grid import plan_arrays, show
+from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, zip_root
+from dsprep.schema import Schema
+
+DOCUMENTS = 2048
+"""Bytes allowed for the metadata of an array, for `Zarr.estimate`."""
+
+CODEC_OVERHEAD = 128
+"""Bytes by which a chunk that cannot be compressed grows at most, besides 1 % of it."""
+
+MAX_NAME = 255
+"""Bytes of the longest file name."""
+
+
+class Zarr(Format):
+    """The format; see `base.Format`."""
+
+    name = "zarr"
+    suffixes = (".zarr", ".zarr.zip")
+    open_options = frozenset({"fields", "sample_axis"})
+    write_options = frozenset({"compress", "chunk", "zarr_format", "zarr_shard"})
+
+    def recognises(self, path: Path) -> bool:
+        """See `base.Format.recognises`."""
+        try:
+            if path.is_dir():
+                return any((path / marker).is_file() for marker in MARKERS)
+            if not path.is_file():
+                return False
+            with path.open("rb") as file:
+                if file.read(4) not in (b"PK\3\4", b"PK\5\6"):
+                    return False
+                with zipfile.ZipFile(file) as members:
+                    zip_root(members.namelist())
+        except (OSError, DsprepError, *ZIP_ERRORS):
+            return False
+        return True
+
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """See `base.Format.open`."""
+        from dsprep.formats.zarr.source import ZarrSource
+
+        check_options(options, self.open_options, self.name)
+        return ZarrSource(path, options)
+
+    def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
+        """See `base.Format.plan_fields`."""
+        check_options(options, self.write_options, self.name)
+        check_names(schema)
+        plans, _ = plan_arrays(schema, options)
+        texts: dict[str, str] = {}
+        for plan in plans:
+            dtype = plan.field.dtype
+            if plan.role == "samples":
+                texts[plan.field.name] = show(plan, dtype)
+            elif plan.role == "values":
+                texts[plan.field.name] = f"group of first, count and values: {show(plan, dtype)}"
+        if options.compress is not None:
+            texts = {name: f"{text}, {options.compress}" for name, text in texts.items()}
+        return texts
+
+    def losses(self, schema: Schema, options: WriteOptions) -> list[str]:
+        """See `base.Format.losses`."""
+        lost = to_json(schema.attrs, "the dataset")[1]
+        for f in schema:
+            lost += to_json(f.attrs, f"field {f.name}")[1]
+        return lost
+
+    def estimate(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
+        """See `base.Format.estimate`; with compression, of the output before it is finished."""
+        plans, _ = plan_arrays(schema, options)
+        total = DOCUMENTS
+        rest = max(0, payload - count * schema.fixed_nbytes)
+        for plan in plans:
+            rows = count
+            if plan.role == "values":  # all ragged bytes are counted with the first such field
+                rows, rest = -(-rest // max(1, plan.row_nbytes)), 0
+            stored = plan.settled(rows).stored_nbytes(rows)
+            if options.compress is not None:
+                collected = 0 if plan.whole else rows * plan.row_nbytes
+                stored += stored // 100 + CODEC_OVERHEAD * plan.chunks(rows) + collected
+            total += stored + DOCUMENTS
+        return total
+
+    def create(
+        self,
+        path: Path,
+        schema: Schema,
+        count: int,
+        options: WriteOptions,
+        state: State | None,
+    ) -> Writer:
+        """See `base.Format.create`.
+
+        An output whose name has the suffix ``.zip`` is built in the directory of its name and
+        ``.parts``, and packed at the end.
+        """
+        from dsprep.formats.zarr.writer import ZarrWriter
+
+        check_options(options, self.write_options, self.name)
+        check_names(schema)
+        return ZarrWriter(path, schema, count, options, state)
+
+
+def check_names(schema: Schema) -> None:
+    """Raise `UnsupportedError` if a field name is no path that Zarr can hold."""
+    for f in schema:
+        for part in f.name.split("/"):
+            reserved = part in ("", ".", "..") or part.startswith(("__", ".z", ".dsprep"))
+            if reserved or part == "zarr.json" or "\\" in part or unwritable(part):
+                raise UnsupportedError(
+                    f"zarr holds no array called {f.name!r}", fix="rename it with --field NEW=OLD"
+                )
+    names = set(schema.names)
+    for f in schema:
+        parts = f.name.split("/")
+        if names & {"/".join(parts[:i]) for i in range(1, len(parts))}:
+            raise UnsupportedError(
+                f"field {f.name} would lie inside another field",
+                fix="rename it with --field NEW=OLD",
+            )
+
+
+def unwritable(part: str) -> bool:
+    """Whether no file can be called `part`."""
+    try:
+        return len(os.fsencode(part)) > MAX_NAME or len(part.encode("utf-8")) > MAX_NAME
+    except UnicodeEncodeError:
+        return True

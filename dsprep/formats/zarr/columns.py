@@ -1,0 +1,288 @@
+"""The fields of a store, each with the arrays that hold it.
+
+`Samples`
+    One array; its first axis counts samples.
+`Whole`
+    One array that is, as it is, the value of the only sample.
+`Parts`
+    A group of three arrays. Sample i has the rows ``first[i] .. first[i] + count[i]`` of
+    ``values``; the samples' rows follow one another without gaps.
+`Elements`
+    One array whose elements vary in length: strings, byte strings, or arrays.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import FormatError
+from dsprep.formats.base import Layout
+from dsprep.formats.zarr import carriers
+from dsprep.formats.zarr.attributes import KIND, from_json
+from dsprep.formats.zarr.metadata import MAX_ROW
+from dsprep.formats.zarr.rows import StoredArray, translated
+from dsprep.formats.zarr.store import join
+from dsprep.schema import Arena, Column, Field, Kind, Ragged
+
+
+class Reading(ABC):
+    """A field that can be read.
+
+    Attributes
+    ----------
+    field
+        Its type; the name is its path in the store.
+    count
+        Samples.
+    nbytes
+        Payload bytes of all samples, as far as the metadata tell.
+    arrays
+        The arrays that hold it.
+    """
+
+    field: Field
+    count: int
+    nbytes: int
+    arrays: tuple[StoredArray, ...]
+
+    @abstractmethod
+    def read(self, start: int, stop: int, arena: Arena | None) -> Column:
+        """Return the values of samples ``start <= i < stop``."""
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return the payload bytes of each sample, or None where that takes reading them."""
+        return np.full(stop - start, self.field.row_nbytes, np.int64)
+
+    def layout(self) -> Layout:
+        """Return how the field lies on disk."""
+        main = self.arrays[0]
+        stored = sum(a.store.nbytes(a.meta.path) for a in self.arrays)
+        return Layout(
+            storage=_storage(main),
+            codecs=tuple(c for c in main.meta.codecs if c not in ("bytes", "sharding_indexed")),
+            stored_nbytes=stored,
+            access=_access(main),
+        )
+
+
+def declared(array: StoredArray) -> tuple[Any, tuple[int, ...]]:
+    """Return dtype and shape of an array, as its attribute says where it is a stand-in."""
+    meta = array.meta
+    text = meta.attrs.get(carriers.DTYPE)
+    if text is None:
+        return meta.dtype, meta.shape
+    return carriers.restore(meta.dtype, meta.shape, text, array.where)
+
+
+class Samples(Reading):
+    """A fixed field."""
+
+    def __init__(self, name: str, array: StoredArray) -> None:
+        dtype, shape = declared(array)
+        if not shape:
+            raise FormatError("the array has no axis that counts samples", where=array.where)
+        self.field = Field(name, dtype, shape[1:], "array", from_json(array.meta.attrs))
+        self.count = shape[0]
+        self.nbytes = self.count * self.field.row_nbytes
+        self.arrays = (array,)
+
+    def read(self, start: int, stop: int, arena: Arena | None) -> Column:
+        """See `Reading.read`."""
+        found = self.arrays[0].read(start, stop, arena, f"read.{self.field.name}")
+        return carriers.view(found, self.field.dtype, (stop - start, *self.field.inner))
+
+
+class Whole(Reading):
+    """An array that is one sample."""
+
+    def __init__(self, name: str, array: StoredArray) -> None:
+        dtype, shape = declared(array)
+        self.field = Field(name, dtype, shape, "array", from_json(array.meta.attrs))
+        self.count = 1
+        self.nbytes = self.field.row_nbytes
+        self.arrays = (array,)
+        if self.nbytes > MAX_ROW:
+            raise FormatError(
+                "one sample is impossibly large",
+                where=array.where,
+                found=f"{self.nbytes} bytes",
+                fix="--sample-axis first takes the first axis as samples",
+            )
+
+    def read(self, start: int, stop: int, arena: Arena | None) -> Column:
+        """See `Reading.read`."""
+        array, field = self.arrays[0], self.field
+        shape = (stop - start, *field.inner)
+        if start == stop:
+            return np.empty(shape, field.dtype)
+        if not array.meta.shape:
+            return carriers.view(array.scalar(), field.dtype, shape)
+        return carriers.view(
+            array.read(0, len(array), arena, f"read.{field.name}"), field.dtype, shape
+        )
+
+
+class Parts(Reading):
+    """A ragged field kept as values, first and count.
+
+    That the samples are a partition of the values is checked with each read, of the samples read
+    and the one behind them, so that reading all samples checks all of it.
+    """
+
+    def __init__(
+        self, name: str, parts: Mapping[str, StoredArray], attrs: Mapping[str, Any]
+    ) -> None:
+        self._values, self._first, self._count = (parts[k] for k in ("values", "first", "count"))
+        self.arrays = (self._values, self._first, self._count)
+        kind: Kind = attrs.get(KIND, "array")
+        dtype, shape = declared(self._values)
+        good = kind == "array" or (dtype == np.uint8 and len(shape) == 1)
+        if kind not in ("array", "bytes", "str") or not good:
+            raise FormatError(
+                f"attribute {KIND} does not fit the values",
+                where=self._values.where,
+                expected="array, or bytes or str of uint8 values",
+                found=f"{kind!r} of {dtype}{list(shape)}",
+            )
+        self.field = Field(name, dtype, (None, *shape[1:]), kind, from_json(attrs))
+        self.count = len(self._first)
+        self._total = len(self._values)
+        self.nbytes = self._total * self.field.row_nbytes
+
+    def _edges(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return where the rows of samples ``start ..`` begin, and where the last one's end.
+
+        Raises
+        ------
+        FormatError
+            If they do not follow one another, or leave the values.
+        """
+        behind = min(stop + 1, self.count)
+        first = self._first.read(start, behind).astype(np.int64)
+        count = self._count.read(start, behind).astype(np.int64)
+        edges = np.append(first, first[-1:] + count[-1:])
+        bad = (count < 0) | (first < 0) | (count > self._total - first)
+        bad[:-1] |= first[:-1] + count[:-1] != first[1:]
+        if start == 0:
+            bad[:1] |= first[:1] != 0
+        if behind == self.count:
+            bad[-1:] |= edges[-1:] != self._total
+        if bad.any():
+            i = int(bad.argmax())
+            raise FormatError(
+                "first and count do not divide the values among the samples",
+                where=f"{self._values.where}, sample {start + i}",
+                expected=f"consecutive rows of {self._total}",
+                found=f"first {first[i]}, count {count[i]}",
+            )
+        return edges[: stop - start + 1]
+
+    def read(self, start: int, stop: int, arena: Arena | None) -> Column:
+        """See `Reading.read`."""
+        field = self.field
+        if start == stop:
+            return Ragged(np.empty((0, *field.inner), field.dtype), np.zeros(1), field.kind)
+        edges = self._edges(start, stop)
+        a, b = int(edges[0]), int(edges[-1])
+        found = self._values.read(a, b, arena, f"read.{field.name}")
+        values = carriers.view(found, field.dtype, (b - a, *field.inner))
+        return Ragged(values, edges - a, field.kind)
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """See `Reading.sizes`."""
+        if start == stop:
+            return np.zeros(0, np.int64)
+        sizes: NDArray[np.int64] = np.diff(self._edges(start, stop)) * self.field.row_nbytes
+        return sizes
+
+
+class Elements(Reading):
+    """A field of elements that vary in length."""
+
+    def __init__(self, name: str, array: StoredArray) -> None:
+        meta = array.meta
+        if len(meta.shape) != 1:
+            raise FormatError(
+                f"strings along {len(meta.shape)} axes are not a field of samples",
+                where=array.where,
+                fix="choose other fields with --field",
+            )
+        self.field = Field(name, meta.dtype, (None,), meta.kind, from_json(meta.attrs))
+        self.count = meta.shape[0]
+        self.nbytes = 0
+        self.arrays = (array,)
+
+    def read(self, start: int, stop: int, arena: Arena | None) -> Column:
+        """See `Reading.read`."""
+        items: list[Any] = []
+        if self.field.kind == "array":
+            rows = self.arrays[0].meta.grid[0]
+            for i in range(start // rows, -(-stop // rows) if stop > start else 0):
+                first, last = max(start, i * rows), min(stop, (i + 1) * rows)
+                items += self._chunk(i)[first - i * rows : last - i * rows]
+        elif stop > start:
+            items = self.arrays[0].objects(start, stop)
+        wanted = {"str": str, "bytes": bytes, "array": np.ndarray}[self.field.kind]
+        empty: Any = wanted() if wanted is not np.ndarray else np.empty(0, self.field.dtype)
+        items = [item if isinstance(item, wanted) else empty for item in items]
+        return Ragged.pack(items, self.field)
+
+    def _chunk(self, i: int) -> list[Any]:
+        """Return the arrays in chunk `i` of v2's ``vlen-array``, which zarr-python cannot read."""
+        array, meta = self.arrays[0], self.arrays[0].meta
+        import numcodecs
+
+        data = array.store.document(join(meta.key(i)))
+        if data is None:
+            return [None] * meta.grid[0]
+        with translated(f"{array.where}, chunk {i}"):
+            if meta.compressor is not None:
+                array._check_codecs()
+                data = numcodecs.get_codec(meta.compressor).decode(data)
+            held = bytes(data)
+            if int.from_bytes(held[:4], "little") != meta.grid[0]:
+                raise FormatError("the chunk holds another number of arrays", where=array.where)
+            found: list[Any] = list(numcodecs.VLenArray(meta.dtype).decode(held))
+            return found
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return None: reading the elements is the only way to tell."""
+        return None
+
+
+def _storage(array: StoredArray) -> str:
+    """Return what a chunk and a file hold."""
+    meta = array.meta
+    if not meta.shape:
+        return "one value"
+    text = f"chunks of {'x'.join(map(str, meta.chunk))}"
+    if meta.chunk != meta.grid:
+        text += f" in shards of {'x'.join(map(str, meta.grid))}"
+    return text
+
+
+def _access(array: StoredArray) -> str:
+    """Return how a read of one random row performs."""
+    meta = array.meta
+    if not meta.shape:
+        return "read at once"
+    per_row = [-(-n // c) for n, c in zip(meta.shape[1:], meta.chunk[1:], strict=True)]
+    chunks = int(np.prod(per_row, dtype=object))
+    files = int(
+        np.prod(
+            [-(-n // g) for n, g in zip(meta.shape[1:], meta.grid[1:], strict=True)], dtype=object
+        )
+    )
+    rows = min(meta.chunk[0], max(1, meta.shape[0]))
+    if meta.raw:
+        return (
+            f"one read of just the bytes wanted; a reader that knows only Zarr reads "
+            f"{rows} times the bytes"
+        )
+    verb = "decodes" if len(meta.codecs) > 1 or meta.version == 2 else "reads"
+    return f"a row {verb} {chunks} chunks in {files} files, {rows} times the bytes wanted"

@@ -1,0 +1,205 @@
+"""How many samples go into a chunk, and how many into a file.
+
+A reader that knows only Zarr has to read, and decompress, the whole chunk of a sample it wants;
+every chunk costs it some 100 us. So a chunk of a shard is `CHUNK` bytes: small enough that a
+random read moves no more than one request of a parallel file system, large enough to stream.
+Every file costs an inode and an open: a shard of raw chunks is `SHARD` bytes, so that a terabyte
+is about 4,000 files. A compressed shard is encoded in memory as a whole and is `ENCODED` bytes.
+Without shards (v2, or if asked for) a chunk is a file and `PLAIN` bytes, between the two.
+
+Where nothing else is asked for, samples per chunk is a power of two, so that the chunks of all
+fields fit into one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from dsprep.errors import UsageError
+from dsprep.formats.base import WriteOptions
+from dsprep.formats.zarr.carriers import Carrier, carrier
+from dsprep.formats.zarr.shards import index_nbytes
+from dsprep.schema import DType, Field, Schema
+
+CHUNK = 256 << 10
+SHARD = 256 << 20
+ENCODED = 64 << 20
+PLAIN = 16 << 20
+
+SMALLEST = 64
+"""Where samples are compressed, a field with less than 1/64 of the largest one's bytes gets
+files of its own length, lest every 64 MiB of images made a file of 500 bytes of labels."""
+
+Role = Literal["samples", "values", "first", "count"]
+
+
+@dataclass(frozen=True)
+class ArrayPlan:
+    """One array that will be stored.
+
+    Attributes
+    ----------
+    path
+        In the group: ``image``, ``points/values``.
+    field
+        The field it belongs to.
+    role
+        ``samples``: a fixed field; ``values``, ``first`` and ``count``: the parts of a ragged one.
+    carrier
+        How its elements are stored.
+    inner
+        The shape of a row as stored.
+    chunk, file
+        Rows in a chunk, and in a file; ``file`` is a multiple of ``chunk``.
+    sharded
+        Whether a file is a shard with an index.
+    whole
+        Whether pieces consist of whole files, so that a piece can be encoded when it comes.
+    """
+
+    path: str
+    field: Field
+    role: Role
+    carrier: Carrier
+    inner: tuple[int, ...]
+    chunk: int
+    file: int
+    sharded: bool
+    whole: bool = False
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row, uncompressed."""
+        return int(np.prod(self.inner, dtype=object)) * self.carrier.dtype.itemsize
+
+    def settled(self, rows: int) -> ArrayPlan:
+        """Return the plan for `rows` rows in all: a single chunk is no longer than they are."""
+        if rows > self.chunk:
+            return self
+        return replace(self, chunk=max(1, rows), file=max(1, rows))
+
+    def files(self, rows: int) -> int:
+        """Return how many files `rows` rows take."""
+        return -(-rows // self.file) if self.row_nbytes else 0
+
+    def file_rows(self, rows: int, i: int) -> int:
+        """Return how many of `rows` rows are in file `i`."""
+        return min(self.file, rows - i * self.file)
+
+    def chunks(self, rows: int) -> int:
+        """Return how many chunks `rows` rows take."""
+        return -(-rows // self.chunk)
+
+    def stored_nbytes(self, rows: int) -> int:
+        """Return the bytes of all files, when nothing is compressed."""
+        if not self.row_nbytes:
+            return 0
+        index = index_nbytes(self.file // self.chunk) * self.files(rows) if self.sharded else 0
+        return self.chunks(rows) * self.chunk * self.row_nbytes + index
+
+
+def plan_arrays(schema: Schema, options: WriteOptions) -> tuple[list[ArrayPlan], int]:
+    """Return the arrays of `schema`, and the unit of a piece in samples.
+
+    Raises
+    ------
+    UnsupportedError
+        If a dtype has no stand-in.
+    UsageError
+        If the options contradict each other.
+    """
+    sharded = options.zarr_format == 3 and options.zarr_shard != 0
+    _check(options)
+    unit, largest = 1, 0
+    if options.compress is not None:
+        largest = max((f.row_nbytes for f in schema if not f.ragged), default=0)
+        unit = _unit(schema, options, sharded)
+    plans = []
+    for f in schema:
+        if f.ragged:
+            plans += _ragged(f, options, sharded)
+            continue
+        whole = options.compress is not None and f.row_nbytes * SMALLEST >= largest
+        chunk, file = _rows(f.row_nbytes, options, sharded)
+        if whole:
+            chunk, file = (min(chunk, unit), unit) if sharded else (unit, unit)
+        held = carrier(f.dtype, options.zarr_format)
+        inner = (*f.inner, *held.trailing)
+        plans.append(ArrayPlan(f.name, f, "samples", held, inner, chunk, file, sharded, whole))
+    return plans, unit
+
+
+def _ragged(field: Field, options: WriteOptions, sharded: bool) -> list[ArrayPlan]:
+    """Rows of values are not samples: what the user asks of samples is not for these."""
+    free = replace(options, chunk=None, zarr_shard=None)
+    held = carrier(field.dtype, options.zarr_format)
+    chunk, file = _rows(field.row_nbytes, free, sharded)
+    inner = (*field.inner, *held.trailing)
+    values = ArrayPlan(f"{field.name}/values", field, "values", held, inner, chunk, file, sharded)
+    index = Carrier(np.dtype("<i8"), stands_in=False)
+    chunk, file = _rows(8, free, sharded)
+    roles: tuple[Role, Role] = ("first", "count")
+    return [
+        values,
+        *(ArrayPlan(f"{field.name}/{r}", field, r, index, (), chunk, file, sharded) for r in roles),
+    ]
+
+
+def _rows(row_nbytes: int, options: WriteOptions, sharded: bool) -> tuple[int, int]:
+    """Return the rows of a chunk and of a file."""
+    chunk = options.chunk or power_of_two((CHUNK if sharded else PLAIN) // max(1, row_nbytes))
+    if not sharded:
+        return chunk, chunk
+    if options.zarr_shard:
+        if options.chunk is None:
+            chunk = next(n for n in range(chunk, 0, -1) if options.zarr_shard % n == 0)
+        return chunk, options.zarr_shard
+    target = ENCODED if options.compress else SHARD
+    return chunk, chunk * max(1, target // max(1, chunk * row_nbytes))
+
+
+def _unit(schema: Schema, options: WriteOptions, sharded: bool) -> int:
+    """Return the samples in the files of the large fields, when they are compressed."""
+    if sharded and options.zarr_shard:
+        return options.zarr_shard
+    if not sharded and options.chunk:
+        return options.chunk
+    target = ENCODED if sharded else PLAIN
+    step = options.chunk or 1
+    times = target // max(1, step * schema.fixed_nbytes)
+    return step * (power_of_two(times) if options.chunk is None else max(1, times))
+
+
+def _check(options: WriteOptions) -> None:
+    if options.zarr_format not in (2, 3):
+        raise UsageError(f"there is no Zarr v{options.zarr_format}", expected="2 or 3")
+    if options.compress is not None and options.compress.codec == "zlib":
+        raise UsageError("zarr: zlib is not a codec of Zarr v3", expected="gzip, zstd or blosc")
+    if options.chunk is not None and options.chunk < 1:
+        raise UsageError(f"zarr: {options.chunk} samples per chunk", expected="1 or more")
+    if not options.zarr_shard:
+        return
+    if options.zarr_format == 2:
+        raise UsageError("zarr-shard: v2 has no shards", fix="write v3, or leave it out")
+    if options.zarr_shard < 0 or options.zarr_shard % (options.chunk or 1):
+        raise UsageError(
+            f"zarr: {options.zarr_shard} samples per shard",
+            expected=f"a multiple of the {options.chunk or 1} samples of a chunk",
+        )
+
+
+def power_of_two(n: int) -> int:
+    """Return the largest power of two that is not above `n`, at least 1."""
+    return 1 << max(0, n.bit_length() - 1)
+
+
+def show(plan: ArrayPlan, dtype: DType) -> str:
+    """Return the plan for a person to read."""
+    stored = plan.carrier.dtype.name if plan.carrier.dtype.isnative else plan.carrier.dtype.str
+    unit = "samples" if plan.role == "samples" else "rows"
+    text = stored if not plan.carrier.stands_in else f"{stored} ({dtype} bits)"
+    text += f", chunks of {plan.chunk} {unit}"
+    return text + (f", shards of {plan.file}" if plan.sharded else "")

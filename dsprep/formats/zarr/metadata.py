@@ -1,0 +1,391 @@
+"""The metadata documents of Zarr, read and checked: what an array is and how its chunks lie.
+
+v2 (``.zarray``, ``.zgroup``, ``.zattrs``): https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html
+v3 (``zarr.json``): https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html
+
+Nothing is taken on trust: sizes are bounded, names of codecs that run Python are refused, and
+whatever is not understood is an error that names it. The consolidated copies of the metadata are
+not used; the documents themselves are always there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from dsprep.errors import FormatError, SchemaError
+from dsprep.formats.zarr.store import Store, join
+from dsprep.schema import DType, Kind, check_dtype, extension
+
+MAX_ROW = 2**40
+"""Bytes of the largest sample or chunk that is believed."""
+
+V3_TYPES = {np.dtype(c).name: np.dtype(c) for c in "?bhiqBHIQefdFD"}
+"""The core data types of v3, by name."""
+
+VLEN_KINDS: Mapping[str, Kind] = {
+    "string": "str",
+    "variable_length_bytes": "bytes",
+    "bytes": "bytes",
+    "vlen-utf8": "str",
+    "vlen-bytes": "bytes",
+    "vlen-array": "array",
+}
+"""Data types of v3, and object codecs of v2, whose elements vary in length."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How chunks lie in shards, when they lie there uncompressed.
+
+    Attributes
+    ----------
+    rows
+        Rows of one chunk; chunks split the first axis only.
+    at_start
+        Whether the index is at the start of the file.
+    crc
+        Whether the index ends in a CRC-32C.
+    """
+
+    rows: int
+    at_start: bool
+    crc: bool
+
+
+@dataclass(frozen=True)
+class ArrayMeta:
+    """One array.
+
+    Attributes
+    ----------
+    path
+        In the store; ``""`` for an array at the root.
+    version
+        2 or 3.
+    shape, grid
+        Of the array, and of what one file holds (a chunk, or a shard).
+    chunk
+        Of a chunk; the same as `grid` unless there are shards.
+    dtype
+        As stored, byte order included; of an element's elements for ``vlen-array``.
+    kind
+        ``bytes`` and ``str`` for elements of varying length.
+    vlen
+        Whether elements vary in length.
+    codecs
+        Names, in the order of writing.
+    keys
+        What chunk keys begin with, and what separates their numbers.
+    raw
+        Whether the bytes of a file are rows one after another, or (``sharding``) shards of such.
+    attrs
+        The attributes.
+    compressor
+        v2: the compressor's configuration.
+    """
+
+    path: str
+    version: Literal[2, 3]
+    shape: tuple[int, ...]
+    grid: tuple[int, ...]
+    chunk: tuple[int, ...]
+    dtype: DType
+    kind: Kind = "array"
+    vlen: bool = False
+    codecs: tuple[str, ...] = ()
+    keys: tuple[str, str] = ("", ".")
+    raw: bool = False
+    sharding: Sharding | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    compressor: Any = None
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row along the first axis."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def key(self, i: int) -> str:
+        """Return the key of the file with rows ``i * grid[0] ..``, where no other axis is split."""
+        start, separator = self.keys
+        numbers = [str(i), *("0" for _ in self.shape[1:])]
+        return join(self.path, start + separator.join(numbers))
+
+
+def read_document(store: Store, key: str) -> dict[str, Any] | None:
+    """Return the JSON object at `key`, or None if there is none.
+
+    Raises
+    ------
+    FormatError
+        If it is no JSON object.
+    """
+    data = store.document(key)
+    if data is None:
+        return None
+    where = f"{store.path}, {key}"
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"the metadata is no JSON: {error}", where=where) from error
+    if not isinstance(found, dict):
+        raise FormatError("the metadata is no JSON object", where=where)
+    return found
+
+
+def read_array(
+    document: Mapping[str, Any], attrs: Mapping[str, Any], path: str, where: str
+) -> ArrayMeta:
+    """Return the array that a document of either version describes.
+
+    Parameters
+    ----------
+    document
+        ``zarr.json`` or ``.zarray``.
+    attrs
+        The attributes: of v2 they are in a document of their own.
+    path
+        As in `ArrayMeta`.
+    where
+        The document, for messages.
+
+    Raises
+    ------
+    FormatError
+        If it says something that is wrong or unknown.
+    """
+    try:
+        read = _read_v3 if document.get("zarr_format") == 3 else _read_v2
+        found = read(document, attrs, path)
+    except FormatError as error:
+        raise FormatError(error.what, where=where, found=error.found, fix=error.fix) from error
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, SchemaError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise FormatError(f"the metadata is wrong ({reason})", where=where) from error
+    except RecursionError as error:
+        raise FormatError("the metadata is nested too deep", where=where) from error
+    return found
+
+
+def _sizes(value: Any, least: int) -> tuple[int, ...]:
+    sizes = tuple(value)
+    if not all(type(n) is int and least <= n < 2**63 for n in sizes) or len(sizes) > 32:
+        raise FormatError("an array has impossible sizes", found=str(value)[:200])
+    return sizes
+
+
+def _grid(shape: tuple[int, ...], value: Any, dtype: DType) -> tuple[int, ...]:
+    grid = tuple(max(1, n) for n in _sizes(value, 0))
+    if len(grid) != len(shape):
+        raise FormatError("chunks and array differ in their number of axes", found=str(value))
+    if max(math.prod(shape[1:]), math.prod(grid[1:])) * dtype.itemsize > MAX_ROW:
+        raise FormatError("a sample is impossibly large", found=f"{list(shape)} of {dtype}")
+    if math.prod(grid) * dtype.itemsize >= 2**62:
+        raise FormatError("a chunk is impossibly large", found=str(value))
+    return grid
+
+
+def _splits_rows_only(shape: tuple[int, ...], chunk: tuple[int, ...]) -> bool:
+    return len(shape) > 0 and chunk[1:] == tuple(max(1, n) for n in shape[1:])
+
+
+# --- v2 --------------------------------------------------------------------------------------
+
+
+def _read_v2(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -> ArrayMeta:
+    shape = _sizes(document["shape"], 0)
+    codecs = [*(document.get("filters") or []), document.get("compressor")]
+    names = tuple(str(c["id"]) for c in codecs if c is not None)
+    for name in names:
+        if "pickle" in name.lower():
+            raise FormatError(f"codec {name} runs Python code from the file; it is refused")
+    separator = document.get("dimension_separator", ".")
+    if separator not in (".", "/"):
+        raise FormatError("unknown dimension_separator", found=repr(separator))
+    kind: Kind = "array"
+    vlen = document["dtype"] == "|O"
+    if vlen:
+        dtype, kind = _object_v2(document, names)
+    else:
+        dtype = _dtype_v2(document["dtype"])
+        check_dtype(dtype)
+    grid = _grid(shape, document["chunks"], dtype)
+    order = document.get("order", "C")
+    rows = _splits_rows_only(shape, grid) and (order == "C" or len(shape) == 1)
+    return ArrayMeta(
+        path,
+        2,
+        shape,
+        grid,
+        grid,
+        dtype,
+        kind,
+        vlen,
+        names,
+        ("", separator),
+        not names and rows and not vlen,
+        attrs=attrs,
+        compressor=document.get("compressor"),
+    )
+
+
+def _object_v2(document: Mapping[str, Any], names: tuple[str, ...]) -> tuple[DType, Kind]:
+    name = names[0] if document.get("filters") else "none"
+    if name not in VLEN_KINDS:
+        raise FormatError(
+            f"Python objects by codec {name} are refused", fix="choose other fields with --field"
+        )
+    dtype = np.dtype(np.uint8)
+    if name == "vlen-array":
+        dtype = _dtype_v2(document["filters"][0]["dtype"])
+        check_dtype(dtype)
+    return dtype, VLEN_KINDS[name]
+
+
+def _dtype_v2(value: Any) -> DType:
+    if isinstance(value, str):
+        return np.dtype(value)
+    members: list[Any] = []
+    for name, inside, *shape in value:
+        members.append((str(name), _dtype_v2(inside), *(tuple(s) for s in shape)))
+    return np.dtype(members)
+
+
+# --- v3 --------------------------------------------------------------------------------------
+
+
+def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -> ArrayMeta:
+    shape = _sizes(document["shape"], 0)
+    if document["chunk_grid"]["name"] != "regular":
+        raise FormatError("unknown chunk grid", found=repr(document["chunk_grid"]["name"]))
+    if document.get("storage_transformers"):
+        raise FormatError("storage transformers are not known")
+    codecs = [_named(c) for c in document["codecs"]]
+    kind, vlen = _kind_v3(document["data_type"])
+    dtype = np.dtype(np.uint8) if vlen else _dtype_v3(document["data_type"])
+    check_dtype(dtype)
+    if _byte_order(codecs) == ">":
+        dtype = dtype.newbyteorder(">")
+    grid = chunk = _grid(shape, document["chunk_grid"]["configuration"]["chunk_shape"], dtype)
+    raw, sharding = _is_bytes(codecs) and _splits_rows_only(shape, grid), None
+    if codecs and codecs[0][0] == "sharding_indexed":
+        chunk = _grid(shape, codecs[0][1]["chunk_shape"], dtype)
+        if any(g % c for g, c in zip(grid, chunk, strict=True)):
+            raise FormatError("a shard is not a multiple of its chunks", found=str(chunk))
+        sharding = _sharding(codecs, shape, grid, chunk)
+        raw = sharding is not None
+    return ArrayMeta(
+        path,
+        3,
+        shape,
+        grid,
+        chunk,
+        dtype,
+        kind,
+        vlen,
+        tuple(_names(codecs)),
+        _keys_v3(document.get("chunk_key_encoding", "default")),
+        raw and not vlen,
+        sharding,
+        attrs,
+    )
+
+
+def _named(value: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return name and configuration: v3 writes ``"bytes"`` or ``{"name": "bytes", ...}``."""
+    if isinstance(value, str):
+        return value, {}
+    configuration = value.get("configuration") or {}
+    if not isinstance(value["name"], str) or not isinstance(configuration, dict):
+        raise FormatError("this is no name with a configuration", found=str(value)[:200])
+    if "pickle" in value["name"].lower():
+        raise FormatError(f"codec {value['name']} runs Python code from the file; it is refused")
+    return value["name"], configuration
+
+
+def _names(codecs: list[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    names = []
+    for name, configuration in codecs:
+        names.append(name)
+        if name == "sharding_indexed":
+            names += _names([_named(c) for c in configuration["codecs"]])
+    return names
+
+
+def _byte_order(codecs: list[tuple[str, Mapping[str, Any]]]) -> Any:
+    for name, configuration in codecs:
+        if name == "sharding_indexed":
+            return _byte_order([_named(c) for c in configuration["codecs"]])
+        if name == "bytes":
+            return {"little": "<", "big": ">"}[configuration.get("endian", "little")]
+    return "<"
+
+
+def _is_bytes(codecs: list[tuple[str, Mapping[str, Any]]]) -> bool:
+    return [name for name, _ in codecs] == ["bytes"]
+
+
+def _sharding(
+    codecs: list[tuple[str, Mapping[str, Any]]],
+    shape: tuple[int, ...],
+    grid: tuple[int, ...],
+    chunk: tuple[int, ...],
+) -> Sharding | None:
+    """Return how chunks lie in shards, or None if only zarr-python can tell."""
+    configuration = codecs[0][1]
+    inside = [_named(c) for c in configuration["codecs"]]
+    index = [_named(c) for c in configuration["index_codecs"]]
+    rows_only = _splits_rows_only(shape, grid) and _splits_rows_only(shape, chunk)
+    crc = [name for name, _ in index] == ["bytes", "crc32c"]
+    known = (crc or _is_bytes(index)) and _byte_order(index) == "<"
+    if len(codecs) > 1 or not (rows_only and known and _is_bytes(inside)):
+        return None
+    return Sharding(chunk[0], configuration.get("index_location", "end") == "start", crc)
+
+
+def _keys_v3(value: Any) -> tuple[str, str]:
+    name, configuration = _named(value)
+    separator = configuration.get("separator", "/" if name == "default" else ".")
+    if name not in ("default", "v2") or separator not in (".", "/"):
+        raise FormatError("unknown chunk key encoding", found=str(value)[:200])
+    return ("c" + separator if name == "default" else ""), separator
+
+
+def _kind_v3(value: Any) -> tuple[Kind, bool]:
+    name, _ = _named(value)
+    return VLEN_KINDS.get(name, "array"), name in VLEN_KINDS
+
+
+def _dtype_v3(value: Any) -> DType:
+    name, configuration = _named(value)
+    if name in V3_TYPES:
+        return V3_TYPES[name]
+    if name[:1] == "r" and name[1:].isdecimal() and int(name[1:]) % 8 == 0:
+        return np.dtype(f"V{int(name[1:]) // 8}")
+    found = extension(name)
+    if found is not None:
+        return found
+    if name in ("numpy.datetime64", "numpy.timedelta64"):
+        unit, factor = str(configuration["unit"]), int(configuration["scale_factor"])
+        code = "M8" if name.endswith("datetime64") else "m8"
+        return np.dtype(code if unit == "generic" else f"<{code}[{factor}{unit}]")
+    fixed = {"fixed_length_utf32": "U", "null_terminated_bytes": "S", "raw_bytes": "V"}
+    if name in fixed:
+        nbytes = int(configuration["length_bytes"])
+        return np.dtype(f"{fixed[name]}{nbytes // 4 if name == 'fixed_length_utf32' else nbytes}")
+    if name in ("structured", "struct"):
+        members = [_member_v3(m) for m in configuration["fields"]]
+        return np.dtype([(n, _dtype_v3(d)) for n, d in members])
+    raise FormatError(f"unknown data type {name}", fix="choose other fields with --field")
+
+
+def _member_v3(value: Any) -> tuple[str, Any]:
+    if isinstance(value, dict):
+        return str(value["name"]), value["data_type"]
+    name, data_type = value
+    return str(name), data_type

@@ -1,0 +1,192 @@
+"""Rows ``start .. stop`` of one array, by the shortest way.
+
+Chunks that lie in the open (no compression, no filters, only the first axis split) are read with
+one pread per run of neighbouring rows, straight into place, from any number of threads. All else
+goes through zarr-python: it knows every codec, and the fill value of chunks that are not there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import DsprepError, FormatError, MissingExtra
+from dsprep.formats.zarr.metadata import ArrayMeta
+from dsprep.formats.zarr.shards import index_nbytes, parse_index
+from dsprep.formats.zarr.store import Chunk, Store, join
+from dsprep.schema import Arena, Array, new_array
+from dsprep.storage import pread_exact, pread_into
+
+
+@contextmanager
+def translated(where: object) -> Iterator[None]:
+    """Turn what libraries raise on damaged data into `FormatError`.
+
+    Errors of the system (`OSError`) and dsprep's own pass through.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise FormatError("a chunk or sample does not fit into memory", where=where) from error
+    except (DsprepError, OSError):
+        raise
+    except Exception as error:  # the codecs raise whatever they like
+        reason = f"{type(error).__name__}: {str(error)[:300]}"
+        raise FormatError(f"the data cannot be read ({reason})", where=where) from error
+
+
+class StoredArray:
+    """One array of a store, opened for reading."""
+
+    def __init__(self, meta: ArrayMeta, store: Store) -> None:
+        self.meta = meta
+        self.store = store
+        self.where = f"{store.path}, array {meta.path or '/'}"
+        self._array: Any = None
+        self._lock = threading.Lock()
+        self._index = lru_cache(maxsize=16)(self._load_index)
+
+    def __len__(self) -> int:
+        return self.meta.shape[0]
+
+    def read(self, start: int, stop: int, arena: Arena | None = None, key: str = "") -> Array:
+        """Return rows ``start <= i < stop``: C-contiguous, dtype and row shape as stored."""
+        meta = self.meta
+        shape = (stop - start, *meta.shape[1:])
+        if not meta.raw:
+            return (
+                self._by_library(start, stop) if math.prod(shape) else np.empty(shape, meta.dtype)
+            )
+        with translated(self.where):
+            out = new_array(arena, key, shape, meta.dtype)
+        if not out.size:
+            return out
+        flat = out.reshape(stop - start, -1).view(np.uint8)
+        rows = meta.grid[0]
+        for i in range(start // rows, -(-stop // rows)):
+            first, last = max(start, i * rows), min(stop, (i + 1) * rows)
+            part = flat[first - start : last - start]
+            with self.store.chunk(meta.key(i)) as chunk:
+                if chunk is None:
+                    out[first - start : last - start] = self._by_library(first, last)
+                elif meta.sharding is None:
+                    self._pread(chunk, part, (first - i * rows) * meta.row_nbytes)
+                else:
+                    self._from_shard(chunk, i, first - i * rows, part, out, start)
+        return out
+
+    def _pread(self, chunk: Chunk, out: Array, offset: int) -> None:
+        if offset + out.nbytes > chunk.nbytes:
+            raise FormatError(
+                "the chunk is too short",
+                where=chunk.where,
+                expected=f"at least {offset + out.nbytes} bytes",
+                found=f"{chunk.nbytes}",
+                fix="the file is truncated or still being written",
+            )
+        pread_into(chunk.fd, out, chunk.offset + offset, chunk.where)
+
+    # --- shards --------------------------------------------------------------------------------
+
+    def _from_shard(
+        self, shard: Chunk, i: int, first: int, part: Array, out: Array, start: int
+    ) -> None:
+        """Fill `part` with the rows ``first ..`` of shard `i`."""
+        rows, nbytes = self.meta.chunk[0], self.meta.row_nbytes
+        last = first + len(part)
+        offsets = self._index(i)[first // rows : -(-last // rows)]
+        joints = (np.diff(offsets) != rows * nbytes) | (offsets[:-1] < 0)
+        edges = [0, *(np.flatnonzero(joints) + 1).tolist(), len(offsets)]
+        for a, b in itertools.pairwise(edges):
+            from_row = max(first, (first // rows + a) * rows)
+            to_row = min(last, (first // rows + b) * rows)
+            run = part[from_row - first : to_row - first]
+            if offsets[a] < 0:
+                at = i * self.meta.grid[0]
+                values = self._by_library(at + from_row, at + to_row)
+                out[at + from_row - start : at + to_row - start] = values
+            else:
+                inside = (from_row - (first // rows + a) * rows) * nbytes
+                self._pread(shard, run, int(offsets[a]) + inside)
+
+    def _load_index(self, i: int) -> NDArray[np.int64]:
+        meta = self.meta
+        chunks = meta.grid[0] // meta.chunk[0]
+        chunk_nbytes = meta.chunk[0] * meta.row_nbytes
+        with self.store.chunk(meta.key(i)) as shard:
+            if shard is None or meta.sharding is None:
+                raise FormatError("a shard has vanished", where=self.where)
+            nbytes = index_nbytes(chunks, meta.sharding.crc)
+            if nbytes > shard.nbytes:
+                raise FormatError(
+                    "the shard is shorter than its index",
+                    where=shard.where,
+                    expected=f"more than {nbytes} bytes",
+                    found=f"{shard.nbytes}",
+                    fix="the file is truncated or still being written",
+                )
+            at = 0 if meta.sharding.at_start else shard.nbytes - nbytes
+            data = pread_exact(shard.fd, nbytes, shard.offset + at, shard.where)
+            return parse_index(data, meta.sharding.crc, chunk_nbytes, shard.nbytes, shard.where)
+
+    # --- zarr-python ---------------------------------------------------------------------------
+
+    def _by_library(self, start: int, stop: int) -> Array:
+        with translated(f"{self.where}, rows {start} to {stop}"):
+            found = np.asarray(self.library()[start:stop])
+            if found.shape != (stop - start, *self.meta.shape[1:]):
+                raise FormatError("the data have the wrong shape", where=self.where)
+            return np.ascontiguousarray(found).astype(self.meta.dtype, copy=False)
+
+    def objects(self, start: int, stop: int) -> list[Any]:
+        """Return elements ``start <= i < stop`` of an array whose elements vary in length."""
+        with translated(f"{self.where}, rows {start} to {stop}"):
+            found: list[Any] = np.asarray(self.library()[start:stop]).tolist()
+            return found
+
+    def scalar(self) -> Array:
+        """Return the value of an array without axes, as shape ``()``."""
+        with translated(self.where):
+            return np.asarray(self.library()[()]).astype(self.meta.dtype, copy=False)
+
+    def library(self) -> Any:
+        """Return zarr-python's array, opened once."""
+        with self._lock:
+            if self._array is None:
+                self._check_codecs()
+                import zarr
+
+                with translated(self.where):
+                    store, prefix = self.store.library()
+                    path = join(prefix, self.meta.path)
+                    self._array = zarr.open_array(
+                        store=store, path=path, mode="r", zarr_format=self.meta.version
+                    )
+            return self._array
+
+    def _check_codecs(self) -> None:
+        """Raise `MissingExtra` if a codec is not installed."""
+        from numcodecs.registry import codec_registry, entries
+        from zarr.registry import get_codec_class
+
+        for name in self.meta.codecs:
+            known = name in codec_registry or name in entries
+            if self.meta.version == 3:
+                try:
+                    known = get_codec_class(name) is not None
+                except KeyError:
+                    known = False
+            if not known:
+                raise MissingExtra(
+                    f"codec {name} is not installed",
+                    where=self.where,
+                    fix="install the package that provides it to zarr",
+                )

@@ -1,0 +1,83 @@
+"""The index of a shard: where each of its chunks lies.
+
+A shard (codec ``sharding_indexed`` of Zarr v3) is one file that holds many chunks. Its index has
+one entry of two little-endian uint64 per chunk, offset in the file and number of bytes, in C
+order; both are `MISSING` for a chunk that is not there. A CRC-32C of the entries follows. dsprep
+writes the chunks one after another and the index at the end.
+
+Source: https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html
+"""
+
+from __future__ import annotations
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import FormatError
+
+MISSING = 2**64 - 1
+ENTRY = 16
+CRC = 4
+
+
+def index_nbytes(chunks: int, crc: bool = True) -> int:
+    """Return the bytes of the index of a shard of `chunks` chunks."""
+    return ENTRY * chunks + CRC * crc
+
+
+def build_index(sizes: NDArray[np.int64], chunks: int) -> bytes:
+    """Return the index of a shard of `chunks` chunks of which the first ``len(sizes)`` exist.
+
+    Parameters
+    ----------
+    sizes
+        Bytes of each chunk that exists; they lie one after another from offset 0.
+    """
+    entries = np.full((chunks, 2), MISSING, "<u8")
+    entries[: len(sizes), 0] = np.cumsum(sizes) - sizes
+    entries[: len(sizes), 1] = sizes
+    data = entries.tobytes()
+    return data + int(google_crc32c.value(data)).to_bytes(CRC, "little")
+
+
+def parse_index(
+    data: bytes, crc: bool, chunk_nbytes: int, shard_nbytes: int, where: object
+) -> NDArray[np.int64]:
+    """Return the offset of each chunk in its shard, -1 where it is missing.
+
+    Parameters
+    ----------
+    data
+        The whole index.
+    crc
+        Whether it ends in a CRC-32C.
+    chunk_nbytes
+        Bytes of one chunk; they are not compressed, so all are alike.
+    shard_nbytes
+        Bytes of the file.
+    where
+        The file, for messages.
+
+    Raises
+    ------
+    FormatError
+        If the CRC differs, or an entry does not lie within the file.
+    """
+    body = data[:-CRC] if crc else data
+    if crc and int(google_crc32c.value(body)) != int.from_bytes(data[-CRC:], "little"):
+        raise FormatError("the CRC of the shard index is wrong", where=where)
+    entries = np.frombuffer(body, "<u8").reshape(-1, 2)
+    missing = (entries == MISSING).all(axis=1)
+    offsets, sizes = entries[:, 0], entries[:, 1]
+    last = shard_nbytes - chunk_nbytes
+    bad = ~missing & ((sizes != chunk_nbytes) | (offsets > max(0, last)) | (last < 0))
+    if bad.any():
+        i = int(bad.argmax())
+        raise FormatError(
+            f"entry {i} of the shard index is wrong",
+            where=where,
+            expected=f"{chunk_nbytes} bytes at {last} or before",
+            found=f"{sizes[i]} bytes at {offsets[i]}",
+        )
+    return np.where(missing, -1, offsets.astype(np.int64))

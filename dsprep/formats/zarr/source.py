@@ -1,0 +1,283 @@
+"""A Zarr store as samples: which of its arrays are fields, and reading them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
+from dsprep.formats import samples
+from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
+from dsprep.formats.zarr.attributes import FIELDS, from_json
+from dsprep.formats.zarr.columns import Elements, Parts, Reading, Samples, Whole, declared
+from dsprep.formats.zarr.loading import program
+from dsprep.formats.zarr.metadata import ArrayMeta, read_array, read_document
+from dsprep.formats.zarr.rows import StoredArray
+from dsprep.formats.zarr.store import Directory, Store, Zip, join
+from dsprep.schema import Arena, Attrs, Batch, Field, Schema
+
+ROOT_NAME = "data"
+"""The field name of an array that is the whole store."""
+
+MAX_DEPTH = 64
+MAX_NODES = 100_000
+PARTS = {"count", "first", "values"}
+
+
+class ZarrSource(Source):
+    """A Zarr store opened for reading; see `base.Source`."""
+
+    def __init__(self, path: Path, options: OpenOptions) -> None:
+        self.path = path
+        self._store: Store = Directory(path) if path.is_dir() else Zip(path)
+        try:
+            self._open(options)
+        except BaseException:
+            self._store.close()
+            raise
+
+    def _open(self, options: OpenOptions) -> None:
+        if any(spec.index for spec in options.fields):
+            raise UsageError("zarr fields have no @INDEX: a ragged group names its own")
+        nodes = walk(self._store)
+        root: Attrs = {} if "" in nodes.arrays else nodes.groups.get("", {})
+        self.version = f"Zarr v{nodes.version}, {'ZIP' if self.path.is_file() else 'directory'}"
+        own = root.get(FIELDS)
+        listed = [n for n in own if isinstance(n, str)] if isinstance(own, list) else []
+        readings, problems = find_readings(self._store, nodes, listed)
+        mode = "first" if listed and options.sample_axis == "auto" else options.sample_axis
+        asked = {spec.path for spec in options.fields}
+        if problems and not asked:
+            raise next(iter(problems.values()))
+        for name in asked & problems.keys():
+            raise problems[name]
+        if asked:
+            self._check_names(asked, readings)
+            readings = {n: r for n, r in readings.items() if n in asked}
+        if not readings:
+            raise FormatError("the store holds no arrays", where=self.path)
+        shapes = {n: ((r.count, *r.field.inner), r.nbytes) for n, r in readings.items()}
+        for name, reading in readings.items():
+            if isinstance(reading, Whole):
+                shapes[name] = ((), reading.nbytes)
+        axis = samples.choose(shapes, mode)
+        self._count, notes = axis.count, list(axis.notes)
+        if axis.whole_file:
+            readings = whole(readings, notes)
+        elif asked and set(axis.names) != asked:
+            lengths = sorted(f"{n}: {r.count}" for n, r in readings.items())
+            raise SchemaError(
+                "the fields differ in their number of samples",
+                where=self.path,
+                found=", ".join(lengths),
+            )
+        else:
+            readings = {n: r for n, r in readings.items() if n in axis.names}
+        self._choose(options, readings, from_json(root))
+        self.notes = tuple(notes)
+
+    def _check_names(self, asked: set[str], readings: Mapping[str, Reading]) -> None:
+        wanted_by_name = {n: r.field for n, r in readings.items()}
+        for name in sorted(asked - wanted_by_name.keys()):
+            raise SchemaError(
+                f"there is no field {name}",
+                where=self.path,
+                expected="one of " + samples.listed(sorted(wanted_by_name), 12),
+            )
+
+    def _choose(self, options: OpenOptions, readings: dict[str, Reading], attrs: Attrs) -> None:
+        available = {n: r.field for n, r in readings.items()}
+        chosen = wanted(options.fields, available)
+        self._columns: list[tuple[Field, Reading]] = [(f, readings[p]) for p, f in chosen]
+        self.schema = Schema(tuple(f for f, _ in self._columns), attrs)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """See `Source.read`."""
+        return {
+            field.name: retype(reading.read(start, stop, arena), field, self.path, start)
+            for field, reading in self._columns
+        }
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """See `Source.sizes`."""
+        total = np.zeros(stop - start, np.int64)
+        for _, reading in self._columns:
+            part = reading.sizes(start, stop)
+            if part is None:
+                return None
+            total += part
+        return total
+
+    def layouts(self) -> dict[str, Layout]:
+        """See `Source.layouts`."""
+        return {field.name: reading.layout() for field, reading in self._columns}
+
+    def loading_code(self) -> str:
+        """See `Source.loading_code`."""
+        return program(self.path, [(f, r) for f, r in self._columns])
+
+    def close(self) -> None:
+        """See `Source.close`."""
+        self._store.close()
+
+
+# --- finding the fields ----------------------------------------------------------------------
+
+
+class Nodes:
+    """What a walk through a store found, by path.
+
+    Attributes
+    ----------
+    arrays
+        Each array, or the error that its metadata gave.
+    groups
+        The attributes of each group.
+    version
+        Of the root node.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, ArrayMeta | DsprepError] = {}
+        self.groups: dict[str, Attrs] = {}
+        self.version = 3
+
+
+def walk(store: Store) -> Nodes:
+    """Return all arrays and groups.
+
+    Raises
+    ------
+    FormatError
+        If the root is neither, a group's metadata is damaged, or groups are nested without end.
+    """
+    nodes, todo = Nodes(), [""]
+    while todo:
+        path = todo.pop()
+        found = visit(store, path, nodes)
+        if found:
+            todo += [join(path, name) for name in reversed(store.children(path))]
+        elif path == "" and not nodes.arrays:
+            raise FormatError("there is no zarr.json, .zgroup or .zarray", where=store.path)
+        if path.count("/") >= MAX_DEPTH or len(nodes.arrays) + len(nodes.groups) > MAX_NODES:
+            raise FormatError(
+                "groups are nested without end",
+                where=f"{store.path}, {path}",
+                expected=f"at most {MAX_DEPTH} levels and {MAX_NODES} arrays",
+                fix="look for symbolic links that lead back",
+            )
+    return nodes
+
+
+def visit(store: Store, path: str, nodes: Nodes) -> bool:
+    """Add the node at `path`, if there is one; return whether it is a group."""
+    try:
+        key = join(path, "zarr.json")
+        document = read_document(store, key)
+        if document is not None:
+            attrs = document.get("attributes")
+            kind = document.get("node_type")
+        else:
+            key = join(path, ".zarray")
+            document = read_document(store, key)
+            kind = "array" if document is not None else "group"
+            if document is None:
+                key = join(path, ".zgroup")
+                document = read_document(store, key)
+            if document is None:
+                return False
+            attrs = read_document(store, join(path, ".zattrs"))
+        where = f"{store.path}, {key}"
+        version = document.get("zarr_format")
+        if version != (3 if key.endswith("zarr.json") else 2) or kind not in ("array", "group"):
+            raise FormatError("this describes no Zarr v2 or v3 node", where=where)
+        attrs = attrs if isinstance(attrs, dict) else {}
+        if kind == "array":
+            nodes.arrays[path] = read_array(document, attrs, path, where)
+    except DsprepError as error:
+        if path == "":
+            raise
+        nodes.arrays[path] = error
+        return False
+    if path == "":
+        nodes.version = version
+    if kind == "group":
+        nodes.groups[path] = attrs
+    return bool(kind == "group")
+
+
+def find_readings(
+    store: Store, nodes: Nodes, order: list[str]
+) -> tuple[dict[str, Reading], dict[str, DsprepError]]:
+    """Return the readable fields by name, those in `order` first, and why others are not."""
+    readings: dict[str, Reading] = {}
+    problems: dict[str, DsprepError] = {}
+    opened: dict[str, StoredArray] = {}
+    for path, meta in nodes.arrays.items():
+        if isinstance(meta, ArrayMeta):
+            opened[path] = StoredArray(meta, store)
+        else:
+            problems[path] = meta
+    below: dict[str, set[str]] = defaultdict(set)
+    for path in (*nodes.arrays, *nodes.groups):
+        parent, _, child = path.rpartition("/")
+        below[parent].add(child)
+    for group, attrs in nodes.groups.items():
+        parts = ragged_parts(group, opened, below[group])
+        if parts is None:
+            continue
+        for part in parts.values():
+            del opened[part.meta.path]
+        try:
+            readings[group] = Parts(group, parts, attrs)
+        except (FormatError, SchemaError) as error:
+            problems[group] = error
+    for path, array in opened.items():
+        name = path or ROOT_NAME
+        try:
+            readings[name] = reading(name, array)
+        except (FormatError, SchemaError) as error:
+            problems[name] = error
+    first = [n for n in order if n in readings]
+    return {n: readings[n] for n in [*first, *sorted(readings.keys() - set(first))]}, problems
+
+
+def reading(name: str, array: StoredArray) -> Reading:
+    """Return the field that one array is."""
+    if array.meta.vlen:
+        return Elements(name, array)
+    return Samples(name, array) if declared(array)[1] else Whole(name, array)
+
+
+def ragged_parts(
+    group: str, opened: Mapping[str, StoredArray], members: set[str]
+) -> dict[str, StoredArray] | None:
+    """Return the arrays of a group that is one ragged field, or None if it is none."""
+    if not group or members != PARTS or not all(f"{group}/{name}" in opened for name in PARTS):
+        return None
+    parts = {name: opened[f"{group}/{name}"] for name in PARTS}
+    values, first, count = (parts[k].meta for k in ("values", "first", "count"))
+    index = all(len(m.shape) == 1 and m.dtype.kind in "iu" and not m.vlen for m in (first, count))
+    if index and first.shape == count.shape and values.shape and not values.vlen:
+        return parts
+    return None
+
+
+def whole(readings: Mapping[str, Reading], notes: list[str]) -> dict[str, Reading]:
+    """Return the fields of a store that is one sample: every array as it is."""
+    found: dict[str, Reading] = {}
+    for reading in readings.values():
+        for array in reading.arrays:
+            name = array.meta.path or ROOT_NAME
+            if array.meta.vlen:
+                notes.append(f"left out {name}: strings have no place in a single sample")
+            else:
+                found[name] = Whole(name, array)
+    return found

@@ -1,0 +1,263 @@
+"""Where the keys of a Zarr store lie: in a directory, or in one ZIP file.
+
+A store maps keys (``image/c.0.0``) to bytes. Both kinds answer the same few questions, of which
+`Store.chunk` is the important one: the file descriptor and offset where a key's bytes lie as they
+are, so that they can be read straight into place. Names of ZIP members are keys and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsprep.errors import FormatError
+from dsprep.storage import pread_exact
+
+MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
+"""Keys of which at least one is at the root of every store."""
+
+MAX_DOCUMENT = 64 << 20
+"""Bytes of the largest metadata document that is read; real ones are a few kB."""
+
+MAX_INFLATED = 1 << 30
+"""Bytes of the largest compressed ZIP member that is read."""
+
+LOCAL_HEADER = 30
+"""Bytes of a ZIP member's local header, less its name and extra field."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The bytes ``offset .. offset + nbytes`` of the file `fd`, called `where` in messages."""
+
+    fd: int
+    offset: int
+    nbytes: int
+    where: str
+
+
+class Store(ABC):
+    """Read-only access to the keys of a store."""
+
+    path: Path
+
+    @abstractmethod
+    def document(self, key: str) -> bytes | None:
+        """Return the bytes of a small key, or None if it is not there."""
+
+    @abstractmethod
+    def children(self, group: str) -> list[str]:
+        """Return the names in `group` (``""`` is the root) that have names below them, sorted."""
+
+    @abstractmethod
+    def nbytes(self, node: str) -> int:
+        """Return the bytes stored under `node`."""
+
+    @abstractmethod
+    def chunk(self, key: str) -> Any:
+        """Return a context: the `Chunk` of `key`, or None if its bytes do not lie in the open."""
+
+    @abstractmethod
+    def library(self) -> tuple[Any, str]:
+        """Return the store for zarr-python, and the prefix of all paths in it."""
+
+    def close(self) -> None:
+        """Release files."""
+        return
+
+
+def join(*parts: str) -> str:
+    """Return the key made of `parts`, of which some may be empty."""
+    return "/".join(filter(None, parts))
+
+
+class Directory(Store):
+    """Every key is a file under `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def document(self, key: str) -> bytes | None:
+        """See `Store.document`."""
+        with self.chunk(key) as found:
+            if found is None:
+                return None
+            check_document(found.nbytes, found.where)
+            return pread_exact(found.fd, found.nbytes, 0, found.where)
+
+    def children(self, group: str) -> list[str]:
+        """See `Store.children`."""
+        with os.scandir(self.path / group) as entries:
+            return sorted(e.name for e in entries if e.is_dir())
+
+    def nbytes(self, node: str) -> int:
+        """See `Store.nbytes`."""
+        total, todo = 0, [str(self.path / node)]
+        while todo:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+                    elif entry.is_file():
+                        total += entry.stat().st_size
+        return total
+
+    @contextmanager
+    def chunk(self, key: str) -> Iterator[Chunk | None]:
+        """See `Store.chunk`."""
+        path = f"{self.path}/{key}"
+        try:  # without O_NONBLOCK, opening a pipe would wait for a writer
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            yield None
+            return
+        try:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                raise FormatError("this is not a regular file", where=path)
+            yield Chunk(fd, 0, facts.st_size, path)
+        finally:
+            os.close(fd)
+
+    def library(self) -> tuple[Any, str]:
+        """See `Store.library`."""
+        from zarr.storage import LocalStore
+
+        return LocalStore(self.path, read_only=True), ""
+
+
+class Zip(Store):
+    """Every key is a member of the ZIP file `path`, below the folder that holds the root."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("rb")
+        try:
+            self._zip = zipfile.ZipFile(self._file)
+            self._root = zip_root(self._zip.namelist())
+        except (*ZIP_ERRORS, FormatError) as error:
+            self._file.close()
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(f"the ZIP file is damaged: {error}", where=path) from error
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._library: Any = None
+        self._check_members()
+
+    def _check_members(self) -> None:
+        for info in self._zip.infolist():
+            if info.compress_type != zipfile.ZIP_STORED and info.file_size > MAX_INFLATED:
+                self.close()
+                raise FormatError(
+                    "a compressed ZIP member is too large",
+                    where=f"{self.path}, {info.filename}",
+                    expected=f"at most {MAX_INFLATED} bytes",
+                    found=f"{info.file_size}",
+                    fix="unpack the ZIP file",
+                )
+
+    def document(self, key: str) -> bytes | None:
+        """See `Store.document`."""
+        info = self._zip.NameToInfo.get(join(self._root, key))
+        if info is None:
+            return None
+        where = f"{self.path}, {info.filename}"
+        check_document(info.file_size, where)
+        try:
+            return self._zip.read(info)
+        except ZIP_ERRORS as error:
+            raise FormatError(f"the ZIP member is damaged: {error}", where=where) from error
+
+    def children(self, group: str) -> list[str]:
+        """See `Store.children`."""
+        prefix = join(self._root, group)
+        prefix = prefix and prefix + "/"
+        below = (n[len(prefix) :] for n in self._zip.NameToInfo if n.startswith(prefix))
+        return sorted({n.partition("/")[0] for n in below if "/" in n} - {""})
+
+    def nbytes(self, node: str) -> int:
+        """See `Store.nbytes`."""
+        prefix = join(self._root, node)
+        prefix = prefix and prefix + "/"
+        members = self._zip.infolist()
+        return sum(i.compress_size for i in members if i.filename.startswith(prefix))
+
+    @contextmanager
+    def chunk(self, key: str) -> Iterator[Chunk | None]:
+        """See `Store.chunk`."""
+        info = self._zip.NameToInfo.get(join(self._root, key))
+        if info is None or info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            yield None
+            return
+        where = f"{self.path}, {info.filename}"
+        fd = self._file.fileno()
+        header = pread_exact(fd, LOCAL_HEADER, info.header_offset, where)
+        if header[:4] != b"PK\3\4":
+            raise FormatError("the local header is wrong", where=where)
+        behind = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+        start = info.header_offset + LOCAL_HEADER + behind
+        yield Chunk(fd, start, max(0, min(info.file_size, self._size - start)), where)
+
+    def library(self) -> tuple[Any, str]:
+        """See `Store.library`."""
+        from zarr.storage import ZipStore
+
+        if self._library is None:
+            self._library = ZipStore(self.path, mode="r")
+        return self._library, self._root
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        if self._library is not None and self._library._is_open:
+            self._library.close()
+        self._zip.close()
+        self._file.close()
+
+
+ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    struct.error,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+)
+"""What `zipfile` raises for files that are damaged or encrypted."""
+
+
+def zip_root(names: list[str]) -> str:
+    """Return the folder in a ZIP file that is the root of the store: the outermost with a marker.
+
+    Raises
+    ------
+    FormatError
+        If there is none.
+    """
+    roots = [n.rpartition("/")[0] for n in names if n.rpartition("/")[2] in MARKERS]
+    if not roots:
+        raise FormatError("the ZIP file holds no Zarr store", expected=" or ".join(MARKERS))
+    return min(roots, key=lambda root: (root.count("/") + bool(root), root))
+
+
+def check_document(nbytes: int, where: str) -> None:
+    """Raise `FormatError` if a metadata document is larger than any real one."""
+    if nbytes > MAX_DOCUMENT:
+        raise FormatError(
+            "the metadata document is too large",
+            where=where,
+            expected=f"at most {MAX_DOCUMENT} bytes",
+            found=nbytes,
+        )
