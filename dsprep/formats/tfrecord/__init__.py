@@ -1,0 +1,101 @@
+"""TFRecord: files of ``tf.train.Example``, or of any records.
+
+``framing`` knows records, ``stream`` the bytes they are in (plain, GZIP, ZLIB), ``example`` the
+message inside, ``features`` which feature a field is. ``source`` and ``columns`` read, ``writer``
+and ``build`` write, ``code`` shows how TensorFlow loads the file. TensorFlow itself is not needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from dsprep.errors import UnsupportedError
+from dsprep.formats.base import Format, OpenOptions, Source, State, WriteOptions, Writer
+from dsprep.schema import Schema
+
+
+class TFRecord(Format):
+    """TFRecord as TensorFlow writes it; see `dsprep.formats.tfrecord`."""
+
+    name: ClassVar[str] = "tfrecord"
+    suffixes: ClassVar[tuple[str, ...]] = (".tfrecord", ".tfrecords", ".tfrec")
+    open_options: ClassVar[frozenset[str]] = frozenset({"fields", "records", "check_crc"})
+    write_options: ClassVar[frozenset[str]] = frozenset({"compress", "features"})
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the first record's header is right; an empty file needs a known suffix."""
+        from dsprep.formats.tfrecord.stream import holds_records
+
+        try:
+            if not path.is_file():
+                return False
+            with path.open("rb") as file:
+                found = holds_records(file.read(1024))
+        except OSError:
+            return False
+        return path.name.lower().endswith(self.suffixes) if found is None else found
+
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """Open one file for reading; see `Format.open`."""
+        from dsprep.formats.tfrecord.source import TFRecordSource
+
+        return TFRecordSource(path, options, hint)
+
+    def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
+        """Return the list that carries each field; see `Format.plan_fields`."""
+        from dsprep.formats.tfrecord import features
+
+        codec = options.compress.codec if options.compress else None
+        if codec not in (None, "gzip"):
+            raise UnsupportedError(
+                f"tfrecord has no {codec} that can be written in pieces"
+                if codec == "zlib"
+                else f"tf.data reads no {codec}",
+                expected="gzip",
+                fix="use --compress gzip",
+            )
+        types = features.plan(schema, options)
+        if features.is_opaque(schema):
+            return {f.name: "the whole record" for f in schema}
+        return {f.name: features.describe(f, types[f.name]) for f in schema}
+
+    def losses(self, schema: Schema, options: WriteOptions) -> list[str]:
+        """Return what only the sidecar keeps: attributes, and types that no list has."""
+        from dsprep.formats.tfrecord import features
+
+        types = features.plan(schema, options)
+        lost = []
+        if schema.attrs:
+            lost.append("the attributes of the dataset")
+        lost += [f"the attributes of {f.name}" for f in schema if f.attrs]
+        typed = [f.name for f in schema if features.loses_type(f, types[f.name])]
+        if typed:
+            lost.append(f"dtype and shape of {', '.join(typed)}")
+        return lost
+
+    def estimate(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
+        """Return the bytes of the file: exact for fixed fields uncompressed, else at most."""
+        from dsprep.formats.tfrecord import features
+        from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Template
+        from dsprep.formats.tfrecord.framing import FRAME
+
+        types = features.plan(schema, options)
+        if not schema.ragged:
+            return count * Template(schema, types).nbytes
+        frame = FRAME + MOST_OVERHEAD + sum(len(n.encode()) + MOST_OVERHEAD for n in schema.names)
+        growth = max(features.growth(f, types[f.name]) for f in schema)
+        return count * frame + int(payload * growth)
+
+    def create(
+        self,
+        path: Path,
+        schema: Schema,
+        count: int,
+        options: WriteOptions,
+        state: State | None,
+    ) -> Writer:
+        """Start a file or continue one; see `Format.create`."""
+        from dsprep.formats.tfrecord.writer import TFRecordWriter
+
+        return TFRecordWriter(path, schema, options, state)

@@ -1,0 +1,188 @@
+"""From columns of samples to the bytes of records.
+
+`Template` serves samples of one shape: a record with gaps is filled in for all of them at once.
+`Assembly` serves those that vary, and puts them together one by one. Both write the bytes that
+``Example.SerializeToString`` would for features in this order, except that every int64 takes 10
+bytes, and that bytes between the members of structured elements are zero.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import UnsupportedError
+from dsprep.formats.tfrecord import features, framing
+from dsprep.formats.tfrecord.example import (
+    INT64,
+    LARGEST,
+    PADDED_VARINT,
+    encode_varints,
+    entry_head,
+    example_head,
+    view,
+)
+from dsprep.schema import Arena, Array, Batch, Field, Ragged, Schema, has_padding
+
+U8 = np.dtype(np.uint8)
+Payload: TypeAlias = NDArray[np.uint8]
+MOST_OVERHEAD = 32
+"""Bytes that a feature can take beyond its name and its values; an Example takes fewer."""
+
+
+class Template:
+    """Records of samples of one shape.
+
+    Attributes
+    ----------
+    nbytes
+        Bytes of each record with its frame.
+    """
+
+    def __init__(self, schema: Schema, types: dict[str, int]) -> None:
+        self._gaps: list[tuple[Field, int, int, int]] = []  # field, list, start, stop
+        self._fixed: list[tuple[int, Payload]] = []  # offset, bytes that all records share
+        sizes = [features.row_nbytes(f, types[f.name]) for f in schema]
+        heads = [
+            entry_head(f.name.encode(), types[f.name], size)
+            for f, size in zip(schema, sizes, strict=True)
+        ]
+        entries = sum(map(len, heads)) + sum(sizes)
+        length = len(example_head(entries)) + entries
+        self.nbytes = length + framing.FRAME
+        self._share(0, framing.headers(np.array([length])).tobytes() + example_head(entries))
+        at = framing.HEADER + len(example_head(entries))
+        for f, head, size in zip(schema, heads, sizes, strict=True):
+            self._share(at, head)
+            at += len(head)
+            self._gaps.append((f, types[f.name], at, at + size))
+            at += size
+
+    def _share(self, at: int, data: bytes) -> None:
+        self._fixed.append((at, np.frombuffer(data, U8)))
+
+    def records(self, batch: Batch, start: int, arena: Arena) -> Payload:
+        """Return the records of `batch` as bytes."""
+        count = len(next(iter(batch.values())))
+        rows: Payload = arena.empty("write.records", (count, self.nbytes), U8)
+        for at, data in self._fixed:
+            rows[:, at : at + len(data)] = data
+        for f, type_, a, b in self._gaps:
+            if a < b:
+                column = batch[f.name]
+                assert isinstance(column, np.ndarray)
+                encode_values(column, f, type_, rows[:, a:b])
+        starts = np.arange(count, dtype=np.int64) * self.nbytes + framing.HEADER
+        lengths = np.full(count, self.nbytes - framing.FRAME)
+        crcs = framing.payload_crcs(rows.reshape(-1), starts, lengths)
+        rows[:, -framing.FOOTER :] = _bytes_of(crcs)
+        return rows.reshape(-1)
+
+
+class Assembly:
+    """Records of samples that vary in size, or that are records already (`opaque`)."""
+
+    def __init__(self, schema: Schema, types: dict[str, int], opaque: bool) -> None:
+        self._fields = [(f, f.name.encode(), types[f.name]) for f in schema]
+        self._opaque = opaque
+
+    def records(self, batch: Batch, start: int, arena: Arena) -> Payload:
+        """Return the records of `batch`, samples ``start ..`` of the output, as bytes.
+
+        Raises
+        ------
+        UnsupportedError
+            If a sample is too large for ``tf.train.Example``.
+        """
+        count = len(next(iter(batch.values())))
+        parts = []
+        most = count * (framing.FRAME + MOST_OVERHEAD)
+        for f, name, type_ in self._fields:
+            data, edges = _encoded(batch, f, type_, arena)
+            parts.append((name, type_, view(data), edges.tolist()))
+            most += len(data) + count * (len(name) + MOST_OVERHEAD)
+        out: Payload = arena.empty("write.records", (most,), U8)
+        to, at = view(out), 0
+        starts, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
+        for i in range(count):
+            pieces: list[bytes | memoryview] = [b""]
+            for name, type_, values, edges in parts:
+                a, b = edges[i], edges[i + 1]
+                if not self._opaque:
+                    pieces.append(entry_head(name, type_, b - a))
+                pieces.append(values[a:b])
+            nbytes = sum(map(len, pieces))
+            if not self._opaque:
+                pieces[0] = example_head(nbytes)
+                nbytes += len(pieces[0])
+                _check_size(nbytes, start + i)
+            at += framing.HEADER
+            starts[i], lengths[i] = at, nbytes
+            for piece in pieces:
+                to[at : at + len(piece)] = piece
+                at += len(piece)
+            at += framing.FOOTER
+        heads = (starts - framing.HEADER)[:, None] + np.arange(framing.HEADER)
+        out[heads] = framing.headers(lengths)
+        foots = (starts + lengths)[:, None] + np.arange(framing.FOOTER)
+        out[foots] = _bytes_of(framing.payload_crcs(out, starts, lengths))
+        return out[:at]
+
+
+def _check_size(nbytes: int, sample: int) -> None:
+    if nbytes > LARGEST:
+        raise UnsupportedError(
+            "the sample is too large for tf.train.Example",
+            where=f"sample {sample}",
+            expected=f"at most {LARGEST} bytes",
+            found=nbytes,
+            fix="convert to hdf5 or zarr",
+        )
+
+
+def _bytes_of(crcs: NDArray[np.uint32]) -> Payload:
+    return crcs.astype("<u4").view(U8).reshape(-1, framing.FOOTER)
+
+
+def _encoded(
+    batch: Batch, field: Field, type_: int, arena: Arena
+) -> tuple[Payload, NDArray[np.int64]]:
+    """Return a column's encoded values, and where each sample's begin and end in them."""
+    column = batch[field.name]
+    nbytes = features.row_nbytes(field, type_)
+    if isinstance(column, Ragged):
+        values, edges = column.values, column.offsets * nbytes
+    else:
+        values, edges = column, np.arange(len(column) + 1) * nbytes
+    if not nbytes or not len(values):
+        return np.empty(0, U8), edges
+    if type_ != INT64 and not has_padding(field.dtype) and values.flags.c_contiguous:
+        return values.reshape(-1).view(U8), edges
+    out: Payload = arena.empty(f"write.{field.name}", (len(values), nbytes), U8)
+    encode_values(values, field, type_, out)
+    return out.reshape(-1), edges
+
+
+def encode_values(values: Array, field: Field, type_: int, out: Payload) -> None:
+    """Write each row of `values` as list `type_` has it to a row of `out`, ``(n, nbytes)``."""
+    elements = values.reshape(len(out), -1)
+    if type_ == INT64:
+        encode_varints(elements, out.reshape(*elements.shape, PADDED_VARINT))
+    elif has_padding(field.dtype):
+        out[:] = 0
+        _copy_members(elements, out.view(field.dtype))
+    else:
+        if elements.strides[-1] != elements.itemsize:
+            elements = np.ascontiguousarray(elements)
+        out[:] = elements.view(U8)
+
+
+def _copy_members(source: Array, target: Array) -> None:
+    """Copy structured values without the bytes between their members."""
+    if source.dtype.names is None:
+        target[...] = source
+        return
+    for name in source.dtype.names:
+        _copy_members(source[name], target[name])

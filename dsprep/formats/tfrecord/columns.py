@@ -1,0 +1,200 @@
+"""From places in a buffer of records to columns of samples.
+
+Ranges that lie evenly, one per record, become a view; everything else is gathered into one array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.formats.tfrecord import example
+from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, Places, Value, WireError
+from dsprep.formats.tfrecord.features import Feature
+from dsprep.formats.tfrecord.framing import FRAME
+from dsprep.schema import Arena, Array, Column, Ragged, new_array
+
+SMALL = 64
+"""Ranges shorter than this, on average, are gathered by index rather than one by one."""
+
+
+class Misfit(Exception):
+    """A record is not like those that were inspected; a `FormatError` once the file is known.
+
+    Attributes
+    ----------
+    record
+        Its number among the records at hand.
+    what, expected, found, fix
+        As in `DsprepError`.
+    """
+
+    def __init__(
+        self,
+        record: int,
+        what: str,
+        expected: object = None,
+        found: object = None,
+        fix: str = "--records opaque keeps whole records",
+    ) -> None:
+        super().__init__(what)
+        self.record, self.what = record, what
+        self.expected, self.found, self.fix = expected, found, fix
+
+
+def locate(
+    buffer: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    wanted: Sequence[Feature],
+) -> Mapping[str, Places]:
+    """Return where the wanted features lie in the payloads ``buffer[start:start + length]``.
+
+    Raises
+    ------
+    Misfit
+        If a record is no Example, or lacks a feature or has it in another list.
+    """
+    found: dict[str, Places] | None = None
+    if (lengths == lengths[0]).all():
+        found = example.parse_alike(buffer, int(lengths[0]) + FRAME, starts, int(lengths[0]))
+    if found is None:
+        found = example.parse_together(buffer, starts, lengths)
+    if found is not None and all(f.name in found and found[f.name].type == f.type for f in wanted):
+        return found
+    records = example.parse_each(buffer, starts, lengths)
+    for i, record in enumerate(records):
+        if isinstance(record, WireError):
+            raise Misfit(i, "the record is not a tf.train.Example", found=record)
+    return {f.name: _join(records, f) for f in wanted}
+
+
+def _join(records: Sequence[dict[str, Value] | WireError], feature: Feature) -> Places:
+    """Return one feature of records that were taken apart one by one."""
+    values = []
+    for i, record in enumerate(records):
+        value = record.get(feature.name) if isinstance(record, dict) else None
+        if value is not None and value.type != feature.type:
+            raise Misfit(
+                i,
+                f"feature {feature.name} is of another type",
+                expected=f"a {TYPES[feature.type]} list",
+                found=f"a {TYPES[value.type]} list",
+            )
+        if value is not None and feature.type == BYTES and len(value.ranges) > 1:
+            raise Misfit(
+                i,
+                f"feature {feature.name} has several values",
+                expected="one byte string",
+                found=len(value.ranges),
+            )
+        absent = value is None or (feature.type == BYTES and not value.ranges)
+        if absent and not feature.field.ragged:
+            raise Misfit(i, f"feature {feature.name} is missing", expected=str(feature.field))
+        values.append(value)
+    return example.join(values, feature.type)
+
+
+def column(
+    buffer: NDArray[np.uint8], places: Places, feature: Feature, arena: Arena | None
+) -> Column:
+    """Return one field of the records that `places` are of.
+
+    Raises
+    ------
+    Misfit
+        If a record's values do not fill the field's shape, or are not of its dtype.
+    """
+    field = feature.field
+    if feature.type == INT64:
+        return _integers(buffer, places, feature)
+    nbytes, count = field.row_nbytes, len(places.totals)
+    _check_sizes(places.totals, nbytes, feature, field.dtype.itemsize)
+    if field.ragged:
+        values = gather(buffer, places, arena, f"read.{field.name}")
+        rows = values.view(field.dtype).reshape(-1, *field.inner)
+        return Ragged.from_lengths(rows, places.totals // nbytes, field.kind)
+    if not nbytes:
+        return np.empty((count, *field.inner), field.dtype)
+    if places.stride:
+        values = _even(buffer, places)
+    else:
+        values = gather(buffer, places, arena, f"read.{field.name}").reshape(count, nbytes)
+    return values.view(field.dtype).reshape(count, *field.inner)
+
+
+def _integers(buffer: NDArray[np.uint8], places: Places, feature: Feature) -> Column:
+    """Return an int64 feature, as the integer type that was asked for."""
+    field, rows = feature.field, math.prod(feature.field.inner)
+    try:
+        values, counts = example.decode_varints(gather(buffer, places, None, ""), places.totals)
+    except WireError as error:
+        raise Misfit(0, f"feature {feature.name} is damaged", found=error) from error
+    _check_sizes(counts, rows, feature, 1)
+    cast: Array = values
+    if field.dtype != values.dtype:
+        cast = values.astype(field.dtype)
+        lost = cast.astype(np.int64) != values
+        if lost.any():
+            i = int(lost.argmax())
+            record = int(np.searchsorted(np.cumsum(counts), i, side="right"))
+            raise Misfit(record, f"feature {feature.name} does not fit", str(field), int(values[i]))
+    if field.ragged:
+        return Ragged.from_lengths(cast.reshape(-1, *field.inner), counts // rows)
+    return cast.reshape(len(counts), *field.inner)
+
+
+def _check_sizes(have: NDArray[np.int64], want: int, feature: Feature, unit: int) -> None:
+    """Raise `Misfit` for the first record whose values do not fill the field's shape.
+
+    `want` is the size of a sample, or of a row of a ragged field; both count `unit` per element.
+    """
+    field = feature.field
+    bad = have % want != 0 if field.ragged and want else have != want
+    if field.ragged and not want:
+        raise Misfit(0, f"feature {feature.name} cannot be {field}", "rows of at least one byte")
+    if not bad.any():
+        return
+    i = int(bad.argmax())
+    unit = unit if have[i] % unit == 0 else 1
+    elements = "bytes" if field.dtype.itemsize > unit and feature.type != INT64 else "elements"
+    raise Misfit(
+        i,
+        f"feature {feature.name} does not fit {field}",
+        f"{'a multiple of ' if field.ragged else ''}{want // unit} {elements}",
+        int(have[i]) // unit,
+        f"if it varies, say so as in --field {field.name}:{field.dtype.name}[None]",
+    )
+
+
+def _even(buffer: NDArray[np.uint8], places: Places) -> NDArray[np.uint8]:
+    """Return ranges of one length at one stride as a view, shape ``(n, length)``."""
+    shape = (len(places.lengths), int(places.lengths[0]))
+    first = buffer[int(places.starts[0]) :]
+    return np.lib.stride_tricks.as_strided(first, shape, (places.stride, 1), writeable=False)
+
+
+def gather(
+    buffer: NDArray[np.uint8], places: Places, arena: Arena | None, key: str
+) -> NDArray[np.uint8]:
+    """Return the bytes of all ranges, one after another."""
+    lengths = places.lengths
+    total = int(lengths.sum())
+    out = new_array(arena, key, (total,), np.dtype(np.uint8))
+    if not total:
+        return out
+    if places.stride:
+        view = _even(buffer, places)
+        out.reshape(view.shape)[:] = view
+        return out
+    begins = np.cumsum(lengths) - lengths
+    if total < SMALL * len(lengths):
+        from_ = np.arange(total) + np.repeat(places.starts - begins, lengths)
+        return np.take(buffer, from_, out=out)
+    to, source = example.view(out), example.view(buffer)
+    for a, b, n in zip(places.starts.tolist(), begins.tolist(), lengths.tolist(), strict=True):
+        to[b : b + n] = source[a : a + n]
+    return out

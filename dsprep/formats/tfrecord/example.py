@@ -1,0 +1,410 @@
+"""The wire format of ``tf.train.Example``: where the values lie in a record, and how to write them.
+
+::
+
+    Example    { Features features = 1; }
+    Features   { map<string, Feature> feature = 1; }      (entries { key = 1; value = 2; })
+    Feature    { BytesList = 1 | FloatList = 2 | Int64List = 3 }
+    BytesList  { repeated bytes value = 1; }
+    FloatList  { repeated float value = 1 [packed]; }
+    Int64List  { repeated int64 value = 1 [packed]; }
+
+(``tensorflow/core/example/feature.proto``, and Protocol Buffers' "Encoding"). Nothing is copied:
+the result is `Places` in the buffer that holds the records. There are three ways to find them, and
+they agree: `parse` takes any one message and judges it; `parse_alike` compares records of one
+length with the first of them; `parse_together` walks records of the same features side by side.
+The last two return None for records that are not so alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.schema import Array
+
+BYTES, FLOAT, INT64 = 1, 2, 3
+TYPES = {BYTES: "bytes", FLOAT: "float", INT64: "int64"}
+"""Field number in Feature to the name used in options and messages."""
+
+LARGEST = (1 << 31) - 1
+"""Bytes of a message that Protocol Buffers can parse."""
+PADDED_VARINT = 10
+"""Bytes of each int64 that dsprep writes, so that all records have one size."""
+
+
+class WireError(ValueError):
+    """The bytes are not a ``tf.train.Example``."""
+
+
+@dataclass
+class Value:
+    """One feature of one record: its list's field number, and its values' ranges in the buffer.
+
+    For `BYTES` each range is one value. For `FLOAT` and `INT64` the ranges, joined, are the
+    packed values, whether the record has them packed or not.
+    """
+
+    type: int
+    ranges: list[tuple[int, int]]
+
+
+@dataclass
+class Places:
+    """One feature of n records.
+
+    Attributes
+    ----------
+    type
+        `BYTES`, `FLOAT` or `INT64`.
+    starts, lengths
+        int64, shape ``(m,)``: ranges in the buffer, in the order of the records.
+    totals
+        int64, shape ``(n,)``: bytes of each record's ranges together.
+    stride
+        If the n ranges are this far apart and of one length; otherwise 0.
+    """
+
+    type: int
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    totals: NDArray[np.int64]
+    stride: int = 0
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def view(buffer: NDArray[np.uint8]) -> memoryview:
+    """Return the bytes of `buffer`, whose items are faster to get than an array's."""
+    return memoryview(buffer)  # type: ignore[arg-type]
+
+
+def _varint(data: memoryview, pos: int, stop: int) -> tuple[int, int]:
+    value = shift = 0
+    while pos < stop and shift < 70:
+        byte = data[pos]
+        pos += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, pos
+        shift += 7
+    raise WireError("a varint does not end")
+
+
+def _fields(data: memoryview, pos: int, stop: int) -> list[tuple[int, int, int, int]]:
+    """Return ``(number, wire type, start, stop)`` of each field of the message at ``pos:stop``."""
+    found = []
+    while pos < stop:
+        tag, pos = _varint(data, pos, stop)
+        wire = tag & 7
+        start = pos
+        if wire == 0:
+            _, pos = _varint(data, pos, stop)
+        elif wire == 1:
+            pos += 8
+        elif wire == 5:
+            pos += 4
+        elif wire == 2:
+            length, start = _varint(data, pos, stop)
+            pos = start + length
+        else:
+            raise WireError(f"wire type {wire}")
+        if pos > stop or tag < 8:
+            raise WireError("a field reaches outside its message")
+        found.append((tag >> 3, wire, start, pos))
+    return found
+
+
+def parse(data: memoryview, start: int, stop: int) -> dict[str, Value]:
+    """Return the features of the Example at ``start:stop`` of `data`.
+
+    As in every Protocol Buffers parser, unknown fields are skipped, a key that comes twice counts
+    as its last, and a list that comes in parts is joined.
+
+    Raises
+    ------
+    WireError
+        If it is not an Example, or is a SequenceExample with feature lists.
+    """
+    found: dict[str, Value] = {}
+    for number, wire, a, b in _fields(data, start, stop):
+        if number == 2:
+            raise WireError("feature lists, as in a SequenceExample")
+        if number != 1:
+            continue
+        if wire != 2:
+            raise WireError("features are not a message")
+        for inner, wire_inner, c, d in _fields(data, a, b):
+            if inner != 1 or wire_inner != 2:
+                raise WireError("an unknown field among the features")
+            key, value = _entry(data, c, d)
+            if value is None:
+                found.pop(key, None)
+            else:
+                found[key] = value
+    return found
+
+
+def _entry(data: memoryview, start: int, stop: int) -> tuple[str, Value | None]:
+    key, value = b"", None
+    for number, wire, a, b in _fields(data, start, stop):
+        if wire != 2:
+            raise WireError("a map entry of numbers")
+        if number == 1:
+            key = bytes(data[a:b])
+        elif number == 2:
+            value = _feature(data, a, b)
+    try:
+        return key.decode(), value
+    except UnicodeDecodeError as error:
+        raise WireError("a feature's name is not UTF-8") from error
+
+
+def _feature(data: memoryview, start: int, stop: int) -> Value | None:
+    value: Value | None = None
+    for number, wire, a, b in _fields(data, start, stop):
+        if number not in TYPES or wire != 2:
+            raise WireError("a feature of an unknown list")
+        if value is None or value.type != number:
+            value = Value(number, [])
+        for inner, wire_inner, c, d in _fields(data, a, b):
+            plain = {BYTES: 2, FLOAT: 5, INT64: 0}[number]
+            if inner != 1 or wire_inner not in (plain, 2):
+                raise WireError(f"not a value of a {TYPES[number]} list")
+            if number == FLOAT and (d - c) % 4:
+                raise WireError("half a float")
+            if d > c or number == BYTES:
+                value.ranges.append((c, d))
+    return value
+
+
+def parse_alike(
+    buffer: NDArray[np.uint8], stride: int, starts: NDArray[np.int64], length: int
+) -> dict[str, Places] | None:
+    """Return the features of records of one size that differ only in their values.
+
+    `buffer` holds records of `stride` bytes, whose messages of `length` bytes begin at `starts`.
+    None if any byte outside of the values differs between the records, their headers included,
+    or if the first one is not an Example.
+    """
+    begin, end, count = int(starts[0]), int(starts[0]) + length, len(starts)
+    try:
+        first = parse(view(buffer), begin, end)
+    except WireError:
+        return None
+    ranges = sorted(r for value in first.values() for r in value.ranges)
+    if any(len(v.ranges) > 1 for v in first.values()):
+        return None
+    rows = buffer.reshape(count, stride)
+    edges = [0, *(edge for r in ranges for edge in r), end]
+    for a, b in zip(edges[::2], edges[1::2], strict=True):
+        if not (rows[:, a:b] == rows[0, a:b]).all():
+            return None
+    steps = starts - begin
+    found = {}
+    for name, value in first.items():
+        if value.type == BYTES and not value.ranges:
+            return None
+        a, b = value.ranges[0] if value.ranges else (begin, begin)
+        lengths = np.full(count, b - a, np.int64)
+        found[name] = Places(value.type, steps + a, lengths, lengths, stride)
+    return found
+
+
+class _Lockstep:
+    """One position in each of n messages, all moved by the same rules.
+
+    `Disagree` is raised as soon as the messages differ in anything but lengths.
+    """
+
+    class Disagree(Exception):
+        """The messages differ; a signal, not an error."""
+
+    def __init__(self, buffer: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
+        self.buffer, self.pos = buffer, starts.copy()
+        self.limit = len(buffer) - 1
+
+    def peek(self, count: int) -> NDArray[np.uint8]:
+        """Return the next `count` bytes of each, shape ``(n, count)``."""
+        if int(self.pos.max()) + count > self.limit:
+            raise self.Disagree
+        found: NDArray[np.uint8] = self.buffer[self.pos[:, None] + np.arange(count)]
+        return found
+
+    def same(self, count: int) -> bytes:
+        """Return the next `count` bytes, which all share."""
+        bytes_ = self.peek(count)
+        if not (bytes_ == bytes_[0]).all():
+            raise self.Disagree
+        self.pos += count
+        return bytes(bytes_[0])
+
+    def length(self) -> NDArray[np.int64]:
+        """Return the varint of at most 5 bytes that each has next."""
+        value = np.zeros(len(self.pos), np.int64)
+        more = np.ones(len(self.pos), bool)
+        for shift in range(0, 35, 7):
+            byte = self.peek(1)[:, 0].astype(np.int64)
+            value += np.where(more, (byte & 127) << shift, 0)
+            self.pos += more
+            more &= byte > 127
+            if not more.any():
+                return value
+        raise self.Disagree
+
+    def expect(self, found: bool | np.bool_) -> None:
+        if not found:
+            raise self.Disagree
+
+
+def parse_together(
+    buffer: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> dict[str, Places] | None:
+    """Return the features of records that have the same features in the same order, one range each.
+
+    The messages are ``buffer[start:start + length]``; `buffer` goes on behind them. None if they
+    differ in more than the lengths of their values, or are anything out of the ordinary.
+    """
+    try:
+        return _walk(_Lockstep(buffer, starts), starts + lengths)
+    except _Lockstep.Disagree:
+        return None
+
+
+def _walk(at: _Lockstep, ends: NDArray[np.int64]) -> dict[str, Places]:
+    found: dict[str, Places] = {}
+    at.expect(at.same(1) == b"\x0a")
+    at.expect(bool((at.length() + at.pos == ends).all()))
+    while (at.pos < ends).any():
+        at.expect((at.pos < ends).all() and at.same(1) == b"\x0a")
+        entry = at.length() + at.pos
+        at.expect((entry <= ends).all() and at.same(1) == b"\x0a")
+        size = at.length()
+        at.expect((size == size[0]).all() and size[0] < 1 << 12)
+        key = at.same(int(size[0])).decode("utf-8", "replace")
+        at.expect(key not in found and "\ufffd" not in key and at.same(1) == b"\x12")
+        at.expect((at.length() + at.pos == entry).all())
+        tag = at.same(1)[0]
+        number = tag >> 3
+        at.expect(tag & 7 == 2 and number in TYPES)
+        stop = at.length() + at.pos
+        at.expect((stop == entry).all())
+        full = at.pos < stop  # an empty list has no values at all
+        if full.any():
+            value_at, values = _packed(at, full)
+        else:
+            value_at, values = at.pos.copy(), np.zeros(len(ends), np.int64)
+        at.expect((value_at + values == entry).all())
+        at.expect(number != FLOAT or not (values % 4).any())
+        at.expect(number != BYTES or full.all())
+        found[key] = Places(number, value_at, values, values)
+        at.pos = entry.copy()
+    return found
+
+
+def _packed(at: _Lockstep, full: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the one value of each list begins and how long it is; 0 where not `full`."""
+    before = at.pos.copy()
+    at.expect((at.peek(1)[full] == 0x0A).all())
+    at.pos += 1
+    sizes = at.length()
+    return np.where(full, at.pos, before), np.where(full, sizes, 0)
+
+
+def parse_each(
+    buffer: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> list[dict[str, Value] | WireError]:
+    """Return what `parse` says of each of the messages ``buffer[start:start + length]``."""
+    data = view(buffer)
+    found: list[dict[str, Value] | WireError] = []
+    for a, b in zip(starts.tolist(), (starts + lengths).tolist(), strict=True):
+        try:
+            found.append(parse(data, a, b))
+        except WireError as error:
+            found.append(error)
+    return found
+
+
+def join(values: Sequence[Value | None], type_: int) -> Places:
+    """Return one feature of n records, of which some may lack it, as `Places`."""
+    ranges = [r for v in values if v is not None for r in v.ranges]
+    table = np.array(ranges, np.int64).reshape(-1, 2)
+    counts = [0 if v is None else len(v.ranges) for v in values]
+    lengths = table[:, 1] - table[:, 0]
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+    return Places(type_, table[:, 0].copy(), lengths, np.diff(sums[edges]))
+
+
+def decode_varints(
+    data: NDArray[np.uint8], totals: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the int64 values in `data`, and how many each record has.
+
+    Parameters
+    ----------
+    data
+        The records' varints, one after another.
+    totals
+        Bytes of each record's varints, shape ``(n,)``.
+
+    Raises
+    ------
+    WireError
+        If a varint does not end within its record and 10 bytes.
+    """
+    ends = np.flatnonzero(data < 128)
+    starts = np.concatenate([np.zeros(1, np.int64), ends + 1])[:-1]
+    edges = np.cumsum(totals)
+    sizes = ends - starts + 1
+    last = edges[totals > 0] - 1
+    if (data[last] > 127).any() or (sizes > 10).any():
+        raise WireError("a varint does not end")
+    values = np.zeros(len(ends), np.uint64)
+    for k in range(int(sizes.max(initial=0))):
+        has = sizes > k
+        part = (data[starts[has] + k] & 127).astype(np.uint64)
+        values[has] |= part << np.uint64(7 * k)
+    before = np.concatenate([np.zeros(1, np.int64), np.searchsorted(ends, edges)])
+    return values.view(np.int64), np.diff(before)
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def varint(value: int) -> bytes:
+    """Return `value` in the fewest bytes."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+@lru_cache(1 << 14)
+def entry_head(name: bytes, type_: int, nbytes: int) -> bytes:
+    """Return what comes before the `nbytes` of values of a feature that has one range."""
+    inner = b"\x0a" + varint(nbytes) if nbytes or type_ == BYTES else b""
+    values = bytes([type_ << 3 | 2]) + varint(len(inner) + nbytes) + inner
+    feature = b"\x0a" + varint(len(name)) + name + b"\x12" + varint(len(values) + nbytes) + values
+    return b"\x0a" + varint(len(feature) + nbytes) + feature
+
+
+@lru_cache(1 << 14)
+def example_head(nbytes: int) -> bytes:
+    """Return what comes before the `nbytes` of all entries."""
+    return b"\x0a" + varint(nbytes)
+
+
+def encode_varints(values: Array, out: NDArray[np.uint8]) -> None:
+    """Write integers as varints of `PADDED_VARINT` bytes; `out` is ``(*values.shape, 10)``."""
+    bits = values.astype(np.int64).view(np.uint64)
+    for k in range(PADDED_VARINT - 1):
+        out[..., k] = (bits >> np.uint64(7 * k)).astype(np.uint8) | 128
+    out[..., PADDED_VARINT - 1] = bits >> np.uint64(63)

@@ -1,0 +1,292 @@
+"""Which list of ``tf.train.Example`` carries a field, and what field a list can be read as.
+
+Writing (`plan`): a feature per field, in the schema's order.
+
+=================================  ==========  ===================================================
+field                              list        values
+=================================  ==========  ===================================================
+float32, at most 1024 elements,    float_list  packed, bit for bit
+or ragged without inner axes
+int64, at most 1024 elements,      int64_list  packed, each varint padded to 10 bytes, so that
+or ragged without inner axes                   records of one shape have one size
+everything else                    bytes_list  one value: the elements' bits in C order; UTF-8
+=================================  ==========  ===================================================
+
+A schema of nothing but one `bytes` field called ``record`` is written as raw records: that is how
+records that are no Examples are read, so that they come out as they went in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
+from dsprep.formats.base import FeatureType, WriteOptions, missing_field
+from dsprep.formats.tfrecord.example import (
+    BYTES,
+    FLOAT,
+    INT64,
+    LARGEST,
+    PADDED_VARINT,
+    TYPES,
+    Value,
+    WireError,
+)
+from dsprep.schema import Field, FieldSpec, Schema, show_dtype
+
+RECORD = "record"
+"""The name of the field that holds whole records."""
+MOST_NUMBERS = 1024
+"""Elements of one sample that go to a list of numbers rather than to bytes."""
+
+FLOAT32 = np.dtype("<f4")
+INT = np.dtype("<i8")
+NUMBERS: Mapping[FeatureType, int] = {"bytes": BYTES, "float": FLOAT, "int64": INT64}
+
+
+def is_opaque(schema: Schema) -> bool:
+    """Whether samples of this schema are written as raw records."""
+    return schema.names == (RECORD,) and schema.fields[0].kind == "bytes"
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def plan(schema: Schema, options: WriteOptions) -> dict[str, int]:
+    """Return the list that carries each field: `BYTES`, `FLOAT` or `INT64`.
+
+    Raises
+    ------
+    UnsupportedError
+        If no list, or not the one asked for, can hold a field bit for bit.
+    UsageError
+        If a list is asked for a field that is not there.
+    """
+    for name in options.features:
+        if name not in schema.names:
+            raise UsageError(f"a feature type is given for {name}, which is not a field")
+    if is_opaque(schema):
+        if options.features.get(RECORD, "bytes") != "bytes":
+            raise UnsupportedError("field record holds whole records", expected="bytes")
+        return {RECORD: BYTES}
+    types = {f.name: _choose(f, options.features.get(f.name)) for f in schema}
+    total = sum(row_nbytes(f, types[f.name]) for f in schema if not f.ragged)
+    if total > LARGEST - (1 << 16):
+        raise UnsupportedError(
+            "a sample is too large for tf.train.Example",
+            expected=f"at most {LARGEST} bytes",
+            found=total,
+            fix="convert to hdf5 or zarr",
+        )
+    return types
+
+
+def _choose(f: Field, asked: FeatureType | None) -> int:
+    try:
+        f.name.encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedError(
+            f"the name of field {f.name!r} is not UTF-8", fix="rename the field"
+        ) from error
+    if f.ragged and f.row_nbytes == 0:
+        raise UnsupportedError(
+            f"field {f} has rows of zero bytes, whose number tfrecord cannot keep",
+            fix="leave it out, or convert to hdf5 or zarr",
+        )
+    can = {BYTES}
+    if f.kind == "array" and not (f.ragged and f.inner):
+        can |= {FLOAT} if f.dtype == FLOAT32 else set()
+        can |= {INT64} if fits_int64(f) else set()
+    if asked is not None:
+        if NUMBERS[asked] not in can:
+            nearest = ", ".join(TYPES[k] for k in sorted(can, reverse=True))
+            raise UnsupportedError(
+                f"field {f} does not fit into a {asked} list bit for bit",
+                expected=f"one of {nearest}",
+                fix="choose one of these, or change the dtype with --cast",
+            )
+        return NUMBERS[asked]
+    few = f.ragged or math.prod(f.inner) <= MOST_NUMBERS
+    if few and FLOAT in can:
+        return FLOAT
+    return INT64 if few and INT64 in can and f.dtype == INT else BYTES
+
+
+def fits_int64(f: Field) -> bool:
+    """Whether every value of the field is an int64."""
+    return f.dtype.kind in "bi" or (f.dtype.kind == "u" and f.dtype.itemsize < 8)
+
+
+def row_nbytes(f: Field, type_: int) -> int:
+    """Return the encoded bytes of a sample, or of a row when ragged, in a list of this kind."""
+    return math.prod(f.inner) * PADDED_VARINT if type_ == INT64 else f.row_nbytes
+
+
+def growth(f: Field, type_: int) -> float:
+    """Return encoded bytes per byte of values."""
+    return PADDED_VARINT / f.dtype.itemsize if type_ == INT64 else 1.0
+
+
+def loses_type(f: Field, type_: int) -> bool:
+    """Whether the file alone does not tell the field's dtype and shape."""
+    if f.kind != "array" or type_ == BYTES:
+        return f.kind != "bytes"
+    return len(f.shape) > 1 or f.shape in ((0,), (1,)) or f.dtype not in (FLOAT32, INT)
+
+
+def describe(f: Field, type_: int) -> str:
+    """Return how a field is stored, for a person to read."""
+    if type_ == BYTES:
+        what = "UTF-8" if f.kind == "str" else "bytes" if f.kind == "bytes" else ""
+        return f"bytes_list of one value: {what or f'the bits of {show_dtype(f.dtype)}'}"
+    count = "a varying number" if f.ragged else str(math.prod(f.inner))
+    return f"{TYPES[type_]}_list of {count}, packed"
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """What the inspected records hold of one feature.
+
+    Attributes
+    ----------
+    types
+        The types that carry it, by field number.
+    counts
+        The numbers of values, of bytes for int64 that vary in size.
+    records
+        In how many records it was.
+    """
+
+    types: set[int] = field(default_factory=set)
+    counts: set[int] = field(default_factory=set)
+    records: int = 0
+
+    def add(self, value: Value, count: int) -> None:
+        """Count one record's value."""
+        self.records += 1
+        self.types.add(value.type)
+        self.counts.add(count)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature of the file, and the field that it is read as.
+
+    Attributes
+    ----------
+    name
+        Its key in the Examples.
+    type
+        `BYTES`, `FLOAT` or `INT64`.
+    field
+        Name, dtype and shape in dsprep.
+    """
+
+    name: str
+    type: int
+    field: Field
+
+
+def discover(seen: Mapping[str, Seen], records: int) -> tuple[dict[str, Feature], list[str]]:
+    """Return the features by name, and notes on what was assumed.
+
+    Raises
+    ------
+    WireError
+        If the records cannot be taken apart; the message says why, as a clause.
+    """
+    found, notes = {}, []
+    for name, s in seen.items():
+        if len(s.types) > 1:
+            raise WireError(f"feature {name} is of several types")
+        (type_,) = s.types
+        if type_ == BYTES:
+            if s.counts - {0, 1}:
+                raise WireError(f"feature {name} has {max(s.counts)} byte strings in a record")
+            as_field = Field.opaque(name)
+        else:
+            shape: tuple[int | None, ...] = (None,)
+            if len(s.counts) == 1 and s.records == records and 0 not in s.counts:
+                (count,) = s.counts
+                shape = () if count == 1 else (count,)
+            as_field = Field(name, FLOAT32 if type_ == FLOAT else INT, shape)
+        found[name] = Feature(name, type_, as_field)
+        if s.records < records or (type_ == BYTES and 0 in s.counts):
+            notes.append(f"feature {name} is missing in some records, where it is read as empty")
+    return found, notes
+
+
+def choose(
+    found: Mapping[str, Feature],
+    specs: tuple[FieldSpec, ...],
+    hint: Schema | None,
+    where: object,
+) -> list[Feature]:
+    """Return the features to read: those asked for, else those of the sidecar, else all found.
+
+    A feature of bytes may be given any type; one of numbers any shape, and integers any integer
+    type (their range is checked as they are read). A field asked for without a type has the
+    sidecar's.
+
+    Raises
+    ------
+    SchemaError
+        If a field that was asked for is not there.
+    UsageError, FormatError
+        If a type that was asked for, or that the sidecar gives, does not go with the feature.
+    """
+    typed = {f.name: f for f in hint or ()}
+    wanted = []
+    for spec in specs:
+        feature = found.get(spec.path)
+        if feature is None:
+            raise missing_field(spec.path, found, where)
+        error: type[DsprepError]
+        if spec.dtype is not None:
+            f, error = spec.to_field(feature.field.attrs), UsageError
+        else:
+            f, error = typed.get(spec.path, feature.field), FormatError
+        _check(feature, f, error, where)
+        f = Field(spec.name, f.dtype, f.shape, f.kind, f.attrs)
+        wanted.append(Feature(feature.name, feature.type, f))
+    if specs or hint is None:
+        return wanted or list(found.values())
+    for f in hint:
+        feature = found.get(f.name)
+        if feature is None:
+            raise FormatError(
+                f"there is no feature {f.name}, which the sidecar names",
+                where=where,
+                expected=f"one of {', '.join(sorted(found))}",
+            )
+        _check(feature, f, FormatError, where)
+        wanted.append(Feature(feature.name, feature.type, f))
+    return wanted
+
+
+def _check(feature: Feature, asked: Field, error: type[DsprepError], where: object) -> None:
+    """Raise `error` unless `feature` can be read as `asked`."""
+    found = feature.field
+    if feature.type == BYTES:
+        return
+    fits = asked.kind == "array" and (
+        asked.dtype == found.dtype or (feature.type == INT64 and fits_int64(asked))
+    )
+    want = math.prod(asked.inner)
+    if fits and not found.ragged and want:
+        have = math.prod(found.inner)
+        fits = have % want == 0 if asked.ragged else have == want
+    if not fits:
+        raise error(
+            f"feature {feature.name} is not {asked}",
+            where=where,
+            expected=str(found),
+            fix="leave the type out, or convert with --cast",
+        )

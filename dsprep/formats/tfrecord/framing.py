@@ -1,0 +1,280 @@
+"""Records: where each one lies, and whether its bytes are the ones that were written.
+
+A TFRecord file is records one after another, nothing before, between or behind them::
+
+    uint64  length of the payload, little-endian
+    uint32  masked CRC32C of these 8 bytes
+    bytes   payload
+    uint32  masked CRC32C of the payload
+
+(``tensorflow/core/lib/io/record_writer.h``). There is no table of contents: `Scan` reads every
+header once, trusts no length before its CRC has been compared, and gives an `Index` that then
+tells the place of any record without I/O.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import FormatError
+from dsprep.schema import Array
+
+HEADER = 12
+FOOTER = 4
+FRAME = HEADER + FOOTER
+"""Bytes of a record beyond its payload."""
+
+LONGEST = 1 << 50
+"""A record this long cannot be; sums of the lengths in one window stay within int64."""
+
+TRUNCATED = "the file is truncated or still being written"
+BLOCK = 256
+"""Records between two offsets that a varying `Index` keeps."""
+
+MASK = 0xA282EAD8
+
+
+@cache
+def crc32c() -> Callable[[Array], int]:
+    """Return the fastest CRC32C that is installed, as a function of an array of bytes."""
+    try:
+        fast = import_module("crc32c").crc32c
+    except ImportError:
+        from google_crc32c import extend
+
+        return lambda data: int(extend(0, data))
+    return lambda data: int(fast(data))
+
+
+def mask(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return CRCs in the form in which they are stored."""
+    turned = (crcs >> np.uint32(15)) | (crcs << np.uint32(17))
+    masked: NDArray[np.uint32] = turned + np.uint32(MASK)
+    return masked
+
+
+@cache
+def _tables() -> NDArray[np.uint32]:
+    """Return the CRC32C of a byte that k zero bytes follow, shape ``(8, 256)``."""
+    tables = np.zeros((8, 256), np.uint32)
+    row = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        row = np.where(row & 1, (row >> 1) ^ np.uint32(0x82F63B78), row >> 1).astype(np.uint32)
+    tables[0] = row
+    for k in range(1, 8):
+        tables[k] = (tables[k - 1] >> 8) ^ row[tables[k - 1] & 0xFF]
+    return tables
+
+
+def crc_of_lengths(lengths: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """Return the masked CRC32C of each row of 8 bytes; `lengths` has shape ``(n, 8)``."""
+    tables = _tables()
+    start = np.array([0xFF] * 4 + [0] * 4, np.uint8)
+    crcs = np.zeros(len(lengths), np.uint32)
+    for k in range(8):
+        crcs ^= tables[7 - k][lengths[:, k] ^ start[k]]
+    return mask(~crcs)
+
+
+def headers(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the 12-byte headers of records with these payload lengths, shape ``(n, 12)``."""
+    out = np.empty((len(lengths), HEADER), np.uint8)
+    out[:, :8] = lengths.astype("<u8").view(np.uint8).reshape(-1, 8)
+    out[:, 8:] = crc_of_lengths(out[:, :8]).astype("<u4").view(np.uint8).reshape(-1, 4)
+    return out
+
+
+def payload_crcs(
+    buffer: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> NDArray[np.uint32]:
+    """Return the masked CRC32C of each ``buffer[start:start + length]``."""
+    crc = crc32c()
+    ends = (starts + lengths).tolist()
+    crcs = (crc(buffer[a:b]) for a, b in zip(starts.tolist(), ends, strict=True))
+    return mask(np.fromiter(crcs, np.uint32, len(starts)))
+
+
+def is_header(data: bytes) -> bool:
+    """Whether `data` begins with a record header whose CRC is right."""
+    if len(data) < HEADER:
+        return False
+    head = np.frombuffer(data, np.uint8, HEADER).reshape(1, HEADER)
+    return bool(head[0, 8:].view("<u4")[0] == crc_of_lengths(head[:, :8])[0])
+
+
+class Index:
+    """Where each record lies, in at most 4 bytes per record (8 if any is over 4 GiB).
+
+    Attributes
+    ----------
+    count
+        Records in the file.
+    lengths
+        Payload bytes of each record: one number if all are the same, otherwise shape
+        ``(count,)``.
+    """
+
+    def __init__(self, count: int, lengths: int | Array) -> None:
+        self.count, self.lengths = count, lengths
+        if isinstance(lengths, np.ndarray):
+            cuts = np.arange(0, count, BLOCK)
+            sums = np.add.reduceat(lengths, cuts, dtype=np.int64) + FRAME * np.diff(
+                np.append(cuts, count)
+            )
+            self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sums)])
+
+    @property
+    def constant(self) -> bool:
+        """Whether all records have the same length."""
+        return not isinstance(self.lengths, np.ndarray)
+
+    def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the payload bytes of records ``start <= i < stop``."""
+        if isinstance(self.lengths, np.ndarray):
+            return self.lengths[start:stop].astype(np.int64)
+        return np.full(stop - start, self.lengths, np.int64)
+
+    def offset(self, record: int) -> int:
+        """Return where the header of `record` begins; ``offset(count)`` is the end of the file."""
+        if not isinstance(self.lengths, np.ndarray):
+            return record * (self.lengths + FRAME)
+        block = record // BLOCK
+        before = self.lengths[block * BLOCK : record]
+        return int(self._starts[block]) + int(before.sum(dtype=np.int64)) + FRAME * len(before)
+
+
+class Scan:
+    """Collects the headers of a file from front to back.
+
+    Attributes
+    ----------
+    position
+        Where the next header begins.
+    count
+        Headers seen so far.
+    length
+        Payload bytes of the last record seen.
+    """
+
+    def __init__(self, where: object, end: int | None = None) -> None:
+        self.where, self.end = where, end
+        self.position = self.count = self.length = 0
+        self._parts: list[Array] = []
+        self._first: int | None = None  # the length of all so far, while they are the same
+
+    def take(self, window: NDArray[np.uint8], at: int) -> None:
+        """Take every header that lies completely in `window`, the bytes from offset `at` on."""
+        last = len(window) - HEADER
+        pos = self.position - at
+        if pos > last:
+            return
+        stride = int(window[pos : pos + 8].view("<u8")[0]) + FRAME
+        if stride <= (last - pos) // 8:  # try whether records of this length follow
+            rows = (last - pos) // stride + 1
+            view = np.lib.stride_tricks.as_strided(window[pos:], (rows, HEADER), (stride, 1))
+            same = (view == view[0]).all(axis=1)
+            run = rows if same.all() else int(same.argmin())
+            self._accept(view[:run])
+            pos += run * stride
+        places = []
+        get = memoryview(window)  # type: ignore[arg-type]
+        while pos <= last:
+            places.append(pos)
+            pos += int.from_bytes(get[pos : pos + 8], "little") + FRAME
+        if places:
+            self._accept(window[np.array(places)[:, None] + np.arange(HEADER)])
+
+    def hop(self, read: Callable[[int], bytes | None], most: int = 4096) -> bool:
+        """Take up to `most` headers by `read`, which gives 12 bytes at an offset or None.
+
+        Returns whether any was taken.
+        """
+        found: list[bytes] = []
+        pos = self.position
+        while len(found) < most and self.end is not None and pos + HEADER <= self.end:
+            header = read(pos)
+            if header is None or len(header) < HEADER:
+                break
+            found.append(header)
+            pos += int.from_bytes(header[:8], "little") + FRAME
+        if found:
+            self._accept(np.frombuffer(b"".join(found), np.uint8).reshape(-1, HEADER))
+        return bool(found)
+
+    def _accept(self, heads: NDArray[np.uint8]) -> None:
+        """Append the records of these headers, shape ``(n, 12)``, once their CRCs are right."""
+        heads = np.ascontiguousarray(heads)
+        lengths = heads[:, :8].copy().view("<u8").reshape(-1)
+        stored = heads[:, 8:].copy().view("<u4").reshape(-1)
+        bad = (stored != crc_of_lengths(heads[:, :8])) | (lengths >= LONGEST)
+        good = int(bad.argmax()) if bad.any() else len(heads)
+        if good:
+            self._append(lengths[:good])
+        if good < len(heads):
+            raise FormatError(
+                f"the header of record {self.count} is damaged",
+                where=f"{self.where}, offset {self.position}",
+                expected="a length with its CRC32C",
+                fix="the file is damaged there, or is not a TFRecord file",
+            )
+
+    def _append(self, lengths: NDArray[np.uint64]) -> None:
+        n, first, longest = len(lengths), int(lengths[0]), int(lengths.max())
+        self.length = int(lengths[-1])
+        before = self.position
+        self.position += FRAME * n + int(lengths.sum())
+        if self.end is not None and self.position > self.end:
+            self._outside(before, lengths, self.end)
+        if self._first is None and not self._parts:
+            self._first = first
+        if self._first is not None and not (first == longest == int(lengths.min()) == self._first):
+            self._parts.append(np.full(self.count, self._first, _narrow(self._first)))
+            self._first = None
+        if self._first is None:
+            self._parts.append(lengths.astype(_narrow(longest)))
+        self.count += n
+
+    def _outside(self, before: int, lengths: NDArray[np.uint64], end: int) -> None:
+        """Raise the error for the first of `lengths` that reaches behind the end of the file."""
+        record, offset = self.count, before
+        for length in map(int, lengths):
+            if offset + length + FRAME > end:
+                break
+            offset += length + FRAME
+            record += 1
+        self.ends_inside(record, offset, end)
+
+    def ends_inside(self, record: int, offset: int, end: int) -> None:
+        """Raise the error for a file of `end` bytes whose `record` at `offset` is not whole."""
+        raise FormatError(
+            f"the file ends inside record {record}",
+            where=f"{self.where}, offset {offset}",
+            expected=f"more than {end} bytes",
+            fix=TRUNCATED,
+        )
+
+    def index(self, end: int) -> Index:
+        """Return the index, given that the file ends at offset `end`."""
+        if self.position < end:
+            self.ends_inside(self.count, self.position, end)
+        if self.position > end:
+            self.ends_inside(self.count - 1, self.position - self.length - FRAME, end)
+        if self._first is not None or not self._parts:
+            return Index(self.count, self._first or 0)
+        return Index(self.count, np.concatenate(self._parts))
+
+
+def _narrow(longest: int) -> type[np.uint32] | type[np.int64]:
+    return np.uint32 if longest < 1 << 32 else np.int64
+
+
+def spread(count: int, most: int) -> Iterator[int]:
+    """Yield up to `most` numbers below `count`, evenly spread, first and last included."""
+    chosen = np.linspace(0, max(0, count - 1), min(count, most)).astype(np.int64).tolist()
+    return (n for n, _ in itertools.groupby(chosen))

@@ -1,0 +1,201 @@
+"""A TFRecord file as samples: a record is a sample, a feature is a field.
+
+Records of one shape are read as views of the bytes that one `pread` brought, without a copy.
+Every header is checked when the file is opened, every payload's CRC when it is read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import FormatError
+from dsprep.formats.base import Layout, OpenOptions, Source
+from dsprep.formats.tfrecord import columns, example, features, framing
+from dsprep.formats.tfrecord.code import loading_code
+from dsprep.formats.tfrecord.columns import Misfit
+from dsprep.formats.tfrecord.example import BYTES, INT64, Places, WireError
+from dsprep.formats.tfrecord.features import RECORD, Feature, Seen
+from dsprep.formats.tfrecord.stream import open_stream
+from dsprep.schema import Arena, Batch, Field, Schema, empty_batch, new_array
+
+INSPECTED = 200
+"""Records that are looked into when a file is opened, at most."""
+INSPECTED_NBYTES = 64 << 20
+"""Their bytes together, about, but at least two records."""
+
+
+class TFRecordSource(Source):
+    """One TFRecord file opened for reading."""
+
+    def __init__(self, path: Path, options: OpenOptions, hint: Schema | None) -> None:
+        self.path = path
+        self._check_crc = options.check_crc
+        self._stream = open_stream(path)
+        try:
+            self._index = self._stream.index()
+            found, notes = self._discover(options, hint)
+            self._opaque = found is None
+            if found is None:
+                found = {RECORD: Feature(RECORD, BYTES, Field.opaque(RECORD))}
+            self._features = features.choose(found, options.fields, hint, path)
+        except BaseException:
+            self.close()
+            raise
+        fields = tuple(f.field for f in self._features)
+        self.schema = Schema(fields, {} if hint is None else hint.attrs)
+        packed = f", {self._stream.codec} over the whole file" if self._stream.codec else ""
+        self.version = (
+            f"TFRecord of {'any' if self._opaque else 'tf.train.Example'} records{packed}"
+        )
+        self.notes = tuple(notes)
+
+    # --- what the records hold ---
+
+    def _discover(
+        self, options: OpenOptions, hint: Schema | None
+    ) -> tuple[dict[str, Feature] | None, list[str]]:
+        """Return the features, or None if records are to be kept whole, and notes."""
+        if options.records == "opaque" or (hint is not None and features.is_opaque(hint)):
+            return None, []
+        if not self._index.count:
+            known = [*(hint or ()), *(s.to_field() for s in options.fields if s.dtype is not None)]
+            return {f.name: Feature(f.name, BYTES, f) for f in known}, ["there are no records"]
+        seen: dict[str, Seen] = {}
+        chosen = self._inspected()
+        try:
+            for i in chosen:
+                self._look(i, seen)
+            if not seen:
+                raise WireError("no features")
+            return features.discover(seen, len(chosen))
+        except WireError as why:
+            return None, [f"the records are kept whole, not taken as tf.train.Example: {why}"]
+
+    def _inspected(self) -> list[int]:
+        """Return the records to look into: spread over the file, shortest and longest included."""
+        index, count = self._index, self._index.count
+        if self._stream.codec:  # what lies further back takes unpacking all before it
+            count = max(1, bisect_right(range(count + 1), INSPECTED_NBYTES, key=index.offset) - 1)
+        mean = max(1, index.offset(count) // count)
+        chosen = set(framing.spread(count, max(2, min(INSPECTED, INSPECTED_NBYTES // mean))))
+        if isinstance(index.lengths, np.ndarray):
+            chosen |= {int(index.lengths[:count].argmin()), int(index.lengths[:count].argmax())}
+        return sorted(chosen)
+
+    def _look(self, record: int, seen: dict[str, Seen]) -> None:
+        """Add what `record` holds to `seen`."""
+        buffer, starts, lengths = self._records(record, record + 1, None)
+        start = int(starts[0])
+        found = example.parse(example.view(buffer), start, start + int(lengths[0]))
+        for name, value in found.items():
+            count = len(value.ranges)
+            if value.type == INT64:
+                count = sum(int((buffer[a:b] < 128).sum()) for a, b in value.ranges)
+            elif value.type != BYTES:
+                count = sum(b - a for a, b in value.ranges) // 4
+            seen.setdefault(name, Seen()).add(value, count)
+
+    # --- reading ---
+
+    def __len__(self) -> int:
+        return self._index.count
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop``; see `Source.read`.
+
+        Raises
+        ------
+        FormatError
+            If a CRC is wrong, or a record is not of the schema that the others have.
+        """
+        if start == stop or not self._features:
+            return empty_batch(self.schema)
+        buffer, starts, lengths = self._records(start, stop, arena)
+        try:
+            if self._opaque:
+                stride = int(lengths[0]) + framing.FRAME if (lengths == lengths[0]).all() else 0
+                places = {RECORD: Places(BYTES, starts, lengths, lengths, stride)}
+            else:
+                places = dict(columns.locate(buffer, starts, lengths, self._features))
+            return {
+                f.field.name: columns.column(buffer, places[f.name], f, arena)
+                for f in self._features
+            }
+        except Misfit as m:
+            raise FormatError(
+                m.what,
+                where=f"{self.path}, record {start + m.record}",
+                expected=m.expected,
+                found=m.found,
+                fix=m.fix,
+            ) from m
+
+    def _records(
+        self, start: int, stop: int, arena: Arena | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """Return records as a buffer, and where in it each payload starts and how long it is."""
+        begin, end = self._index.offset(start), self._index.offset(stop)
+        buffer = new_array(arena, "read.records", (end - begin,), np.dtype(np.uint8))
+        self._stream.read_into(buffer, begin)
+        lengths = self._index.lengths_of(start, stop)
+        starts = np.cumsum(lengths + framing.FRAME) - lengths - framing.FOOTER
+        heads = buffer[(starts - framing.HEADER)[:, None] + np.arange(framing.HEADER)]
+        bad = (heads != framing.headers(lengths)).any(axis=1)
+        what = "the header has changed since the file was opened"
+        if self._check_crc and not bad.any():
+            at = (starts + lengths)[:, None] + np.arange(framing.FOOTER)
+            stored = buffer[at].view("<u4").reshape(-1)
+            bad = framing.payload_crcs(buffer, starts, lengths) != stored
+            what = "the CRC of the payload is wrong"
+        if bad.any():
+            i = start + int(bad.argmax())
+            raise FormatError(
+                what,
+                where=f"{self.path}, offset {self._index.offset(i)}, record {i}",
+                fix="the file is damaged there",
+            )
+        return buffer, starts, lengths
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return each sample's bytes: exact without ragged fields, else the record's length."""
+        if not self.schema.ragged:
+            return np.full(stop - start, self.schema.fixed_nbytes, np.int64)
+        return self._index.lengths_of(start, stop)
+
+    # --- what a person sees ---
+
+    def layouts(self) -> dict[str, Layout]:
+        """Return how the records lie, which is the same for each field of them."""
+        lengths, codec = self._index.lengths, self._stream.codec
+        if isinstance(lengths, np.ndarray):
+            low, high = int(lengths.min()) + framing.FRAME, int(lengths.max()) + framing.FRAME
+            storage = f"records of {low:,} to {high:,} bytes"
+            access = "one read at an offset known only after all headers have been read"
+        else:
+            storage = f"records of {lengths + framing.FRAME:,} bytes, constant stride"
+            access = "one read at a computed offset"
+        if codec:
+            access = f"slow: the file is one {codec} stream, of which all before it is unpacked too"
+        alone = self._stream.stored_nbytes if len(self._features) == 1 else None
+        codecs = (codec,) if codec else ()
+        return {
+            f.field.name: Layout(
+                storage=storage if self._opaque else f"{storage}, {example.TYPES[f.type]}_list",
+                codecs=codecs,
+                stored_nbytes=alone,
+                access=access,
+            )
+            for f in self._features
+        }
+
+    def loading_code(self) -> str:
+        """Return a tf.data program; see `Source.loading_code`."""
+        return loading_code(self.path, self._stream.codec, self._features, self._opaque)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()

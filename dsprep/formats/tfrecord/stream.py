@@ -1,0 +1,287 @@
+"""The bytes of the records, at any offset: of a plain file, or of what a compressed one unpacks to.
+
+`PlainFile` is `pread`. `PackedFile` reads GZIP and ZLIB as TensorFlow writes them: one stream over
+the whole file, or several one after another. A deflated stream can only be read from its
+beginning, so the first pass keeps copies of the decoder, and a read continues from the nearest
+copy, or from where another read stopped. Memory stays bounded whatever the file unpacks to.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from bisect import bisect_right
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import FormatError
+from dsprep.formats.tfrecord.framing import HEADER, TRUNCATED, Index, Scan, is_header
+from dsprep.storage import pread_exact, pread_into
+
+Packing: TypeAlias = Literal["gzip", "zlib"]
+
+WINDOW = 4 << 20
+"""Bytes of one read while the headers are collected."""
+SPARSE = 4096
+"""From this record size on, headers that the page cache holds are read one by one."""
+VERY_SPARSE = 64 << 10
+"""From this record size on, headers are always read one by one."""
+INPUT = 64 << 10
+"""Compressed bytes given to the decoder at a time."""
+COPIES = 256
+"""Decoder copies kept, about 48 KiB each."""
+SPACING = 8 << 20
+"""Unpacked bytes between two copies, doubled whenever there are `COPIES` of them."""
+
+
+def packing(head: bytes) -> Packing | None:
+    """Return how a file that begins with `head` is compressed, judged by its magic bytes."""
+    if head[:3] == b"\x1f\x8b\x08":
+        return "gzip"
+    if len(head) >= 2 and head[0] & 0x8F == 8 and int.from_bytes(head[:2], "big") % 31 == 0:
+        return "zlib"
+    return None
+
+
+def holds_records(head: bytes) -> bool | None:
+    """Whether a file holds records, judged by `head`, its first 1 KiB or all of it.
+
+    None if it is empty, or unpacks to nothing, which is a file of no records.
+    """
+    if not head:
+        return None
+    if is_header(head):
+        return True
+    if packing(head) is None:
+        return False
+    decoder = zlib.decompressobj(wbits=32 + 15)
+    try:
+        start = decoder.decompress(head, HEADER)
+    except zlib.error:
+        return False
+    return None if decoder.eof and not start else is_header(start)
+
+
+class PlainFile:
+    """An uncompressed file."""
+
+    codec: Packing | None = None
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path, self.fd = path, fd
+        self.stored_nbytes = os.fstat(fd).st_size
+
+    def read_into(self, out: NDArray[np.uint8], offset: int) -> None:
+        """Fill `out` from `offset` on."""
+        pread_into(self.fd, out, offset, self.path)
+
+    def index(self) -> Index:
+        """Read all headers.
+
+        Raises
+        ------
+        FormatError
+            If a header is damaged or the file ends inside a record.
+        """
+        size = self.stored_nbytes
+        scan = Scan(self.path, size)
+        window = np.empty(min(WINDOW, size), np.uint8)
+        while scan.position + HEADER <= size:
+            if scan.length >= VERY_SPARSE and scan.hop(self._header):
+                continue
+            if scan.length >= SPARSE and scan.hop(self._cached_header):
+                continue
+            part = window[: min(WINDOW, size - scan.position)]
+            at = scan.position
+            self.read_into(part, at)
+            scan.take(part, at)
+        return scan.index(size)
+
+    def close(self) -> None:
+        """Close the file; closing twice is allowed."""
+        _close(self)
+
+    def _header(self, offset: int) -> bytes:
+        return pread_exact(self.fd, HEADER, offset, self.path)
+
+    def _cached_header(self, offset: int) -> bytes | None:
+        """Return the header at `offset` if it is in memory; if not, a window is better."""
+        header = bytearray(HEADER)
+        try:
+            got = os.preadv(self.fd, [header], offset, os.RWF_NOWAIT)
+        except OSError:  # not cached, or a file system that cannot tell
+            return None
+        return bytes(header[:got])
+
+
+class _Cursor:
+    """A decoder and the two offsets it stands at.
+
+    Attributes
+    ----------
+    at
+        Offset in the file of the next byte to give to the decoder.
+    position
+        Offset in the unpacked bytes of the next byte that comes out.
+    """
+
+    def __init__(self, file: PackedFile, at: int = 0, position: int = 0) -> None:
+        self.file, self.at, self.position = file, at, position
+        self._decoder: zlib._Decompress | None = None
+        self._tail = b""
+
+    def copy(self) -> _Cursor:
+        made = _Cursor(self.file, self.at, self.position)
+        made._decoder = self._decoder and self._decoder.copy()
+        made._tail = self._tail
+        return made
+
+    @property
+    def between(self) -> bool:
+        """Whether the cursor stands between two streams, so that a copy needs no decoder."""
+        return self._decoder is None
+
+    def read(self, most: int) -> bytes:
+        """Return 1 to `most` bytes, or none at the end of the file."""
+        file = self.file
+        while True:
+            if not self._tail:
+                self._tail = os.pread(file.fd, INPUT, self.at)
+                self.at += len(self._tail)
+            given = self._tail
+            if self._decoder is None:
+                if not given.strip(b"\0"):  # zeros after the last stream are padding
+                    if given:
+                        self._tail = b""
+                        continue
+                    return b""
+                self._decoder = zlib.decompressobj(wbits=32 + 15)
+            try:
+                data = self._decoder.decompress(given, most)
+            except zlib.error as error:
+                raise file.damaged(self) from error
+            if self._decoder.eof:
+                self._tail, self._decoder = self._decoder.unused_data, None
+            else:
+                self._tail = self._decoder.unconsumed_tail
+                if not given and not data:
+                    raise FormatError(
+                        f"the {file.codec} stream ends too early",
+                        where=f"{file.path}, offset {self.at}",
+                        fix=TRUNCATED,
+                    )
+            if data:
+                self.position += len(data)
+                return data
+
+
+class PackedFile:
+    """A file compressed as a whole with GZIP or ZLIB."""
+
+    def __init__(self, path: Path, fd: int, codec: Packing) -> None:
+        self.path, self.fd = path, fd
+        self.codec: Packing | None = codec
+        self.stored_nbytes = os.fstat(fd).st_size
+        self._copies = [_Cursor(self)]  # by rising position, of the first pass
+        self._between: list[tuple[int, int]] = [(0, 0)]  # (position, at) where a stream begins
+        self._spacing = SPACING
+        self._stopped: list[_Cursor] = []  # where reads stopped, the latest last
+        self._lock = threading.Lock()  # over the lists
+        self._turn = threading.Lock()  # held by the one read that has far to go
+
+    def damaged(self, cursor: _Cursor) -> FormatError:
+        """Return the error for compressed bytes that cannot be."""
+        return FormatError(
+            f"the {self.codec} stream is damaged",
+            where=f"{self.path}, before offset {cursor.at}",
+        )
+
+    def index(self) -> Index:
+        """Unpack the file once for its headers, and keep copies of the decoder on the way.
+
+        Raises
+        ------
+        FormatError
+            If the stream or a header is damaged, or either ends too early.
+        """
+        scan = Scan(self.path)
+        cursor = _Cursor(self)
+        kept, at = b"", 0  # bytes before the cursor that may hold part of a header
+        while data := cursor.read(1 << 20):
+            window = np.frombuffer(kept + data, np.uint8)
+            scan.take(window, at)
+            used = min(len(window), max(0, scan.position - at))
+            kept, at = window[used:].tobytes(), at + used
+            self._remember(cursor)
+        return scan.index(cursor.position)
+
+    def _remember(self, cursor: _Cursor) -> None:
+        if cursor.between and cursor.position >= self._between[-1][0] + SPACING:
+            self._between.append((cursor.position, cursor.at - len(cursor._tail)))
+        elif cursor.position >= self._copies[-1].position + self._spacing:
+            if len(self._copies) >= COPIES:
+                self._copies = self._copies[::2]
+                self._spacing *= 2
+            self._copies.append(cursor.copy())
+
+    def _nearest(self, offset: int) -> _Cursor:
+        """Return a cursor of its own that stands at `offset` or as little as possible before."""
+        with self._lock:
+            stopped = [c for c in self._stopped if c.position <= offset]
+            best = max(stopped, key=lambda c: c.position, default=self._copies[0])
+            copy = self._copies[bisect_right(self._copies, offset, key=lambda c: c.position) - 1]
+            if copy.position > best.position:
+                best = copy
+            position, at = self._between[bisect_right(self._between, (offset, 1 << 62)) - 1]
+            if position > best.position:
+                return _Cursor(self, at, position)
+            return best.copy()
+
+    def read_into(self, out: NDArray[np.uint8], offset: int) -> None:
+        """Fill `out` from `offset` on, counted in unpacked bytes."""
+        cursor = self._nearest(offset)
+        if offset - cursor.position <= SPACING:
+            self._continue(cursor, out, offset)
+            return
+        with self._turn:  # waiting for the read before this one is cheaper than unpacking it too
+            self._continue(self._nearest(offset), out, offset)
+
+    def _continue(self, cursor: _Cursor, out: NDArray[np.uint8], offset: int) -> None:
+        done = 0
+        while done < len(out):
+            skip = offset + done - cursor.position
+            data = cursor.read(min(1 << 20, skip or len(out) - done))
+            if not data:
+                raise FormatError(
+                    "the file has become shorter",
+                    where=self.path,
+                    expected=f"{offset + len(out)} unpacked bytes",
+                    found=cursor.position,
+                )
+            if not skip:
+                out[done : done + len(data)] = np.frombuffer(data, np.uint8)
+                done += len(data)
+        with self._lock:
+            self._stopped = [*self._stopped[-7:], cursor]
+
+    def close(self) -> None:
+        """Close the file; closing twice is allowed."""
+        _close(self)
+
+
+def _close(file: PlainFile | PackedFile) -> None:
+    fd, file.fd = file.fd, -1
+    if fd >= 0:
+        os.close(fd)
+
+
+def open_stream(path: Path) -> PlainFile | PackedFile:
+    """Return the bytes of the file `path`, unpacked if need be."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    head = os.pread(fd, 1024, 0)
+    codec = None if is_header(head) else packing(head)
+    return PlainFile(path, fd) if codec is None else PackedFile(path, fd, codec)

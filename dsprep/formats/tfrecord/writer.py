@@ -1,0 +1,97 @@
+"""Writing a TFRecord file: pieces of whole records, one after another.
+
+Without compression the bytes depend on the samples alone; samples of one shape lie at
+``i * size``. With GZIP every piece is one member, and readers see one stream.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.formats.base import State, WriteOptions, Writer
+from dsprep.formats.tfrecord import features
+from dsprep.formats.tfrecord.build import Assembly, Template
+from dsprep.formats.tfrecord.example import view
+from dsprep.schema import Arena, Batch, Schema
+from dsprep.storage import pwrite_all
+
+GZIP_LEVEL = 4
+"""The level unless one is asked for; higher ones cost more time than they save space."""
+
+
+@dataclass
+class Piece:
+    """Encoded samples, and the offset at which they belong once it is known."""
+
+    data: NDArray[np.uint8] | bytes
+    offset: int = -1
+
+
+class TFRecordWriter(Writer):
+    """One TFRecord file being written."""
+
+    def __init__(
+        self, path: Path, schema: Schema, options: WriteOptions, state: State | None
+    ) -> None:
+        types = features.plan(schema, options)
+        self._builder: Template | Assembly
+        if schema.ragged:
+            self._builder = Assembly(schema, types, features.is_opaque(schema))
+        else:
+            self._builder = Template(schema, types)
+        self._level: int | None = None
+        if options.compress is not None:
+            level = options.compress.level
+            self._level = GZIP_LEVEL if level is None else level
+        self._end = 0 if state is None else int(state["offset"])
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if state is None else 0)
+        self._fd = os.open(path, flags, 0o666)
+
+    def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
+        """Return samples ``start ..`` as a piece; see `Writer.encode`.
+
+        Raises
+        ------
+        UnsupportedError
+            If a sample is too large for ``tf.train.Example``.
+        """
+        data = self._builder.records(batch, start, arena)
+        if self._level is None or not len(data):
+            return Piece(data)
+        packer = zlib.compressobj(self._level, zlib.DEFLATED, 16 + 15)
+        return Piece(packer.compress(view(data)) + packer.flush())
+
+    def reserve(self, piece: Piece) -> None:
+        """Give the piece the place behind the one before."""
+        piece.offset = self._end
+        self._end += len(piece.data)
+
+    def write(self, piece: Piece) -> None:
+        """Write the piece at its place."""
+        pwrite_all(self._fd, [piece.data], piece.offset)
+
+    def checkpoint(self) -> State:
+        """Return where the next piece goes."""
+        return {"offset": self._end}
+
+    def sync(self) -> None:
+        """Make all that has been written durable."""
+        os.fdatasync(self._fd)
+
+    def finish(self) -> None:
+        """Cut off what an interrupted run may have left behind the end, sync and close."""
+        os.ftruncate(self._fd, self._end)
+        os.fsync(self._fd)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; closing twice is allowed."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

@@ -1,0 +1,472 @@
+"""TFRecord without TensorFlow: every schema comes back bit for bit, resumed or not."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import assert_same_batch, random_batch, schemas, take, write_batch
+
+from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
+from dsprep.formats import load
+from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
+from dsprep.formats.tfrecord import example, framing, stream
+from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, encode_varints
+from dsprep.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
+
+TFR = load("tfrecord")
+ALL = dict(schemas())
+GZIP = WriteOptions(compress=Compression("gzip"))
+F4, I8 = np.dtype("<f4"), np.dtype("<i8")
+
+
+def frame(payload: bytes) -> bytes:
+    data = np.frombuffer(payload, np.uint8)
+    crc = framing.payload_crcs(data, np.array([0]), np.array([len(data)]))
+    return framing.headers(np.array([len(data)])).tobytes() + payload + crc.tobytes()
+
+
+def build(**features: tuple[int, bytes]) -> bytes:
+    """One Example of features that have one range of values each."""
+    entries = b"".join(
+        example.entry_head(n.encode(), t, len(data)) + data for n, (t, data) in features.items()
+    )
+    return example.example_head(len(entries)) + entries
+
+
+def ints(*values: int) -> bytes:
+    return b"".join(example.varint(v % (1 << 64)) for v in values)
+
+
+def floats(*values: float) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def write_records(path: Path, *payloads: bytes) -> Path:
+    path.write_bytes(b"".join(map(frame, payloads)))
+    return path
+
+
+def opened(path: Path, *specs: str, hint: Schema | None = None, **options: object) -> Source:
+    fields = tuple(map(FieldSpec.parse, specs))
+    return TFR.open(path, OpenOptions(fields=fields, **options), hint)
+
+
+def read_all(source: Source) -> Batch:
+    return source.read(0, len(source))
+
+
+# --- round trips ---
+
+
+@pytest.mark.parametrize("options", [WriteOptions(), GZIP], ids=["plain", "gzip"])
+@pytest.mark.parametrize("name", ALL)
+def test_every_schema_comes_back(tmp_path: Path, name: str, options: WriteOptions) -> None:
+    schema, path = ALL[name], tmp_path / "a.tfrecord"
+    batch = random_batch(schema, 23)
+    write_batch(TFR, path, schema, batch, options, cuts=(5, 14))
+    assert TFR.recognises(path)
+    with opened(path, hint=schema) as source:
+        assert len(source) == 23
+        assert source.schema == schema
+        assert_same_batch(source.read(0, 23, Arena()), batch, schema)
+        assert_same_batch(source.read(7, 19), take(batch, 7, 19), schema)
+        assert_same_batch(source.read(22, 23), take(batch, 22, 23), schema)
+        assert_same_batch(source.read(4, 4), take(batch, 4, 4), schema)
+        assert set(source.layouts()) == set(schema.names)
+        assert source.sizes(3, 9).shape == (6,)
+    if options is not GZIP:
+        payload = sum(c.nbytes for c in batch.values())
+        size, limit = path.stat().st_size, TFR.estimate(schema, 23, payload, options)
+        assert size <= limit
+        assert schema.ragged or size == limit
+
+
+@pytest.mark.parametrize("name", ["mixed", "fixed-<f4", "scalar-<i8", "bytes", "ragged-struct16"])
+@pytest.mark.parametrize("count", [0, 1])
+def test_few_samples(tmp_path: Path, name: str, count: int) -> None:
+    schema, path = ALL[name], tmp_path / "a.tfrecord"
+    batch = random_batch(schema, count)
+    for options in (WriteOptions(), GZIP):
+        write_batch(TFR, path, schema, batch, options)
+        assert TFR.recognises(path)
+        with opened(path, hint=schema) as source:
+            assert_same_batch(read_all(source), batch, schema)
+
+
+def test_columns_that_are_not_contiguous(tmp_path: Path) -> None:
+    schema = Schema((Field("x", F4, (4, 3)), Field("i", I8, (2,)), Field("r", I8, (None, 2))))
+    rng = np.random.default_rng(0)
+    batch: Batch = {
+        "x": rng.random((3, 4, 9), np.float32).transpose(2, 1, 0),
+        "i": rng.integers(-9, 9, (9, 4))[:, ::2],
+        "r": Ragged.from_lengths(rng.integers(-9, 9, (36, 4))[:, ::2], np.full(9, 4)),
+    }
+    write_batch(TFR, tmp_path / "a.tfrecord", schema, batch)
+    with opened(tmp_path / "a.tfrecord", hint=schema) as source:
+        assert_same_batch(read_all(source), batch, schema)
+
+
+def test_padding_bytes_of_structures_are_zero(tmp_path: Path) -> None:
+    schema = ALL["fixed-struct16"]
+    batch = random_batch(schema, 6)
+    dirty = {n: c.copy() for n, c in batch.items()}
+    for column in dirty.values():
+        column.view(np.uint8).reshape(-1, 16)[:, 12:] = 7
+    write_batch(TFR, tmp_path / "a", schema, batch)
+    write_batch(TFR, tmp_path / "b", schema, dirty)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["mixed", "fixed-<f4"])
+def test_plain_bytes_do_not_depend_on_the_cut(tmp_path: Path, name: str) -> None:
+    batch = random_batch(ALL[name], 40)
+    write_batch(TFR, tmp_path / "a", ALL[name], batch)
+    write_batch(TFR, tmp_path / "b", ALL[name], batch, cuts=(1, 7, 33))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("options", [WriteOptions(), GZIP], ids=["plain", "gzip"])
+@pytest.mark.parametrize("name", ["mixed", "fixed-<f4"])
+def test_an_interrupted_run_ends_in_the_same_bytes(
+    tmp_path: Path, name: str, options: WriteOptions
+) -> None:
+    schema, path = ALL[name], tmp_path / "resumed"
+    batch = random_batch(schema, 40)
+    write_batch(TFR, tmp_path / "whole", schema, batch, options, cuts=(10, 20, 30))
+
+    def feed(writer, edges):
+        for start, stop in itertools.pairwise(edges):
+            piece = writer.encode(take(batch, start, stop), start, Arena())
+            writer.reserve(piece)
+            writer.write(piece)
+
+    writer = TFR.create(path, schema, 40, options, None)
+    feed(writer, [0, 10, 20])
+    state = json.loads(json.dumps(writer.checkpoint()))
+    writer.sync()
+    feed(writer, [20, 30])
+    writer.close()
+    with path.open("ab") as file:
+        file.write(b"garbage" * 10_000)
+    writer = TFR.create(path, schema, 40, options, state)
+    feed(writer, [20, 30, 40])
+    writer.finish()
+    writer.close()
+    assert path.read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_a_field_called_record_is_written_as_raw_records(tmp_path: Path) -> None:
+    schema = Schema((Field.opaque("record"),))
+    payloads = [b"", b"\x00\xff", build(x=(INT64, ints(5))), b"z" * 300]
+    batch: Batch = {"record": Ragged.pack(payloads, schema.fields[0])}
+    write_batch(TFR, tmp_path / "a", schema, batch)
+    assert (tmp_path / "a").read_bytes() == b"".join(map(frame, payloads))
+    for options in ({}, {"records": "opaque"}):
+        with opened(tmp_path / "a", **options) as source:
+            assert_same_batch(read_all(source), batch, schema)
+
+
+@pytest.mark.parametrize(
+    ("field", "feature"),
+    [
+        (Field("x", np.dtype("u1"), (3, 2)), "int64"),
+        (Field("x", np.dtype("?"), (3,)), "int64"),
+        (Field("x", np.dtype(">i4")), "int64"),
+        (Field("x", np.dtype("<i2"), (None,)), "int64"),
+        (Field("x", F4, (2000,)), "float"),
+        (Field("x", F4, (2,)), "bytes"),
+        (Field("x", I8, (None,)), "bytes"),
+    ],
+    ids=str,
+)
+def test_feature_types_that_are_asked_for(tmp_path: Path, field: Field, feature: str) -> None:
+    schema, options = Schema((field,)), WriteOptions(features={"x": feature})
+    batch = random_batch(schema, 9)
+    write_batch(TFR, tmp_path / "a", schema, batch, options)
+    with opened(tmp_path / "a", hint=schema) as source:
+        assert_same_batch(read_all(source), batch, schema)
+    assert f"{feature}_list" in TFR.plan_fields(schema, options)["x"]
+
+
+@pytest.mark.parametrize(
+    ("field", "feature"),
+    [
+        (Field("x", np.dtype("<u8")), "int64"),
+        (Field("x", np.dtype("<f2")), "float"),
+        (Field("x", np.dtype(">f4")), "float"),
+        (Field("x", F4, (None, 3)), "float"),
+        (Field.opaque("x", "str"), "int64"),
+        (Field("x", F4, (None, 0)), None),
+        (Field("x", np.dtype("u1"), (1 << 31,)), None),
+    ],
+    ids=str,
+)
+def test_what_no_list_can_hold_is_refused(field: Field, feature: str | None) -> None:
+    options = WriteOptions(features={"x": feature} if feature else {})
+    with pytest.raises(UnsupportedError):
+        TFR.plan_fields(Schema((field,)), options)
+
+
+@pytest.mark.parametrize("codec", ["zlib", "zstd", "blosc"])
+def test_other_codecs_are_refused(codec: str) -> None:
+    with pytest.raises(UnsupportedError, match="gzip"):
+        TFR.plan_fields(ALL["bytes"], WriteOptions(compress=Compression(codec)))
+
+
+def test_an_unknown_name_among_the_feature_types_is_refused() -> None:
+    with pytest.raises(UsageError, match="nope"):
+        TFR.plan_fields(ALL["bytes"], WriteOptions(features={"nope": "bytes"}))
+
+
+def test_losses_name_what_the_sidecar_keeps() -> None:
+    schema = Schema(
+        (Field("x", np.dtype("<f2"), (9,), attrs={"unit": "m"}), Field("y", F4)), {"by": "me"}
+    )
+    lost = " ".join(TFR.losses(schema, WriteOptions()))
+    assert "attributes of the dataset" in lost
+    assert "attributes of x" in lost
+    assert "shape of x" in lost
+    assert TFR.losses(Schema((Field("y", F4, (3,)),)), WriteOptions()) == []
+
+
+# --- what is found in files of others ---
+
+
+def test_fields_are_discovered(tmp_path: Path) -> None:
+    payloads = [
+        build(
+            x=(BYTES, bytes([i] * i)),
+            y=(FLOAT, floats(1, 2, i)),
+            k=(INT64, ints(-i)),
+            r=(INT64, ints(*range(i))),
+        )
+        for i in range(9)
+    ]
+    with opened(write_records(tmp_path / "a", *payloads)) as source:
+        assert str(source.schema) == "x: bytes, y: float32[3], k: int64, r: int64[None]"
+        batch = read_all(source)
+        assert batch["k"].tolist() == [-i for i in range(9)]
+        assert batch["y"][:, 2].tolist() == list(range(9))
+        assert batch["x"][5] == b"\5" * 5
+        assert batch["r"][4].tolist() == [0, 1, 2, 3]
+        assert source[-1]["k"] == -8
+
+
+def test_lists_that_are_not_packed(tmp_path: Path) -> None:
+    def unpacked(tag: int, parts: list[bytes]) -> bytes:
+        inner = b"".join(bytes([tag]) + p for p in parts)
+        list_ = bytes([FLOAT << 3 | 2 if tag == 0x0D else INT64 << 3 | 2, len(inner)]) + inner
+        entry = b"\x0a\x01a\x12" + bytes([len(list_)]) + list_
+        return b"\x0a" + bytes([len(entry) + 2]) + b"\x0a" + bytes([len(entry)]) + entry
+
+    for tag, parts in ((0x0D, [floats(1.5), floats(-2)]), (0x08, [ints(300), ints(-1)])):
+        payload = unpacked(tag, parts)
+        with opened(write_records(tmp_path / "a", payload, payload)) as source:
+            want = [1.5, -2] if tag == 0x0D else [300, -1]
+            assert read_all(source)["a"].tolist() == [want, want]
+
+
+def test_features_in_any_order_and_missing_ones(tmp_path: Path) -> None:
+    a, b = (BYTES, b"abc"), (FLOAT, floats(1))
+    path = write_records(tmp_path / "f", build(a=a, b=b), build(b=b, a=a), build(a=a))
+    with opened(path) as source:
+        assert source.schema.names == ("a", "b")
+        assert "missing" in source.notes[0]
+        batch = read_all(source)
+        assert [batch["a"][i] for i in range(3)] == [b"abc"] * 3
+        assert batch["b"].lengths.tolist() == [1, 1, 0]
+
+
+def test_unknown_fields_at_the_end_are_skipped(tmp_path: Path) -> None:
+    payloads = [build(y=(FLOAT, floats(i))) + b"\x7a\x03pad" for i in range(4)]
+    with opened(write_records(tmp_path / "f", *payloads)) as source:
+        assert read_all(source)["y"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b"\x12\x02\x0a\x00", "SequenceExample"),
+        (b"\xff\xff\xff", "varint"),
+        (b"", "no features"),
+        (b"hello world, this is text", ""),
+        (b"\x0a\x0e\x0a\x0c\x0a\x01a\x12\x07\x0a\x05\x0a\x01x\x0a\x00", "byte strings"),
+    ],
+)
+def test_other_records_are_kept_whole(tmp_path: Path, payload: bytes, why: str) -> None:
+    with opened(write_records(tmp_path / "f", payload, payload)) as source:
+        assert str(source.schema) == "record: bytes"
+        assert why in source.notes[0]
+        assert source[1]["record"] == payload
+
+
+def test_types_that_are_asked_for(tmp_path: Path) -> None:
+    values = np.arange(24, dtype=">i2").reshape(4, 3, 2)
+    payloads = [
+        build(x=(BYTES, v.tobytes()), y=(FLOAT, floats(*range(8))), k=(INT64, ints(7)))
+        for v in values
+    ]
+    path = write_records(tmp_path / "f", *payloads)
+    with opened(path, "big=x:>i2[3,2]", "y:float32[4,2]", "k:uint8") as source:
+        batch = read_all(source)
+        assert list(batch) == ["big", "y", "k"]
+        assert batch["big"].dtype == ">i2"
+        assert batch["big"].tolist() == values.tolist()
+        assert batch["y"].shape == (4, 4, 2)
+        assert batch["k"].dtype == np.uint8
+    with opened(path, "x:int16[None,2]") as source:
+        assert source.read(1, 3)["x"].lengths.tolist() == [3, 3]
+    for wrong, error in (
+        ("y:float64[4]", UsageError),
+        ("y:float32[3]", UsageError),
+        ("k:uint64", UsageError),
+        ("z", SchemaError),
+    ):
+        with pytest.raises(error):
+            opened(path, wrong)
+    with opened(path, "x:int16[4,2]") as source, pytest.raises(FormatError, match="record 2"):
+        source.read(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"),
+    [
+        (build(x=(FLOAT, floats(1))), "float32.None."),
+        (build(x=(INT64, ints(1, 2))), "another type"),
+        (build(z=(FLOAT, floats(1, 2))), "missing"),
+        (b"\x12\x00", "not a tf.train.Example"),
+    ],
+)
+def test_a_record_of_another_schema_is_named(tmp_path: Path, bad: bytes, what: str) -> None:
+    good = build(x=(FLOAT, floats(1, 2)))
+    if len(bad) < len(good):  # so that its length does not give it away
+        bad += b"\x7a" + bytes([len(good) - len(bad) - 2]) + bytes(len(good) - len(bad) - 2)
+    path = tmp_path / "f"
+    path.write_bytes(frame(good) * 1000 + frame(bad) + frame(good) * 1000)
+    with opened(path) as source:
+        assert len(source) == 2001
+        assert source.read(0, 900)["x"].shape == (900, 2)
+        with pytest.raises(FormatError, match=f"record 1000.*{what}"):
+            source.read(900, 1100)
+
+
+def test_integers_out_of_range_are_refused(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "f", *(build(k=(INT64, ints(v))) for v in (1, 200, 300)))
+    with opened(path, "k:uint8") as source, pytest.raises(FormatError, match=r"record 2.*300"):
+        read_all(source)
+
+
+def test_a_sidecar_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "f", build(k=(INT64, ints(1))))
+    for field in (Field("k", F4), Field("z", I8), Field("k", I8, (3,))):
+        with pytest.raises(FormatError):
+            opened(path, hint=Schema((field,)))
+
+
+# --- compressed files, many records ---
+
+
+@pytest.mark.parametrize("pack", ["gzip", "members", "zlib"])
+def test_packed_files_at_any_place(
+    tmp_path: Path, pack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "SPACING", 1 << 17)
+    monkeypatch.setattr(stream, "COPIES", 4)
+    rng = np.random.default_rng(1)
+    values = [rng.integers(0, 16, n, "u1").tobytes() for n in rng.integers(0, 20_000, 300)]
+    plain = [frame(build(x=(BYTES, v))) for v in values]
+    path = tmp_path / "f.tfrecord"
+    if pack == "members":
+        parts = [gzip.compress(b"".join(plain[i : i + 7]), 1) for i in range(0, 300, 7)]
+        path.write_bytes(b"".join(parts))
+    else:
+        path.write_bytes((gzip if pack == "gzip" else zlib).compress(b"".join(plain), 1))
+    assert TFR.recognises(path)
+    with opened(path) as source:
+        assert len(source) == 300
+        for start in (250, 0, 10, 299, 120, 121, 3):
+            stop = min(300, start + 10)
+            batch = source.read(start, stop)
+            assert [batch["x"][i] for i in range(stop - start)] == values[start:stop]
+        assert source.layouts()["x"].codecs == ("zlib" if pack == "zlib" else "gzip",)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.binary(max_size=40) | st.just(b"x" * 20), max_size=400))
+def test_any_records_come_back(tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes]):
+    path = write_records(tmp_path_factory.mktemp("any") / "f.tfrecord", *payloads)
+    with opened(path, records="opaque") as source:
+        assert len(source) == len(payloads)
+        half = len(payloads) // 2
+        batch = source.read(half, len(payloads))
+        assert [batch["record"][i] for i in range(len(batch["record"]))] == payloads[half:]
+
+
+@pytest.mark.parametrize("size", [3, 5000, 70_000])
+def test_runs_of_records_of_one_size(tmp_path: Path, size: int) -> None:
+    sizes = [size] * 300 + [size + 1] * 2 + [size] * 300
+    payloads = [bytes([i % 251]) * n for i, n in enumerate(sizes)]
+    with opened(write_records(tmp_path / "f", *payloads), records="opaque") as source:
+        assert source.sizes(299, 304).tolist() == [size, size + 1, size + 1, size, size]
+        for start in (0, 255, 256, 299, 301, 599):
+            assert source[start]["record"] == payloads[start]
+
+
+@given(st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5), max_size=6))
+def test_varints(rows: list[list[int]]) -> None:
+    flat = [v for row in rows for v in row]
+    minimal = np.frombuffer(ints(*flat), np.uint8)
+    totals = np.array([len(ints(*row)) for row in rows], np.int64)
+    values, counts = example.decode_varints(minimal, totals)
+    assert values.tolist() == flat
+    assert counts.tolist() == [len(row) for row in rows]
+    padded = np.empty((len(flat), 10), np.uint8)
+    encode_varints(np.array(flat, np.int64), padded)
+    values, counts = example.decode_varints(padded.reshape(-1), np.array([10] * len(flat), int))
+    assert values.tolist() == flat
+
+
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=200), st.lists(st.integers(0, 300), max_size=3)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_the_three_parsers_agree(rows: list[tuple[bytes, list[int]]]) -> None:
+    messages = [build(x=(BYTES, x), k=(INT64, ints(*k))) for x, k in rows]
+    buffer = np.frombuffer(b"".join(map(frame, messages)), np.uint8)
+    lengths = np.array(list(map(len, messages)))
+    starts = np.cumsum(lengths + 16) - lengths - 4
+    each = example.parse_each(buffer, starts, lengths)
+    together = example.parse_together(buffer, starts, lengths)
+    alike = None
+    if (lengths == lengths[0]).all():
+        alike = example.parse_alike(buffer, int(lengths[0]) + 16, starts, int(lengths[0]))
+    for name in ("x", "k"):
+        one = example.join([record[name] for record in each], each[0][name].type)
+        want = [r for record in each for r in record[name].ranges]
+        assert one.totals.sum() == sum(b - a for a, b in want)
+        for other in (together, alike):
+            if other is not None:
+                assert other[name].totals.tolist() == one.totals.tolist()
+                found = zip(other[name].starts, other[name].lengths, strict=True)
+                assert [(a, a + n) for a, n in found if n or name == "x"] == want
+
+
+def test_crc_of_lengths_is_crc32c() -> None:
+    lengths = np.random.default_rng(0).integers(0, 1 << 62, 50)
+    heads = framing.headers(lengths)
+    want = framing.payload_crcs(heads.reshape(-1), np.arange(50) * 12, np.full(50, 8))
+    assert heads[:, 8:].copy().view("<u4").reshape(-1).tolist() == want.tolist()
+    data = np.frombuffer(b"123456789", np.uint8)
+    assert framing.crc32c()(data) == 0xE3069283
