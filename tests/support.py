@@ -125,9 +125,8 @@ def write_batch(
 class MemorySource(Source):
     """Samples in memory, as a source."""
 
-    def __init__(self, schema: Schema, batch: Batch) -> None:
-        self.schema, self._batch = schema, batch
-        self.path = Path("memory")
+    def __init__(self, schema: Schema, batch: Batch, path: Path = Path("memory")) -> None:
+        self.schema, self._batch, self.path = schema, batch, path
 
     def __len__(self) -> int:
         return len(next(iter(self._batch.values())))

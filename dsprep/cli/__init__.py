@@ -13,7 +13,11 @@ from typing import Annotated
 import typer
 
 from dsprep import __version__
-from dsprep.cli import convert, demo, inspect, synth, verify
+from dsprep.cli.convert import register as convert
+from dsprep.cli.demo import register as demo
+from dsprep.cli.inspect import register as inspect
+from dsprep.cli.synth import register as synth
+from dsprep.cli.verify import register as verify
 
 app = typer.Typer(
     name="dsprep",
@@ -40,8 +44,8 @@ def dsprep(
     """Prepare datasets for deep learning: HDF5, LMDB, TFRecord and Zarr."""
 
 
-for module in (inspect, convert, verify, synth, demo):
-    module.register(app)
+for register in (inspect, convert, verify, synth, demo):
+    register(app)
 
 
 def _terminate(signum: int, frame: object) -> None:

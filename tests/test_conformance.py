@@ -1,0 +1,220 @@
+"""Every format to every format keeps every bit: one suite, checked with the formats' libraries."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from oracles import READ, SUFFIX
+from support import DTYPES, MemorySource, assert_same_batch, random_batch, schemas, take
+
+import dsprep
+from dsprep.conversion import plan_job, run_job
+from dsprep.errors import UnsupportedError
+from dsprep.formats.base import WriteOptions
+from dsprep.schema import Field, Ragged, Schema
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+FORMATS = sorted(READ)
+PAIRS = list(itertools.product(FORMATS, FORMATS))
+
+
+def everything() -> Schema:
+    """One field of every dtype and kind, fixed and ragged."""
+    fields = []
+    for i, dtype in enumerate(DTYPES):
+        fields.append(Field(f"fixed{i}", dtype, (3, 2)))
+        fields.append(Field(f"scalar{i}", dtype))
+        fields.append(Field(f"ragged{i}", dtype, (None, 2)))
+    fields += [
+        Field("five", np.dtype("<f4"), (2, 1, 3, 2, 2)),
+        Field("none", np.dtype("<f4"), (0, 3)),
+        Field("flat", np.dtype("<f4"), (None,)),
+        Field("ints", np.dtype("<i8"), (None,)),
+        Field("time", np.dtype("<M8[ns]")),
+        Field("quarter", np.dtype(ml_dtypes.float8_e4m3fn), (5,)),
+        Field.opaque("blob"),
+        Field.opaque("name", "str"),
+        Field("deep/er/field", np.dtype("<i2"), (2,)),
+    ]
+    return Schema(tuple(fields))
+
+
+def write(format: str, directory: Path, schema: Schema, batch, **options) -> Path:
+    """Write samples from memory as a dataset of `format`."""
+    origin = directory / "origin"
+    origin.touch()
+    target = directory / f"first{SUFFIX[format]}"
+    source = MemorySource(schema, batch, origin)
+    run_job(plan_job(source, target, options=WriteOptions(**options)), source, workers=2)
+    return target
+
+
+@pytest.fixture(scope="module")
+def firsts(tmp_path_factory):
+    """The dataset with everything in it, in each format."""
+    schema = everything()
+    batch = random_batch(schema, 11, seed=5)
+    made = {}
+    for format in FORMATS:
+        made[format] = write(format, tmp_path_factory.mktemp(format), schema, batch)
+    return schema, batch, made
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_every_pair_keeps_every_bit(a, b, firsts, tmp_path):
+    schema, batch, made = firsts
+    target = tmp_path / f"out{SUFFIX[b]}"
+    report = dsprep.convert(made[a], target, workers=2)
+    assert report.samples == 11
+    assert_same_batch(READ[b](target, schema), batch, schema)
+    with dsprep.open(target) as source, dsprep.open(made[a]) as original:
+        assert source.schema == schema
+        assert_same_batch(source[:], batch, schema)
+        assert dsprep.verify(original, source).same
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("count", [0, 1])
+def test_none_and_one_sample(format, count, tmp_path):
+    schema = everything()
+    batch = random_batch(schema, count)
+    path = write(format, tmp_path, schema, batch)
+    assert_same_batch(READ[format](path, schema), batch, schema)
+    with dsprep.open(path) as source:
+        assert len(source) == count
+        assert source.schema == schema
+        assert_same_batch(source[:], batch, schema)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_single_fields_of_every_kind(format, tmp_path):
+    for name, schema in schemas():
+        directory = tmp_path / name.replace("<", "l").replace(">", "b").replace("|", "")
+        directory.mkdir()
+        batch = random_batch(schema, 9, seed=2)
+        try:
+            path = write(format, directory, schema, batch)
+        except UnsupportedError as error:
+            pytest.fail(f"{name}: {error}")
+        assert_same_batch(READ[format](path, schema), batch, schema)
+        with dsprep.open(path) as source:
+            assert source.schema == schema
+            assert_same_batch(source[2:7], take(batch, 2, 7), schema)
+
+
+BIG = Schema((Field("x", np.dtype("<u2"), (128, 128, 128, 12)), Field("y", np.dtype("<f4"), (4,))))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_samples_of_50_megabytes(format, tmp_path):
+    x = np.arange(2 * 128**3 * 12, dtype="<u2").reshape(2, 128, 128, 128, 12)
+    batch = {"x": x, "y": np.arange(8, dtype="<f4").reshape(2, 4)}
+    path = write(format, tmp_path, BIG, batch)
+    assert_same_batch(READ[format](path, BIG), batch, BIG)
+    with dsprep.open(path) as source:
+        assert np.array_equal(source[1]["x"], x[1])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_many_samples_of_8_bytes(format, tmp_path):
+    schema = Schema((Field("x", np.dtype("<i8")),))
+    batch = {"x": np.arange(50_000) * 7919 - 10**8}
+    path = write(format, tmp_path, schema, batch)
+    assert_same_batch(READ[format](path, schema), batch, schema)
+    with dsprep.open(path) as source:
+        assert_same_batch(source[:], batch, schema)
+
+
+COMPRESSED = [
+    ("hdf5", "gzip"),
+    ("hdf5", "zstd:3"),
+    ("tfrecord", "gzip:1"),
+    ("zarr", "gzip"),
+    ("zarr", "zstd:5"),
+    ("zarr", "blosc"),
+]
+
+
+@pytest.mark.parametrize(("format", "codec"), COMPRESSED)
+def test_compression_keeps_every_bit(format, codec, firsts, tmp_path):
+    if codec.startswith("zstd") and format == "hdf5":
+        pytest.importorskip("hdf5plugin")
+    schema, batch, made = firsts
+    target = tmp_path / f"out{SUFFIX[format]}"
+    dsprep.convert(made["lmdb"], target, compress=codec, workers=2)
+    assert_same_batch(READ[format](target, schema), batch, schema)
+    with dsprep.open(target) as source:
+        assert_same_batch(source[:], batch, schema)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_shards_read_as_one(format, firsts, tmp_path):
+    schema, batch, made = firsts
+    target = tmp_path / "out"
+    report = dsprep.convert(made["hdf5"], target, to=format, samples_per_file=4)
+    assert report.files == 3
+    names = sorted(p.name for p in target.iterdir())
+    assert names == [f"out-{i:05d}-of-00003{SUFFIX[format]}" for i in range(3)]
+    parts = [READ[format](target / n, schema) for n in names]
+    for i, part in enumerate(parts):
+        assert_same_batch(part, take(batch, 4 * i, min(11, 4 * i + 4)), schema)
+    with dsprep.open(target) as source:
+        assert_same_batch(source[:], batch, schema)
+        assert_same_batch(source[3:9], take(batch, 3, 9), schema)
+    with dsprep.open(f"{target}/*{SUFFIX[format]}") as source:
+        assert source.schema == schema
+
+
+def attributes() -> Schema:
+    return Schema(
+        (Field("x", np.dtype("<f4"), (2,), attrs={"unit": "K", "scale": 2.5}),),
+        {"title": "naïve", "version": 3},
+    )
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_attributes_go_along(a, b, tmp_path):
+    schema = attributes()
+    first = write(a, tmp_path, schema, random_batch(schema, 3))
+    target = tmp_path / f"second{SUFFIX[b]}"
+    dsprep.convert(first, target)
+    with dsprep.open(target) as source:
+        assert dict(source.schema.attrs) == {"title": "naïve", "version": 3}
+        assert dict(source.schema["x"].attrs) == {"unit": "K", "scale": 2.5}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_values_that_do_not_fit_a_cast_stop_the_conversion(format, tmp_path):
+    schema = Schema((Field("x", np.dtype("<f4"), (2,)),))
+    batch = {"x": np.array([[1, 2], [3, 1e30]], "f4")}
+    first = write(format, tmp_path, schema, batch)
+    target = tmp_path / "cast.h5"
+    with pytest.raises(dsprep.DsprepError, match="sample 1, field x"):
+        dsprep.convert(first, target, cast={"x": "float16"})
+    assert not target.exists()
+    dsprep.convert(first, target, cast={"x": "float16"}, samples=":1", restart=True)
+    with dsprep.open(target) as source:
+        assert source[0]["x"].tolist() == [1, 2]
+        assert source.schema["x"].dtype == np.float16
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_ragged_values_behave_for_users(format, tmp_path):
+    schema = Schema((Field("p", np.dtype("<f4"), (None, 3)), Field.opaque("s", "str")))
+    items = [np.full((n, 3), n, "f4") for n in (2, 0, 5)]
+    batch = {
+        "p": Ragged.pack(items, schema["p"]),
+        "s": Ragged.pack(["a", "", "日本"], schema["s"]),
+    }
+    path = write(format, tmp_path, schema, batch)
+    with dsprep.open(path) as source:
+        assert [s["p"].shape for s in source] == [(2, 3), (0, 3), (5, 3)]
+        assert [s["s"] for s in source] == ["a", "", "日本"]
+        assert source[-1]["p"].tolist() == items[2].tolist()
+        with pytest.raises(IndexError):
+            source[3]
