@@ -1,0 +1,128 @@
+"""Kills a conversion at every step it has, one after another, and continues it each time.
+
+Run as ``python interrupt.py SOURCE TARGET OPTIONS_JSON``. Each attempt is a child process that
+SIGKILLs itself when its fuse has burnt down: before and after pieces are written, positions are
+recorded, the output is completed, renamed, and its sidecar is written. Prints, as JSON, for each
+fuse: whether the target was visible after the kill, whether it could be opened then, and the
+digest of the bytes after a rerun with another number of workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import dsprep
+from dsprep import conversion, formats, plan, sidecar, staging, transfer
+
+fuse = -1
+
+
+def burn() -> None:
+    global fuse
+    fuse -= 1
+    if fuse == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def around(owner: object, name: str) -> None:
+    inner = getattr(owner, name)
+
+    def outer(*args, **kwargs):
+        burn()
+        result = inner(*args, **kwargs)
+        burn()
+        return result
+
+    setattr(owner, name, outer)
+
+
+def digest(path: Path) -> str:
+    found = hashlib.sha256()
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    for file in files:
+        found.update(str(file.relative_to(path.parent)).encode())
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def attempt(source: str, target: Path, options: dict, burnt_after: int, workers: int) -> bool:
+    """Convert in a child; return whether it came to its end."""
+    global fuse
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            fuse = burnt_after
+            dsprep.convert(source, target, workers=workers, **options)
+            code = 0
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return False
+    assert os.WEXITSTATUS(status) == 0
+    return True
+
+
+def clear(target: Path) -> None:
+    for path in target.parent.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def main() -> None:
+    source, target, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    conversion.CHECKPOINT_NBYTES = 100_000
+    pieces = plan.pieces
+    transfer.pieces = lambda *args, **kwargs: pieces(*args, **{"target": 40_000, **kwargs})
+    attempt(source, target, options, -1, 2)
+    expected = digest(target)
+    around(transfer.ShardCopy, "_copy")
+    around(staging.Staging, "save")
+    around(staging.Staging, "publish")
+    around(staging.Staging, "discard")
+    around(sidecar, "write")
+    format = type(formats.load(options["to"]))
+    create = format.create
+
+    def created(*args, **kwargs):
+        writer = create(*args, **kwargs)
+        around(writer, "finish")
+        around(writer, "clean")
+        return writer
+
+    format.create = created
+    results = []
+    step = 1
+    while True:
+        clear(target)
+        if attempt(source, target, options, step, 1):
+            break
+        visible = target.exists()
+        complete = not visible or digest(target) == expected
+        resumed = attempt(source, target, options, -1, 1 + step % 3)
+        assert resumed
+        left = sorted(p.name for p in target.parent.iterdir())
+        results.append(
+            {
+                "step": step,
+                "complete": complete,
+                "same": digest(target) == expected,
+                "left": left == sorted([target.name, sidecar.sidecar_path(target).name]),
+            }
+        )
+        step += 1
+    print(json.dumps(results))
+
+
+main()

@@ -1,0 +1,84 @@
+"""A killed conversion leaves nothing that looks complete, and continues to the same bytes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import random_batch
+
+from dsprep.schema import Field, Schema
+
+SCRIPT = Path(__file__).with_name("interrupt.py")
+FIXED = Schema((Field("x", np.dtype("<f4"), (50, 10)), Field("y", np.dtype("<i8"))))
+MIXED = Schema((*FIXED, Field("r", np.dtype("<i2"), (None, 3)), Field.opaque("b")))
+
+CASES = [
+    ("hdf5", FIXED, {}),
+    ("hdf5", FIXED, {"chunk": 7}),
+    ("hdf5", FIXED, {"compress": "gzip:1", "chunk": 10}),
+    ("hdf5", MIXED, {}),
+    ("hdf5", MIXED, {"compress": "gzip:1"}),
+    ("lmdb", FIXED, {}),
+    ("lmdb", MIXED, {}),
+    ("tfrecord", FIXED, {}),
+    ("tfrecord", MIXED, {}),
+    ("tfrecord", MIXED, {"compress": "gzip:1"}),
+    ("tfrecord", MIXED, {"samples_per_file": 70}),
+    ("zarr", FIXED, {}),
+    ("zarr", MIXED, {}),
+    ("zarr", FIXED, {"compress": "gzip:1", "chunk": 10}),
+    ("zarr", MIXED, {"compress": "zstd:1"}),
+    ("zarr", MIXED, {"samples_per_file": 70}),
+]
+
+
+@pytest.mark.parametrize(
+    ("format", "schema", "options"),
+    CASES,
+    ids=[f"{f}-{'mixed' if s is MIXED else 'fixed'}-{'-'.join(o)}" for f, s, o in CASES],
+)
+def test_killed_at_every_step(format, schema, options, tmp_path, origin):
+    directory = tmp_path / "out"
+    directory.mkdir()
+    suffix = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}[format]
+    target = directory / ("set" if "samples_per_file" in options else f"set{suffix}")
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(SCRIPT),
+            str(origin[schema is MIXED]),
+            str(target),
+            json.dumps({**options, "to": format}),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = json.loads(done.stdout)
+    assert len(results) > 20
+    assert [r for r in results if not (r["complete"] and r["same"] and r["left"])] == []
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory):
+    """The two datasets, as LMDB: every target is then another format or another file."""
+    from support import MemorySource
+
+    from dsprep.conversion import plan_job, run_job
+
+    made = []
+    for schema in (FIXED, MIXED):
+        directory = tmp_path_factory.mktemp("origin")
+        (directory / "memory").touch()
+        source = MemorySource(schema, random_batch(schema, 160), directory / "memory")
+        target = directory / "origin.mdb"
+        run_job(plan_job(source, target), source)
+        made.append(target)
+    return made
