@@ -1,0 +1,199 @@
+"""TFRecord against TensorFlow: it reads what we write, and we read what it writes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import DTYPES, assert_same_batch, random_batch, raw, schemas, take, write_batch
+
+from dsprep.formats import load
+from dsprep.formats.base import Compression, OpenOptions, WriteOptions
+from dsprep.formats.tfrecord import features
+from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
+from dsprep.schema import Batch, Field, Ragged, Schema
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+TFR = load("tfrecord")
+GZIP = WriteOptions(compress=Compression("gzip", 1))
+ALL = dict(schemas())
+WIDE = Schema(
+    (
+        *(
+            Field(f"f{i}", dtype, shape)
+            for i, dtype in enumerate(DTYPES)
+            for shape in ((3,), (None,))[i % 2 :][:1]
+        ),
+        Field("floats", np.dtype("<f4"), (2, 3)),
+        Field("none", np.dtype("<f4"), (0, 3)),
+        Field("many", np.dtype("<f4"), (None,)),
+        Field("label", np.dtype("<i8")),
+        Field("ints", np.dtype("<i8"), (None,)),
+        Field.opaque("jpeg"),
+        Field.opaque("name", "str"),
+    )
+)
+FIXED = Schema(
+    (
+        Field("x", np.dtype("<i2"), (7, 5)),
+        Field("y", np.dtype("<f4"), (4,)),
+        Field("k", np.dtype("<i8"), (2,)),
+        Field("label", np.dtype("<i8")),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def tf() -> Any:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tensorflow
+    return tensorflow
+
+
+def expected(tf: Any, schema: Schema, batch: Batch, i: int, options: WriteOptions) -> Any:
+    """Sample i as TensorFlow's own message."""
+    types = features.plan(schema, options)
+    made = {}
+    for f in schema:
+        value = batch[f.name][i]
+        if types[f.name] == BYTES:
+            made[f.name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[raw_bits(value)]))
+        elif types[f.name] == FLOAT:
+            flat = np.asarray(value).reshape(-1)
+            made[f.name] = tf.train.Feature(float_list=tf.train.FloatList(value=flat))
+        else:
+            assert types[f.name] == INT64
+            flat = np.asarray(value).reshape(-1).tolist()
+            made[f.name] = tf.train.Feature(int64_list=tf.train.Int64List(value=flat))
+    return tf.train.Example(features=tf.train.Features(feature=made))
+
+
+def raw_bits(value: Any) -> bytes:
+    return value.tobytes() if isinstance(value, np.ndarray | np.generic) else raw(value)
+
+
+def quiet(batch: Batch) -> Batch:
+    """The same batch without NaNs in float lists: a NaN is not equal to itself in a message."""
+    for column in batch.values():
+        values = column.values if isinstance(column, Ragged) else column
+        if values.dtype == np.dtype("<f4"):
+            values[np.isnan(values)] = -0.0
+    return batch
+
+
+@pytest.mark.parametrize("schema", [WIDE, FIXED], ids=["wide", "fixed"])
+@pytest.mark.parametrize("options", [WriteOptions(), GZIP], ids=["plain", "gzip"])
+def test_tensorflow_reads_what_we_write(
+    tmp_path: Path, tf: Any, schema: Schema, options: WriteOptions
+) -> None:
+    path, batch = tmp_path / "a.tfrecord", quiet(random_batch(schema, 17))
+    write_batch(TFR, path, schema, batch, options, cuts=(5, 11))
+    packed = "GZIP" if options is GZIP else ""
+    records = list(tf.data.TFRecordDataset(str(path), packed).as_numpy_iterator())
+    assert len(records) == 17
+    for i, record in enumerate(records):
+        want = expected(tf, schema, batch, i, options)
+        assert tf.train.Example.FromString(record) == want
+
+
+def test_tensorflow_parses_what_we_write(tmp_path: Path, tf: Any) -> None:
+    path, batch = tmp_path / "a.tfrecord", random_batch(FIXED, 9)
+    write_batch(TFR, path, FIXED, batch)
+    spec = {
+        "x": tf.io.FixedLenFeature([], tf.string),
+        "y": tf.io.FixedLenFeature([4], tf.float32),
+        "k": tf.io.FixedLenFeature([2], tf.int64),
+        "label": tf.io.FixedLenFeature([], tf.int64),
+    }
+    records = tf.data.TFRecordDataset(str(path)).batch(9)
+    found = next(records.map(lambda r: tf.io.parse_example(r, spec)).as_numpy_iterator())
+    one = tf.io.parse_single_example(next(iter(tf.data.TFRecordDataset(str(path)))), spec)
+    for name in ("y", "k", "label"):
+        assert raw(found[name]) == raw(batch[name])  # NaN payloads included
+        assert raw(one[name].numpy()) == raw(batch[name][0])
+    assert [bytes(x) for x in found["x"]] == [x.tobytes() for x in batch["x"]]
+
+
+def test_our_bytes_are_those_of_serialize_to_string(tmp_path: Path, tf: Any) -> None:
+    schema = Schema((Field("a", np.dtype("<f4"), (3,)), Field.opaque("b"), Field.opaque("c")))
+    path, batch = tmp_path / "a.tfrecord", quiet(random_batch(schema, 9, longest=200))
+    write_batch(TFR, path, schema, batch)
+    with tf.io.TFRecordWriter(str(tmp_path / "b")) as writer:
+        for i in range(9):
+            message = expected(tf, schema, batch, i, WriteOptions())
+            writer.write(message.SerializeToString(deterministic=True))
+    assert path.read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("codec", ["", "GZIP", "ZLIB"])
+@pytest.mark.parametrize("schema", [WIDE, FIXED], ids=["wide", "fixed"])
+def test_we_read_what_tensorflow_writes(
+    tmp_path: Path, tf: Any, schema: Schema, codec: str
+) -> None:
+    path, batch = tmp_path / "a.tfrecord", quiet(random_batch(schema, 31))
+    with tf.io.TFRecordWriter(str(path), codec) as writer:
+        for i in range(31):  # in the unstable order of a map
+            writer.write(expected(tf, schema, batch, i, WriteOptions()).SerializeToString())
+    assert TFR.recognises(path)
+    with TFR.open(path, OpenOptions(), schema) as source:
+        assert len(source) == 31
+        assert_same_batch(source.read(0, 31), batch, schema)
+        assert_same_batch(source.read(30, 31), take(batch, 30, 31), schema)
+    with TFR.open(path, OpenOptions(), None) as source:
+        assert sorted(source.schema.names) == sorted(schema.names)
+        assert source.read(3, 4)["label"].tolist() == batch["label"][3:4].tolist()
+
+
+@pytest.mark.parametrize("codec", ["", "GZIP", "ZLIB"])
+def test_a_file_of_no_records(tmp_path: Path, tf: Any, codec: str) -> None:
+    path = tmp_path / "a.tfrecord"
+    tf.io.TFRecordWriter(str(path), codec).close()
+    assert TFR.recognises(path)
+    with TFR.open(path, OpenOptions(), FIXED) as source:
+        assert len(source) == 0
+        assert source.schema == FIXED
+
+
+def test_sequence_examples_stay_as_they_are(tmp_path: Path, tf: Any) -> None:
+    step = tf.train.Feature(int64_list=tf.train.Int64List(value=[1, 2]))
+    steps = tf.train.FeatureLists(feature_list={"t": tf.train.FeatureList(feature=[step, step])})
+    payload = tf.train.SequenceExample(feature_lists=steps).SerializeToString()
+    path, again = tmp_path / "a.tfrecord", tmp_path / "b.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(payload)
+        writer.write(payload)
+    with TFR.open(path, OpenOptions(), None) as source:
+        write_batch(TFR, again, source.schema, source.read(0, 2))
+    assert again.read_bytes() == path.read_bytes()
+
+
+def shapes(schema: Schema, batch: Batch) -> list[tuple[str, tuple[int, ...]]]:
+    return [(f.name, np.shape(batch[f.name][0]) if f.kind == "array" else ()) for f in schema]
+
+
+@pytest.mark.parametrize("case", ["wide", "fixed-gzip", "mixed", "record"])
+def test_the_loading_code_runs(tmp_path: Path, tf: Any, case: str) -> None:
+    schema = {"wide": WIDE, "fixed-gzip": FIXED, "mixed": ALL["mixed"]}.get(
+        case, Schema((Field.opaque("record"),))
+    )
+    path, batch = tmp_path / "a b.tfrecord", random_batch(schema, 3, longest=9)
+    write_batch(TFR, path, schema, batch, GZIP if "gzip" in case else WriteOptions())
+    with TFR.open(path, OpenOptions(), schema) as source:
+        code = source.loading_code()
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "loading", "exec"), {})
+    lines = out.getvalue().splitlines()
+    assert len(lines) == len(schema)
+    for line, (name, shape) in zip(lines, shapes(schema, batch), strict=True):
+        assert line.startswith(f"{name} ")
+        assert line.endswith(str(shape)), line
