@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dsprep.storage import Buffer
+from dsprep.storage import Buffer, as_bytes
 
 if TYPE_CHECKING:
     from dsprep.formats.hdf5.plan import FieldPlan
@@ -31,7 +31,7 @@ def encode_chunk(rows: Array, p: FieldPlan, chunk_rows: int) -> Buffer:
         # First the first byte of all elements, then the second of all: filter 2 of HDF5.
         rows = np.ascontiguousarray(rows.reshape(-1, p.carrier.stored.itemsize).T).reshape(-1)
     if p.codec == "gzip":
-        return zlib.compress(rows, p.level)
+        return zlib.compress(as_bytes(rows), p.level)
     if p.codec == "zstd":
         from numcodecs.zstd import Zstd
 

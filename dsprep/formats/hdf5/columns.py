@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.formats.hdf5.discover import Path
+from dsprep.formats.hdf5.discover import Route
 from dsprep.formats.hdf5.dtypes import Held
 from dsprep.formats.hdf5.guard import library, need_filters
 from dsprep.formats.hdf5.rows import Rows
@@ -50,31 +50,31 @@ class Indexed:
     """A ragged field whose rows are found through index tables."""
 
     rows: Rows
-    path: Path
+    route: Route
     attrs: Attrs
 
     @property
     def count(self) -> int:
         """The number of samples."""
-        return self.path.tables[0].rows
+        return self.route.tables[0].rows
 
     def field(self, name: str) -> Field:
         """Return what the samples are."""
-        if self.path.kind != "array":
-            return Field.opaque(name, self.path.kind, self.attrs)
+        if self.route.kind != "array":
+            return Field.opaque(name, self.route.kind, self.attrs)
         return Field(name, self.rows.dtype, (None, *self.rows.inner), attrs=self.attrs)
 
     def read(self, start: int, stop: int, arena: Arena | None, key: str) -> Column:
         """Return samples ``start <= i < stop``."""
-        first, last, offsets = locate(self.path.tables, self.rows.count, start, stop)
+        first, last, offsets = locate(self.route.tables, self.rows.count, start, stop)
         values = self.rows.read(first, last, arena, key)
-        if self.path.rebase is not None:
-            _rebase(values[self.path.rebase] if self.path.rebase else values, offsets)
-        return Ragged(values, offsets, self.path.kind)
+        if self.route.rebase is not None:
+            _rebase(values[self.route.rebase] if self.route.rebase else values, offsets)
+        return Ragged(values, offsets, self.route.kind)
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the bytes of each sample, from the tables alone."""
-        offsets = locate(self.path.tables, self.rows.count, start, stop)[2]
+        offsets = locate(self.route.tables, self.rows.count, start, stop)[2]
         sizes: NDArray[np.int64] = np.diff(offsets) * self.rows.row_nbytes
         return sizes
 

@@ -37,11 +37,12 @@ def layout(column: ColumnReader, count: int) -> Layout:
         access = "each sample lies in a heap that only the HDF5 library can find: slow at random"
         return Layout(storage=storage, codecs=codecs, stored_nbytes=None, access=access)
     if isinstance(column, Indexed):
-        names = " and ".join(column.path.names)
+        names = " and ".join(column.route.names)
         storage += f", rows by {names}"
+        tables = len(column.route.names)
         mean = column.rows.count * column.rows.row_nbytes // max(1, count)
         access = _access(column, dataset, mean)
-        access += f" after {len(column.path.names)} of the index"
+        access += f", after one of {tables} index {'table' if tables == 1 else 'tables'}"
     else:
         access = _access(column, dataset, column.rows.row_nbytes)
     return Layout(storage=storage, codecs=codecs, stored_nbytes=stored, access=access)
@@ -119,8 +120,9 @@ def program(path: Path, columns: Mapping[str, tuple[ColumnReader, Field]]) -> st
     if any(isinstance(c, Indexed) for c in readers):
         lines += _ROWS.splitlines()
     lines += [f'with h5py.File({str(path)!r}, "r") as f:', "    sample = {}"]
+    routes: dict[str, str] = {}
     for name, (column, _) in columns.items():
-        lines += [f"    {line}" for line in _load(name, column)]
+        lines += [f"    {line}" for line in _load(name, column, routes)]
     lines += [
         "",
         "for name, value in sample.items():",
@@ -133,9 +135,14 @@ def program(path: Path, columns: Mapping[str, tuple[ColumnReader, Field]]) -> st
 _ROWS = '''
 def rows_of(f, sample, tables):
     """Follow index tables from a sample to its rows."""
+
+    def column(path, member):
+        rows = f[path][start:stop]
+        return rows if member is None else rows[member]
+
     start, stop = sample, sample + 1
     for first, count in tables:
-        first, count = (f[p][start:stop] if not m else f[p][start:stop][m] for p, m in (first, count))
+        first, count = column(*first), column(*count)
         if not len(first):
             return slice(0, 0)
         start, stop = int(first[0]), int(first[-1]) + int(count[-1])
@@ -145,8 +152,11 @@ def rows_of(f, sample, tables):
 '''
 
 
-def _load(name: str, column: ColumnReader) -> list[str]:
-    """Return the lines that put one field into ``sample``."""
+def _load(name: str, column: ColumnReader, routes: dict[str, str]) -> list[str]:
+    """Return the lines that put one field into ``sample``.
+
+    `routes` has the variables that hold rows by now: the arguments they were made of to the name.
+    """
     dataset = column.dataset if isinstance(column, Sequences) else column.rows.dataset
     path = str(dataset.name).strip("/")
     target = f"sample[{name!r}]"
@@ -162,16 +172,20 @@ def _load(name: str, column: ColumnReader) -> list[str]:
                 (str(t.first.dataset.name).strip("/"), t.first_member),
                 (str(t.count.dataset.name).strip("/"), t.count_member),
             )
-            for t in column.path.tables
+            for t in column.route.tables
         ]
-        lines = [f"{target} = f[{path!r}][rows_of(f, 0, {tables!r})]"]
+        lines = []
+        if (arguments := repr(tables)) not in routes:
+            routes[arguments] = f"rows{len(routes)}"
+            lines.append(f"{routes[arguments]} = rows_of(f, 0, {arguments})")
+        lines.append(f"{target} = f[{path!r}][{routes[arguments]}]")
     if carrier.foreign:
         view = f"{target} = {target}.view({_spell(carrier.dtype)})"
         lines.append(f"{view}[..., 0]" if carrier.axis else view)
     if isinstance(column, Fixed) and not column.rows.whole:
         lines.append(f"{target} = {target}[0]")
-    if isinstance(column, Indexed) and column.path.kind != "array":
-        convert = ".tobytes()" + ('.decode("utf-8")' if column.path.kind == "str" else "")
+    if isinstance(column, Indexed) and column.route.kind != "array":
+        convert = ".tobytes()" + ('.decode("utf-8")' if column.route.kind == "str" else "")
         lines.append(f"{target} = {target}{convert}")
     return lines
 

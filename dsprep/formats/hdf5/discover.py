@@ -33,7 +33,7 @@ _MOST_TABLES = 6
 
 
 @dataclass(frozen=True, eq=False)
-class Path:
+class Route:
     """How to reach a dataset from the samples.
 
     Attributes
@@ -60,9 +60,7 @@ class Ragged:
     Attributes
     ----------
     paths
-        Field name to the path of its dataset and how to reach it.
-    counted
-        The name of the first table to the number of samples.
+        Field name to the path of its dataset and its route.
     used
         The datasets that are part of an index and no fields.
     notes
@@ -71,7 +69,7 @@ class Ragged:
         Datasets that only an invalid index would reach.
     """
 
-    paths: dict[str, tuple[str, Path]] = field(default_factory=dict)
+    routes: dict[str, tuple[str, Route]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     left_out: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -121,8 +119,8 @@ def _own_group(
         raise FormatError("the ragged field has datasets of wrong types", where=here)
     if kind != "array" and (what.carrier.dtype.str != "|u1" or len(what.shape) != 1):
         raise FormatError("the text or bytes are not uint8", where=here)
-    path = Path((table,), (f"{parts['first']},{parts['count']}",), kind)  # type: ignore[arg-type]
-    found.paths[name] = (parts["values"], path)
+    route = Route((table,), (f"{parts['first']},{parts['count']}",), kind)
+    found.routes[name] = (parts["values"], route)
     found.used.update(parts.values())
 
 
@@ -208,7 +206,7 @@ def _group(name: str, contents: Contents, open_rows: Open, found: Ragged) -> Non
             refused[label] = set(targets)
     _reach(tables, found)
     for label, targets_ in refused.items():
-        lost = [p for p in sorted(targets_) if p not in found.used and p not in found.paths]
+        lost = [p for p in sorted(targets_) if p not in found.used and p not in found.routes]
         lost = [p for p in lost if contents.datasets[p][1].shape[0] != _rows(label, contents)]
         if lost:
             found.left_out.update(lost)
@@ -233,7 +231,7 @@ def _reach(tables: dict[str, _Candidate], found: Ragged) -> None:
     reached = {b.name for a in candidates for b in children[a.name]}
     roots = [c for c in candidates if c.name not in reached] or candidates[:1]
     ways: dict[str, tuple[_Candidate, ...]] = {}
-    stack = [(root,) for root in reversed(roots)]
+    stack: list[tuple[_Candidate, ...]] = [(root,) for root in reversed(roots)]
     while stack:
         way = stack.pop()
         last = way[-1]
@@ -252,21 +250,21 @@ def _reach(tables: dict[str, _Candidate], found: Ragged) -> None:
         owner = members.get(path)
         if owner in roots:
             continue
-        way = min(options, key=len) if owner is None else ways[owner.name][:-1]
-        found.paths[path] = (path, _path(way, owner, path))
-        if any(not _same(way, other) for other in options) and owner is None:
+        chosen = min(options, key=len) if owner is None else ways[owner.name][:-1]
+        found.routes[path] = (path, _route(chosen, owner, path))
+        if any(not _same(chosen, other) for other in options) and owner is None:
             names = " and ".join(sorted({o[-1].name for o in options}))
             found.notes.append(
-                f"{path} fits {names}: taken as rows of {way[-1].name}; "
+                f"{path} fits {names}: taken as rows of {chosen[-1].name}; "
                 f"--field NAME={path}@{'@'.join(c.name for c in max(options, key=len))} otherwise"
             )
 
 
-def _path(way: tuple[_Candidate, ...], owner: _Candidate | None, path: str) -> Path:
+def _route(way: tuple[_Candidate, ...], owner: _Candidate | None, path: str) -> Route:
     rebase = None
     if owner is not None and owner.parts[0] == path:
         rebase = owner.table.first_member or ""
-    return Path(tuple(c.table for c in way), tuple(c.name for c in way), rebase=rebase)
+    return Route(tuple(c.table for c in way), tuple(c.name for c in way), rebase=rebase)
 
 
 def _same(short: tuple[_Candidate, ...], long: tuple[_Candidate, ...]) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,11 @@ from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, rety
 from dsprep.formats.hdf5 import describe
 from dsprep.formats.hdf5.attributes import LAYOUT_ATTRIBUTE, read_attributes
 from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
-from dsprep.formats.hdf5.discover import Path, Ragged, discover, table_of
+from dsprep.formats.hdf5.discover import Ragged, Route, discover, table_of
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.hdf5.tables import Table
-from dsprep.formats.hdf5.walk import Contents, walk
+from dsprep.formats.hdf5.walk import walk
 from dsprep.schema import Arena, Batch, Field, FieldSpec, Schema
 
 _CHUNK_CACHE = 16 << 20
@@ -39,7 +39,7 @@ _CHUNK_CACHE = 16 << 20
 class Hdf5Source(Source):
     """One HDF5 file opened for reading."""
 
-    def __init__(self, path: FilePath, options: OpenOptions) -> None:
+    def __init__(self, path: Path, options: OpenOptions) -> None:
         import h5py
 
         self.path = path
@@ -73,7 +73,7 @@ class Hdf5Source(Source):
                 ragged = discover(self._contents, self._open_rows, self.path, own=self._own)
             available = self._ragged_columns(ragged)
             explicit = self._explicit_columns(specs)
-        skip = ragged.used | ragged.left_out | {path for path, _ in ragged.paths.values()}
+        skip = ragged.used | ragged.left_out | {path for path, _ in ragged.routes.values()}
         plain = [p for p in self._contents.datasets if p not in skip]
         if specs:
             plain = [s.path for s in specs if not s.index and s.path in self._contents.datasets]
@@ -107,7 +107,7 @@ class Hdf5Source(Source):
 
     def _ragged_columns(self, ragged: Ragged) -> dict[str, ColumnReader]:
         columns: dict[str, ColumnReader] = {}
-        for name, (path, way) in ragged.paths.items():
+        for name, (path, way) in ragged.routes.items():
             group = None if name == path else name
             attrs = self._attributes(path, group)
             columns[name] = Indexed(self._open_rows(path), way, attrs)
@@ -124,7 +124,7 @@ class Hdf5Source(Source):
             if spec.index:
                 self._check_there(spec.path)
                 tables = tuple(self._explicit_table(entry) for entry in spec.index)
-                way = Path(tables, spec.index)
+                way = Route(tables, spec.index)
                 attrs = self._attributes(spec.path)
                 column = Indexed(self._open_rows(spec.path), way, attrs)
                 columns[_spelled(spec)] = column
