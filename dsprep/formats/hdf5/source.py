@@ -40,8 +40,6 @@ class Hdf5Source(Source):
     """One HDF5 file opened for reading."""
 
     def __init__(self, path: Path, options: OpenOptions) -> None:
-        import h5py
-
         self.path = path
         self._options = options
         self._fd = os.open(path, os.O_RDONLY)
@@ -49,7 +47,7 @@ class Hdf5Source(Source):
         try:
             self._file_nbytes = os.fstat(self._fd).st_size
             with library(path, "the HDF5 file cannot be opened"):
-                self._file = h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE)
+                self._file = _open_file(path)
                 superblock = self._file.id.get_create_plist().get_version()[0]
                 self._own = LAYOUT_ATTRIBUTE in self._file.attrs
             self.version = f"HDF5, superblock {superblock}"
@@ -278,6 +276,28 @@ class Hdf5Source(Source):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _open_file(path: Path) -> Any:
+    """Open a file for reading.
+
+    With the library's own setting for locks, since it refuses a file that the process has open
+    with another one; without locks where the file system has none.
+    """
+    import h5py
+
+    try:
+        return h5py.File(path, "r", rdcc_nbytes=_CHUNK_CACHE)
+    except BlockingIOError as error:
+        raise FormatError(
+            "another program has the file open for writing",
+            where=path,
+            fix="wait for it, or set HDF5_USE_FILE_LOCKING=FALSE if it is gone",
+        ) from error
+    except OSError as error:
+        if "lock" not in str(error):
+            raise
+        return h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE)
 
 
 def _spelled(spec: FieldSpec) -> str:
