@@ -159,6 +159,8 @@ def convert(
 
     if len(paths) < 2:
         fail("a source and a target are needed: dsprep convert SRC... DST", 2)
+    if check and (samples is not None or cast):
+        fail("--verify compares whole, uncast datasets; leave --samples and --cast out", 2)
     *sources, target = paths
     reading = opt.open_options(
         fields, sample_axis, order, values, database, skip_keys, keys_as, raw_records, check_crc
@@ -200,7 +202,7 @@ def convert(
         else:
             _print_report(report)
         if check:
-            _verify(job, source, samples)
+            _verify(job, source)
 
 
 def _pairs(option: str, texts: list[str]) -> dict[str, str]:
@@ -308,14 +310,11 @@ def _print_report(report: Report) -> None:
     print_rows(rows)
 
 
-def _verify(job: Job, source: Source, samples: str | None) -> None:
+def _verify(job: Job, source: Source) -> None:
     from dsprep.cli.verify import report_verdict
     from dsprep.comparison import verify
     from dsprep.dataset import open_dataset
-    from dsprep.errors import UsageError
 
-    if samples is not None or job.casts:
-        raise UsageError("--verify compares whole, uncast datasets; leave --samples and --cast out")
     with (
         open_dataset(job.target) as result,
         progress_bar("verify", job.samples, job.payload, True) as update,

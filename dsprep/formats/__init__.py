@@ -6,6 +6,7 @@ until it is asked for.
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -43,8 +44,11 @@ def recognise(path: Path) -> Format:
     Raises
     ------
     FormatError
-        If it is of none, or cannot be read.
+        If it is of none.
+    OSError
+        If it cannot be read.
     """
+    os.close(os.open(path, os.O_RDONLY))  # whoever may not read it is told so
     for name in FORMATS:
         if load(name).recognises(path):
             return load(name)

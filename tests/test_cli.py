@@ -1,0 +1,392 @@
+"""The commands as a user types them: results, one clear line for each mistake, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from oracles import SUFFIX
+from support import random_batch
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep.cli import app
+from dsprep.schema import Field, Schema
+
+FORMATS = sorted(SUFFIX)
+
+
+class Result:
+    def __init__(self, code, out, err):
+        self.code, self.out, self.err = code, out, err
+
+
+def run(*args) -> Result:
+    done = CliRunner().invoke(app, [str(a) for a in args])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception  # a traceback that the user would see
+    return Result(done.exit_code, done.stdout, done.stderr)
+
+
+def fails(*args, code=1) -> str:
+    """Run a command that must fail with exactly one line on stderr; return it without notes."""
+    done = run(*args)
+    assert done.code == code, done.err
+    lines = [w for w in done.err.splitlines() if not w.startswith("dsprep: note: ")]
+    assert len(lines) == 1, done.err
+    assert lines[0].startswith("dsprep: error: ")
+    return lines[0]
+
+
+@pytest.fixture
+def train(tmp_path) -> Path:
+    path = tmp_path / "train.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(600, dtype="<f4").reshape(100, 2, 3)
+        file["y"] = np.arange(100)
+        file["x"].attrs["unit"] = "K"
+        file.attrs["title"] = "training"
+    return path
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_convert_inspect_verify(format, train, tmp_path):
+    target = tmp_path / f"out{SUFFIX[format]}"
+    done = run("convert", train, target)
+    assert done.code == 0
+    assert "100" in done.out
+    assert "MB/s" in done.out or "kB/s" in done.out
+    assert run("verify", train, target).out == "same: all 100 samples, every bit\n"
+    shown = run("inspect", target, "--head", "1").out
+    assert "x: float32[2,3]" in shown
+    assert "sample 0" in shown
+    assert "unit" in shown
+    facts = json.loads(run("inspect", target, "--json").out)
+    assert facts["samples"] == 100
+    assert [f["name"] for f in facts["fields"]] == ["x", "y"]
+    assert all(f["layout"]["access"] for f in facts["fields"])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_loading_code_runs(format, train, tmp_path):
+    target = tmp_path / f"out{SUFFIX[format]}"
+    run("convert", train, target)
+    code = run("inspect", target, "--code").out
+    assert "dsprep" not in code.replace("dsprep_", "")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert done.returncode == 0, done.stderr
+    for word in ("x", "y", "float32", "int64"):
+        assert word in done.stdout, done.stdout
+
+
+def test_dry_run_writes_nothing(train, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    done = run("convert", train, tmp_path / "o", "--to", "zarr", "--shard-size", "1kB", "--dry-run")
+    assert done.code == 0
+    assert "o-00000-of-" in done.out
+    assert "Nothing was written" in done.out
+    plan = json.loads(
+        run("convert", train, tmp_path / "o.lmdb", "--dry-run", "--json", "--samples", ":10").out
+    )
+    assert plan["samples"] == 10
+    assert plan["format"] == "lmdb"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_options_of_convert(train, tmp_path):
+    target = tmp_path / "out.h5"
+    done = run(
+        "convert", train, target, "--field", "image=x", "--cast", "image=float16",
+        "--samples", "10:20", "--compress", "gzip:1", "--chunk", "4", "--json", "--workers", "1",
+        "--memory", "256MiB", "--no-sync",
+    )  # fmt: skip
+    report = json.loads(done.out)
+    assert report["samples"] == 10
+    with h5py.File(target) as file:
+        assert set(file) == {"image"}
+        assert file["image"].dtype == np.float16
+        assert file["image"].chunks == (4, 2, 3)
+        assert file["image"].compression == "gzip"
+        assert file["image"][0, 0, 0] == 60
+
+
+def test_convert_with_verify(train, tmp_path):
+    done = run("convert", train, tmp_path / "out.tfrecord", "--verify")
+    assert "same: all 100 samples" in done.out
+    assert fails("convert", train, tmp_path / "o.h5", "--verify", "--samples", ":5", code=2)
+    assert not (tmp_path / "o.h5").exists()
+
+
+def test_shards(train, tmp_path):
+    run("convert", train, tmp_path / "shards", "--to", "tfrecord", "--samples-per-file", "30")
+    names = sorted(p.name for p in (tmp_path / "shards").iterdir())
+    assert names == [f"shards-0000{i}-of-00004.tfrecord" for i in range(4)]
+    assert "same: all 100" in run("verify", train, tmp_path / "shards").out
+    assert "same: all 100" in run("verify", train, f"{tmp_path}/shards/*").out
+    listing = tmp_path / "list.txt"
+    listing.write_text("# two of them\nshards/" + "\nshards/".join(names[:2]) + "\n")
+    assert json.loads(run("inspect", f"@{listing}", "--json").out)["samples"] == 60
+
+
+def test_natural_order(tmp_path):
+    for i in (1, 2, 10):
+        with h5py.File(tmp_path / f"part{i}.h5", "w") as file:
+            file["y"] = np.full(2, i)
+    run("convert", f"{tmp_path}/part*.h5", tmp_path / "all.h5")
+    with h5py.File(tmp_path / "all.h5") as file:
+        assert file["y"][:].tolist() == [1, 1, 2, 2, 10, 10]
+
+
+def test_verify_names_file_sample_field_and_element(train, tmp_path):
+    other = tmp_path / "other.h5"
+    other.write_bytes(train.read_bytes())
+    with h5py.File(other, "r+") as file:
+        file["x"][17, 1, 2] = np.nan
+        file["y"][40:60] = -1
+    done = run("verify", train, other, "-k", "3")
+    assert done.code == 1
+    lines = done.out.splitlines()
+    assert lines[0].startswith("different: sample 17, field x, element [1, 2]: 107.0 in ")
+    assert str(other) in lines[0]
+    assert "sample 40, field y, element []" in lines[1]
+    assert len(lines) == 4
+    assert lines[-1] == "21 of 100 compared samples differ"
+    verdict = json.loads(run("verify", train, other, "--json").out)
+    assert (verdict["same"], verdict["differing"]) == (False, 21)
+
+
+def test_verify_treats_nan_as_its_bits(tmp_path):
+    for name, bits in (("a", 0x7FC00000), ("b", 0x7FC00000), ("c", 0x7FC00001), ("d", 0x80000000)):
+        with h5py.File(tmp_path / name, "w") as file:
+            file["x"] = np.full(3, bits, "u4").view("f4")
+    with h5py.File(tmp_path / "e", "w") as file:
+        file["x"] = np.zeros(3, "f4")
+    assert run("verify", tmp_path / "a", tmp_path / "b").code == 0
+    assert run("verify", tmp_path / "a", tmp_path / "c").code == 1
+    assert run("verify", tmp_path / "d", tmp_path / "e").code == 1
+
+
+def test_verify_of_different_schemas(train, tmp_path):
+    with h5py.File(tmp_path / "o.h5", "w") as file:
+        file["x"] = np.zeros((99, 2, 3), ">f4")
+    done = run("verify", train, tmp_path / "o.h5")
+    assert done.code == 1
+    assert "field y is missing" in done.out
+    assert "expected x: float32[2,3], found x: >f4[2,3]" in done.out
+    assert "100 samples" in done.out
+
+
+def test_a_quick_look_says_that_it_is_one(tmp_path):
+    for name in ("a.h5", "b.h5"):
+        with h5py.File(tmp_path / name, "w") as file:
+            file["x"] = np.arange(10_000)
+    done = run("verify", tmp_path / "a.h5", tmp_path / "b.h5", "--sample", "0.05")
+    assert done.code == 0
+    compared = int(re.search(r"no difference in ([\d,]+) of 10,000", done.out)[1].replace(",", ""))
+    assert 400 <= compared <= 600
+    assert "not compared" in done.out
+    assert "above 0" in fails(
+        "verify", tmp_path / "a.h5", tmp_path / "b.h5", "--sample", "2", code=2
+    )
+
+
+# --- mistakes --------------------------------------------------------------------------------
+
+
+def test_wrong_usage(train, tmp_path):
+    out = tmp_path / "out.h5"
+    assert "SRC... DST" in fails("convert", train, code=2)
+    assert "suffix" in fails("convert", train, tmp_path / "out", code=2)
+    assert "nosuch" in fails("convert", train, out, "--to", "nosuch", code=2)
+    assert "float32" in fails("convert", train, out, "--cast", "x=nosuch", code=2)
+    assert "NAME=VALUE" in fails("convert", train, out, "--cast", "x", code=2)
+    assert "no field z" in fails("convert", train, out, "--field", "z")
+    assert "no field z" in fails("convert", train, out, "--cast", "z=float16")
+    assert "codec" in fails("convert", train, out, "--compress", "lzma", code=2)
+    assert "level" in fails("convert", train, out, "--compress", "gzip:99", code=2)
+    assert "START:STOP" in fails("convert", train, out, "--samples", "5", code=2)
+    assert "size" in fails("convert", train, out, "--memory", "much", code=2)
+    assert "--memory" in fails("convert", train, out, "--memory", "1kB", code=2)
+    assert "workers" in fails("convert", train, out, "--workers", "0", code=2)
+    assert "skip-keys" in fails("convert", train, out, "--skip-key", "length", code=2)
+    assert "key-format" in fails("convert", train, out, "--key-format", "{index}", code=2)
+    both = ["--samples-per-file", "3", "--shard-size", "1MB"]
+    assert "either" in fails("convert", train, out, *both, code=2)
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_the_target_is_protected(train, tmp_path):
+    before = train.read_bytes()
+    assert "holds the source" in fails("convert", train, train, "--overwrite", code=2)
+    out = tmp_path / "out.lmdb"
+    out.write_bytes(b"precious")
+    assert "exists already" in fails("convert", train, out)
+    assert out.read_bytes() == b"precious"
+    assert run("convert", train, out, "--overwrite").code == 0
+    assert out.is_dir()
+    assert train.read_bytes() == before
+    assert "no such directory" in fails("convert", train, tmp_path / "no" / "out.h5")
+
+
+def test_missing_and_empty_sources(train, tmp_path):
+    out = tmp_path / "out.h5"
+    assert "no such file" in fails("convert", tmp_path / "nosuch.h5", out)
+    assert "nothing matches" in fails("convert", f"{tmp_path}/*.nosuch", out, code=2)
+    (tmp_path / "empty").mkdir()
+    assert "holds no dataset" in fails("convert", tmp_path / "empty", out)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("hello")
+    assert "1 other files" in fails("convert", tmp_path / "text", out)
+    (tmp_path / "zero.h5").touch()
+    assert "empty" in fails("inspect", tmp_path / "zero.h5")
+    assert "none of the formats" in fails("inspect", tmp_path / "text" / "a.txt")
+    (tmp_path / "list").write_text("\n# nothing\n")
+    assert "names no file" in fails("inspect", f"@{tmp_path}/list", code=2)
+    assert not out.exists()
+
+
+def test_mixed_formats_and_schemas(train, tmp_path):
+    run("convert", train, tmp_path / "b.tfrecord")
+    message = fails("inspect", train, tmp_path / "b.tfrecord")
+    assert "mixes formats" in message
+    assert "b.tfrecord" in message
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.zeros((5, 2, 4), "f4")
+        file["y"] = np.arange(5)
+    message = fails("inspect", train, tmp_path / "other.h5")
+    assert "other.h5" in message
+    assert "field x" in message
+    assert run("inspect", train, tmp_path / "other.h5", "--field", "y").code == 0
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("keep", [0.3, 0.8, 0.99])
+def test_truncated_sources(format, keep, tmp_path):
+    source = tmp_path / "train.h5"
+    with h5py.File(source, "w") as file:
+        file["x"] = random_batch(Schema((Field("x", np.dtype("f4"), (500,)),)), 200)["x"]
+    whole = tmp_path / f"whole{SUFFIX[format]}"
+    run("convert", source, whole)
+    files = sorted((p for p in whole.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    file = files[-1] if whole.is_dir() else whole
+    with file.open("r+b") as stream:
+        stream.truncate(int(file.stat().st_size * keep) | 1)  # never between two records
+    out = tmp_path / "out.h5"
+    message = fails("convert", whole, out)
+    assert whole.name in message
+    assert not out.exists()
+
+
+def test_no_permission(train, tmp_path, monkeypatch):
+    def refuse(path, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:  # root may write everywhere, so the kernel's no is played
+        patch.setattr(Path, "mkdir", refuse)
+        assert "out.h5.dsprep-partial: Permission denied" in fails(
+            "convert", train, tmp_path / "out.h5"
+        )
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        patch.setattr(os, "open", refuse)
+        assert "train.h5: Permission denied" in fails("inspect", train)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["train.h5"]
+
+
+def test_no_space(train, tmp_path, monkeypatch):
+    from dsprep import conversion
+
+    monkeypatch.setattr(conversion, "free_nbytes", lambda path: 1000)
+    out = tmp_path / "out.h5"
+    assert "not enough space" in fails("convert", train, out)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["train.h5"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_disk_fills_up(format, train, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    out = tmp_path / f"out{SUFFIX[format]}"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        patch.setattr(os, "pwrite", full)
+        assert "No space left" in fails("convert", train, out)
+    assert not out.exists()
+    assert run("convert", train, out).code == 0
+    assert run("verify", train, out).code == 0
+
+
+def test_an_interrupted_run_with_other_options(train, tmp_path, monkeypatch):
+    from dsprep.staging import Staging
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out.h5"
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "publish", stop)
+        done = run("convert", train, out)
+    assert done.code == 130
+    assert "same command again" in done.err
+    assert not out.exists()
+    assert "--restart" in fails("convert", train, out, "--samples", ":50")
+    assert run("convert", train, out, "--samples", ":50", "--restart").code == 0
+    assert json.loads(run("inspect", out, "--json").out)["samples"] == 50
+
+
+# --- the rest --------------------------------------------------------------------------------
+
+
+def test_synth(tmp_path):
+    listed = run("synth", "--list").out
+    assert "cosmic-tagger" in listed
+    done = run("synth", "cosmic-tagger", tmp_path / "c.h5", "--samples", "3")
+    assert done.code == 0
+    hint = done.out.split("look ")[1].split()
+    assert run(*hint[1:]).code == 0
+    assert "exists" in fails("synth", "cosmic-tagger", tmp_path / "c.h5")
+    assert "NAME OUT" in fails("synth", code=2)
+
+
+def test_demo(tmp_path):
+    done = run("demo", "--json", "--keep", tmp_path / "kept")
+    result = json.loads(done.out)
+    assert result["same"]
+    assert {s["target"] for s in result["steps"]} == {"h5", "lmdb", "tfrecord", "zarr"}
+    assert any((tmp_path / "kept").iterdir())
+
+
+def test_help_has_examples_and_every_option_is_explained():
+    for command in ("convert", "inspect", "verify", "synth", "demo"):
+        text = run(command, "--help").out
+        assert "Examples" in text
+        assert f"dsprep {command}" in text
+    assert run("--version").out == f"dsprep {dsprep.__version__}\n"
+
+
+def test_the_program_itself(train, tmp_path):
+    program = [sys.executable, "-m", "dsprep"]
+    done = subprocess.run(
+        [*program, "convert", str(train), str(train)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("dsprep: error: ")
+    assert "Traceback" not in done.stderr
+    out = tmp_path / "out.zarr"
+    subprocess.run([*program, "convert", str(train), str(out)], capture_output=True, check=True)
+    lineage = json.loads((tmp_path / "out.zarr.dsprep.json").read_text())["lineage"]
+    assert lineage["version"] == dsprep.__version__
