@@ -10,7 +10,6 @@ Source: https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/i
 
 from __future__ import annotations
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,6 +33,8 @@ def build_index(sizes: NDArray[np.int64], chunks: int) -> bytes:
     sizes
         Bytes of each chunk that exists; they lie one after another from offset 0.
     """
+    import google_crc32c
+
     entries = np.full((chunks, 2), MISSING, "<u8")
     entries[: len(sizes), 0] = np.cumsum(sizes) - sizes
     entries[: len(sizes), 1] = sizes
@@ -64,6 +65,8 @@ def parse_index(
     FormatError
         If the CRC differs, or an entry does not lie within the file.
     """
+    import google_crc32c
+
     body = data[:-CRC] if crc else data
     if crc and int(google_crc32c.value(body)) != int.from_bytes(data[-CRC:], "little"):
         raise FormatError("the CRC of the shard index is wrong", where=where)
