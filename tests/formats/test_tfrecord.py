@@ -468,5 +468,12 @@ def test_crc_of_lengths_is_crc32c() -> None:
     heads = framing.headers(lengths)
     want = framing.payload_crcs(heads.reshape(-1), np.arange(50) * 12, np.full(50, 8))
     assert heads[:, 8:].copy().view("<u4").reshape(-1).tolist() == want.tolist()
-    data = np.frombuffer(b"123456789", np.uint8)
-    assert framing.crc32c()(data) == 0xE3069283
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_either_crc_package(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fast:
+        monkeypatch.setattr(framing, "_fastest", lambda: None)
+    data = np.frombuffer(b"123456789", np.uint8)  # the check value of CRC32C is 0xE3069283
+    found = framing.payload_crcs(data, np.array([0]), np.array([9]))
+    assert found.tolist() == framing.mask(np.array([0xE3069283], np.uint32)).tolist()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord.framing import HEADER, TRUNCATED, Index, Scan, is_header
-from dsprep.storage import pread_exact, pread_into
+from dsprep.storage import pread_into
 
 Packing: TypeAlias = Literal["gzip", "zlib"]
 
@@ -91,9 +91,9 @@ class PlainFile:
         scan = Scan(self.path, size)
         window = np.empty(min(WINDOW, size), np.uint8)
         while scan.position + HEADER <= size:
-            if scan.length >= VERY_SPARSE and scan.hop(self._header):
+            if scan.length >= VERY_SPARSE and scan.hop(self.fd, 0):
                 continue
-            if scan.length >= SPARSE and scan.hop(self._cached_header):
+            if scan.length >= SPARSE and scan.hop(self.fd, os.RWF_NOWAIT):
                 continue
             part = window[: min(WINDOW, size - scan.position)]
             at = scan.position
@@ -104,18 +104,6 @@ class PlainFile:
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
         _close(self)
-
-    def _header(self, offset: int) -> bytes:
-        return pread_exact(self.fd, HEADER, offset, self.path)
-
-    def _cached_header(self, offset: int) -> bytes | None:
-        """Return the header at `offset` if it is in memory; if not, a window is better."""
-        header = bytearray(HEADER)
-        try:
-            got = os.preadv(self.fd, [header], offset, os.RWF_NOWAIT)
-        except OSError:  # not cached, or a file system that cannot tell
-            return None
-        return bytes(header[:got])
 
 
 class _Cursor:
