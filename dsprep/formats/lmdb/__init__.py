@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from dsprep.formats.base import Format, OpenOptions, Source, State, WriteOptions, Writer
 from dsprep.formats.lmdb.keys import plan_keys
-from dsprep.formats.lmdb.pages import looks_like
+from dsprep.formats.lmdb.meta import looks_like
 from dsprep.formats.lmdb.tree import PSIZE, ROOM, Tree, node_size, node_sizes
 from dsprep.formats.lmdb.values import Values
 from dsprep.schema import Schema

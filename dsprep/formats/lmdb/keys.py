@@ -94,9 +94,13 @@ def plan_keys(key_format: str, count: int) -> Keys:
         width = max(width, needed)
     if needed > max(1, width):
         low, high = key_format.format(index=2), key_format.format(index=len(digits))
-        first, second = (high, low) if not match["width"] else (
-            key_format.format(index=len(digits) ** width),
-            key_format.format(index=2),
+        first, second = (
+            (high, low)
+            if not match["width"]
+            else (
+                key_format.format(index=len(digits) ** width),
+                key_format.format(index=2),
+            )
         )
         raise _unsorted(key_format, f"{first} comes before {second}", max(8, needed))
     keys = Keys(before.encode(), after.encode(), max(1, width), digits)

@@ -8,10 +8,10 @@ packs the values while it copies them, and the bytes in between go to a buffer n
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from dsprep.errors import FormatError
@@ -128,10 +128,13 @@ def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: I
         return
     width = int(lengths[0])
     if (lengths == width).all():
-        step, pace = _step(starts), _step(places)
-        if step is not None and pace is not None:
-            rows = as_strided(source[int(starts[0]) :], (n, width), (step, 1), writeable=False)
-            as_strided(out[int(places[0]) :], (n, width), (pace, 1))[:] = rows
+        step, pace = _common_step(starts), _common_step(places)
+        new = np.flatnonzero((np.diff(starts) != step) | (np.diff(places) != pace)) + 1
+        if len(new) * 8 < n:  # a few runs of even steps, such as the nodes of full pages
+            for a, b in pairwise([0, *new.tolist(), n]):
+                here, there = int(starts[a]), int(places[a])
+                rows = np.ndarray((b - a, width), np.uint8, source, here, (step, 1))
+                np.ndarray((b - a, width), np.uint8, out, there, (pace, 1))[:] = rows
             return
     if total >= n * LONG:
         for a, size, b in zip(starts.tolist(), lengths.tolist(), places.tolist(), strict=True):
@@ -145,12 +148,10 @@ def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: I
         i = j
 
 
-def _step(starts: Ints) -> int | None:
-    """Return the distance between neighbours if it is the same for all, or None."""
-    if len(starts) == 1:
-        return 0
-    step = int(starts[1] - starts[0])
-    return step if (np.diff(starts) == step).all() else None
+def _common_step(starts: Ints) -> int:
+    """Return the distance between neighbours that is in the middle of all."""
+    steps = np.diff(starts)
+    return int(np.partition(steps, len(steps) // 2)[len(steps) // 2]) if len(steps) else 0
 
 
 def packed(lengths: Ints) -> Ints:

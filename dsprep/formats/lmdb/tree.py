@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.formats.lmdb.pages import HEADER, NODE, NO_PAGE, Database
+from dsprep.formats.lmdb.meta import EMPTY, Database
+from dsprep.formats.lmdb.pages import HEADER, NODE
 from dsprep.formats.lmdb.spans import Ints, packed
 
 PSIZE = 4096
@@ -209,16 +210,17 @@ class Tree:
 
     def database(self, entries: int) -> Database:
         """Return the record of the finished tree."""
-        top = self.levels[-1]
+        if not entries:
+            return EMPTY
         return Database(
             pad=0,
             flags=0,
-            depth=len(self.levels) if top else 0,
+            depth=len(self.levels),
             branch_pages=self.branch_pages,
             leaf_pages=self.leaf_pages,
             overflow_pages=self.overflow_pages,
             entries=entries,
-            root=top[0][0] if top else NO_PAGE,
+            root=self.levels[-1][0][0],
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.lmdb.spans import Bytes, Ints, move_spans, packed
@@ -76,12 +77,12 @@ class Values:
 
     def encode(self, batch: Batch) -> list[Part]:
         """Return the parts of each value, in the order in which they follow one another."""
-        fixed = [_fixed_part(batch[f.name], f) for f in self.fixed]
+        fixed = [_fixed_part(batch[f.name], f.row_nbytes) for f in self.fixed]
         ragged = [_ragged_part(batch[f.name], f) for f in self.ragged]
         if not self.table:
             return fixed + ragged
         table = np.stack([part.lengths for part in ragged], axis=1).astype("<u8")
-        return [_fixed_part(table, Field("", table.dtype, (len(ragged),))), *fixed, *ragged]
+        return [_fixed_part(table, self.table), *fixed, *ragged]
 
     def decode(self, data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Batch:
         """Return the samples whose values follow one another in `data`.
@@ -121,13 +122,11 @@ class Values:
             columns[f.name] = Ragged.from_lengths(rows, length // f.row_nbytes, f.kind)
         return {f.name: columns[f.name] for f in self.schema}
 
-    def ragged_sizes(
-        self, data: Bytes, offsets: Ints, label: Callable[[int], str]
-    ) -> list[Ints]:
+    def ragged_sizes(self, data: Bytes, offsets: Ints, label: Callable[[int], str]) -> list[Ints]:
         """Return the bytes of each ragged field in each value, checked against the values."""
         lengths = np.diff(offsets)
         left = lengths - self.head
-        bad = left != 0 if not self.ragged else left < 0
+        bad: NDArray[np.bool_] = (left < 0) | ((left > 0) & (not self.ragged))
         if bad.any():
             i = int(bad.argmax())
             raise FormatError(
@@ -143,7 +142,7 @@ class Values:
             counts = self._heads(data, offsets)[:, : self.table].view("<u8")
             bad = (counts > left.astype(np.uint64)[:, None]).any(axis=1)
             sizes = list(np.where(bad[:, None], 0, counts).astype(np.int64).T)
-            bad |= np.sum(sizes, axis=0) != left
+            bad |= np.stack(sizes).sum(axis=0) != left
         else:
             sizes, bad = [left], np.zeros(len(left), bool)
         for f, size in zip(self.ragged, sizes, strict=True):
@@ -170,6 +169,14 @@ class Values:
         return out.reshape(n, self.head)
 
 
+def total_lengths(parts: list[Part]) -> Ints:
+    """Return the bytes of each value: int64, shape ``(n,)``."""
+    sizes = parts[0].lengths
+    for part in parts[1:]:
+        sizes = sizes + part.lengths
+    return sizes
+
+
 def join(parts: list[Part], sizes: Ints, arena: Arena) -> Bytes:
     """Return the values one after another: uint8, shape ``(sum(sizes),)``."""
     n = len(sizes)
@@ -187,10 +194,10 @@ def join(parts: list[Part], sizes: Ints, arena: Arena) -> Bytes:
     return out
 
 
-def _fixed_part(column: Column, field: Field) -> Part:
-    """Return what a fixed field adds; its bytes are copied only if its rows are not contiguous."""
+def _fixed_part(column: Column, width: int) -> Part:
+    """Return what `width` bytes per sample add, copied only if a sample's are not contiguous."""
     array = np.asarray(column)
-    n, width = len(array), field.row_nbytes
+    n = len(array)
     lengths = np.full(n, width, np.int64)
     if not n * width:
         return Part(np.zeros(0, np.uint8), np.zeros(n, np.int64), lengths)

@@ -24,19 +24,18 @@ import numpy as np
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import State, Writer
 from dsprep.formats.lmdb.keys import Keys
+from dsprep.formats.lmdb.meta import EMPTY, Meta
 from dsprep.formats.lmdb.pages import (
-    EMPTY,
     F_BIGDATA,
     HEADER,
     NODE,
     P_BRANCH,
     P_LEAF,
     P_OVERFLOW,
-    Meta,
 )
 from dsprep.formats.lmdb.spans import Bytes, Ints, move_spans, packed, ranges
 from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_size, node_sizes
-from dsprep.formats.lmdb.values import MAX_VALUE, Part, Values, join
+from dsprep.formats.lmdb.values import MAX_VALUE, Part, Values, join, total_lengths
 from dsprep.schema import Arena, Batch, Schema
 from dsprep.storage import as_bytes, pwrite_all, sync_directory
 
@@ -127,7 +126,7 @@ class LmdbWriter(Writer):
         """Build the nodes of the samples, all but the page numbers in them."""
         parts = self._values.encode(batch)
         n = len(next(iter(batch.values())))
-        sizes = np.sum([part.lengths for part in parts], axis=0, dtype=np.int64)
+        sizes = total_lengths(parts)
         if n and sizes.max() > MAX_VALUE:
             i = int(sizes.argmax())
             raise UnsupportedError(
@@ -256,29 +255,9 @@ class LmdbWriter(Writer):
         flat = pages.reshape(-1)
         old = np.frombuffer(piece.carried, np.uint8)
         move_spans(old, offsets[:carried], sizes[:carried], flat, at[:carried])
-        self._place_nodes(piece.nodes, sizes[carried:], flat, at[carried:], counts)
+        starts = offsets[carried:-1] - offsets[carried]
+        move_spans(piece.nodes, starts, sizes[carried:], flat, at[carried:])
         return pages
-
-    def _place_nodes(
-        self, nodes: Bytes, sizes: Ints, flat: Bytes, at: Ints, counts: Ints
-    ) -> None:
-        """Copy the piece's nodes to their places on its leaf pages."""
-        starts = packed(sizes)[:-1]
-        first, last = 0, len(sizes)
-        each = int(counts[1]) if len(counts) > 2 else 0
-        middle = each * (len(counts) - 2)
-        if middle and (sizes == sizes[0]).all():  # all leaves but the outer ones are alike
-            size = int(sizes[0])
-            first = last - int(counts[-1]) - middle
-            rows = np.lib.stride_tricks.as_strided(
-                flat[int(at[first]) :], (len(counts) - 2, each, size), (PSIZE, -size, 1)
-            )
-            begin = int(starts[first])
-            rows[:] = nodes[begin : begin + middle * size].reshape(rows.shape)
-        else:
-            first, middle = last, 0
-        for part in (slice(0, first), slice(first + middle, last)):
-            move_spans(nodes, starts[part], sizes[part], flat, at[part])
 
     def _branch_page(self, branch: Branch) -> bytes:
         """Return a branch page; the key of a child is that of the first sample below it."""
@@ -315,9 +294,9 @@ class LmdbWriter(Writer):
         pages = self._tree.next_page
         nbytes = pages * PSIZE
         os.ftruncate(self._fd, nbytes)
-        main = self._tree.database(self._count) if self._count else EMPTY
+        main = self._tree.database(self._count)
         empty = Meta(PSIZE, nbytes, EMPTY, 1, 0)
-        full = Meta(PSIZE, nbytes, main, pages - 1, 1) if self._count else empty
+        full = Meta(PSIZE, nbytes, main, pages - 1, 1 if self._count else 0)
         os.fdatasync(self._fd)  # the pages before the metas that point to them
         pwrite_all(self._fd, [empty.pack(0), full.pack(1)], 0)
         os.fsync(self._fd)

@@ -1,0 +1,332 @@
+"""Caffe's Datum: an image and its label as one protobuf message.
+
+From ``caffe.proto`` (proto2): ``channels = 1``, ``height = 2``, ``width = 3`` (int32),
+``data = 4`` (bytes: the image, uint8, C order, or an encoded image), ``label = 5`` (int32),
+``float_data = 6`` (repeated float, packed or not), ``encoded = 7`` (bool). A message is a row of
+``tag, value`` pairs; a tag is the varint ``number << 3 | wire type``; unknown ones are skipped.
+
+Nearly all messages of a dataset differ only in the data and the label, so one is parsed, and the
+others are compared with it byte by byte at once, except there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dsprep.errors import FormatError
+from dsprep.formats.lmdb.spans import Bytes, Ints, move_spans, packed
+from dsprep.schema import Array, Batch, Field, Ragged, Schema
+
+CHANNELS, HEIGHT, WIDTH, DATA, LABEL, FLOAT_DATA, ENCODED = range(1, 8)
+_FLOAT_TAG = FLOAT_DATA << 3 | 5
+_TEMPLATES = 16  # tried on many messages at once, before one by one
+
+LABEL_FIELD = Field("label", np.dtype(np.int32))
+
+
+@dataclass
+class Message:
+    """Where the parts of one message lie in it, in bytes from its start.
+
+    Attributes
+    ----------
+    numbers
+        The integer fields but the label: field number to value.
+    data
+        ``(start, stop)`` of the data, or None.
+    label
+        ``(start, stop)`` of the label's varint, or None.
+    floats
+        int64: the place of each float.
+    """
+
+    numbers: dict[int, int] = field(default_factory=dict)
+    data: tuple[int, int] | None = None
+    label: tuple[int, int] | None = None
+    floats: list[Ints] = field(default_factory=list)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width; 0 where missing."""
+        c, h, w = (self.numbers.get(n, 0) for n in (CHANNELS, HEIGHT, WIDTH))
+        return c, h, w
+
+    @property
+    def float_bytes(self) -> Ints:
+        """The place of each byte of the floats."""
+        places = np.concatenate([np.zeros(0, np.int64), *self.floats])
+        return (places[:, None] + np.arange(4)).reshape(-1)
+
+    @property
+    def payload(self) -> int:
+        """Bytes of the image's values."""
+        if self.data is not None and self.data[1] > self.data[0]:
+            return self.data[1] - self.data[0]
+        return 4 * sum(map(len, self.floats))
+
+
+def parse(message: bytes) -> Message:
+    """Return where the parts of `message` lie.
+
+    Raises
+    ------
+    ValueError
+        If it is not a Datum.
+    """
+    found = Message()
+    at, end = 0, len(message)
+    while at < end:
+        if message[at] == _FLOAT_TAG:
+            tags = np.frombuffer(message, np.uint8)[at : end - 4 : 5]
+            other = np.flatnonzero(tags != _FLOAT_TAG)
+            n = int(other[0]) if len(other) else len(tags)
+            if n:
+                found.floats.append(at + 1 + 5 * np.arange(n, dtype=np.int64))
+                at += 5 * n
+                continue
+        tag, begin = _varint(message, at)
+        number, wire = tag >> 3, tag & 7
+        start, at = _skip(message, begin, wire)
+        if number == 0:
+            raise ValueError("field 0")
+        if number in (CHANNELS, HEIGHT, WIDTH, LABEL, ENCODED) and wire != 0:
+            raise ValueError(f"field {number} has wire type {wire}")
+        if number in (CHANNELS, HEIGHT, WIDTH, ENCODED):
+            value = _varint(message, start)[0]
+            if number != ENCODED and value >> 31:
+                raise ValueError(f"field {number} is {value}")
+            found.numbers[number] = value
+        elif number == LABEL:
+            found.label = start, at
+        elif number == DATA:
+            if wire != 2:
+                raise ValueError(f"data has wire type {wire}")
+            found.data = start, at
+        elif number == FLOAT_DATA:
+            if wire != 2 or (at - start) % 4:
+                raise ValueError("float_data is damaged")
+            found.floats.append(np.arange(start, at, 4, dtype=np.int64))
+    return found
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """Return ``(value, end)`` of the varint at ``at``."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(message):
+            raise ValueError("the message ends within a number")
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number has more than 10 bytes")
+
+
+def _skip(message: bytes, at: int, wire: int) -> tuple[int, int]:
+    """Return ``(start, stop)`` of the value at ``at``."""
+    if wire == 0:
+        return at, _varint(message, at)[1]
+    if wire == 2:
+        size, at = _varint(message, at)
+    elif wire in (1, 5):
+        size = 8 if wire == 1 else 4
+    else:
+        raise ValueError(f"wire type {wire}")
+    if size > len(message) - at:
+        raise ValueError("the message ends within a value")
+    return at, at + size
+
+
+class Datum:
+    """The decoder of Datum messages, its fields found from a few of them.
+
+    Parameters
+    ----------
+    messages
+        Some of the messages; at least one unless the dataset is empty.
+    spread
+        Bytes between the smallest and the largest message of the dataset.
+    where
+        The file, for messages.
+
+    Attributes
+    ----------
+    schema
+        ``data: uint8[C,H,W]`` (``float32`` from float_data) and ``label: int32``; `data` is
+        `bytes` when images are encoded or their shapes vary, with ``channels``, ``height`` and
+        ``width`` as further fields when they vary.
+    notes
+        What was assumed.
+    """
+
+    def __init__(self, messages: Sequence[bytes], spread: int, where: object) -> None:
+        found = []
+        for i, message in enumerate(messages):
+            try:
+                found.append(parse(message))
+            except ValueError as error:
+                raise _not_datum(f"{where}, probe {i}", str(error)) from error
+        shapes = {m.shape for m in found}
+        sizes = {m.payload for m in found}
+        self.encoded = any(m.numbers.get(ENCODED) for m in found)
+        self.floats = any(m.floats and not m.numbers.get(ENCODED) for m in found)
+        c, h, w = self.shape = min(shapes, default=(0, 0, 0))
+        expected = c * h * w * (4 if self.floats else 1)
+        labels_only = 9  # a label takes up to 10 bytes, and at least 1
+        self.fixed = (
+            len(found) > 0
+            and not self.encoded
+            and len(shapes) == 1
+            and sizes == {expected}
+            and spread <= labels_only + 2  # or is not there at all
+        )
+        dtype = np.dtype("<f4") if self.floats else np.dtype(np.uint8)
+        data = Field("data", dtype, self.shape) if self.fixed else Field.opaque("data")
+        self.sides: tuple[str, ...] = ()
+        if not self.fixed and not self.encoded:
+            self.sides = ("channels", "height", "width")
+        sides = (Field(side, np.dtype(np.int32)) for side in self.sides)
+        self.schema = Schema((data, LABEL_FIELD, *sides))
+        notes = []
+        if any(m.label is None for m in found):
+            notes.append("some messages have no label, which is taken as 0")
+        if self.encoded:
+            notes.append("the images are encoded; dsprep keeps them as they are")
+        elif not self.fixed:
+            notes.append("the images have several shapes; data holds their bytes")
+        self.notes = tuple(notes)
+
+    def decode(self, data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Batch:
+        """Return the samples whose messages follow one another in `data`; see `Values.decode`."""
+        n = len(lengths)
+        offsets = packed(lengths)
+        starts, sizes = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        labels, sides = np.zeros(n, np.int32), np.zeros((n, 3), np.int32)
+        floats: dict[int, tuple[Ints, Ints]] = {}
+        for rows, message in self._alike(data, offsets, lengths, label):
+            if self.fixed and (message.shape != self.shape or message.payload != self.nbytes):
+                raise FormatError(
+                    "a message is of another shape than the first",
+                    where=label(int(rows[0])),
+                    expected=f"{self.shape}, {self.nbytes} bytes",
+                    found=f"{message.shape}, {message.payload} bytes",
+                    fix="convert it with --values opaque",
+                )
+            begin = offsets[rows]
+            sizes[rows] = message.payload
+            sides[rows] = message.shape
+            if message.data is not None and message.data[1] > message.data[0]:
+                starts[rows] = begin + message.data[0]
+            elif message.payload:
+                floats[int(rows[0])] = rows, message.float_bytes
+            if message.label is not None:
+                labels[rows] = _labels(data, begin, message.label)
+        batch: Batch = {"data": self._images(data, offsets, starts, sizes, floats)}
+        batch["label"] = labels
+        for k, side in enumerate(self.sides):
+            batch[side] = sides[:, k]
+        return batch
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the image in every sample, when fixed."""
+        return self.schema.fields[0].row_nbytes
+
+    def _alike(
+        self, data: Bytes, offsets: Ints, lengths: Ints, label: Callable[[int], str]
+    ) -> list[tuple[Ints, Message]]:
+        """Return messages that differ only in data and label: their numbers, and one parsed."""
+        found = []
+        order = np.argsort(lengths, kind="stable")
+        breaks = np.flatnonzero(np.diff(lengths[order])) + 1
+        for group in np.split(order, breaks):
+            rest, tried = group, 0
+            while len(rest):
+                i = int(rest[0])
+                message = data[offsets[i] : offsets[i + 1]].tobytes()
+                try:
+                    parsed = parse(message)
+                except ValueError as error:
+                    raise _not_datum(label(i), str(error)) from error
+                same = np.zeros(len(rest), bool)
+                if tried < _TEMPLATES and len(rest) > 1:
+                    same = _same_frame(data, offsets[rest], message, parsed)
+                same[0] = True
+                found.append((rest[same], parsed))
+                rest, tried = rest[~same], tried + 1
+        return found
+
+    def _images(
+        self,
+        data: Bytes,
+        offsets: Ints,
+        starts: Ints,
+        sizes: Ints,
+        floats: dict[int, tuple[Ints, Ints]],
+    ) -> Array | Ragged:
+        """Return the column of the images."""
+        n = len(sizes)
+        if self.fixed and self.nbytes and not floats and n:
+            step = np.diff(starts)
+            if n == 1 or (step == step[0]).all():  # a view: nothing is copied
+                strides = (int(step[0]) if n > 1 else 0, 1)
+                rows = np.ndarray((n, self.nbytes), np.uint8, data, int(starts[0]), strides)
+                return rows.reshape(n, *self.shape)
+        places = packed(sizes)
+        out = np.empty(int(places[-1]), np.uint8)
+        copied = np.ones(n, bool)
+        for rows, where in floats.values():
+            at = places[rows][:, None] + np.arange(len(where))
+            out[at] = data[offsets[rows][:, None] + where]
+            copied[rows] = False
+        move_spans(data, starts[copied], sizes[copied], out, places[:-1][copied])
+        if self.fixed:
+            first = self.schema.fields[0]
+            return out.view(first.dtype).reshape(n, *self.shape)
+        return Ragged(out, places, "bytes")
+
+
+def _same_frame(data: Bytes, begin: Ints, message: bytes, parsed: Message) -> np.ndarray:
+    """Return which messages at `begin` equal `message` in all but data, floats and label."""
+    free = np.zeros(len(message), bool)
+    if parsed.data is not None:
+        free[slice(*parsed.data)] = True
+    if parsed.label is not None:
+        free[slice(*parsed.label)] = True
+    free[parsed.float_bytes] = True
+    frame = np.flatnonzero(~free)
+    own = np.frombuffer(message, np.uint8)
+    same = (data[begin[:, None] + frame] == own[frame]).all(axis=1)
+    if parsed.label is not None:  # a varint of as many bytes: all but the last have the top bit
+        at = np.arange(*parsed.label)
+        same &= ((data[begin[:, None] + at] ^ own[at]) < 0x80).all(axis=1)
+    return np.asarray(same)
+
+
+def _labels(data: Bytes, begin: Ints, label: tuple[int, int]) -> Array:
+    """Return the varints at ``begin + label``, as protobuf's int32."""
+    total = np.zeros(len(begin), np.uint64)
+    for k, at in enumerate(range(*label)):
+        total |= (data[begin + at] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * k)
+    return total.astype(np.uint32).view(np.int32)
+
+
+def looks_like_datum(value: bytes) -> bool:
+    """Whether `value` is a Datum with an image."""
+    try:
+        found = parse(value)
+    except ValueError:
+        return False
+    c, h, w = found.shape
+    values = found.payload // (1 if found.data else 4)
+    return found.payload > 0 and (bool(found.numbers.get(ENCODED)) or values == c * h * w > 0)
+
+
+def _not_datum(where: str, why: str) -> FormatError:
+    return FormatError(
+        f"the value is not a Caffe Datum: {why}", where=where, fix="leave out --values datum"
+    )

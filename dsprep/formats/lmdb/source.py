@@ -1,0 +1,337 @@
+"""Reads an LMDB file as samples, with ``pread`` alone: no map, no lock, no limit on threads.
+
+The tree is read once when the file is opened, and every node is checked; of it stays the number of
+each leaf page and of its first record. A read loads the leaves of its samples again, finds where
+their values lie, and fetches neighbouring values with one call. The header of each value's first
+overflow page is fetched along with it and compared, so a file that was changed since it was opened
+is noticed. The file must not be written to while it is read.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
+from dsprep.formats.lmdb.datum import Datum, looks_like_datum
+from dsprep.formats.lmdb.index import Index, build, named_databases, numbers
+from dsprep.formats.lmdb.loading import loading_code
+from dsprep.formats.lmdb.meta import Database
+from dsprep.formats.lmdb.pages import HEADER, P_LEAF, P_OVERFLOW, Nodes, Pages
+from dsprep.formats.lmdb.spans import Bytes, Ints, move_spans, packed, ranges, read_spans
+from dsprep.formats.lmdb.values import Values
+from dsprep.schema import Arena, Batch, Field, Ragged, Schema, new_array
+
+VALUE = "value"
+"""The field's name when a sample is one opaque byte string."""
+METADATA = frozenset({b"length", b"__len__", b"__keys__"})
+"""Keys that are known to hold facts about the dataset."""
+
+_U8 = np.dtype(np.uint8)
+_PROBED = 1 << 24  # bytes of a value that is looked into when the file is opened
+_AT_ONCE = 1 << 20  # samples whose sizes are found at once
+
+
+class LmdbSource(Source):
+    """The records of one database as samples.
+
+    Parameters
+    ----------
+    path
+        The environment.
+    file
+        Its data file.
+    options, hint
+        As for `Format.open`.
+    """
+
+    def __init__(self, path: Path, file: Path, options: OpenOptions, hint: Schema | None) -> None:
+        self.path = path
+        self._file = file
+        self._options = options
+        self._fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._pages = Pages(self._fd, path)
+            self._index = self._open_index()
+            self._decoder, self._fields = self._choose(hint)
+        except BaseException:
+            self.close()
+            raise
+        attrs = hint.attrs if hint is not None else {}
+        self.schema = Schema(tuple(f for _, f in self._fields), attrs)
+        self.version = f"LMDB 0.9, data version 1, pages of {self._pages.psize} bytes"
+        self.notes = (*self._notes(), *getattr(self._decoder, "notes", ()))
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    # --- what there is -----------------------------------------------------------------------
+
+    def _open_index(self) -> Index:
+        options, pages = self._options, self._pages
+        database = pages.meta.main
+        if options.database is not None:
+            database = self._named(options.database)
+        index = build(pages, database, options.order, options.skip_keys)
+        if index.databases and not len(index):
+            raise SchemaError(
+                "the main database holds only named databases",
+                where=self.path,
+                expected="one of " + _listed(index.databases),
+                fix="choose one with --database NAME",
+            )
+        return index
+
+    def _named(self, name: str) -> Database:
+        databases = named_databases(self._pages)
+        found = databases.get(name.encode("utf-8", "surrogateescape"))
+        if found is None:
+            raise SchemaError(
+                f"there is no database {name}",
+                where=self.path,
+                expected="one of " + _listed(databases) if databases else "no named database",
+            )
+        return found
+
+    def _choose(self, hint: Schema | None) -> tuple[Values | Datum, list[tuple[str, Field]]]:
+        """Return what decodes the values, and which of its fields become which."""
+        options = self._options
+        typed = [s for s in options.fields if s.dtype is not None and s.path != options.keys_as]
+        key = {options.keys_as: Field.opaque(options.keys_as)} if options.keys_as else {}
+        decoder: Values | Datum
+        if options.values == "datum":
+            index = self._index
+            decoder = Datum(self._probe(64), index.largest - index.smallest, self.path)
+        elif typed:
+            schema = Schema(tuple(s.to_field() for s in typed))
+            ragged = [f.name for f in schema.fields[:-1] if f.ragged]
+            if ragged:
+                raise UsageError(
+                    f"field {ragged[0]} varies in length, so where the next begins is not known",
+                    fix="only the last field may vary",
+                )
+            decoder = Values(schema)
+            named = {f.name: f for f in schema} | key
+            others = [s.path for s in options.fields if s not in typed and s.path not in key]
+            if others:
+                raise UsageError(
+                    f"field {others[0]} needs a dtype, since others have one",
+                    fix=f"give it as --field {others[0]}:float32[...]",
+                )
+            chosen = [s.name if s in typed else s.path for s in options.fields]
+            pairs = [(n, named[n]) for n in (*chosen, *(k for k in key if k not in chosen))]
+            return decoder, pairs
+        else:
+            decoder = Values(hint if hint is not None else Schema((Field.opaque(VALUE),)))
+        available = {f.name: f for f in decoder.schema}
+        if key.keys() & available.keys():
+            raise UsageError(
+                f"keys cannot be the field {options.keys_as}: it is there already",
+                expected="another name than " + ", ".join(available),
+            )
+        pairs = wanted(options.fields, available | key)
+        asked = {path for path, _ in pairs}
+        return decoder, [*pairs, *((k, f) for k, f in key.items() if k not in asked)]
+
+    def _probe(self, most: int) -> list[bytes]:
+        """Return up to `most` values, spread over the dataset, that are not very large."""
+        spread = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.int64))
+        found = []
+        for i in spread.tolist():
+            nodes = self._nodes(self._index.records(i, i + 1), None)
+            if int(nodes.size[0]) <= _PROBED:
+                found.append(self._values(nodes, None).tobytes())
+        return found
+
+    def _notes(self) -> list[str]:
+        """Return what was left out, and what the first values and keys look like."""
+        options, index = self._options, self._index
+        notes = []
+        if index.databases:
+            notes.append(f"left out the named databases {_listed(index.databases)}")
+        if index.skipped:
+            notes.append(f"left out the keys {_listed(sorted(index.skipped))}")
+        missing = [key for key in options.skip_keys if key not in index.skipped]
+        if missing:
+            notes.append(f"there are no keys {_listed(missing)} to leave out")
+        if not len(self):
+            return notes
+        first, last = self._edge(0), self._edge(len(index.leaves) - 1)
+        keys = {nodes.key(i) for nodes in (first, last) for i in range(len(nodes))}
+        facts = sorted(keys & METADATA - index.skipped)
+        if facts:
+            notes.append(
+                f"the key {_listed(facts)} looks like a fact about the dataset, not a sample "
+                f"(--skip-key {facts[0].decode()} leaves it out)"
+            )
+        flat = first.pages.reshape(-1)
+        number = ~numbers(flat, first.key_at, first.key_size)[1]
+        if options.order == "key" and number.any():
+            shown = np.unique(first.key_size[number])
+            if len(shown) > 1:
+                notes.append(
+                    "the keys are numbers without leading zeros, so 10 comes before 2 "
+                    "(--order numeric sorts them as numbers)"
+                )
+        if isinstance(self._decoder, Values) and self._decoder.schema.names == (VALUE,):
+            probes = self._probe(3)
+            if any(v[:1] == b"\x80" and v[1:2] in b"\2\3\4\5" and v[-1:] == b"." for v in probes):
+                notes.append("values look like Python pickles; dsprep keeps them as opaque bytes")
+            elif probes and all(map(looks_like_datum, probes)):
+                notes.append("values look like Caffe Datum messages (--values datum reads them)")
+        return notes
+
+    def _edge(self, leaf: int) -> Nodes:
+        """Return all nodes of one leaf."""
+        numbers_ = self._index.leaves[leaf : leaf + 1]
+        out = np.empty(self._pages.psize, np.uint8)
+        pages, counts = self._pages.load(numbers_, P_LEAF, out)
+        slots = np.arange(counts[0])
+        return self._pages.nodes(pages, numbers_, np.zeros_like(slots), slots)
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop``; see `Source.read`."""
+        nodes = self._nodes(self._index.records(start, stop), arena)
+
+        def label(i: int) -> str:
+            return f"{self.path}, sample {start + i}, key {nodes.key(i)!r}"
+
+        batch = self._decoder.decode(self._values(nodes, arena), nodes.size, label)
+        if self._options.keys_as:
+            lengths = packed(nodes.key_size)
+            flat = nodes.pages.reshape(-1)[ranges(nodes.key_at, nodes.key_size)]
+            batch[self._options.keys_as] = Ragged(flat, lengths, "bytes")
+        return {
+            field.name: retype(batch[path], field, self.path, start) for path, field in self._fields
+        }
+
+    def _nodes(self, records: Ints, arena: Arena | None) -> Nodes:
+        """Return the nodes of `records`, from their leaves read again."""
+        leaves, rows, slots = self._index.locate(records)
+        numbers_ = self._index.leaves[leaves]
+        out = new_array(arena, "read.pages", (len(leaves) * self._pages.psize,), _U8)
+        pages, counts = self._pages.load(numbers_, P_LEAF, out)
+        first = self._index.first
+        if (counts != first[leaves + 1] - first[leaves]).any():
+            raise self._changed("the number of records on a leaf page")
+        return self._pages.nodes(pages, numbers_, rows, slots)
+
+    def _values(self, nodes: Nodes, arena: Arena | None) -> Bytes:
+        """Return the values one after another: uint8, shape ``(total,)``."""
+        sizes, big = nodes.size, nodes.big
+        places = packed(sizes)
+        total, runs = int(places[-1]), int(big.sum())
+        if total > self._pages.nbytes:
+            raise FormatError(
+                "values overlap: together they are larger than the file",
+                where=self.path,
+                expected=f"at most {self._pages.nbytes} bytes",
+                found=total,
+            )
+        out = new_array(arena, "read.values", (total + HEADER * runs,), _U8)
+        if runs < len(nodes):
+            small = ~big
+            flat = nodes.pages.reshape(-1)
+            move_spans(flat, nodes.inline_at[small], sizes[small], out, places[:-1][small])
+        if runs:
+            spans = np.empty((3, runs, 2), np.int64)  # of each value: the page header, the value
+            spans[0] = nodes.offset[big][:, None] + (-HEADER, 0)
+            spans[1, :, 0], spans[1, :, 1] = HEADER, sizes[big]
+            spans[2, :, 0] = total + HEADER * np.arange(runs)
+            spans[2, :, 1] = places[:-1][big]
+            offsets, lengths, there = spans.reshape(3, -1)
+            read_spans(self._fd, offsets, lengths, out, there, self.path)
+            self._check_headers(out[total:].reshape(runs, HEADER), offsets[::2], sizes[big])
+        return out[:total]
+
+    def _check_headers(self, headers: Bytes, offsets: Ints, sizes: Ints) -> None:
+        """Raise unless the overflow pages at `offsets` are runs for values of these sizes."""
+        psize = self._pages.psize
+        number = headers[:, :8].copy().view("<u8")[:, 0]
+        flags = headers[:, 10:12].copy().view("<u2")[:, 0]
+        count = headers[:, 12:].copy().view("<u4")[:, 0]
+        bad = (number != (offsets // psize).astype(np.uint64)) | ((flags & P_OVERFLOW) == 0)
+        bad |= count < (HEADER - 1 + sizes) // psize + 1
+        if bad.any():
+            raise self._changed(f"the header of page {offsets[int(bad.argmax())] // psize}")
+
+    def _changed(self, what: str) -> FormatError:
+        return FormatError(
+            f"{what} is not what it must be",
+            where=self.path,
+            fix="the file is damaged, or was changed since it was opened",
+        )
+
+    def sizes(self, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+        """Return the payload bytes of each sample, from the tree alone."""
+        if not self.schema.ragged:
+            return super().sizes(start, stop)
+        whole = {path for path, _ in self._fields} >= set(self._decoder.schema.names)
+        if isinstance(self._decoder, Datum) or not whole:
+            return None
+        out = np.empty(stop - start, np.int64)
+        for at in range(start, stop, _AT_ONCE):
+            end = min(at + _AT_ONCE, stop)
+            nodes = self._nodes(self._index.records(at, end), None)
+            sizes = nodes.size - self._decoder.table
+            if any(path == self._options.keys_as for path, _ in self._fields):
+                sizes = sizes + nodes.key_size
+            out[at - start : end - start] = sizes
+        return out
+
+    # --- describing --------------------------------------------------------------------------
+
+    def layouts(self) -> dict[str, Layout]:
+        """Return how the values lie; all fields of a sample are in one."""
+        index = self._index
+        n = max(1, len(index))
+        if not index.big:
+            storage = "values inside the leaf pages"
+            access = "one page read per sample, and samples share their pages"
+        else:
+            rest = "" if index.big >= n else f" ({index.big} of {n}; the others in leaf pages)"
+            storage = f"values in overflow pages{rest}"
+            scattered = index.backward / index.big
+            access = "each value is one contiguous read once its place is known; "
+            if index.order is not None and self._options.order == "file":
+                access += "samples are numbered as they lie in the file"
+            elif index.order is not None:
+                access += "samples are numbered by their keys' numbers, however they lie"
+            elif scattered < 0.01:
+                access += "neighbours in key order are neighbours in the file"
+            else:
+                access += (
+                    f"but {scattered:.0%} of them lie before the sample before, so ranges are "
+                    "scattered (--order file reads them as they lie)"
+                )
+        if self._options.keys_as:
+            access += "; keys are in the leaf pages"
+        alone = len(self._decoder.schema) == 1
+        stored = index.payload if alone else None
+        where = storage if alone else f"{storage}, all fields of a sample in one value"
+        layout = Layout(storage=where, stored_nbytes=stored, access=access)
+        key = Layout(storage="keys in the leaf pages", access=access)
+        return {f.name: key if p == self._options.keys_as else layout for p, f in self._fields}
+
+    def loading_code(self) -> str:
+        """Return a py-lmdb program that loads sample 0; see `Source.loading_code`."""
+        key = self._nodes(self._index.records(0, 1), None).key(0) if len(self) else None
+        return loading_code(self._file, self._options, self._decoder, self._fields, key)
+
+
+def _listed(names: Any) -> str:
+    """Return the first few keys or names, for a message."""
+    shown = [n.decode("utf-8", "backslashreplace") for n in list(names)[:8]]
+    return ", ".join(shown) + (", ..." if len(names) > 8 else "")
