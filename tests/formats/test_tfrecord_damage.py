@@ -1,0 +1,210 @@
+"""Damaged and hostile TFRecord files: one clear error, and never bytes that were not written."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import assert_same_batch, random_batch, raw, schemas, take, write_batch
+
+from dsprep.errors import DsprepError, FormatError
+from dsprep.formats import load, recognise
+from dsprep.formats.base import OpenOptions
+from dsprep.formats.tfrecord import example, framing, stream
+from dsprep.schema import Arena, Batch, Field, Schema
+
+TFR = load("tfrecord")
+ALL = dict(schemas())
+
+
+def header(length: int) -> bytes:
+    return framing.headers(np.array([length], np.uint64).view(np.int64)).tobytes()
+
+
+def frame(payload: bytes) -> bytes:
+    data = np.frombuffer(payload, np.uint8)
+    crc = framing.payload_crcs(data, np.array([0]), np.array([len(data)]))
+    return header(len(payload)) + payload + crc.tobytes()
+
+
+def read(path: Path, hint: Schema | None = None, **options: object) -> Batch:
+    with TFR.open(path, OpenOptions(**options), hint) as source:
+        return source.read(0, len(source))
+
+
+@pytest.fixture(params=["plain", "gzip", "zlib"])
+def intact(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Schema, Batch]:
+    schema, path = ALL["mixed"], tmp_path / "a.tfrecord"
+    batch = random_batch(schema, 12)
+    write_batch(TFR, path, schema, batch)
+    if request.param != "plain":
+        pack = gzip.compress if request.param == "gzip" else zlib.compress
+        path.write_bytes(pack(path.read_bytes(), 6))
+    return path, schema, batch
+
+
+def test_truncated_anywhere(intact: tuple[Path, Schema, Batch]) -> None:
+    path, schema, batch = intact
+    data = path.read_bytes()
+    for length in sorted(
+        {*range(1, len(data), 37), *range(1, 40), *range(len(data) - 20, len(data))}
+    ):
+        path.write_bytes(data[:length])
+        TFR.recognises(path)
+        try:
+            found = read(path, schema)
+        except DsprepError:
+            continue
+        # cut between two records it is a shorter dataset, which nothing in the file contradicts
+        assert_same_batch(found, take(batch, 0, len(found["label"])), schema)
+
+
+def test_one_flipped_bit(intact: tuple[Path, Schema, Batch]) -> None:
+    path, schema, batch = intact
+    data = path.read_bytes()
+    for at in range(0, len(data), 7):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        TFR.recognises(path)
+        try:
+            found = read(path, schema)
+        except DsprepError:
+            continue
+        assert_same_batch(found, batch, schema)  # a bit of the gzip header that means nothing
+
+
+def test_messages_say_where(tmp_path: Path) -> None:
+    path, good = tmp_path / "a.tfrecord", frame(b"x" * 100)
+    path.write_bytes(good * 18 + good[:60])
+    with pytest.raises(FormatError, match=r"a\.tfrecord, offset 2088: .* inside record 18"):
+        read(path)
+    path.write_bytes(good * 18 + good[:7])
+    with pytest.raises(FormatError, match="offset 2088: the file ends inside record 18"):
+        read(path)
+    path.write_bytes(good * 5 + b"\1" + good[1:] + good)
+    with pytest.raises(FormatError, match="offset 580: the header of record 5 is damaged"):
+        read(path)
+    path.write_bytes(good * 5 + good[:50] + b"y" + good[51:] + good)
+    with pytest.raises(FormatError, match="offset 580, record 5: the CRC of the payload"):
+        read(path, records="opaque")
+    assert read(path, records="opaque", check_crc=False)["record"][5][38:39] == b"y"
+
+
+@pytest.mark.parametrize("length", [1 << 20, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_lengths_that_lie(tmp_path: Path, length: int, pack) -> None:
+    path = tmp_path / "a.tfrecord"
+    for before in (0, 1, 100):
+        path.write_bytes(pack(frame(b"x") * before + header(length) + b"y" * 50))
+        with pytest.raises(FormatError):
+            read(path)
+
+
+def test_other_files(tmp_path: Path) -> None:
+    for name, data in {
+        "text.tfrecord": b"hello world, this is a text and not a record",
+        "zeros.tfrecord": bytes(1000),
+        "other.gz": gzip.compress(b"no records in here, only some text"),
+        "short.tfrecord": b"\x05",
+        "png": b"\x89PNG\r\n\x1a\n" + bytes(100),
+        "empty.bin": b"",
+    }.items():
+        path = tmp_path / name
+        path.write_bytes(data)
+        assert not TFR.recognises(path)
+        if data:
+            with pytest.raises(FormatError):
+                read(path)
+        with pytest.raises(FormatError):
+            recognise(path)
+    assert not TFR.recognises(tmp_path)
+    assert not TFR.recognises(tmp_path / "missing.tfrecord")
+
+
+def test_an_empty_file_is_an_empty_dataset(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecords"
+    path.touch()
+    assert TFR.recognises(path)
+    with TFR.open(path, OpenOptions(), None) as source:
+        assert len(source) == 0
+        assert source.notes == ("there are no records",)
+
+
+def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
+    path, big = tmp_path / "a.tfrecord", 200 << 20
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    chunks = [packer.compress(header(big))]
+    chunks += [packer.compress(bytes(1 << 20)) for _ in range(200)]
+    path.write_bytes(b"".join([*chunks, packer.flush()]))  # the CRC of the payload is missing
+    with pytest.raises(FormatError, match="inside record 0"):
+        read(path)
+
+
+def test_a_file_that_changes_after_opening(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(frame(b"x" * 100) * 10)
+    with TFR.open(path, OpenOptions(), None) as source:
+        path.write_bytes(frame(b"y" * 42) * 20)
+        with pytest.raises(FormatError, match="changed"):
+            source.read(2, 4)
+        path.write_bytes(frame(b"x" * 100) * 3)
+        with pytest.raises(FormatError):
+            source.read(2, 4)
+
+
+def test_any_bytes_as_an_example() -> None:
+    rng, good = np.random.default_rng(0), ALL["mixed"]
+    batch = random_batch(good, 1)
+    pieces = []
+    for name in ("label", "points", "jpeg"):
+        data = raw(batch[name][0])
+        pieces.append(example.entry_head(name.encode(), 1 + len(pieces) % 3, len(data)) + data)
+    message = bytearray(example.example_head(sum(map(len, pieces))) + b"".join(pieces))
+    for _ in range(3000):
+        torn = bytearray(message)
+        for _ in range(rng.integers(1, 4)):
+            torn[rng.integers(len(torn))] = rng.integers(256)
+        buffer = np.frombuffer(bytes(torn) * 2 + bytes(16), np.uint8)
+        lengths = np.array([len(torn)] * 2)
+        starts = np.array([0, len(torn)])
+        each = example.parse_each(buffer, starts, lengths)
+        together = example.parse_together(buffer, starts, lengths)
+        if isinstance(each[0], example.WireError):
+            assert together is None
+        elif together is not None:
+            for name, value in each[0].items():
+                ends = together[name].starts + together[name].lengths
+                assert together[name].type == value.type
+                assert value.ranges in ([(together[name].starts[0], ends[0])], [])
+                assert int(ends[1]) <= 2 * len(torn)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_many_threads(tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "SPACING", 1 << 15)
+    schema, path = Schema((Field("x", np.dtype("<i4"), (None,)),)), tmp_path / "a.tfrecord"
+    batch = random_batch(schema, 2000, longest=100)
+    write_batch(TFR, path, schema, batch)
+    if packed:
+        path.write_bytes(gzip.compress(path.read_bytes(), 1))
+    failed: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        arena, rng = Arena(), np.random.default_rng(seed)
+        try:
+            for start in rng.integers(0, 1990, 20):
+                found = source.read(int(start), int(start) + 10, arena)
+                assert_same_batch(found, take(batch, int(start), int(start) + 10), schema)
+        except BaseException as error:
+            failed.append(error)
+
+    with TFR.open(path, OpenOptions(), schema) as source:
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    assert not failed
