@@ -24,9 +24,9 @@ from dsprep.errors import FormatError
 from dsprep.formats.base import Layout
 from dsprep.formats.zarr import carriers
 from dsprep.formats.zarr.attributes import KIND, from_json
+from dsprep.formats.zarr.checks import check_blosc
 from dsprep.formats.zarr.metadata import MAX_ROW
 from dsprep.formats.zarr.rows import StoredArray, translated
-from dsprep.formats.zarr.store import join
 from dsprep.schema import Arena, Column, Field, Kind, Ragged
 
 
@@ -237,12 +237,13 @@ class Elements(Reading):
         array, meta = self.arrays[0], self.arrays[0].meta
         import numcodecs
 
-        data = array.store.document(join(meta.key(i)))
+        data = array.store.document(meta.key(i))
         if data is None:
             return [None] * meta.grid[0]
         with translated(f"{array.where}, chunk {i}"):
+            check_blosc(array.store, meta, i * meta.grid[0], (i + 1) * meta.grid[0])
             if meta.compressor is not None:
-                array._check_codecs()
+                array.check_codecs()
                 data = numcodecs.get_codec(meta.compressor).decode(data)
             held = bytes(data)
             if int.from_bytes(held[:4], "little") != meta.grid[0]:

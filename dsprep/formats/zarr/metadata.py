@@ -41,19 +41,16 @@ VLEN_KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Sharding:
-    """How chunks lie in shards, when they lie there uncompressed.
+    """Where the index of a shard is.
 
     Attributes
     ----------
-    rows
-        Rows of one chunk; chunks split the first axis only.
     at_start
         Whether the index is at the start of the file.
     crc
         Whether the index ends in a CRC-32C.
     """
 
-    rows: int
     at_start: bool
     crc: bool
 
@@ -83,7 +80,11 @@ class ArrayMeta:
     keys
         What chunk keys begin with, and what separates their numbers.
     raw
-        Whether the bytes of a file are rows one after another, or (``sharding``) shards of such.
+        Whether the bytes of a chunk are rows one after another.
+    sharding
+        Where shards have their index; None without shards, or if it is encoded.
+    blosc
+        Whether what is stored of a chunk comes from blosc.
     attrs
         The attributes.
     compressor
@@ -102,6 +103,7 @@ class ArrayMeta:
     keys: tuple[str, str] = ("", ".")
     raw: bool = False
     sharding: Sharding | None = None
+    blosc: bool = False
     attrs: Mapping[str, Any] = field(default_factory=dict)
     compressor: Any = None
 
@@ -110,11 +112,11 @@ class ArrayMeta:
         """Bytes of one row along the first axis."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
-    def key(self, i: int) -> str:
-        """Return the key of the file with rows ``i * grid[0] ..``, where no other axis is split."""
+    def key(self, *numbers: int) -> str:
+        """Return the key of a file by its place in the grid; axes left out have place 0."""
         start, separator = self.keys
-        numbers = [str(i), *("0" for _ in self.shape[1:])]
-        return join(self.path, start + separator.join(numbers))
+        rest = len(self.shape) - len(numbers)
+        return join(self.path, start + separator.join(map(str, (*numbers, *(0,) * rest))))
 
 
 def read_document(store: Store, key: str) -> dict[str, Any] | None:
@@ -229,6 +231,7 @@ def _read_v2(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         names,
         ("", separator),
         not names and rows and not vlen,
+        blosc=names[-1:] == ("blosc",),
         attrs=attrs,
         compressor=document.get("compressor"),
     )
@@ -273,12 +276,14 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         dtype = dtype.newbyteorder(">")
     grid = chunk = _grid(shape, document["chunk_grid"]["configuration"]["chunk_shape"], dtype)
     raw, sharding = _is_bytes(codecs) and _splits_rows_only(shape, grid), None
-    if codecs and codecs[0][0] == "sharding_indexed":
+    names = _names(codecs)
+    if names[:1] == ["sharding_indexed"]:
         chunk = _grid(shape, codecs[0][1]["chunk_shape"], dtype)
         if any(g % c for g, c in zip(grid, chunk, strict=True)):
             raise FormatError("a shard is not a multiple of its chunks", found=str(chunk))
-        sharding = _sharding(codecs, shape, grid, chunk)
-        raw = sharding is not None
+        sharding = _sharding(codecs[0][1])
+        rows_only = _splits_rows_only(shape, grid) and _splits_rows_only(shape, chunk)
+        raw = rows_only and sharding is not None and names[1:] == ["bytes"]
     return ArrayMeta(
         path,
         3,
@@ -288,10 +293,11 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         dtype,
         kind,
         vlen,
-        tuple(_names(codecs)),
+        tuple(names),
         _keys_v3(document.get("chunk_key_encoding", "default")),
         raw and not vlen,
         sharding,
+        names[-1:] == ["blosc"],
         attrs,
     )
 
@@ -330,22 +336,13 @@ def _is_bytes(codecs: list[tuple[str, Mapping[str, Any]]]) -> bool:
     return [name for name, _ in codecs] == ["bytes"]
 
 
-def _sharding(
-    codecs: list[tuple[str, Mapping[str, Any]]],
-    shape: tuple[int, ...],
-    grid: tuple[int, ...],
-    chunk: tuple[int, ...],
-) -> Sharding | None:
-    """Return how chunks lie in shards, or None if only zarr-python can tell."""
-    configuration = codecs[0][1]
-    inside = [_named(c) for c in configuration["codecs"]]
+def _sharding(configuration: Mapping[str, Any]) -> Sharding | None:
+    """Return where the index is, or None if only zarr-python can read it."""
     index = [_named(c) for c in configuration["index_codecs"]]
-    rows_only = _splits_rows_only(shape, grid) and _splits_rows_only(shape, chunk)
     crc = [name for name, _ in index] == ["bytes", "crc32c"]
-    known = (crc or _is_bytes(index)) and _byte_order(index) == "<"
-    if len(codecs) > 1 or not (rows_only and known and _is_bytes(inside)):
+    if not (crc or _is_bytes(index)) or _byte_order(index) != "<":
         return None
-    return Sharding(chunk[0], configuration.get("index_location", "end") == "start", crc)
+    return Sharding(configuration.get("index_location", "end") == "start", crc)
 
 
 def _keys_v3(value: Any) -> tuple[str, str]:

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.errors import DsprepError, FormatError, MissingExtra
+from dsprep.formats.zarr.checks import check_blosc, shard_index
 from dsprep.formats.zarr.metadata import ArrayMeta
-from dsprep.formats.zarr.shards import index_nbytes, parse_index
+from dsprep.formats.zarr.shards import raw_offsets
 from dsprep.formats.zarr.store import Chunk, Store, join
 from dsprep.schema import Arena, Array, new_array
-from dsprep.storage import pread_exact, pread_into
+from dsprep.storage import pread_into
 
 
 @contextmanager
@@ -119,28 +120,17 @@ class StoredArray:
 
     def _load_index(self, i: int) -> NDArray[np.int64]:
         meta = self.meta
-        chunks = meta.grid[0] // meta.chunk[0]
-        chunk_nbytes = meta.chunk[0] * meta.row_nbytes
         with self.store.chunk(meta.key(i)) as shard:
-            if shard is None or meta.sharding is None:
+            if shard is None:
                 raise FormatError("a shard has vanished", where=self.where)
-            nbytes = index_nbytes(chunks, meta.sharding.crc)
-            if nbytes > shard.nbytes:
-                raise FormatError(
-                    "the shard is shorter than its index",
-                    where=shard.where,
-                    expected=f"more than {nbytes} bytes",
-                    found=f"{shard.nbytes}",
-                    fix="the file is truncated or still being written",
-                )
-            at = 0 if meta.sharding.at_start else shard.nbytes - nbytes
-            data = pread_exact(shard.fd, nbytes, shard.offset + at, shard.where)
-            return parse_index(data, meta.sharding.crc, chunk_nbytes, shard.nbytes, shard.where)
+            chunk_nbytes = meta.chunk[0] * meta.row_nbytes
+            return raw_offsets(shard_index(shard, meta), chunk_nbytes, shard.nbytes, shard.where)
 
     # --- zarr-python ---------------------------------------------------------------------------
 
     def _by_library(self, start: int, stop: int) -> Array:
         with translated(f"{self.where}, rows {start} to {stop}"):
+            check_blosc(self.store, self.meta, start, stop)
             found = np.asarray(self.library()[start:stop])
             if found.shape != (stop - start, *self.meta.shape[1:]):
                 raise FormatError("the data have the wrong shape", where=self.where)
@@ -149,6 +139,7 @@ class StoredArray:
     def objects(self, start: int, stop: int) -> list[Any]:
         """Return elements ``start <= i < stop`` of an array whose elements vary in length."""
         with translated(f"{self.where}, rows {start} to {stop}"):
+            check_blosc(self.store, self.meta, start, stop)
             found: list[Any] = np.asarray(self.library()[start:stop]).tolist()
             return found
 
@@ -161,7 +152,7 @@ class StoredArray:
         """Return zarr-python's array, opened once."""
         with self._lock:
             if self._array is None:
-                self._check_codecs()
+                self.check_codecs()
                 import zarr
 
                 with translated(self.where):
@@ -172,7 +163,7 @@ class StoredArray:
                     )
             return self._array
 
-    def _check_codecs(self) -> None:
+    def check_codecs(self) -> None:
         """Raise `MissingExtra` if a codec is not installed."""
         from numcodecs.registry import codec_registry, entries
         from zarr.registry import get_codec_class

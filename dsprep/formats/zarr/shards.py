@@ -42,10 +42,8 @@ def build_index(sizes: NDArray[np.int64], chunks: int) -> bytes:
     return data + int(google_crc32c.value(data)).to_bytes(CRC, "little")
 
 
-def parse_index(
-    data: bytes, crc: bool, chunk_nbytes: int, shard_nbytes: int, where: object
-) -> NDArray[np.int64]:
-    """Return the offset of each chunk in its shard, -1 where it is missing.
+def entries(data: bytes, crc: bool, where: object) -> NDArray[np.uint64]:
+    """Return the entries of an index, shape ``(chunks, 2)``: offset and bytes of each chunk.
 
     Parameters
     ----------
@@ -53,8 +51,33 @@ def parse_index(
         The whole index.
     crc
         Whether it ends in a CRC-32C.
+    where
+        The file, for messages.
+
+    Raises
+    ------
+    FormatError
+        If the CRC differs.
+    """
+    import google_crc32c
+
+    body = data[:-CRC] if crc else data
+    if crc and int(google_crc32c.value(body)) != int.from_bytes(data[-CRC:], "little"):
+        raise FormatError("the CRC of the shard index is wrong", where=where)
+    return np.frombuffer(body, "<u8").reshape(-1, 2)
+
+
+def raw_offsets(
+    index: NDArray[np.uint64], chunk_nbytes: int, shard_nbytes: int, where: object
+) -> NDArray[np.int64]:
+    """Return the offset of each chunk of a shard without compression, -1 where it is missing.
+
+    Parameters
+    ----------
+    index
+        As from `entries`.
     chunk_nbytes
-        Bytes of one chunk; they are not compressed, so all are alike.
+        Bytes of one chunk; all are alike.
     shard_nbytes
         Bytes of the file.
     where
@@ -63,16 +86,10 @@ def parse_index(
     Raises
     ------
     FormatError
-        If the CRC differs, or an entry does not lie within the file.
+        If an entry does not lie within the file, or has another size.
     """
-    import google_crc32c
-
-    body = data[:-CRC] if crc else data
-    if crc and int(google_crc32c.value(body)) != int.from_bytes(data[-CRC:], "little"):
-        raise FormatError("the CRC of the shard index is wrong", where=where)
-    entries = np.frombuffer(body, "<u8").reshape(-1, 2)
-    missing = (entries == MISSING).all(axis=1)
-    offsets, sizes = entries[:, 0], entries[:, 1]
+    missing = (index == MISSING).all(axis=1)
+    offsets, sizes = index[:, 0], index[:, 1]
     last = shard_nbytes - chunk_nbytes
     bad = ~missing & ((sizes != chunk_nbytes) | (offsets > max(0, last)) | (last < 0))
     if bad.any():

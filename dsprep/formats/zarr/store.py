@@ -7,6 +7,7 @@ are, so that they can be read straight into place. Names of ZIP members are keys
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import struct
@@ -120,6 +121,10 @@ class Directory(Store):
         except (FileNotFoundError, NotADirectoryError):
             yield None
             return
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+                raise FormatError("no file can be called so", where=path[:200]) from error
+            raise
         try:
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode):

@@ -1,0 +1,579 @@
+"""Stores that others wrote, whole and damaged: read as zarr-python reads them, or refused."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import struct
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+from support import random_array, random_batch, write_batch
+from zarr.codecs import BytesCodec, ShardingCodec
+from zarr.core.dtype import VariableLengthBytes
+
+from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
+from dsprep.formats import load, recognise
+from dsprep.formats.base import OpenOptions, WriteOptions
+from dsprep.schema import Arena, Field, FieldSpec, Ragged, Schema
+
+pytestmark = [
+    # dtypes without a v3 specification: zarr-python reads them, and warns
+    pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification"),
+]
+
+ZARR = load("zarr")
+F4 = np.dtype("<f4")
+
+
+def opened(path: Path, *fields: str, axis: str = "auto"):
+    specs = tuple(FieldSpec.parse(f) for f in fields)
+    return ZARR.open(path, OpenOptions(fields=specs, sample_axis=axis), None)
+
+
+def create(root: zarr.Group, name: str, values: np.ndarray, **how) -> None:
+    how = {"compressors": None, "filters": None, **how}
+    array = root.create_array(name, shape=values.shape, dtype=values.dtype, **how)
+    array[...] = values
+
+
+def edit(path: Path, **changes) -> None:
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, **changes}))
+
+
+X = random_array(F4, (23, 4, 6))
+
+WAYS = {
+    "plain": {"chunks": (5, 4, 6)},
+    "compressed": {"chunks": (5, 4, 6), "compressors": "auto"},
+    "split": {"chunks": (5, 3, 2)},
+    "one-chunk": {"chunks": (40, 4, 6)},
+}
+V3_WAYS = {
+    "sharded": {"chunks": (2, 4, 6), "shards": (6, 4, 6)},
+    "sharded-compressed": {"chunks": (2, 4, 6), "shards": (6, 4, 6), "compressors": "auto"},
+    "sharded-split": {"chunks": (2, 2, 6), "shards": (6, 4, 6)},
+    "big-endian": {"chunks": (5, 4, 6), "serializer": BytesCodec(endian="big")},
+    "big-endian-shards": {
+        "chunks": (2, 4, 6),
+        "shards": (6, 4, 6),
+        "serializer": BytesCodec(endian="big"),
+    },
+    "dots": {"chunks": (5, 4, 6), "chunk_key_encoding": {"name": "default", "separator": "."}},
+    "v2-keys": {"chunks": (5, 4, 6), "chunk_key_encoding": {"name": "v2", "separator": "/"}},
+}
+V2_WAYS = {
+    "fortran": {"chunks": (5, 4, 6), "order": "F"},
+    "slashes": {"chunks": (5, 4, 6), "chunk_key_encoding": {"name": "v2", "separator": "/"}},
+    "delta": {"chunks": (5, 4, 6), "filters": [numcodecs.Shuffle(4)]},
+}
+ALL_WAYS = [
+    pytest.param(v, how, zipped, id=f"v{v}-{n}{'-zip' * zipped}")
+    for v, ways in ((2, {**WAYS, **V2_WAYS}), (3, {**WAYS, **V3_WAYS}))
+    for n, how in ways.items()
+    for zipped in (False, True)
+]
+
+
+@pytest.mark.parametrize(("version", "how", "zipped"), ALL_WAYS)
+def test_arrays_of_zarr_python(tmp_path: Path, version: int, how: dict, zipped: bool) -> None:
+    path = tmp_path / ("a.zip" if zipped else "a")
+    store = zarr.storage.ZipStore(path, mode="w") if zipped else path
+    root = zarr.create_group(store, zarr_format=version, attributes={"title": "t"})
+    create(root, "deep/down/x", X, **how)
+    create(root, "y", np.arange(23, dtype="i2"), chunks=(7,))
+    root.store.close()
+    gc.collect()
+    assert recognise(path) is ZARR
+    with opened(path) as source:
+        assert source.schema.names == ("deep/down/x", "y")
+        assert source.schema.attrs == {"title": "t"}
+        arena = Arena()
+        for start, stop in ((0, 23), (4, 5), (5, 17), (22, 23)):
+            found = source.read(start, stop, arena)
+            x = found["deep/down/x"]
+            assert x.dtype == source.schema["deep/down/x"].dtype
+            assert x.astype("<f4").tobytes() == X[start:stop].tobytes()
+            assert found["y"].tolist() == list(range(start, stop))
+        assert all(layout.access for layout in source.layouts().values())
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_missing_chunks_hold_the_fill_value(tmp_path: Path, version: int) -> None:
+    root = zarr.create_group(tmp_path / "a", zarr_format=version)
+    ways = [{"chunks": (2, 3)}]
+    if version == 3:
+        ways += [{"chunks": (1, 3), "shards": (4, 3)}]
+    for i, how in enumerate(ways):
+        values = np.full((10, 3), 7.5, F4)
+        values[[0, 5, 6]] = 1
+        create(root, f"x{i}", values, fill_value=7.5, **how)
+    with opened(tmp_path / "a") as source:
+        for i in range(len(ways)):
+            assert np.array_equal(source[:][f"x{i}"], values)
+            assert np.array_equal(source.read(3, 6)[f"x{i}"], values[3:6])
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_shards_with_holes_and_any_order(tmp_path: Path, location: str) -> None:
+    codec = ShardingCodec(chunk_shape=(1, 3), codecs=[BytesCodec()], index_location=location)
+    array = zarr.create(
+        store=tmp_path / "a", shape=(9, 3), chunks=(4, 3), dtype="<f4", codecs=[codec], fill_value=0
+    )
+    values = np.arange(1, 28, dtype=F4).reshape(9, 3)
+    values[5] = 0
+    for i in (3, 1, 0, 2, 8, 7, 5, 6, 4):
+        array[i] = values[i]
+    with opened(tmp_path / "a") as source:
+        assert source.schema.names == ("data",)
+        for start, stop in ((0, 9), (1, 3), (4, 7), (5, 6)):
+            assert np.array_equal(source.read(start, stop)["data"], values[start:stop])
+
+
+def test_dtypes_of_others(tmp_path: Path) -> None:
+    for version in (2, 3):
+        root = zarr.create_group(tmp_path / f"v{version}", zarr_format=version)
+        dtypes = ["?", "u1", "i8", "f2", "c8", "S3", "U2", "M8[ms]", "m8[s]", "V4"]
+        for name in dtypes:
+            values = random_array(np.dtype(name), (5, 2))
+            how = {"compressors": None} if name not in "f2 S3" else {"compressors": "auto"}
+            fill = {"fill_value": np.zeros((), name)[()]}
+            create(root, name.strip("[]"), values, chunks=(2, 2), **how, **fill)
+        with opened(tmp_path / f"v{version}") as source:
+            for name in dtypes:
+                found = source[:][name.strip("[]")]
+                assert found.dtype == np.dtype(name)
+                assert found.tobytes() == random_array(np.dtype(name), (5, 2)).tobytes()
+    pair = np.dtype([("a", "<u2"), ("b", "<f4")])
+    root = zarr.create_group(tmp_path / "pair", zarr_format=2)
+    create(root, "x", random_array(pair, (5,)), chunks=(2,))
+    with opened(tmp_path / "pair") as source:
+        assert source.schema["x"].dtype == pair
+        assert source[:]["x"].tobytes() == random_array(pair, (5,)).tobytes()
+
+
+WORDS = ["", "a", "naïve", "日本", "nul\0inside"]
+
+
+def test_strings_and_byte_strings(tmp_path: Path) -> None:
+    for version in (2, 3):
+        root = zarr.create_group(tmp_path / f"v{version}", zarr_format=version)
+        text = root.create_array("s", shape=(5,), dtype=str, chunks=(2,))
+        text[:] = np.array(WORDS, object)
+        data = root.create_array("b", shape=(5,), dtype=VariableLengthBytes(), chunks=(2,))
+        data[:] = np.array([w.encode() for w in WORDS], object)
+        with opened(tmp_path / f"v{version}") as source:
+            assert source.schema["s"].kind == "str"
+            assert source.schema["b"].kind == "bytes"
+            assert list(source[:]["s"]) == WORDS
+            assert list(source.read(1, 4)["b"]) == [w.encode() for w in WORDS[1:4]]
+            assert source.sizes(0, 5) is None
+        with opened(tmp_path / f"v{version}", "n=b:str") as source:
+            assert list(source[:]["n"]) == WORDS
+
+
+def vlen_array(path: Path, **changes) -> list[np.ndarray]:
+    """A v2 store as zarr-python 2 wrote it; zarr-python 3 reads no such arrays."""
+    items = [np.arange(i, dtype=F4) for i in (0, 3, 1, 5, 2)]
+    codec, squeeze = numcodecs.VLenArray("<f4"), numcodecs.Zstd(1)
+    path.mkdir()
+    document = {
+        "zarr_format": 2,
+        "shape": [5],
+        "chunks": [3],
+        "dtype": "|O",
+        "compressor": squeeze.get_config(),
+        "filters": [{"id": "vlen-array", "dtype": "<f4"}],
+        "fill_value": 0,
+        "order": "C",
+    }
+    (path / ".zarray").write_text(json.dumps({**document, **changes}))
+    for k in range(2):
+        chunk = np.empty(3, object)
+        chunk[:] = [*items, np.zeros(0, F4)][3 * k : 3 * k + 3]
+        (path / str(k)).write_bytes(squeeze.encode(codec.encode(chunk)))
+    return items
+
+
+def test_arrays_of_arrays(tmp_path: Path) -> None:
+    items = vlen_array(tmp_path / "a")
+    with opened(tmp_path / "a") as source:
+        assert source.schema["data"] == Field("data", F4, (None,))
+        for start, stop in ((0, 5), (2, 4), (4, 5), (1, 1)):
+            found = source.read(start, stop)["data"]
+            assert [v.tolist() for v in found] == [v.tolist() for v in items[start:stop]]
+    (tmp_path / "a" / "1").unlink()
+    with opened(tmp_path / "a") as source:
+        assert [len(v) for v in source[:]["data"]] == [0, 3, 1, 0, 0]
+    (tmp_path / "a" / "0").write_bytes(b"nonsense")
+    with opened(tmp_path / "a") as source, pytest.raises(FormatError):
+        source.read(0, 3)
+
+
+@pytest.mark.parametrize("name", ["pickle", "msgpack2", "json2"])
+def test_python_objects_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    vlen_array(tmp_path / "a", filters=[{"id": name}])
+    with pytest.raises(FormatError, match=name):
+        opened(tmp_path / "a")
+
+
+def test_a_pickle_is_never_run(tmp_path: Path) -> None:
+    root = zarr.create_group(tmp_path / "a", zarr_format=2)
+    create(root, "x", X, chunks=(5, 4, 6))
+    create(root, "good", X, chunks=(5, 4, 6))
+    for changes in ({"filters": [{"id": "pickle"}]}, {"compressor": {"id": "pickle"}}):
+        edit(tmp_path / "a" / "x" / ".zarray", **changes)
+        with pytest.raises(FormatError, match="pickle"):
+            opened(tmp_path / "a")
+        with opened(tmp_path / "a", "good") as source:
+            assert source.schema.names == ("good",)
+
+
+def test_which_arrays_are_fields(tmp_path: Path) -> None:
+    root = zarr.create_group(tmp_path / "a")
+    for name, shape in {"x": (8, 3), "y": (8,), "mean": (3,), "version": ()}.items():
+        create(root, name, np.ones(shape, F4))
+    with opened(tmp_path / "a") as source:
+        assert source.schema.names == ("x", "y")
+        assert len(source) == 8
+        assert any("mean" in note for note in source.notes)
+        assert any("version" in note for note in source.notes)
+    with opened(tmp_path / "a", "m=mean") as source:
+        assert (len(source), source.schema.names) == (3, ("m",))
+    with opened(tmp_path / "a", axis="none") as source:
+        assert len(source) == 1
+        assert source.schema["x"].shape == (8, 3)
+        assert source[0]["version"] == 1
+        assert source.read(0, 1)["y"].shape == (1, 8)
+        assert source.read(1, 1)["y"].shape == (0, 8)
+        assert "float32" in source.loading_code() or source.loading_code()
+    with pytest.raises(SchemaError, match="differ"):
+        opened(tmp_path / "a", "x", "y", "mean")
+    with pytest.raises(SchemaError, match="no field z"):
+        opened(tmp_path / "a", "z")
+    with pytest.raises(UsageError):
+        opened(tmp_path / "a", "x:float64[3]")
+    with pytest.raises(UsageError):
+        opened(tmp_path / "a", "x@index")
+
+
+def test_one_sample_per_store(tmp_path: Path) -> None:
+    root = zarr.create_group(tmp_path / "a")
+    create(root, "climate/data", X)
+    create(root, "climate/labels_0", X[..., 0])
+    with opened(tmp_path / "a") as source:
+        assert len(source) == 1
+        assert source.schema["climate/data"].shape == X.shape
+        assert source[0]["climate/data"].tobytes() == X.tobytes()
+    schema = Schema((Field("climate/data", F4, (4, 6)), Field("climate/labels_0", F4, (4,))))
+    write_batch(ZARR, tmp_path / "b", schema, {"climate/data": X, "climate/labels_0": X[..., 0]})
+    with opened(tmp_path / "b") as source:  # dsprep knows what it wrote
+        assert len(source) == 23
+
+
+def test_consolidated_metadata_and_prefixed_zip(tmp_path: Path) -> None:
+    for version in (2, 3):
+        path = tmp_path / f"v{version}"
+        create(zarr.create_group(path, zarr_format=version), "x", X, chunks=(5, 4, 6))
+        with pytest.warns(UserWarning, match="Consolidated") if version == 3 else _nothing():
+            zarr.consolidate_metadata(path)
+        with zipfile.ZipFile(tmp_path / f"{version}.zip", "w", zipfile.ZIP_DEFLATED) as target:
+            for member in sorted(path.rglob("*")):
+                if member.is_file():
+                    target.write(member, f"folder/{member.relative_to(path)}")
+        for store in (path, tmp_path / f"{version}.zip"):
+            with opened(store) as source:
+                assert source[:]["x"].tobytes() == X.tobytes()
+
+
+def _nothing():
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
+def test_many_threads(tmp_path: Path) -> None:
+    root = zarr.create_group(tmp_path / "a")
+    create(root, "x", X, chunks=(2, 4, 6), shards=(6, 4, 6))
+    create(root, "z", X, chunks=(2, 4, 6), compressors="auto")
+    barrier = threading.Barrier(8)
+    with opened(tmp_path / "a") as source, ThreadPoolExecutor(8) as pool:
+
+        def read(i: int) -> bool:
+            barrier.wait()
+            found = source.read(i, i + 9, Arena())
+            return all(found[n].tobytes() == X[i : i + 9].tobytes() for n in "xz")
+
+        assert all(pool.map(read, range(8)))
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+def ragged_store(path: Path) -> Schema:
+    schema = Schema((Field("r", F4, (None, 2)), Field.opaque("b"), Field("x", F4, (3,))))
+    write_batch(ZARR, path, schema, random_batch(schema, 20), WriteOptions(chunk=2, zarr_shard=8))
+    return schema
+
+
+def read_all(path: Path) -> None:
+    with opened(path) as source:
+        if len(source) > 1000:
+            raise FormatError("more samples than were ever there")
+        source.read(0, len(source))
+        for i in range(0, len(source), 7):
+            source.read(i, min(i + 7, len(source)))
+        source.layouts()
+        source.loading_code()
+
+
+def overwrite(path: Path, name: str, values: list[int]) -> None:
+    zarr.open_array(path / name)[...] = np.array(values, "i8")
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        ([0, 2, 5, 6], [2, 3, 1, 5]),  # beyond the end
+        ([0, 2, 5, 6], [2, 3, 1, 2]),  # short of the end
+        ([0, 2, 4, 6], [2, 3, 2, 3]),  # overlapping
+        ([0, 2, 5, 9], [2, 3, 4, 0]),
+        ([1, 2, 5, 6], [1, 3, 1, 3]),  # not from the start
+        ([0, 2, 5, 6], [2, 3, -1, 5]),
+        ([0, 2**62, 5, 6], [2**62, 3, 1, 3]),
+        ([0, 2, 5, 6], [2, 3, 1, 2**63 - 1]),
+        ([-5, 2, 5, 6], [7, 3, 1, 3]),
+    ],
+)
+def test_first_and_count_must_divide_the_values(tmp_path: Path, first: list, count: list) -> None:
+    schema = Schema((Field("r", F4, (None,)),))
+    batch = {"r": Ragged.from_lengths(np.arange(9, dtype=F4), np.array([2, 3, 1, 3]))}
+    write_batch(ZARR, tmp_path / "a", schema, batch)
+    overwrite(tmp_path / "a", "r/first", first)
+    overwrite(tmp_path / "a", "r/count", count)
+    if (first, count) == ([0, 2, 5, 9], [2, 3, 4, 0]):
+        read_all(tmp_path / "a")  # another partition, but one
+        return
+    with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="first and count"):
+        source.read(0, 4)
+    with pytest.raises(FormatError), opened(tmp_path / "a") as source:
+        for i in range(4):  # reading in parts finds it as well
+            source.read(i, i + 1)
+            source.sizes(i, i + 1)
+
+
+def test_truncated_files_are_refused(tmp_path: Path) -> None:
+    ragged_store(tmp_path / "a")
+    for file in sorted(p for p in (tmp_path / "a").rglob("*") if p.is_file()):
+        whole = file.read_bytes()
+        for cut in {0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 1}:
+            file.write_bytes(whole[:cut])
+            with pytest.raises(DsprepError) as caught:
+                read_all(tmp_path / "a")
+            assert str(tmp_path) in str(caught.value)
+        file.write_bytes(whole)
+    read_all(tmp_path / "a")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_truncated_chunks_of_others_are_refused(
+    tmp_path: Path, version: int, compressed: bool
+) -> None:
+    root = zarr.create_group(tmp_path / "a", zarr_format=version)
+    create(root, "x", X, chunks=(23, 4, 6), compressors="auto" if compressed else None)
+    (chunk,) = [p for p in (tmp_path / "a" / "x").rglob("*") if p.name[0] in "0c" and p.is_file()]
+    whole = chunk.read_bytes()
+    for cut in (0, 1, 20, len(whole) // 2, len(whole) - 1):
+        chunk.write_bytes(whole[:cut])
+        with opened(tmp_path / "a") as source, pytest.raises(FormatError):
+            source.read(0, 23)
+
+
+def test_flipped_bytes_never_crash(tmp_path: Path) -> None:
+    ragged_store(tmp_path / "a")
+    root = zarr.open_group(tmp_path / "a")
+    create(root, "z", X[:20], chunks=(7, 4, 6), compressors="auto")
+    rng = random.Random(1)
+    files = sorted(p for p in (tmp_path / "a").rglob("*") if p.is_file())
+    for file in files:
+        whole = file.read_bytes()
+        for _ in range(12 if file.suffix == ".json" else 6):
+            data = bytearray(whole)
+            for _ in range(rng.choice((1, 1, 5))):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+            file.write_bytes(data)
+            try:
+                read_all(tmp_path / "a")
+            except DsprepError:
+                pass
+            except OSError as error:  # a name that became too long or odd
+                assert error.filename is not None  # noqa: PT017
+        file.write_bytes(whole)
+
+
+SHAPES = [[-1, 3], [10**15, 10**6], [2**63], [3.5], ["3"], [True], None, {}, 5, [[1]], [1] * 40]
+CHANGES = [
+    *({"shape": shape} for shape in SHAPES),
+    {"shape": [5, 10**15]},
+    {"data_type": "nothing"},
+    {"data_type": {"name": "null_terminated_bytes", "configuration": {"length_bytes": 0}}},
+    {"data_type": {"name": "structured", "configuration": {"fields": [["a", "string"]]}}},
+    {"data_type": "r7"},
+    {"data_type": None},
+    {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [5]}}},
+    {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [-5, 4, 6]}}},
+    {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [5, 4, 10**17]}}},
+    {"chunk_grid": {"name": "rectilinear", "configuration": {}}},
+    {"chunk_key_encoding": {"name": "secret"}},
+    {"chunk_key_encoding": {"name": "default", "configuration": {"separator": "../"}}},
+    {"codecs": [{"name": "bytes", "configuration": {"endian": "middle"}}]},
+    {"codecs": [{"name": "sharding_indexed", "configuration": {}}]},
+    {"codecs": [{"name": "numcodecs.pickle"}, {"name": "bytes"}]},
+    {"codecs": 7},
+    {"codecs": [7]},
+    {"storage_transformers": [{"name": "x"}]},
+    {"zarr_format": 4},
+    {"node_type": "chunk"},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=lambda c: str(c)[:60])
+def test_hostile_metadata_is_refused(tmp_path: Path, changes: dict) -> None:
+    create(zarr.create_group(tmp_path / "a"), "x", X, chunks=(5, 4, 6))
+    edit(tmp_path / "a" / "x" / "zarr.json", **changes)
+    with pytest.raises(DsprepError) as caught:
+        read_all(tmp_path / "a")
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"[" * 100_000, b"\xff", b'{"shape": 1e999}'])
+def test_metadata_that_is_no_object_is_refused(tmp_path: Path, data: bytes) -> None:
+    create(zarr.create_group(tmp_path / "a"), "x", X)
+    (tmp_path / "a" / "x" / "zarr.json").write_bytes(data)
+    with pytest.raises(FormatError):
+        opened(tmp_path / "a")
+
+
+def test_unknown_codecs_are_named(tmp_path: Path) -> None:
+    create(zarr.create_group(tmp_path / "a"), "x", X)
+    codecs = [{"name": "bytes"}, {"name": "imagecodecs_jpegxl"}]
+    edit(tmp_path / "a" / "x" / "zarr.json", codecs=codecs)
+    with opened(tmp_path / "a") as source, pytest.raises(MissingExtra, match="imagecodecs_jpegxl"):
+        source.read(0, 1)
+    create(zarr.create_group(tmp_path / "b", zarr_format=2), "x", X)
+    edit(tmp_path / "b" / "x" / ".zarray", compressor={"id": "imagecodecs_jpegxl"})
+    with opened(tmp_path / "b") as source, pytest.raises(MissingExtra, match="imagecodecs_jpegxl"):
+        source.read(0, 1)
+
+
+def test_a_shard_index_is_checked(tmp_path: Path) -> None:
+    create(zarr.create_group(tmp_path / "a"), "x", X, chunks=(2, 4, 6), shards=(24, 4, 6))
+    (shard,) = (tmp_path / "a" / "x" / "c").rglob("0/0/0")
+    whole = shard.read_bytes()
+    import google_crc32c
+
+    def with_index(entries: list[tuple[int, int]]) -> bytes:
+        index = struct.pack("<24Q", *(n for entry in entries for n in entry))
+        return whole[: -len(index) - 4] + index + struct.pack("<I", google_crc32c.value(index))
+
+    good = [(i * 192, 192) for i in range(12)]
+    shard.write_bytes(with_index(good))
+    with opened(tmp_path / "a") as source:
+        assert source[:]["x"].tobytes() == X.tobytes()
+    for entry in ((2**63, 192), (len(whole) - 100, 192), (0, 191), (0, 2**63), (2**64 - 1, 192)):
+        shard.write_bytes(with_index([*good[:3], entry, *good[4:]]))
+        with opened(tmp_path / "a") as source, pytest.raises(FormatError):
+            source.read(0, 23)
+    shard.write_bytes(whole[:-4] + b"\0\0\0\0")
+    with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="CRC"):
+        source.read(0, 23)
+
+
+def test_the_dtype_attribute_is_checked(tmp_path: Path) -> None:
+    root = zarr.create_group(tmp_path / "a")
+    create(root, "x", random_array(np.dtype("u1"), (5, 3, 4)))
+    for text in ("nonsense", 5, "<f8", "O", {"names": ["a"]}, {"base": "<f4", "shape": [1]}, "|V0"):
+        root["x"].attrs["dsprep_dtype"] = text
+        with pytest.raises(FormatError):
+            opened(tmp_path / "a")
+    root["x"].attrs["dsprep_dtype"] = "<f4"
+    with opened(tmp_path / "a") as source:
+        assert source.schema["x"] == Field("x", F4, (3,))
+
+
+def test_other_files_are_not_recognised(tmp_path: Path) -> None:
+    (tmp_path / "empty.zarr").mkdir()
+    (tmp_path / "text").write_text("PK\3\4 but no more")
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as target:
+        target.writestr("readme.txt", "hello")
+    (tmp_path / "nothing").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("empty.zarr", "text", "other.zip", "nothing", "pipe", "absent"):
+        assert not ZARR.recognises(tmp_path / name)
+    for name in ("empty.zarr", "text", "other.zip", "nothing"):
+        with pytest.raises(FormatError):
+            opened(tmp_path / name)
+    zarr.create_group(tmp_path / "group")
+    with pytest.raises(FormatError, match="no arrays"):
+        opened(tmp_path / "group")
+
+
+def test_damaged_zip_files_are_refused(tmp_path: Path) -> None:
+    schema = Schema((Field("x", F4, (3,)), Field.opaque("b")))
+    path = tmp_path / "a.zip"
+    write_batch(ZARR, path, schema, random_batch(schema, 9))
+    whole = path.read_bytes()
+    rng = random.Random(2)
+    for cut in (4, 30, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(FormatError):
+            read_all(path)
+    for _ in range(60):
+        data = bytearray(whole)
+        data[rng.randrange(len(data))] = rng.randrange(256)
+        path.write_bytes(data)
+        try:
+            read_all(path)
+        except DsprepError:
+            pass
+
+
+def test_zip_bombs_are_refused(tmp_path: Path) -> None:
+    create(zarr.create_group(tmp_path / "a"), "x", X)
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+        for member in ("zarr.json", "x/zarr.json"):
+            target.write(tmp_path / "a" / member, member)
+        target.writestr("x/c/0/0/0", b"\0" * 2208)
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\1\2")
+    data[at + 24 : at + 28] = struct.pack("<I", 2**31)
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="too large"):
+        opened(path)
+
+
+def test_groups_without_end_are_refused(tmp_path: Path) -> None:
+    create(zarr.create_group(tmp_path / "a"), "x", X)
+    (tmp_path / "a" / "again").symlink_to(tmp_path / "a")
+    with pytest.raises(FormatError, match="without end"):
+        opened(tmp_path / "a")
+
+
+def test_a_pipe_in_place_of_a_chunk_is_refused(tmp_path: Path) -> None:
+    create(zarr.create_group(tmp_path / "a"), "x", X, chunks=(5, 4, 6))
+    chunk = tmp_path / "a" / "x" / "c" / "0" / "0" / "0"
+    chunk.unlink()
+    os.mkfifo(chunk)
+    with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="regular"):
+        source.read(0, 1)
