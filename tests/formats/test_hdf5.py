@@ -85,7 +85,7 @@ def test_h5py_reads_what_was_written(tmp_path: Path, options: WriteOptions) -> N
                 assert raw(file[f.name][()]) == raw(column), f
                 continue
             group = file[f.name]
-            assert group.attrs["dsprep_kind"] == f.kind
+            assert group.attrs["dsprep_kind"].decode() == f.kind
             for i in range(9):
                 first, count = group["first"][i], group["count"][i]
                 assert raw(group["values"][first : first + count]) == raw(
@@ -234,6 +234,7 @@ def test_attributes_survive(tmp_path: Path) -> None:
         "list": np.arange(5, dtype=">i2"),
         "names": np.array(["a", "größer"]),
         "raw": b"bytes",
+        "zeros": b"a\0\0",
         "large": np.zeros(20_000),
     }
     schema = Schema(

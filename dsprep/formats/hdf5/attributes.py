@@ -41,8 +41,10 @@ def read_attributes(item: Any) -> tuple[dict[str, Any], list[str]]:
 
 def _plain_value(value: Any) -> Any:
     """Return an attribute without h5py's own types, or None if it has no plain form."""
-    if isinstance(value, str | bytes):
+    if isinstance(value, str):
         return value
+    if isinstance(value, bytes) or (isinstance(value, np.void) and value.dtype.names is None):
+        return value.tobytes() if isinstance(value, np.void) else bytes(value)
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject:
             items = np.asarray(value).reshape(-1).tolist()
@@ -51,6 +53,22 @@ def _plain_value(value: Any) -> Any:
             return np.array(items).reshape(value.shape)
         return np.asarray(value, plain(value.dtype))[()]
     return None
+
+
+def mark(item: Any, name: str, text: str) -> None:
+    """Give an h5py object one of dsprep's own attributes.
+
+    As a fixed string: one of variable length lies in a heap, where damage can hang the library.
+    """
+    item.attrs.create(name, np.bytes_(text.encode()))
+
+
+def marked(item: Any, name: str) -> str | None:
+    """Return what `mark` wrote, or None if there is no such attribute."""
+    if name not in item.attrs:
+        return None
+    value = item.attrs[name]
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def write_attributes(item: Any, attrs: Attrs) -> list[str]:
@@ -67,6 +85,9 @@ def write_attributes(item: Any, attrs: Attrs) -> list[str]:
                 item.attrs.create(name, array.astype(object), dtype=h5py.string_dtype())
             elif array.dtype.hasobject:
                 lost.append(name)
+            elif isinstance(value, bytes):
+                # A fixed string loses zeros at its end, and h5py would make plain bytes a str.
+                item.attrs.create(name, (np.void if value.endswith(b"\0") else np.bytes_)(value))
             else:
                 item.attrs.create(name, value)
         except (TypeError, ValueError, RuntimeError, OSError, KeyError):

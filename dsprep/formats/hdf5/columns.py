@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.formats.hdf5.discover import Route
-from dsprep.formats.hdf5.dtypes import Held
 from dsprep.formats.hdf5.guard import library, need_filters
+from dsprep.formats.hdf5.held import Held
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.hdf5.tables import locate
 from dsprep.schema import Arena, Array, Attrs, Column, Field, Ragged

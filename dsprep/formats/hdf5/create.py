@@ -17,6 +17,7 @@ from dsprep.errors import UnsupportedError
 from dsprep.formats.hdf5.attributes import (
     KIND_ATTRIBUTE,
     LAYOUT_ATTRIBUTE,
+    mark,
     write_attributes,
 )
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE
@@ -113,13 +114,13 @@ def _add(file: Any, p: FieldPlan, count: int, total: int) -> None:
         write_attributes(dataset, p.field.attrs)
     else:
         group = _group(file, p.field.name)
-        group.attrs.create(KIND_ATTRIBUTE, p.field.kind)
+        mark(group, KIND_ATTRIBUTE, p.field.kind)
         write_attributes(group, p.field.attrs)
         dataset = _dataset(group, "values", p.shape(total), p.carrier.stored, p, total)
         for part in ("first", "count"):
             _dataset(group, part, (count,), np.dtype("<i8"), None, count)
     if p.carrier.foreign:
-        dataset.attrs.create(DTYPE_ATTRIBUTE, p.carrier.attribute())
+        mark(dataset, DTYPE_ATTRIBUTE, p.carrier.attribute())
 
 
 def _group(file: Any, path: str) -> Any:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dsprep.errors import FormatError
-from dsprep.formats.hdf5.attributes import KIND_ATTRIBUTE
+from dsprep.formats.hdf5.attributes import KIND_ATTRIBUTE, marked
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.hdf5.tables import Table
 from dsprep.formats.hdf5.walk import Contents
@@ -95,7 +95,7 @@ def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -
     """
     found = Ragged()
     for name, group in contents.groups.items():
-        kind = group.attrs.get(KIND_ATTRIBUTE)
+        kind = marked(group, KIND_ATTRIBUTE)
         if kind is not None:
             _own_group(name, kind, contents, open_rows, found, where)
         elif not own:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from dsprep.errors import FormatError, SchemaError
 from dsprep.schema import (
     Array,
     DType,
-    Kind,
     decode_dtype,
     encode_dtype,
     is_extension,
@@ -98,7 +96,7 @@ def _holds(dtype: DType) -> bool:
     return bool(plain(found) == dtype)
 
 
-def read_carrier(text: Any, stored: DType, shape: tuple[int, ...], where: object) -> Carrier:
+def read_carrier(text: str, stored: DType, shape: tuple[int, ...], where: object) -> Carrier:
     """Return the carrier that a ``dsprep_dtype`` attribute describes.
 
     Raises
@@ -107,7 +105,6 @@ def read_carrier(text: Any, stored: DType, shape: tuple[int, ...], where: object
         If the attribute is no dtype, or its size does not fit the dataset.
     """
     try:
-        text = text.decode() if isinstance(text, bytes) else text
         dtype = decode_dtype(json.loads(text))
     except (SchemaError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FormatError(f"attribute {DTYPE_ATTRIBUTE} is not a dtype", where=where) from error
@@ -150,71 +147,3 @@ def plain(dtype: DType) -> DType:
         base, shape = dtype.subdtype
         return np.dtype((plain(base), shape))
     return np.dtype(dtype.str)
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a dataset holds.
-
-    Attributes
-    ----------
-    carrier
-        The elements; those inside the sequences when `vlen`.
-    shape
-        The dataset's shape as the field's own, with the axes of array types and without those
-        of carriers.
-    kind
-        ``"str"`` and ``"bytes"`` only with `vlen`.
-    vlen
-        Whether each element is a sequence of its own length.
-    """
-
-    carrier: Carrier
-    shape: tuple[int, ...]
-    kind: Kind = "array"
-    vlen: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        """Logical bytes, as Python's unbounded integer; 16 for each sequence when `vlen`."""
-        total = 16 if self.vlen else self.carrier.dtype.itemsize
-        for n in self.shape:
-            total *= n
-        return total
-
-
-def held(dataset: Any, where: object) -> Held | str:
-    """Return what an `h5py.Dataset` holds, or why it cannot be a field."""
-    import h5py
-
-    if dataset.shape is None:
-        return "it holds no data"
-    try:
-        dtype = dataset.dtype
-    except TypeError:
-        return "its type is unknown to numpy"
-    shape = tuple(map(int, dataset.shape))
-    text = h5py.check_string_dtype(dtype)
-    if text is not None and text.length is None:
-        byte = np.dtype(np.uint8)
-        return Held(Carrier(byte, byte), shape, "str", vlen=True)
-    if h5py.check_ref_dtype(dtype) is not None:
-        return "it holds references"
-    base = h5py.check_vlen_dtype(dtype)
-    element = dtype if base is None else np.dtype(base)
-    if element.hasobject or element.itemsize == 0:
-        return "its type has parts of variable length"
-    element = plain(element)
-    if element.subdtype is not None:
-        if base is not None:
-            return "its type is a sequence of arrays"
-        element, extra = element.subdtype
-        shape += extra
-    if base is not None:
-        kind: Kind = "bytes" if element.str == "|V1" else "array"
-        element = np.dtype(np.uint8) if kind == "bytes" else element
-        return Held(Carrier(element, element), shape, kind, vlen=True)
-    if DTYPE_ATTRIBUTE not in dataset.attrs:
-        return Held(Carrier(element, element), shape)
-    carrier = read_carrier(dataset.attrs[DTYPE_ATTRIBUTE], element, shape, where)
-    return Held(carrier, shape[: len(shape) - len(carrier.axis)])

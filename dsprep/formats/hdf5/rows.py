@@ -7,8 +7,9 @@ import threading
 from typing import Any
 
 from dsprep.errors import FormatError
-from dsprep.formats.hdf5.dtypes import Held, check_text
+from dsprep.formats.hdf5.dtypes import check_text
 from dsprep.formats.hdf5.guard import library, need_filters
+from dsprep.formats.hdf5.held import Held
 from dsprep.formats.hdf5.placement import Placement, placement_of
 from dsprep.schema import Arena, Array, has_padding, new_array
 from dsprep.storage import pread_into

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsprep.formats.hdf5.dtypes import Held, held
 from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.held import Held, held
 
 
 @dataclass
