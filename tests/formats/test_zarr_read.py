@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -365,10 +366,8 @@ def test_first_and_count_must_divide_the_values(tmp_path: Path, first: list, cou
         return
     with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="first and count"):
         source.read(0, 4)
-    with pytest.raises(FormatError), opened(tmp_path / "a") as source:
-        for i in range(4):  # reading in parts finds it as well
-            source.read(i, i + 1)
-            source.sizes(i, i + 1)
+    with opened(tmp_path / "a") as source, pytest.raises(FormatError):
+        [source.read(i, i + 1) for i in range(4)]  # reading in parts finds it as well
 
 
 def test_truncated_files_are_refused(tmp_path: Path) -> None:
@@ -542,10 +541,8 @@ def test_damaged_zip_files_are_refused(tmp_path: Path) -> None:
         data = bytearray(whole)
         data[rng.randrange(len(data))] = rng.randrange(256)
         path.write_bytes(data)
-        try:
+        with contextlib.suppress(DsprepError):
             read_all(path)
-        except DsprepError:
-            pass
 
 
 def test_zip_bombs_are_refused(tmp_path: Path) -> None:

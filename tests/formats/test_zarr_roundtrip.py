@@ -159,6 +159,16 @@ def test_other_dtypes_have_documented_stand_ins(tmp_path: Path) -> None:
     assert {n: (d, root[n].dtype, root[n].shape) for n, (d, _, _) in dtypes.items()} == dtypes
 
 
+def test_an_integer_by_another_name(tmp_path: Path) -> None:
+    schema = Schema((Field("x", np.dtype(np.longlong)), Field("u", np.dtype(np.ulonglong), (2,))))
+    batch = random_batch(schema, 3)
+    write_batch(ZARR, tmp_path / "a", schema, batch)
+    with opened(tmp_path / "a") as source:
+        assert_same_batch(source[:], batch, schema)
+        write_batch(ZARR, tmp_path / "b", source.schema, source[:])
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
 def test_nan_payloads_survive_the_swap_of_bytes(tmp_path: Path) -> None:
     bits = np.array([0x7F800001, 0x7FC12345, 0xFF812345, 0x80000000] * 3, ">u4")
     schema = Schema((Field("x", np.dtype(">f4")),))

@@ -66,7 +66,8 @@ def carrier(dtype: DType, zarr_format: int) -> Carrier:
         )
     if not is_extension(dtype) and dtype.names is None:
         if dtype.char in V3_SPECIFIED or (zarr_format == 2 and dtype.kind in "SUMm"):
-            return Carrier(dtype, stands_in=False)
+            # `numpy.longlong` is int64 under another name, which zarr-python does not know.
+            return Carrier(np.dtype(dtype.str), stands_in=False)
         if dtype.kind in "Mm":
             return Carrier(np.dtype(np.int64).newbyteorder(dtype.byteorder))
         if dtype.kind == "U":

@@ -25,7 +25,10 @@ from dsprep.schema import DType, Kind, check_dtype, extension
 MAX_ROW = 2**40
 """Bytes of the largest sample or chunk that is believed."""
 
-V3_TYPES = {np.dtype(c).name: np.dtype(c) for c in "?bhiqBHIQefdFD"}
+V3_TYPES = {
+    np.dtype(code).name: np.dtype(code)
+    for code in "? i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split()  # noqa: SIM905
+}
 """The core data types of v3, by name."""
 
 VLEN_KINDS: Mapping[str, Kind] = {
