@@ -9,6 +9,7 @@ from typing import Any
 from dsprep.formats.base import Layout
 from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
 from dsprep.formats.hdf5.dtypes import Carrier
+from dsprep.formats.hdf5.placement import Placement
 from dsprep.schema import DType, Field, encode_dtype
 
 _FILTERS = {
@@ -70,7 +71,7 @@ def _storage(dataset: Any) -> tuple[str, tuple[str, ...]]:
 
 def _access(column: Fixed | Indexed, dataset: Any, wanted: int) -> str:
     """Return how a read of one sample of `wanted` bytes performs, and why."""
-    if column.rows.placement is not None:
+    if isinstance(column.rows.place, Placement):
         return f"one read of {_size(wanted)}"
     if dataset.chunks is None:
         return f"one read of {_size(wanted)}, by the HDF5 library"

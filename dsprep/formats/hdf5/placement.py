@@ -88,17 +88,37 @@ def placement_of(dataset: Any, row_nbytes: int, file_nbytes: int) -> Placement |
 
 def _chunks(dataset: Any, row_nbytes: int, file_nbytes: int) -> Placement | None:
     block = int(dataset.chunks[0])
-    blocks = -(-int(dataset.shape[0]) // block)
-    if blocks * block * row_nbytes > file_nbytes or not hasattr(dataset.id, "chunk_iter"):
+    table = chunk_table(dataset, file_nbytes)
+    if table is None or bool((table["nbytes"] != block * row_nbytes).any()):
         return None
-    addresses = np.full(blocks, -1, np.int64)
+    return Placement(table["address"].copy(), block, row_nbytes)
+
+
+CHUNK = np.dtype([("address", "<i8"), ("nbytes", "<u4"), ("mask", "<u4")])
+
+
+def chunk_table(dataset: Any, file_nbytes: int) -> NDArray[Any] | None:
+    """Return where the chunks of a dataset lie, for chunks that split only its first axis.
+
+    Returns
+    -------
+    Array of `CHUNK`, shape ``(chunks,)``: file offset, bytes on disk, and a bit for each filter
+    that was left out. None if a chunk is missing, which reads as fill values, or lies outside
+    the file.
+    """
+    block = int(dataset.chunks[0])
+    chunks = -(-int(dataset.shape[0]) // block)
+    if chunks > file_nbytes or not hasattr(dataset.id, "chunk_iter"):
+        return None
+    table = np.zeros(chunks, CHUNK)
 
     def note(chunk: Any) -> None:
         if chunk.byte_offset is not None:
-            addresses[chunk.chunk_offset[0] // block] = chunk.byte_offset
+            entry = (chunk.byte_offset, chunk.size, chunk.filter_mask)
+            table[chunk.chunk_offset[0] // block] = entry
 
     dataset.id.chunk_iter(note)
-    last = file_nbytes - block * row_nbytes
-    if addresses.min() < 0 or addresses.max() > last:
+    outside = table["address"] > file_nbytes - table["nbytes"].astype(np.int64)
+    if bool((table["address"] <= 0).any() or outside.any()):
         return None
-    return Placement(addresses, block, row_nbytes)
+    return table

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.dtypes import check_text
+from dsprep.formats.hdf5.encoded import Encoded, encoded_of
 from dsprep.formats.hdf5.guard import library, need_filters
 from dsprep.formats.hdf5.held import Held
 from dsprep.formats.hdf5.placement import Placement, placement_of
@@ -43,6 +44,8 @@ class Rows:
         The shape of one row.
     row_nbytes
         Bytes of one row.
+    lines
+        Rows of the dataset in one row: more than 1 only when `whole`.
     """
 
     def __init__(
@@ -61,9 +64,11 @@ class Rows:
         self.count = 1 if self.whole else held.shape[0]
         self.inner = held.shape if self.whole else held.shape[1:]
         self.row_nbytes = math.prod(self.inner) * self.dtype.itemsize
+        # A whole dataset is one row for the caller, but on disk as many as its first axis.
+        self.lines = held.shape[0] if whole and held.shape else 1
         self._fd, self._file_nbytes = fd, file_nbytes
-        self._placement: Placement | None = None
-        self._placed = False
+        self._place: Placement | Encoded | None = None
+        self._located = False
         self._lock = threading.Lock()
         with library(where, "the dataset cannot be read"):
             need_filters(dataset, where)
@@ -77,25 +82,21 @@ class Rows:
             )
 
     @property
-    def placement(self) -> Placement | None:
+    def place(self) -> Placement | Encoded | None:
         """Where the rows lie, or None if the library has to read them. Found when first used."""
         with self._lock:
-            if not self._placed:
+            if not self._located:
                 with library(self.where, "the dataset cannot be located"):
-                    self._placement = self._locate()
-                self._placed = True
-        return self._placement
+                    self._place = self._locate()
+                self._located = True
+        return self._place
 
-    def _locate(self) -> Placement | None:
+    def _locate(self) -> Placement | Encoded | None:
         if not self.row_nbytes or not self.count or not self.dataset.shape:
             return None
-        if not self.whole:
-            return placement_of(self.dataset, self.row_nbytes, self._file_nbytes)
-        lines = self.dataset.shape[0]
-        found = placement_of(self.dataset, self.row_nbytes // lines, self._file_nbytes)
-        if found is None or len(found.addresses) > 1:
-            return None
-        return Placement(found.addresses, 1, self.row_nbytes)
+        line_nbytes = self.row_nbytes // self.lines
+        found = placement_of(self.dataset, line_nbytes, self._file_nbytes)
+        return found or encoded_of(self.dataset, line_nbytes, self._file_nbytes)
 
     def read(self, start: int, stop: int, arena: Arena | None, key: str) -> Array:
         """Return rows ``start <= i < stop``, shape ``(n, *inner)``, in memory of `arena`."""
@@ -106,10 +107,15 @@ class Rows:
         return out
 
     def _fill(self, out: Array, start: int, stop: int) -> None:
-        placement = self.placement
-        if placement is not None:
-            for offset, first, last in placement.runs(start, stop):
-                pread_into(self._fd, out[first - start : last - start], offset, self.where)
+        place = self.place
+        if place is not None:
+            first = start * self.lines
+            lines = out.reshape(len(out) * self.lines, -1)
+            if isinstance(place, Encoded):
+                place.read(self._fd, lines.view("u1"), first, self.where)
+                return
+            for offset, low, high in place.runs(first, first + len(lines)):
+                pread_into(self._fd, lines[low - first : high - first], offset, self.where)
             return
         from h5py import h5s, h5t
 

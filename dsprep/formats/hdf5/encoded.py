@@ -1,0 +1,150 @@
+"""Compressed chunks read and decoded without the HDF5 library, on as many threads as call.
+
+The library decodes under one lock for the whole process. Here the chunks of the common case,
+which split only the first axis and are deflated or zstd, shuffled or not, are found once and
+then read with ``pread`` and decoded by codecs that release the GIL.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import FormatError
+from dsprep.formats.hdf5.placement import chunk_table
+from dsprep.schema import Array
+from dsprep.storage import pread_exact
+
+_DEFLATE, _SHUFFLE, _ZSTD = 1, 2, 32015
+_BEST_RATIO = {_DEFLATE: 1100, _ZSTD: 1 << 17}
+"""How much smaller than its content a chunk can be; what claims more is not allocated."""
+
+
+class Encoded:
+    """The chunks of one dataset.
+
+    Parameters
+    ----------
+    table
+        The chunks, as from `dsprep.formats.hdf5.placement.chunk_table`.
+    block, row_nbytes
+        Rows per chunk, and bytes of one row when decoded.
+    filters
+        Filter numbers in the order in which they were applied.
+    itemsize
+        Bytes of an element, for the shuffle.
+    """
+
+    def __init__(
+        self,
+        table: NDArray[Any],
+        block: int,
+        row_nbytes: int,
+        filters: tuple[int, ...],
+        itemsize: int,
+    ) -> None:
+        self._table, self._block, self._row_nbytes = table, block, row_nbytes
+        self._filters, self._itemsize = filters, itemsize
+        self._nbytes = block * row_nbytes
+        self._last: tuple[int, Array] = (-1, np.empty(0, np.uint8))
+        self._lock = threading.Lock()
+
+    def read(self, fd: int, out: Array, start: int, where: object) -> None:
+        """Fill `out`, uint8 of shape ``(n, row_nbytes)``, with the rows from `start` on.
+
+        Raises
+        ------
+        FormatError
+            If a chunk is damaged.
+        """
+        at, stop = start, start + len(out)
+        while at < stop:
+            b = at // self._block
+            first = b * self._block
+            end = min(first + self._block, stop)
+            rows = self._chunk(fd, b, where, keep=end - at < self._block)
+            out[at - start : end - start] = rows[at - first : end - first]
+            at = end
+
+    def _chunk(self, fd: int, b: int, where: object, *, keep: bool) -> Array:
+        """Return chunk `b` as uint8 of shape ``(block, row_nbytes)``.
+
+        With `keep` it is remembered: the next range of rows probably begins inside it.
+        """
+        with self._lock:
+            number, rows = self._last
+        if number == b:
+            return rows
+        entry = self._table[b]
+        address = int(entry["address"])
+        here = f"{where}, offset {address}"
+        data: Any = pread_exact(fd, int(entry["nbytes"]), address, here)
+        for i in reversed(range(len(self._filters))):
+            if not int(entry["mask"]) >> i & 1:
+                data = self._undo(self._filters[i], data, here)
+        flat = np.frombuffer(data, np.uint8)
+        if len(flat) != self._nbytes:
+            raise FormatError(
+                "a chunk has the wrong size",
+                where=here,
+                expected=f"{self._nbytes} bytes",
+                found=len(flat),
+            )
+        rows = flat.reshape(self._block, self._row_nbytes)
+        if keep:
+            with self._lock:
+                self._last = (b, rows)
+        return rows
+
+    def _undo(self, code: int, data: Any, here: str) -> Any:
+        if code == _SHUFFLE:
+            flat = np.frombuffer(data, np.uint8)
+            if len(flat) != self._nbytes:
+                return data  # the caller reports the size
+            return np.ascontiguousarray(flat.reshape(self._itemsize, -1).T).reshape(-1)
+        if self._nbytes > _BEST_RATIO[code] * len(data) + 1024:
+            raise FormatError(
+                "a chunk is too small for what it should hold",
+                where=here,
+                expected=f"{self._nbytes} bytes",
+                found=f"{len(data)} bytes, compressed",
+            )
+        try:
+            if code == _DEFLATE:
+                # One byte more than fits shows a chunk that holds too much.
+                return zlib.decompressobj().decompress(data, self._nbytes + 1)
+            from numcodecs.zstd import Zstd
+
+            return Zstd().decode(data, out=np.empty(self._nbytes, np.uint8))
+        except (zlib.error, RuntimeError, ValueError) as error:
+            raise FormatError(f"a chunk cannot be decompressed: {error}", where=here) from error
+
+
+def encoded_of(dataset: Any, row_nbytes: int, file_nbytes: int) -> Encoded | None:
+    """Return the chunks of an `h5py.Dataset`, or None if they are left to the library.
+
+    The parameters are those of `dsprep.formats.hdf5.placement.placement_of`.
+    """
+    from h5py import h5d, h5t
+
+    plist = dataset.id.get_create_plist()
+    if plist.get_layout() != h5d.CHUNKED or not dataset.size:
+        return None
+    filters = tuple(plist.get_filter(i)[0] for i in range(plist.get_nfilters()))
+    element = dataset.id.get_type()
+    if (
+        not filters
+        or not set(filters) <= {_DEFLATE, _SHUFFLE, _ZSTD}
+        or dataset.chunks[1:] != dataset.shape[1:]
+        or h5t.py_create(dataset.dtype, logical=True) != element
+    ):
+        return None
+    block = int(dataset.chunks[0])
+    table = chunk_table(dataset, file_nbytes)
+    if table is None:
+        return None
+    return Encoded(table, block, row_nbytes, filters, element.get_size())
