@@ -63,8 +63,8 @@ class Lmdb(Format):
             at += f.row_nbytes
         for k, f in enumerate(values.ragged):
             length = f", its length in bytes {8 * k} to {8 * k + 8}" if values.table else ""
-            place = f"from byte {at}" if k == 0 else f"after {values.ragged[k - 1].name}"
-            plan[f.name] = f"{place} of the value{length}"
+            place = f"from byte {at}" if k == 0 else f"behind {values.ragged[k - 1].name}"
+            plan[f.name] = f"{place} in the value{length}"
         return {f.name: plan[f.name] for f in schema}
 
     def losses(self, schema: Schema, options: WriteOptions) -> list[str]:

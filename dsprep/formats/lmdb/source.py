@@ -278,17 +278,21 @@ class LmdbSource(Source):
         """Return the payload bytes of each sample, from the tree alone."""
         if not self.schema.ragged:
             return super().sizes(start, stop)
-        whole = {path for path, _ in self._fields} >= set(self._decoder.schema.names)
-        if isinstance(self._decoder, Datum) or not whole:
+        if isinstance(self._decoder, Datum):
             return None
-        out = np.empty(stop - start, np.int64)
+        chosen = {path for path, _ in self._fields}
+        ragged = {f.name for f in self._decoder.ragged}
+        if chosen & ragged and not chosen >= ragged:
+            return None  # how a value divides between them is in the value
+        fixed = sum(f.row_nbytes for f in self._decoder.fixed if f.name in chosen)
+        out = np.full(stop - start, fixed, np.int64)
         for at in range(start, stop, _AT_ONCE):
             end = min(at + _AT_ONCE, stop)
             nodes = self._nodes(self._index.records(at, end), None)
-            sizes = nodes.size - self._decoder.table
-            if any(path == self._options.keys_as for path, _ in self._fields):
-                sizes = sizes + nodes.key_size
-            out[at - start : end - start] = sizes
+            if chosen & ragged:
+                out[at - start : end - start] += nodes.size - self._decoder.head
+            if self._options.keys_as is not None:
+                out[at - start : end - start] += nodes.key_size
         return out
 
     # --- describing --------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from numpy.typing import NDArray
 
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.lmdb.spans import Bytes, Ints, move_spans, packed
@@ -126,37 +125,34 @@ class Values:
         """Return the bytes of each ragged field in each value, checked against the values."""
         lengths = np.diff(offsets)
         left = lengths - self.head
-        bad: NDArray[np.bool_] = (left < 0) | ((left > 0) & (not self.ragged))
-        if bad.any():
-            i = int(bad.argmax())
-            raise FormatError(
-                f"the value does not fit {self.schema}",
-                where=label(i),
-                expected=f"{'at least ' if self.ragged else ''}{self.head} bytes",
-                found=f"{lengths[i]} bytes",
-                fix="name its fields with --field NAME:DTYPE[SHAPE]",
-            )
+        least = "at least " if self.ragged else ""
+        bad = (left < 0) | ((left > 0) & (not self.ragged))
+        self._refuse(bad, lengths, f"{least}{self.head} bytes", label)
         if not self.ragged:
             return []
+        sizes = [left]
         if self.table:
             counts = self._heads(data, offsets)[:, : self.table].view("<u8")
             bad = (counts > left.astype(np.uint64)[:, None]).any(axis=1)
-            sizes = list(np.where(bad[:, None], 0, counts).astype(np.int64).T)
-            bad |= np.stack(sizes).sum(axis=0) != left
-        else:
-            sizes, bad = [left], np.zeros(len(left), bool)
+            self._refuse(bad, lengths, "lengths of fields within the value", label)
+            sizes = list(counts.astype(np.int64).T)
+            bad = np.stack(sizes).sum(axis=0) != left
+            self._refuse(bad, lengths, "lengths of fields that add up to the value's", label)
         for f, size in zip(self.ragged, sizes, strict=True):
-            bad |= size % f.row_nbytes != 0
+            self._refuse(size % f.row_nbytes != 0, size, f"whole rows of {f}", label)
+        return sizes
+
+    def _refuse(self, bad: Array, found: Ints, expected: str, label: Callable[[int], str]) -> None:
+        """Raise `FormatError` for the first value whose `bad` is set."""
         if bad.any():
             i = int(bad.argmax())
             raise FormatError(
                 f"the value does not fit {self.schema}",
                 where=label(i),
-                expected="lengths that add up to whole rows",
-                found=f"{lengths[i]} bytes",
+                expected=expected,
+                found=f"{found[i]} bytes",
                 fix="name its fields with --field NAME:DTYPE[SHAPE]",
             )
-        return sizes
 
     def _heads(self, data: Bytes, offsets: Ints) -> Bytes:
         """Return the first `head` bytes of each value: uint8, shape ``(n, head)``."""

@@ -1,0 +1,210 @@
+"""The bytes that dsprep writes are those of LMDB's own compact copy."""
+
+from __future__ import annotations
+
+import lmdb
+import numpy as np
+import pytest
+from support import write_batch
+
+from dsprep.errors import UnsupportedError, UsageError
+from dsprep.formats.base import WriteOptions
+from dsprep.formats.lmdb import Lmdb
+from dsprep.formats.lmdb.keys import plan_keys
+from dsprep.formats.lmdb.tree import PSIZE, Tree
+from dsprep.schema import Batch, Field, Ragged, Schema
+
+LMDB = Lmdb()
+
+
+def compact_copy(folder, keys, values):
+    """What LMDB makes of the records in one sorted transaction and a compact copy."""
+    (folder / "copy").mkdir()
+    with lmdb.open(str(folder / "built"), map_size=1 << 34, sync=False) as env:
+        with env.begin(write=True) as txn:
+            for key, value in zip(keys, values, strict=True):
+                txn.put(key, value, append=True)
+        env.copy(str(folder / "copy"), compact=True)
+    return (folder / "copy" / "data.mdb").read_bytes()
+
+
+def blank(data):
+    """The file with zeros in all that LMDB leaves as it was in memory, and in the map sizes."""
+    pages = np.frombuffer(data, np.uint8).copy().reshape(-1, PSIZE)
+    pages[:2, 32:40] = 0
+    words = pages.view("<u2")
+    page = 2
+    while page < len(pages):
+        words[page, 4] = 0
+        flags, lower, upper = words[page, 5:8].tolist()
+        if flags == 4:
+            page += int(pages[page, 12:16].view("<u4")[0])
+            continue
+        assert flags in (1, 2)
+        pages[page, lower:upper] = 0
+        for at in words[page, 8 : lower // 2].tolist():
+            low, high, node_flags, key = words[page, at // 2 : at // 2 + 4].tolist()
+            size = 0 if flags == 1 else 8 if node_flags & 1 else low | high << 16
+            end = at + 8 + key + size
+            pages[page, end : end + end % 2] = 0
+            if flags == 2 and node_flags & 1:
+                first = int(pages[page, end - 8 : end].copy().view("<u8")[0])
+                value_end = first * PSIZE + 16 + (low | high << 16)
+                pages.reshape(-1)[value_end : -(-value_end // PSIZE) * PSIZE] = 0
+        page += 1
+    return pages
+
+
+def assert_same_file(folder, keys, values, schema, batch, key_format, cuts=()):
+    options = WriteOptions(key_format=key_format)
+    write_batch(LMDB, folder / "ours.mdb", schema, batch, options, cuts)
+    ours = (folder / "ours.mdb").read_bytes()
+    found, expected = blank(ours), blank(compact_copy(folder, keys, values))
+    assert found.shape == expected.shape
+    assert np.array_equal(found, expected)
+    payload = sum(map(len, values))
+    estimate = LMDB.estimate(schema, len(values), payload, options)
+    assert estimate >= len(ours)
+    assert schema.ragged or estimate == len(ours)
+
+
+COUNTS = {1: 20000, 8: 50000, 100: 3000, 1500: 700, 19276: 200, 1 << 20: 12}
+
+
+@pytest.mark.parametrize(
+    "size",
+    [1, 7, 8, 100, 1500, 2021, 2022, 2023, 2024, 4079, 4080, 4081, 8176, 8177, 19276, 1 << 20],
+)
+def test_fixed_size(tmp_path, size):
+    key_format = "u64be" if size % 3 == 0 else "{index:08d}"
+    rng = np.random.default_rng(size)
+    most = COUNTS.get(size, 320)
+    for count in sorted({0, 1, 3, 156, 157, most}):
+        if count > most:
+            continue
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        x = rng.integers(0, 256, (count, size), "u1")
+        keys = plan_keys(key_format, count)
+        schema = Schema((Field("x", np.dtype("u1"), (size,)),))
+        assert_same_file(
+            folder,
+            [row.tobytes() for row in keys.make(0, count)],
+            [row.tobytes() for row in x],
+            schema,
+            {"x": x},
+            key_format,
+            tuple(rng.integers(0, count + 1, 3).tolist()),
+        )
+
+
+@pytest.mark.parametrize(("width", "count"), [(100, 5000), (250, 900), (503, 400)])
+def test_deep_trees_of_long_keys(tmp_path, width, count):
+    key_format = f"key_{{index:0{width}x}}.."
+    x = np.arange(count, dtype="<i8")
+    keys = plan_keys(key_format, count)
+    keys = [row.tobytes() for row in keys.make(0, count)]
+    assert keys == [key_format.format(index=i).encode() for i in range(count)]
+    schema = Schema((Field("x", np.dtype("<i8")),))
+    assert_same_file(
+        tmp_path, keys, [v.tobytes() for v in x], schema, {"x": x}, key_format, (7, 300)
+    )
+
+
+@pytest.mark.parametrize("longest", [60, 600, 3000, 20000])
+def test_sizes_that_vary(tmp_path, longest):
+    rng = np.random.default_rng(longest)
+    values = [rng.bytes(n) for n in rng.integers(0, longest, 4000 if longest < 1000 else 900)]
+    schema = Schema((Field.opaque("b"),))
+    batch: Batch = {"b": Ragged.pack(values, schema["b"])}
+    keys = [b"%08d" % i for i in range(len(values))]
+    assert_same_file(tmp_path, keys, values, schema, batch, "{index:08d}")
+
+
+def test_pieces_that_end_where_the_last_leaves_are_unknown(tmp_path):
+    """The tree stays the one that LMDB builds, whatever the cut."""
+    schema = Schema((Field.opaque("b"),))
+    fanout = Tree(8).fanout
+    for leaves in (1, 2, fanout - 1, fanout, fanout + 1, 2 * fanout - 1, 2 * fanout):
+        values = [b"%0255d" % i for i in range(14 * leaves - 3)]
+        batch: Batch = {"b": Ragged.pack(values, schema["b"])}
+        for cuts in ((), tuple(range(len(values) - 60, len(values), 7))):
+            path = tmp_path / f"{leaves}-{len(cuts)}.mdb"
+            write_batch(LMDB, path, schema, batch, cuts=cuts)
+            with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as env:
+                stat = env.stat()
+                assert stat["leaf_pages"] == leaves
+                level, branches = leaves, 0
+                while level > 1:
+                    level = (level - 2) // (fanout - 1) + 1
+                    branches += level
+                assert stat["branch_pages"] == branches
+                with env.begin() as txn:
+                    assert [v for _, v in txn.cursor()] == values
+                    assert all(txn.get(b"%08d" % i) == values[i] for i in range(0, len(values), 13))
+
+
+def test_keys_rise():
+    rng = np.random.default_rng(0)
+    for text in ("{index:08d}", "u64be", "a{index:05x}b", "{index:04X}", "é{index:012d}"):
+        count = 60000
+        keys = plan_keys(text, count)
+        some = np.unique(rng.integers(0, count, 500))
+        made = [keys.one(int(i)) for i in some]
+        assert made == sorted(set(made))
+        if text != "u64be":
+            assert made == [text.format(index=int(i)).encode() for i in some]
+        else:
+            assert made == [int(i).to_bytes(8, "big") for i in some]
+
+
+def test_the_default_format_grows():
+    keys = plan_keys(WriteOptions().key_format, 10**12 + 1)
+    assert keys.one(10**12) == b"1000000000000"
+    assert keys.one(7) == b"0000000000007"
+    assert plan_keys("{index}", 10).one(9) == b"9"
+
+
+@pytest.mark.parametrize(
+    ("key_format", "count", "says"),
+    [
+        ("{index}", 11, "10 comes before 2"),
+        ("{index}", 11, "use {index:08d}"),
+        ("{index:03d}", 1001, "1000 comes before 002"),
+        ("{index:8d}", 11, "does not pad with zeros"),
+        ("{index:>8}", 11, "does not pad with zeros"),
+        ("{index.real:08d}", 11, "not understood"),
+        ("{index!r}", 11, "not understood"),
+        ("{index:08d}{index:08d}", 11, "not understood"),
+        ("{0:08d}", 11, "not understood"),
+        ("{index:{index}d}", 11, ""),
+        ("key", 11, "all the same"),
+        ("{index:08d", 11, ""),
+        ("{index:0512d}", 11, "512 bytes long"),
+    ],
+)
+def test_keys_that_do_not_rise_are_refused(key_format, count, says):
+    with pytest.raises(UsageError, match="keys") as caught:
+        plan_keys(key_format, count)
+    assert says in str(caught.value)
+
+
+def test_what_lmdb_cannot_hold_is_refused():
+    with pytest.raises(UnsupportedError, match="rows of zero bytes"):
+        LMDB.plan_fields(Schema((Field("x", np.dtype("f4"), (None, 0)),)), WriteOptions())
+    with pytest.raises(UnsupportedError, match="larger than an LMDB value"):
+        LMDB.plan_fields(Schema((Field("x", np.dtype("f8"), (1 << 29,)),)), WriteOptions())
+
+
+def test_plan_and_losses():
+    schema = Schema(
+        (Field.opaque("a"), Field("x", np.dtype("f4"), (2,)), Field.opaque("s", "str")),
+        {"made": "by hand"},
+    )
+    assert LMDB.plan_fields(schema, WriteOptions()) == {
+        "a": "from byte 24 in the value, its length in bytes 0 to 8",
+        "x": "bytes 16 to 24 of the value",
+        "s": "behind a in the value, its length in bytes 8 to 16",
+    }
+    assert len(LMDB.losses(schema, WriteOptions())) == 2
+    assert LMDB.losses(Schema((Field.opaque("a"),)), WriteOptions()) == []
