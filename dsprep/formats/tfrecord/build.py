@@ -8,6 +8,7 @@ bytes, and that bytes between the members of structured elements are zero.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -28,6 +29,8 @@ from dsprep.schema import Arena, Array, Batch, Field, Ragged, Schema, has_paddin
 
 U8 = np.dtype(np.uint8)
 Payload: TypeAlias = NDArray[np.uint8]
+BLOCK = 512 << 10
+"""Bytes that are filled in, given their CRCs and written while they are in the CPU's cache."""
 MOST_OVERHEAD = 32
 """Bytes that a feature can take beyond its name and its values; an Example takes fewer."""
 
@@ -63,22 +66,29 @@ class Template:
     def _share(self, at: int, data: bytes) -> None:
         self._fixed.append((at, np.frombuffer(data, U8)))
 
-    def records(self, batch: Batch, start: int, arena: Arena) -> Payload:
-        """Return the records of `batch` as bytes."""
-        count = len(next(iter(batch.values())))
-        rows: Payload = arena.empty("write.records", (count, self.nbytes), U8)
+    def blocks(self, batch: Batch, arena: Arena) -> Iterator[Payload]:
+        """Yield the records of `batch`, some at a time, as bytes that the next block replaces.
+
+        `batch` has to stay as it is until the last block.
+        """
+        count = len(next(iter(batch.values()), ()))
+        step = min(count, max(1, BLOCK // self.nbytes))
+        rows: Payload = arena.empty("write.records", (step, self.nbytes), U8)
         for at, data in self._fixed:
             rows[:, at : at + len(data)] = data
-        for f, type_, a, b in self._gaps:
-            if a < b:
+        starts = np.arange(step, dtype=np.int64) * self.nbytes + framing.HEADER
+        lengths = np.full(step, self.nbytes - framing.FRAME)
+        for begin in range(0, count, step or 1):
+            n = min(step, count - begin)
+            for f, type_, a, b in self._gaps:
                 column = batch[f.name]
                 assert isinstance(column, np.ndarray)
-                encode_values(column, f, type_, rows[:, a:b])
-        starts = np.arange(count, dtype=np.int64) * self.nbytes + framing.HEADER
-        lengths = np.full(count, self.nbytes - framing.FRAME)
-        crcs = framing.payload_crcs(rows.reshape(-1), starts, lengths)
-        rows[:, -framing.FOOTER :] = _bytes_of(crcs)
-        return rows.reshape(-1)
+                if a < b:
+                    encode_values(column[begin : begin + n], f, type_, rows[:n, a:b])
+            flat = rows[:n].reshape(-1)
+            crcs = framing.payload_crcs(flat, starts[:n], lengths[:n])
+            rows[:n, -framing.FOOTER :] = _bytes_of(crcs)
+            yield flat
 
 
 class Assembly:

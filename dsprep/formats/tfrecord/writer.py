@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +28,20 @@ GZIP_LEVEL = 4
 
 @dataclass
 class Piece:
-    """Encoded samples, and the offset at which they belong once it is known."""
+    """Encoded samples, or a recipe for them.
 
-    data: NDArray[np.uint8] | bytes
+    Attributes
+    ----------
+    nbytes
+        Their size in the file.
+    blocks
+        Their bytes, to be written one after another and to be taken once.
+    offset
+        Where they belong, once `TFRecordWriter.reserve` has been called.
+    """
+
+    nbytes: int
+    blocks: Iterable[NDArray[np.uint8] | bytes]
     offset: int = -1
 
 
@@ -61,20 +73,30 @@ class TFRecordWriter(Writer):
         UnsupportedError
             If a sample is too large for ``tf.train.Example``.
         """
-        data = self._builder.records(batch, start, arena)
-        if self._level is None or not len(data):
-            return Piece(data)
+        blocks: Iterable[NDArray[np.uint8]]
+        if isinstance(self._builder, Template):
+            nbytes = len(next(iter(batch.values()), ())) * self._builder.nbytes
+            blocks = self._builder.blocks(batch, arena)
+        else:
+            records = self._builder.records(batch, start, arena)
+            nbytes, blocks = len(records), [records]
+        if self._level is None or not nbytes:
+            return Piece(nbytes, blocks)
         packer = zlib.compressobj(self._level, zlib.DEFLATED, 16 + 15)
-        return Piece(packer.compress(view(data)) + packer.flush())
+        parts = [packer.compress(view(block)) for block in blocks]
+        parts.append(packer.flush())
+        return Piece(sum(map(len, parts)), parts)
 
     def reserve(self, piece: Piece) -> None:
         """Give the piece the place behind the one before."""
         piece.offset = self._end
-        self._end += len(piece.data)
+        self._end += piece.nbytes
 
     def write(self, piece: Piece) -> None:
         """Write the piece at its place."""
-        pwrite_all(self._fd, [piece.data], piece.offset)
+        at = piece.offset
+        for block in piece.blocks:
+            at += pwrite_all(self._fd, [block], at)
 
     def checkpoint(self) -> State:
         """Return where the next piece goes."""
