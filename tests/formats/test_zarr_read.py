@@ -31,6 +31,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification"),
 ]
 
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda fd: None)
+
+
 ZARR = load("zarr")
 F4 = np.dtype("<f4")
 
@@ -574,3 +581,39 @@ def test_a_pipe_in_place_of_a_chunk_is_refused(tmp_path: Path) -> None:
     os.mkfifo(chunk)
     with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="regular"):
         source.read(0, 1)
+
+
+def test_a_large_claim_about_little_data_is_refused(tmp_path: Path) -> None:
+    for how in ({}, {"compressors": "auto"}):
+        path = tmp_path / str(len(how))
+        create(zarr.create_group(path), "x", X, chunks=(23, 4, 6), **how)
+        huge = 2**36
+        grid = {"name": "regular", "configuration": {"chunk_shape": [23, 4, huge]}}
+        edit(path / "x" / "zarr.json", shape=[23, 4, huge], chunk_grid=grid)
+        with opened(path) as source, pytest.raises(FormatError, match="too"):
+            source.read(0, 1)
+
+
+def zstd_frame(nbytes: int, single: bool) -> bytes:
+    """The header of a frame that claims `nbytes`, and nothing of substance behind it."""
+    head = b"\x28\xb5\x2f\xfd" + (b"\xe0" if single else b"\xc0\x00")
+    return head + struct.pack("<Q", nbytes) + b"\1\0\0"
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_decompression_bomb_is_refused(tmp_path: Path, version: int) -> None:
+    codec = numcodecs.Zstd(1) if version == 2 else zarr.codecs.ZstdCodec(level=1)
+    root = zarr.create_group(tmp_path / "a", zarr_format=version)
+    create(root, "x", X, chunks=(23, 4, 6), compressors=codec)
+    (chunk,) = [p for p in (tmp_path / "a" / "x").rglob("*") if p.name[0] in "0c" and p.is_file()]
+    for nbytes in (2**40, 2**62):
+        for single in (False, True):
+            chunk.write_bytes(zstd_frame(nbytes, single))
+            with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="header"):
+                source.read(0, 23)
+    for size in (1, 100, 255, 256, 300, 70_000):  # every width of the size is understood
+        values = np.arange(size, dtype="u1")
+        name = f"n{size}"
+        create(root, name, values, chunks=(size,), compressors=codec)
+        with opened(tmp_path / "a", name) as source:
+            assert np.array_equal(source[:][name], values)

@@ -1,9 +1,11 @@
 """What has to be checked before the bytes of a file are given to a library.
 
 Blosc believes the sizes in the header of a chunk: with a chunk that was cut off it reads beyond
-the end of the memory that it was given, and returns what it finds there.
+the end of the memory that it was given, and returns what it finds there. Zstd takes as much
+memory as the header says. Gzip says nothing, but makes at most some thousand bytes of one.
 
-Header: https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
+Blosc: https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
+Zstd: RFC 8878, section 3.1.1.1
 """
 
 from __future__ import annotations
@@ -23,6 +25,13 @@ from dsprep.storage import pread_exact
 
 HEADER = struct.Struct("<4B3I")
 """Version, version of the codec, flags, type size; uncompressed, block and compressed bytes."""
+
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+ZSTD_HEADER = 18
+"""Bytes of the longest frame header of zstd."""
+
+MAX_CHUNK = 1 << 32
+"""Bytes of the largest chunk that is decoded; the codecs themselves stop at 2 GiB."""
 
 COPIED = 2
 """The flag of a chunk that could not be compressed and is kept as it is behind the header."""
@@ -53,9 +62,23 @@ def shard_index(shard: Chunk, meta: ArrayMeta) -> NDArray[np.uint64]:
     return entries(data, meta.sharding.crc, shard.where)
 
 
-def check_blosc(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
-    """Raise `FormatError` if a chunk with rows ``start <= i < stop`` has a wrong blosc header."""
-    if not meta.blosc or stop <= start or not all(meta.shape):
+def check_chunks(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
+    """Look at the encoded chunks with rows ``start <= i < stop`` before they are decoded.
+
+    Raises
+    ------
+    FormatError
+        If a header contradicts the metadata or the file, or chunks are too large to decode.
+    """
+    expected = math.prod(meta.chunk) * meta.dtype.itemsize
+    if meta.outer not in ("", "bytes") and expected > MAX_CHUNK:
+        raise FormatError(
+            "the chunks are too large to decode",
+            where=f"{store.path}, array {meta.path or '/'}",
+            expected=f"at most {MAX_CHUNK} bytes",
+            found=f"{expected}",
+        )
+    if meta.outer not in ("blosc", "zstd") or stop <= start or not all(meta.shape):
         return
     rows = range(start // meta.grid[0], -(-stop // meta.grid[0]))
     others = (range(-(-n // g)) for n, g in zip(meta.shape[1:], meta.grid[1:], strict=True))
@@ -63,7 +86,7 @@ def check_blosc(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
         with store.chunk(meta.key(*numbers)) as chunk:
             if chunk is None:  # missing, or a ZIP member with a CRC of its own
                 continue
-            if meta.grid == meta.chunk:
+            if "sharding_indexed" not in meta.codecs:
                 _check_header(chunk, 0, chunk.nbytes, meta)
             elif meta.sharding is not None:
                 for offset, nbytes in shard_index(chunk, meta).tolist():
@@ -72,23 +95,46 @@ def check_blosc(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
 
 
 def _check_header(chunk: Chunk, offset: int, nbytes: int, meta: ArrayMeta) -> None:
-    if nbytes < HEADER.size or offset + nbytes > chunk.nbytes:
+    if nbytes < HEADER.size // 2 or offset + nbytes > chunk.nbytes:
         raise FormatError(
             "the chunk is too short",
             where=f"{chunk.where}, offset {offset}",
-            expected=f"{nbytes} bytes, at least {HEADER.size}",
+            expected=f"{nbytes} bytes, at least {HEADER.size // 2}",
             found=f"{max(0, chunk.nbytes - offset)}",
             fix="the file is truncated or still being written",
         )
-    header = pread_exact(chunk.fd, HEADER.size, chunk.offset + offset, chunk.where)
-    _, _, flags, _, plain, _, stored = HEADER.unpack(header)
+    size = min(nbytes, ZSTD_HEADER)
+    header = pread_exact(chunk.fd, size, chunk.offset + offset, chunk.where)
+    stored, plain = (_blosc if meta.outer == "blosc" else _zstd)(header, nbytes)
     expected = math.prod(meta.chunk) * meta.dtype.itemsize
-    wrong = stored != nbytes or (not meta.vlen and plain != expected)
-    if wrong or (flags & COPIED and plain + HEADER.size != stored):
+    if stored != nbytes or (not meta.vlen and plain not in (None, expected)):
         raise FormatError(
-            "the blosc header is wrong",
+            f"the {meta.outer} header is wrong",
             where=f"{chunk.where}, offset {offset}",
             expected=f"{nbytes} bytes" + ("" if meta.vlen else f" that hold {expected}"),
             found=f"{stored} bytes that hold {plain}",
             fix="the file is truncated or damaged",
         )
+
+
+def _blosc(header: bytes, nbytes: int) -> tuple[int, int | None]:
+    """Return the stored and the plain bytes of a blosc chunk, as its header has them."""
+    if len(header) < HEADER.size:
+        return 0, None
+    _, _, flags, _, plain, _, stored = HEADER.unpack_from(header)
+    if flags & COPIED and plain + HEADER.size != stored:
+        return 0, plain
+    return stored, plain
+
+
+def _zstd(header: bytes, nbytes: int) -> tuple[int, int | None]:
+    """Return the same of a zstd frame; it does not say how long it is, and may leave out both."""
+    if header[:4] != ZSTD_MAGIC:
+        return 0, None
+    code, single = header[4] >> 6, header[4] >> 5 & 1
+    size = (single, 2, 4, 8)[code]
+    at = 5 + (not single) + (0, 1, 2, 4)[header[4] & 3]
+    if not size:
+        return nbytes, None
+    plain = int.from_bytes(header[at : at + size], "little")
+    return nbytes, plain + 256 if size == 2 else plain

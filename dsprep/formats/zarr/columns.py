@@ -24,7 +24,7 @@ from dsprep.errors import FormatError
 from dsprep.formats.base import Layout
 from dsprep.formats.zarr import carriers
 from dsprep.formats.zarr.attributes import KIND, from_json
-from dsprep.formats.zarr.checks import check_blosc
+from dsprep.formats.zarr.checks import check_chunks
 from dsprep.formats.zarr.metadata import MAX_ROW
 from dsprep.formats.zarr.rows import StoredArray, translated
 from dsprep.schema import Arena, Column, Field, Kind, Ragged
@@ -241,7 +241,7 @@ class Elements(Reading):
         if data is None:
             return [None] * meta.grid[0]
         with translated(f"{array.where}, chunk {i}"):
-            check_blosc(array.store, meta, i * meta.grid[0], (i + 1) * meta.grid[0])
+            check_chunks(array.store, meta, i * meta.grid[0], (i + 1) * meta.grid[0])
             if meta.compressor is not None:
                 array.check_codecs()
                 data = numcodecs.get_codec(meta.compressor).decode(data)

@@ -86,8 +86,8 @@ class ArrayMeta:
         Whether the bytes of a chunk are rows one after another.
     sharding
         Where shards have their index; None without shards, or if it is encoded.
-    blosc
-        Whether what is stored of a chunk comes from blosc.
+    outer
+        The codec that made what is stored of a chunk, the last one; ``""`` if there is none.
     attrs
         The attributes.
     compressor
@@ -106,7 +106,7 @@ class ArrayMeta:
     keys: tuple[str, str] = ("", ".")
     raw: bool = False
     sharding: Sharding | None = None
-    blosc: bool = False
+    outer: str = ""
     attrs: Mapping[str, Any] = field(default_factory=dict)
     compressor: Any = None
 
@@ -234,7 +234,7 @@ def _read_v2(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         names,
         ("", separator),
         not names and rows and not vlen,
-        blosc=names[-1:] == ("blosc",),
+        outer=names[-1] if names else "",
         attrs=attrs,
         compressor=document.get("compressor"),
     )
@@ -300,7 +300,7 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         _keys_v3(document.get("chunk_key_encoding", "default")),
         raw and not vlen,
         sharding,
-        names[-1:] == ["blosc"],
+        names[-1] if names else "",
         attrs,
     )
 

@@ -19,12 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.errors import DsprepError, FormatError, MissingExtra
-from dsprep.formats.zarr.checks import check_blosc, shard_index
+from dsprep.formats.zarr.checks import check_chunks, shard_index
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.shards import raw_offsets
 from dsprep.formats.zarr.store import Chunk, Store, join
 from dsprep.schema import Arena, Array, new_array
 from dsprep.storage import pread_into
+
+LARGE = 256 << 20
+"""Bytes of rows above which a read first looks whether the files can hold so much."""
 
 
 @contextmanager
@@ -66,10 +69,11 @@ class StoredArray:
             return (
                 self._by_library(start, stop) if math.prod(shape) else np.empty(shape, meta.dtype)
             )
+        if math.prod(shape) == 0:
+            return np.empty(shape, meta.dtype)
+        self._check_stored(start, stop)
         with translated(self.where):
             out = new_array(arena, key, shape, meta.dtype)
-        if not out.size:
-            return out
         flat = out.reshape(stop - start, -1).view(np.uint8)
         rows = meta.grid[0]
         for i in range(start // rows, -(-stop // rows)):
@@ -83,6 +87,25 @@ class StoredArray:
                 else:
                     self._from_shard(chunk, i, first - i * rows, part, out, start)
         return out
+
+    def _check_stored(self, start: int, stop: int) -> None:
+        """Before much memory is taken for rows, see that the files hold about as much."""
+        nbytes = (stop - start) * self.meta.row_nbytes
+        if nbytes <= LARGE:
+            return
+        rows = self.meta.grid[0]
+        held = 0
+        for i in range(start // rows, -(-stop // rows)):
+            with self.store.chunk(self.meta.key(i)) as chunk:
+                held += chunk.nbytes if chunk else min(LARGE, rows * self.meta.row_nbytes)
+        if held < nbytes:
+            raise FormatError(
+                "the chunks are too short",
+                where=f"{self.where}, rows {start} to {stop}",
+                expected=f"{nbytes} bytes",
+                found=f"{held}",
+                fix="the array is damaged, or far larger than what was written of it",
+            )
 
     def _pread(self, chunk: Chunk, out: Array, offset: int) -> None:
         if offset + out.nbytes > chunk.nbytes:
@@ -130,7 +153,7 @@ class StoredArray:
 
     def _by_library(self, start: int, stop: int) -> Array:
         with translated(f"{self.where}, rows {start} to {stop}"):
-            check_blosc(self.store, self.meta, start, stop)
+            check_chunks(self.store, self.meta, start, stop)
             found = np.asarray(self.library()[start:stop])
             if found.shape != (stop - start, *self.meta.shape[1:]):
                 raise FormatError("the data have the wrong shape", where=self.where)
@@ -139,7 +162,7 @@ class StoredArray:
     def objects(self, start: int, stop: int) -> list[Any]:
         """Return elements ``start <= i < stop`` of an array whose elements vary in length."""
         with translated(f"{self.where}, rows {start} to {stop}"):
-            check_blosc(self.store, self.meta, start, stop)
+            check_chunks(self.store, self.meta, start, stop)
             found: list[Any] = np.asarray(self.library()[start:stop]).tolist()
             return found
 
