@@ -29,6 +29,13 @@ OPTIONS = {
 MIXED = SCHEMAS["mixed"]
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of small files: whether they survive a power cut is not the question here."""
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(f"os.{name}", lambda fd: None)
+
+
 def read_all(path: Path) -> Batch:
     with HDF5.open(path, OpenOptions(), None) as source:
         return source.read(0, len(source))
