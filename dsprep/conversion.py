@@ -283,7 +283,7 @@ def _copy_shards(
     samples, nbytes = resumed, round(resumed * per_sample)
     if progress is not None:
         progress(samples, nbytes)
-    if job.sharded:
+    if job.sharded and first < len(job.shards):
         (staging.data / job.target.name).mkdir(exist_ok=True)
     for index in range(first, len(job.shards)):
         shard = job.shards[index]

@@ -155,7 +155,10 @@ class Staging:
             sync_directory(self.target.parent)
 
     def discard(self) -> None:
-        """Remove the working directory."""
+        """Remove the working directory; the record that all is complete goes last."""
+        for path in self.root.iterdir():
+            if path.name != "state.json":
+                remove(path)
         remove(self.root)
 
     def close(self) -> None:
