@@ -128,7 +128,7 @@ def test_pieces_that_end_where_the_last_leaves_are_unknown(tmp_path):
     for leaves in (1, 2, fanout - 1, fanout, fanout + 1, 2 * fanout - 1, 2 * fanout):
         values = [b"%0255d" % i for i in range(14 * leaves - 3)]
         batch: Batch = {"b": Ragged.pack(values, schema["b"])}
-        for cuts in ((), tuple(range(len(values) - 60, len(values), 7))):
+        for cuts in ((), tuple(range(max(0, len(values) - 60), len(values), 7))):
             path = tmp_path / f"{leaves}-{len(cuts)}.mdb"
             write_batch(LMDB, path, schema, batch, cuts=cuts)
             with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as env:

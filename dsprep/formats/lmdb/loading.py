@@ -42,12 +42,13 @@ while at < len(value):
 shape = [parts.get(number, 0) for number in (1, 2, 3)]
 data = np.frombuffer(parts.get(4) or parts[6], np.uint8 if parts.get(4) else np.float32)
 sample["data"] = data.reshape(shape) if data.size == np.prod(shape) else data
-sample["label"] = np.uint64(parts.get(5, 0)).astype(np.int32)
+sample["label"] = np.array(parts.get(5, 0), np.uint64).astype(np.int32)
 """
 
 _PRINT = """\
 for name, data in sample.items():
-    print(name, getattr(data, "dtype", type(data).__name__), getattr(data, "shape", len(data)))
+    array = isinstance(data, np.ndarray)
+    print(name, data.dtype if array else type(data).__name__, data.shape if array else len(data))
 """
 
 

@@ -133,11 +133,13 @@ class Values:
         sizes = [left]
         if self.table:
             counts = self._heads(data, offsets)[:, : self.table].view("<u8")
-            bad = (counts > left.astype(np.uint64)[:, None]).any(axis=1)
-            self._refuse(bad, lengths, "lengths of fields within the value", label)
+            beyond = (counts > left.astype(np.uint64)[:, None]).any(axis=1)
+            self._refuse(np.asarray(beyond), lengths, "lengths of fields within the value", label)
             sizes = list(counts.astype(np.int64).T)
-            bad = np.stack(sizes).sum(axis=0) != left
-            self._refuse(bad, lengths, "lengths of fields that add up to the value's", label)
+            uneven = np.stack(sizes).sum(axis=0) != left
+            self._refuse(
+                np.asarray(uneven), lengths, "lengths of fields that add up to the value's", label
+            )
         for f, size in zip(self.ragged, sizes, strict=True):
             self._refuse(size % f.row_nbytes != 0, size, f"whole rows of {f}", label)
         return sizes

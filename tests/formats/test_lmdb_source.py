@@ -1,0 +1,275 @@
+"""Databases that LMDB itself made are read as py-lmdb reads them, record by record."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+
+import lmdb
+import numpy as np
+import pytest
+
+from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.formats.base import OpenOptions
+from dsprep.formats.lmdb import Lmdb
+from dsprep.schema import Arena, Field, FieldSpec, Ragged, Schema
+
+LMDB = Lmdb()
+
+
+def build(path, records, *, per_commit=10**9, name=None, delete=(), order=None, **how):
+    """A database of `records`, put in the given order with a commit every few records."""
+    records = list(records)
+    order = range(len(records)) if order is None else order
+    with lmdb.open(str(path), map_size=1 << 30, max_dbs=4, sync=False) as env:
+        db = env.open_db(name, **how)
+        todo = [records[i] for i in order]
+        for start in range(0, len(todo), per_commit):
+            with env.begin(write=True, db=db) as txn:
+                for key, value in todo[start : start + per_commit]:
+                    txn.put(key, value)
+        for key in delete:
+            with env.begin(write=True, db=db) as txn:
+                assert txn.delete(key)
+    return path
+
+
+def expected(path, name=None, **how):
+    with (
+        lmdb.open(str(path), readonly=True, lock=False, max_dbs=4) as env,
+        env.begin(db=env.open_db(name, create=False, **how)) as txn,
+    ):
+        return list(txn.cursor())
+
+
+def assert_same_records(path, name=None, **how):
+    records = expected(path, name, **how)
+    options = OpenOptions(keys_as="key", database=name.decode() if name else None)
+    with LMDB.open(path, options, None) as source:
+        assert len(source) == len(records)
+        whole = source.read(0, len(source))
+        assert list(zip(whole["key"], whole["value"], strict=True)) == records
+        for arena in (None, Arena()):
+            for start in range(0, len(records), 97):
+                batch = source.read(start, min(start + 97, len(source)), arena)
+                part = records[start : start + 97]
+                assert [bytes(k) for k in batch["key"]] == [k for k, _ in part]
+                assert [bytes(v) for v in batch["value"]] == [v for _, v in part]
+        assert source.sizes(0, len(source)).tolist() == [len(k) + len(v) for k, v in records]
+
+
+RNG = np.random.default_rng(5)
+SIZES = {
+    "tiny": lambda n: np.full(n, 8),
+    "inline": lambda n: np.full(n, 700),
+    "edge": lambda n: RNG.choice([2020, 2021, 2022, 2023, 2024, 4079, 4080, 4081], n),
+    "large": lambda n: np.full(n, 19276),
+    "mixed": lambda n: RNG.choice([0, 1, 50, 1500, 2500, 9000, 70000], n),
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("how", ["one", "each", "random"])
+def test_every_record(tmp_path, sizes, how):
+    n = 400 if how == "each" else 700
+    values = [RNG.bytes(int(k)) for k in SIZES[sizes](n)]
+    records = [(b"%06d" % (i * 7), v) for i, v in enumerate(values)]
+    order = RNG.permutation(n) if how == "random" else None
+    per_commit = {"one": n, "each": 1, "random": 50}[how]
+    delete = [records[i][0] for i in range(0, n, 9)] if how == "random" else ()
+    build(tmp_path / "d", records, per_commit=per_commit, order=order, delete=delete)
+    assert_same_records(tmp_path / "d")
+    options = OpenOptions(order="file")
+    with LMDB.open(tmp_path / "d", options, None) as source:
+        found = source.read(0, len(source))["value"]
+        assert sorted(map(bytes, found)) == sorted(v for _, v in expected(tmp_path / "d"))
+        places = source._nodes(source._index.records(0, len(source)), None).offset
+        assert (np.diff(places) > 0).all()
+
+
+def test_many_small_records_and_long_keys(tmp_path):
+    build(tmp_path / "a", ((b"%07d" % i, b"%d" % i) for i in range(25000)))
+    build(tmp_path / "b", ((b"%0300d" % i, b"v" * (i % 90)) for i in range(2000)), per_commit=99)
+    assert_same_records(tmp_path / "a")
+    assert_same_records(tmp_path / "b")
+
+
+def test_single_file(tmp_path):
+    build(tmp_path / "a", [(b"k", b"v")])
+    assert LMDB.recognises(tmp_path / "a")
+    assert LMDB.recognises(tmp_path / "a" / "data.mdb")
+    with LMDB.open(tmp_path / "a" / "data.mdb", OpenOptions(), None) as source:
+        assert source[0]["value"] == b"v"
+
+
+def test_integer_and_reverse_keys(tmp_path):
+    records = [(i.to_bytes(8, "little"), b"%d" % i) for i in (3, 256, 1, 70000, 2)]
+    build(tmp_path / "a", records, name=b"ints", integerkey=True)
+    assert_same_records(tmp_path / "a", b"ints", integerkey=True)
+    build(tmp_path / "b", [(b"ab", b"1"), (b"ba", b"2")], name=b"r", reverse_key=True)
+    assert_same_records(tmp_path / "b", b"r", reverse_key=True)
+
+
+def test_named_databases(tmp_path):
+    path = tmp_path / "a"
+    build(path, [(b"%d" % i, b"train%d" % i) for i in range(300)], name=b"train")
+    build(path, [(b"%d" % i, b"val%d" % i * 900) for i in range(30)], name=b"val")
+    build(path, [], name=b"none")
+    assert_same_records(path, b"train")
+    assert_same_records(path, b"val")
+    assert_same_records(path, b"none")
+    with pytest.raises(SchemaError, match=r"only named databases .*none, train, val"):
+        LMDB.open(path, OpenOptions(), None)
+    with pytest.raises(SchemaError, match=r"no database test .*none, train, val"):
+        LMDB.open(path, OpenOptions(database="test"), None)
+    build(path, [(b"a", b"1"), (b"o", b"2"), (b"z", b"3")])
+    with LMDB.open(path, OpenOptions(), None) as source:
+        assert [s["value"] for s in source] == [b"1", b"2", b"3"]
+        assert "left out the named databases none, train, val" in source.notes
+
+
+def test_skipped_keys_and_numeric_order(tmp_path):
+    path = tmp_path / "a"
+    records = [(b"%d" % i, b"v%d" % i) for i in range(1200)]
+    build(path, [*records, (b"length", pickle.dumps(1200))], per_commit=1)
+    with LMDB.open(path, OpenOptions(), None) as source:
+        assert len(source) == 1201
+        assert any("length looks like a fact" in note for note in source.notes)
+        assert any("10 comes before 2" in note for note in source.notes)
+    with pytest.raises(UsageError, match=r"not a decimal number .*b'length'"):
+        LMDB.open(path, OpenOptions(order="numeric"), None)
+    skip = (b"length", b"30", b"absent")
+    with LMDB.open(path, OpenOptions(skip_keys=skip, keys_as="k"), None) as source:
+        kept = [r for r in sorted(records) if r[0] != b"30"]
+        assert [(s["k"], s["value"]) for s in source] == kept
+        assert "left out the keys 30, length" in source.notes
+        assert "there are no keys absent to leave out" in source.notes
+    options = OpenOptions(order="numeric", skip_keys=(b"length",), keys_as="k")
+    with LMDB.open(path, options, None) as source:
+        assert [(s["k"], s["value"]) for s in source] == records
+        assert not any("10 comes before 2" in note for note in source.notes)
+
+
+def test_numbers_with_leading_zeros_and_too_long(tmp_path):
+    build(tmp_path / "a", [(b"%030d" % 5, b"5"), (b"0007", b"7"), (b"9" * 18, b"x"), (b"12", b"y")])
+    with LMDB.open(tmp_path / "a", OpenOptions(order="numeric"), None) as source:
+        assert [s["value"] for s in source] == [b"5", b"7", b"y", b"x"]
+    build(tmp_path / "b", [(b"1" + b"0" * 18, b"5")])
+    with pytest.raises(UsageError, match="not a decimal number"):
+        LMDB.open(tmp_path / "b", OpenOptions(order="numeric"), None)
+
+
+def test_pickles_stay_closed(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (pytest.fail, ("unpickled",))
+
+    value = pickle.dumps(Bomb(), protocol=4)
+    build(tmp_path / "a", [(b"%d" % i, value) for i in range(3)])
+    with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
+        assert source[1]["value"] == value
+        assert any("pickles" in note for note in source.notes)
+
+
+def test_a_schema_that_does_not_fit(tmp_path):
+    build(tmp_path / "a", [(b"a", bytes(12)), (b"b", bytes(13))])
+    cases = [
+        Schema((Field("x", np.dtype("f4"), (3,)),)),
+        Schema((Field("x", np.dtype("f4"), (None, 3)),)),
+        Schema((Field.opaque("x"), Field.opaque("y"))),
+        Schema((Field("x", np.dtype("f4"), (4,)), Field.opaque("y"))),
+    ]
+    for schema in cases:
+        with (
+            LMDB.open(tmp_path / "a", OpenOptions(), schema) as source,
+            pytest.raises(FormatError, match=r"sample [01], key b'[ab]': the value does not fit"),
+        ):
+            source.read(0, 2)
+    specs = (FieldSpec.parse("x:float32[None]"), FieldSpec.parse("y:int8"))
+    with pytest.raises(UsageError, match="only the last field may vary"):
+        LMDB.open(tmp_path / "a", OpenOptions(fields=specs), None)
+    specs = (FieldSpec.parse("x:float32"), FieldSpec.parse("y"))
+    with pytest.raises(UsageError, match="field y needs a dtype"):
+        LMDB.open(tmp_path / "a", OpenOptions(fields=specs), None)
+
+
+def test_duplicates_are_refused(tmp_path):
+    build(tmp_path / "a", [(b"a", b"1"), (b"a", b"2")], name=b"d", dupsort=True)
+    with pytest.raises(FormatError, match="DUPSORT"):
+        LMDB.open(tmp_path / "a", OpenOptions(database="d"), None)
+
+
+def test_changed_since_opened(tmp_path):
+    build(tmp_path / "a", [(b"%05d" % i, bytes(5000)) for i in range(500)])
+    with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
+        with (tmp_path / "a" / "data.mdb").open("r+b") as file:
+            file.seek(4096 * 2)
+            file.write(bytes(4096 * 400))
+        with pytest.raises(FormatError):
+            source.read(0, 500)
+
+
+def test_threads_share_a_source(tmp_path):
+    values = [RNG.bytes(int(n)) for n in RNG.integers(0, 9000, 800)]
+    build(tmp_path / "a", [(b"%05d" % i, v) for i, v in enumerate(values)])
+    wrong = []
+
+    def check(source, seed):
+        rng, arena = np.random.default_rng(seed), Arena()
+        for _ in range(60):
+            a, b = sorted(rng.integers(0, 801, 2).tolist())
+            column = source.read(a, b, arena)["value"]
+            if list(column) != values[a:b]:
+                wrong.append((a, b))
+
+    with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
+        threads = [threading.Thread(target=check, args=(source, k)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_layouts_tell_order_from_disorder(tmp_path):
+    records = [(b"%05d" % i, bytes(9000)) for i in range(200)]
+    build(tmp_path / "a", records)
+    build(tmp_path / "b", records, order=RNG.permutation(200), per_commit=10)
+    with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
+        layout = source.layouts()["value"]
+        assert layout.storage == "values in overflow pages"
+        assert layout.stored_nbytes == 200 * 9000
+        assert "neighbours in the file" in layout.access
+    with LMDB.open(tmp_path / "b", OpenOptions(), None) as source:
+        assert "--order file" in source.layouts()["value"].access
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_loading_code_runs(tmp_path, named):
+    import ml_dtypes
+
+    schema = Schema(
+        (
+            Field("x", np.dtype("<f4"), (3, 2)),
+            Field("b", np.dtype(ml_dtypes.bfloat16)),
+            Field("s", np.dtype([("a", "<u8"), ("v", ">f4", (2,))]), (2,)),
+            Field("p", np.dtype("<i2"), (None, 2)),
+            Field.opaque("name", "str"),
+        )
+    )
+    head = np.array([8, 3], "<u8").tobytes() + bytes(24 + 2 + 32)
+    build(tmp_path / "a", [(b"k", head + bytes(8) + b"abc")], name=b"n" if named else None)
+    with LMDB.open(tmp_path / "a", OpenOptions(database="n" if named else None), schema) as source:
+        code = source.loading_code()
+        assert isinstance(source.read(0, 1)["p"], Ragged)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stderr == ""
+    assert out.stdout.splitlines() == [
+        "x float32 (3, 2)",
+        "b bfloat16 ()",
+        "s [('a', '<u8'), ('v', '>f4', (2,))] (2,)",
+        "p int16 (2, 2)",
+        "name str 3",
+    ]
