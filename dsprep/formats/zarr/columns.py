@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -62,11 +63,12 @@ class Reading(ABC):
         """Return how the field lies on disk."""
         main = self.arrays[0]
         stored = sum(a.store.nbytes(a.meta.path) for a in self.arrays)
+        unit = "row" if len(self.arrays) > 1 else "sample"
         return Layout(
-            storage=_storage(main),
+            storage=_storage(main, unit + "s"),
             codecs=tuple(c for c in main.meta.codecs if c not in ("bytes", "sharding_indexed")),
             stored_nbytes=stored,
-            access=_access(main),
+            access=_access(main, unit),
         )
 
 
@@ -256,34 +258,35 @@ class Elements(Reading):
         return None
 
 
-def _storage(array: StoredArray) -> str:
+def _storage(array: StoredArray, unit: str) -> str:
     """Return what a chunk and a file hold."""
     meta = array.meta
     if not meta.shape:
         return "one value"
-    text = f"chunks of {'x'.join(map(str, meta.chunk))}"
-    if meta.chunk != meta.grid:
-        text += f" in shards of {'x'.join(map(str, meta.grid))}"
-    return text
+    if meta.chunk[1:] == meta.shape[1:]:
+        text = f"chunks of {meta.chunk[0]} {unit}"
+    else:
+        text = f"chunks of {'x'.join(map(str, meta.chunk))}"
+    if "sharding_indexed" not in meta.codecs:
+        return text
+    same = meta.grid[1:] == meta.shape[1:]
+    return f"{text} in shards of {meta.grid[0] if same else 'x'.join(map(str, meta.grid))}"
 
 
-def _access(array: StoredArray) -> str:
-    """Return how a read of one random row performs."""
+def _access(array: StoredArray, unit: str) -> str:
+    """Return how a read of one random sample, or row, performs."""
     meta = array.meta
     if not meta.shape:
-        return "read at once"
-    per_row = [-(-n // c) for n, c in zip(meta.shape[1:], meta.chunk[1:], strict=True)]
-    chunks = int(np.prod(per_row, dtype=object))
-    files = int(
-        np.prod(
-            [-(-n // g) for n, g in zip(meta.shape[1:], meta.grid[1:], strict=True)], dtype=object
-        )
-    )
+        return "it is read whole, whichever sample is wanted"
     rows = min(meta.chunk[0], max(1, meta.shape[0]))
     if meta.raw:
         return (
-            f"one read of just the bytes wanted; a reader that knows only Zarr reads "
-            f"{rows} times the bytes"
+            f"one read of just the bytes wanted; with zarr-python a {unit} costs a chunk, "
+            f"{rows} times its bytes"
         )
-    verb = "decodes" if len(meta.codecs) > 1 or meta.version == 2 else "reads"
-    return f"a row {verb} {chunks} chunks in {files} files, {rows} times the bytes wanted"
+    chunks, files = (
+        math.prod(-(-n // s) for n, s in zip(meta.shape[1:], sizes[1:], strict=True))
+        for sizes in (meta.chunk, meta.grid)
+    )
+    decoded = f"decodes {chunks} chunk{'s' * (chunks != 1)}"
+    return f"a {unit} {decoded} from {files} file{'s' * (files != 1)}, {rows} times its bytes"

@@ -22,7 +22,7 @@ from dsprep.errors import UsageError
 from dsprep.formats.base import WriteOptions
 from dsprep.formats.zarr.carriers import Carrier, carrier
 from dsprep.formats.zarr.shards import index_nbytes
-from dsprep.schema import DType, Field, Schema
+from dsprep.schema import DType, Field, Schema, show_dtype
 
 CHUNK = 256 << 10
 SHARD = 256 << 20
@@ -200,6 +200,6 @@ def show(plan: ArrayPlan, dtype: DType) -> str:
     """Return the plan for a person to read."""
     stored = plan.carrier.dtype.name if plan.carrier.dtype.isnative else plan.carrier.dtype.str
     unit = "samples" if plan.role == "samples" else "rows"
-    text = stored if not plan.carrier.stands_in else f"{stored} ({dtype} bits)"
+    text = stored if not plan.carrier.stands_in else f"{stored} ({show_dtype(dtype)} bits)"
     text += f", chunks of {plan.chunk} {unit}"
     return text + (f", shards of {plan.file}" if plan.sharded else "")

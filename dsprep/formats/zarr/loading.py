@@ -55,7 +55,11 @@ def _load(field: Field, reading: Reading) -> list[str]:
         ]
         if field.kind == "array":
             return lines
-        return [*lines, "x = x.tobytes()" + (".decode()" if field.kind == "str" else "")]
+        return [
+            *lines,
+            "x = x.tobytes()"
+            + (".decode('utf-8', 'surrogateescape')" if field.kind == "str" else ""),
+        ]
     rows = "0:1" if isinstance(reading, Samples) else "..."
     end = ["x = x[0]"] if isinstance(reading, Samples) else []
     shape = ("(1, " if end else "(") + "".join(f"{n}, " for n in field.inner) + ")"

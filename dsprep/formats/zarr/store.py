@@ -26,6 +26,9 @@ from dsprep.storage import pread_exact
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 """Keys of which at least one is at the root of every store."""
 
+DOCUMENTS = frozenset({*MARKERS, ".zattrs"})
+"""Names of metadata documents; all other keys are chunks."""
+
 MAX_DOCUMENT = 64 << 20
 """Bytes of the largest metadata document that is read; real ones are a few kB."""
 
@@ -61,7 +64,7 @@ class Store(ABC):
 
     @abstractmethod
     def nbytes(self, node: str) -> int:
-        """Return the bytes stored under `node`."""
+        """Return the bytes of all chunks under `node`."""
 
     @abstractmethod
     def chunk(self, key: str) -> Any:
@@ -108,7 +111,7 @@ class Directory(Store):
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
-                    elif entry.is_file():
+                    elif entry.name not in DOCUMENTS and entry.is_file():
                         total += entry.stat().st_size
         return total
 
@@ -193,8 +196,12 @@ class Zip(Store):
         """See `Store.nbytes`."""
         prefix = join(self._root, node)
         prefix = prefix and prefix + "/"
-        members = self._zip.infolist()
-        return sum(i.compress_size for i in members if i.filename.startswith(prefix))
+        return sum(
+            info.compress_size
+            for info in self._zip.infolist()
+            if info.filename.startswith(prefix)
+            and info.filename.rpartition("/")[2] not in DOCUMENTS
+        )
 
     @contextmanager
     def chunk(self, key: str) -> Iterator[Chunk | None]:
