@@ -115,6 +115,21 @@ def test_columns_that_are_not_contiguous(tmp_path: Path) -> None:
         assert_same_batch(read_all(source), batch, schema)
 
 
+def test_field_names_do_not_meet_in_the_arena(tmp_path: Path) -> None:
+    schema = Schema((Field.opaque("records"), Field("read", I8, (None,)), Field("write", I8)))
+    batch, arena = random_batch(schema, 50), Arena()
+    write_batch(TFR, tmp_path / "a", schema, batch)
+    with opened(tmp_path / "a", hint=schema) as source:
+        found = source.read(0, 50, arena)
+        assert_same_batch(found, batch, schema)
+        writer = TFR.create(tmp_path / "b", schema, 50, WriteOptions(), None)
+        piece = writer.encode(found, 0, arena)
+        writer.reserve(piece)
+        writer.write(piece)
+        writer.finish()
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
 def test_padding_bytes_of_structures_are_zero(tmp_path: Path) -> None:
     schema = ALL["fixed-struct16"]
     batch = random_batch(schema, 6)

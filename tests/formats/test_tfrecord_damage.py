@@ -15,7 +15,7 @@ from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import load, recognise
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.tfrecord import example, framing, stream
-from dsprep.schema import Arena, Batch, Field, Schema
+from dsprep.schema import Arena, Batch, Field, FieldSpec, Schema
 
 TFR = load("tfrecord")
 ALL = dict(schemas())
@@ -131,6 +131,10 @@ def test_an_empty_file_is_an_empty_dataset(tmp_path: Path) -> None:
     with TFR.open(path, OpenOptions(), None) as source:
         assert len(source) == 0
         assert source.notes == ("there are no records",)
+    spec = FieldSpec.parse("new=old:int16[3]")
+    with TFR.open(path, OpenOptions(fields=(spec,)), None) as source:
+        assert str(source.schema) == "new: int16[3]"
+        assert source.read(0, 0)["new"].shape == (0, 3)
 
 
 def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:

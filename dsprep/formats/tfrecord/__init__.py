@@ -82,10 +82,14 @@ class TFRecord(Format):
 
         types = features.plan(schema, options)
         if not schema.ragged:
-            return count * Template(schema, types).nbytes
-        frame = FRAME + MOST_OVERHEAD + sum(len(n.encode()) + MOST_OVERHEAD for n in schema.names)
-        growth = max(features.growth(f, types[f.name]) for f in schema)
-        return count * frame + int(payload * growth)
+            nbytes = count * Template(schema, types).nbytes
+        else:
+            names = sum(len(n.encode()) + MOST_OVERHEAD for n in schema.names)
+            growth = max(features.growth(f, types[f.name]) for f in schema)
+            nbytes = count * (FRAME + MOST_OVERHEAD + names) + int(payload * growth)
+        if options.compress is not None:  # what does not compress grows a little
+            nbytes += nbytes // 500 + 1024
+        return nbytes
 
     def create(
         self,

@@ -73,7 +73,7 @@ class Template:
         """
         count = len(next(iter(batch.values()), ()))
         step = min(count, max(1, BLOCK // self.nbytes))
-        rows: Payload = arena.empty("write.records", (step, self.nbytes), U8)
+        rows: Payload = arena.empty("write", (step, self.nbytes), U8)
         for at, data in self._fixed:
             rows[:, at : at + len(data)] = data
         starts = np.arange(step, dtype=np.int64) * self.nbytes + framing.HEADER
@@ -113,7 +113,7 @@ class Assembly:
             data, edges = _encoded(batch, f, type_, arena)
             parts.append((name, type_, view(data), edges.tolist()))
             most += len(data) + count * (len(name) + MOST_OVERHEAD)
-        out: Payload = arena.empty("write.records", (most,), U8)
+        out: Payload = arena.empty("write", (most,), U8)
         to, at = view(out), 0
         starts, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
         for i in range(count):

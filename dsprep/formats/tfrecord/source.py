@@ -62,8 +62,10 @@ class TFRecordSource(Source):
         if options.records == "opaque" or (hint is not None and features.is_opaque(hint)):
             return None, []
         if not self._index.count:
-            known = [*(hint or ()), *(s.to_field() for s in options.fields if s.dtype is not None)]
-            return {f.name: Feature(f.name, BYTES, f) for f in known}, ["there are no records"]
+            known = {f.name: f for f in hint or ()}
+            known |= {s.path: s.to_field() for s in options.fields if s.dtype is not None}
+            found = {name: Feature(name, BYTES, f) for name, f in known.items()}
+            return found, ["there are no records"]
         seen: dict[str, Seen] = {}
         chosen = self._inspected()
         try:
@@ -139,7 +141,7 @@ class TFRecordSource(Source):
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
         """Return records as a buffer, and where in it each payload starts and how long it is."""
         begin, end = self._index.offset(start), self._index.offset(stop)
-        buffer = new_array(arena, "read.records", (end - begin,), np.dtype(np.uint8))
+        buffer = new_array(arena, "read", (end - begin,), np.dtype(np.uint8))
         self._stream.read_into(buffer, begin)
         lengths = self._index.lengths_of(start, stop)
         starts = np.cumsum(lengths + framing.FRAME) - lengths - framing.FOOTER
