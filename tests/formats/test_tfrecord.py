@@ -20,6 +20,7 @@ from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
 from dsprep.formats.tfrecord import example, framing, stream
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, encode_varints
+from dsprep.formats.tfrecord.lockstep import parse_together
 from dsprep.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 
 TFR = load("tfrecord")
@@ -463,7 +464,7 @@ def test_the_three_parsers_agree(rows: list[tuple[bytes, list[int]]]) -> None:
     lengths = np.array(list(map(len, messages)))
     starts = np.cumsum(lengths + 16) - lengths - 4
     each = example.parse_each(buffer, starts, lengths)
-    together = example.parse_together(buffer, starts, lengths)
+    together = parse_together(buffer, starts, lengths)
     alike = None
     if (lengths == lengths[0]).all():
         alike = example.parse_alike(buffer, int(lengths[0]) + 16, starts, int(lengths[0]))

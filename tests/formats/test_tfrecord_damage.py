@@ -15,6 +15,7 @@ from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import load, recognise
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.tfrecord import example, framing, stream
+from dsprep.formats.tfrecord.lockstep import parse_together
 from dsprep.schema import Arena, Batch, Field, FieldSpec, Schema
 
 TFR = load("tfrecord")
@@ -175,7 +176,7 @@ def test_any_bytes_as_an_example() -> None:
         lengths = np.array([len(torn)] * 2)
         starts = np.array([0, len(torn)])
         each = example.parse_each(buffer, starts, lengths)
-        together = example.parse_together(buffer, starts, lengths)
+        together = parse_together(buffer, starts, lengths)
         if isinstance(each[0], example.WireError):
             assert together is None
         elif together is not None:

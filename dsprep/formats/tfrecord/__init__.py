@@ -1,8 +1,9 @@
 """TFRecord: files of ``tf.train.Example``, or of any records.
 
-``framing`` knows records, ``stream`` the bytes they are in (plain, GZIP, ZLIB), ``example`` the
-message inside, ``features`` which feature a field is. ``source`` and ``columns`` read, ``writer``
-and ``build`` write, ``code`` shows how TensorFlow loads the file. TensorFlow itself is not needed.
+``framing`` knows records, ``stream`` the bytes they are in (plain, GZIP, ZLIB), ``example`` and
+``lockstep`` the message inside, ``features`` which feature a field is. ``source`` and ``columns``
+read, ``writer`` and ``build`` write, ``code`` shows how TensorFlow loads the file. TensorFlow
+itself is not needed.
 """
 
 from __future__ import annotations

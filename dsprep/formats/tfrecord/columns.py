@@ -15,6 +15,7 @@ from dsprep.formats.tfrecord import example
 from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, Places, Value, WireError
 from dsprep.formats.tfrecord.features import Feature
 from dsprep.formats.tfrecord.framing import FRAME
+from dsprep.formats.tfrecord.lockstep import parse_together
 from dsprep.schema import Arena, Array, Column, Ragged, new_array
 
 SMALL = 64
@@ -62,7 +63,7 @@ def locate(
     if (lengths == lengths[0]).all():
         found = example.parse_alike(buffer, int(lengths[0]) + FRAME, starts, int(lengths[0]))
     if found is None:
-        found = example.parse_together(buffer, starts, lengths)
+        found = parse_together(buffer, starts, lengths)
     if found is not None and all(f.name in found and found[f.name].type == f.type for f in wanted):
         return found
     records = example.parse_each(buffer, starts, lengths)
@@ -166,7 +167,9 @@ def _check_sizes(have: NDArray[np.int64], want: int, feature: Feature, unit: int
         f"feature {feature.name} does not fit {field}",
         f"{'a multiple of ' if field.ragged else ''}{want // unit} {elements}",
         int(have[i]) // unit,
-        f"if it varies, say so as in --field {field.name}:{field.dtype.name}[None]",
+        "leave its type out"
+        if field.ragged
+        else f"if it varies, say so as in --field {field.name}:{field.dtype.name}[None]",
     )
 
 

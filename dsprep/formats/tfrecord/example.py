@@ -12,8 +12,8 @@
 (``tensorflow/core/example/feature.proto``, and Protocol Buffers' "Encoding"). Nothing is copied:
 the result is `Places` in the buffer that holds the records. There are three ways to find them, and
 they agree: `parse` takes any one message and judges it; `parse_alike` compares records of one
-length with the first of them; `parse_together` walks records of the same features side by side.
-The last two return None for records that are not so alike.
+length with the first of them; `lockstep.parse_together` walks records of the same features side by
+side. The last two return None for records that are not so alike.
 """
 
 from __future__ import annotations
@@ -214,106 +214,6 @@ def parse_alike(
         lengths = np.full(count, b - a, np.int64)
         found[name] = Places(value.type, steps + a, lengths, lengths, stride)
     return found
-
-
-class _Lockstep:
-    """One position in each of n messages, all moved by the same rules.
-
-    `Disagree` is raised as soon as the messages differ in anything but lengths.
-    """
-
-    class Disagree(Exception):
-        """The messages differ; a signal, not an error."""
-
-    def __init__(self, buffer: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
-        self.buffer, self.pos = buffer, starts.copy()
-        self.limit = len(buffer) - 1
-
-    def peek(self, count: int) -> NDArray[np.uint8]:
-        """Return the next `count` bytes of each, shape ``(n, count)``."""
-        if int(self.pos.max()) + count > self.limit:
-            raise self.Disagree
-        found: NDArray[np.uint8] = self.buffer[self.pos[:, None] + np.arange(count)]
-        return found
-
-    def same(self, count: int) -> bytes:
-        """Return the next `count` bytes, which all share."""
-        bytes_ = self.peek(count)
-        if not (bytes_ == bytes_[0]).all():
-            raise self.Disagree
-        self.pos += count
-        return bytes(bytes_[0])
-
-    def length(self) -> NDArray[np.int64]:
-        """Return the varint of at most 5 bytes that each has next."""
-        value = np.zeros(len(self.pos), np.int64)
-        more = np.ones(len(self.pos), bool)
-        for shift in range(0, 35, 7):
-            byte = self.peek(1)[:, 0].astype(np.int64)
-            value += np.where(more, (byte & 127) << shift, 0)
-            self.pos += more
-            more &= byte > 127
-            if not more.any():
-                return value
-        raise self.Disagree
-
-    def expect(self, found: bool | np.bool_) -> None:
-        if not found:
-            raise self.Disagree
-
-
-def parse_together(
-    buffer: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> dict[str, Places] | None:
-    """Return the features of records that have the same features in the same order, one range each.
-
-    The messages are ``buffer[start:start + length]``; `buffer` goes on behind them. None if they
-    differ in more than the lengths of their values, or are anything out of the ordinary.
-    """
-    try:
-        return _walk(_Lockstep(buffer, starts), starts + lengths)
-    except _Lockstep.Disagree:
-        return None
-
-
-def _walk(at: _Lockstep, ends: NDArray[np.int64]) -> dict[str, Places]:
-    found: dict[str, Places] = {}
-    at.expect(at.same(1) == b"\x0a")
-    at.expect(bool((at.length() + at.pos == ends).all()))
-    while (at.pos < ends).any():
-        at.expect((at.pos < ends).all() and at.same(1) == b"\x0a")
-        entry = at.length() + at.pos
-        at.expect((entry <= ends).all() and at.same(1) == b"\x0a")
-        size = at.length()
-        at.expect((size == size[0]).all() and size[0] < 1 << 12)
-        key = at.same(int(size[0])).decode("utf-8", "replace")
-        at.expect(key not in found and "\ufffd" not in key and at.same(1) == b"\x12")
-        at.expect((at.length() + at.pos == entry).all())
-        tag = at.same(1)[0]
-        number = tag >> 3
-        at.expect(tag & 7 == 2 and number in TYPES)
-        stop = at.length() + at.pos
-        at.expect((stop == entry).all())
-        full = at.pos < stop  # an empty list has no values at all
-        if full.any():
-            value_at, values = _packed(at, full)
-        else:
-            value_at, values = at.pos.copy(), np.zeros(len(ends), np.int64)
-        at.expect((value_at + values == entry).all())
-        at.expect(number != FLOAT or not (values % 4).any())
-        at.expect(number != BYTES or full.all())
-        found[key] = Places(number, value_at, values, values)
-        at.pos = entry.copy()
-    return found
-
-
-def _packed(at: _Lockstep, full: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the one value of each list begins and how long it is; 0 where not `full`."""
-    before = at.pos.copy()
-    at.expect((at.peek(1)[full] == 0x0A).all())
-    at.pos += 1
-    sizes = at.length()
-    return np.where(full, at.pos, before), np.where(full, sizes, 0)
 
 
 def parse_each(

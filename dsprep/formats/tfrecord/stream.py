@@ -270,6 +270,10 @@ def _close(file: PlainFile | PackedFile) -> None:
 def open_stream(path: Path) -> PlainFile | PackedFile:
     """Return the bytes of the file `path`, unpacked if need be."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    head = os.pread(fd, 1024, 0)
+    try:
+        head = os.pread(fd, 1024, 0)
+    except OSError:  # a directory can be opened, but not read
+        os.close(fd)
+        raise
     codec = None if is_header(head) else packing(head)
     return PlainFile(path, fd) if codec is None else PackedFile(path, fd, codec)
