@@ -33,7 +33,7 @@ from dsprep.formats.hdf5.chunks import encode_chunk
 from dsprep.formats.hdf5.create import build
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.plan import FieldPlan
-from dsprep.formats.hdf5.writer import contiguous
+from dsprep.formats.hdf5.writer import contiguous, write_bytes
 from dsprep.schema import Arena, Array, Batch, Ragged, Schema
 from dsprep.storage import (
     Buffer,
@@ -154,7 +154,7 @@ class SpoolWriter(Writer):
         """Write the piece at its place in the spool."""
         if self._complete:
             return
-        pwrite_all(self._data, piece.buffers, piece.offset)
+        write_bytes(self._data, piece.buffers, piece.offset)
         sizes = np.array(piece.sizes, _INT)
         pwrite_all(self._index, [sizes], piece.number * sizes.nbytes)
 
