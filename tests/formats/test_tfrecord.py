@@ -388,6 +388,25 @@ def test_a_sidecar_that_does_not_fit_is_refused(tmp_path: Path) -> None:
             opened(path, hint=Schema((field,)))
 
 
+def test_the_sidecar_gives_types_and_attributes(tmp_path: Path) -> None:
+    payload = build(x=(BYTES, bytes(6)), k=(INT64, ints(1)))
+    path = write_records(tmp_path / "f", payload, payload)
+    x = Field("x", np.dtype("<i2"), (3,), attrs={"unit": "m"})
+    hint = Schema((x,), {"by": "me"})
+    for specs, want in (
+        ((), "x: int16[3]"),
+        (("new=x",), "new: int16[3]"),
+        (("x:int8[6]", "k"), "x: int8[6], k: int64"),
+    ):
+        with opened(path, *specs, hint=hint) as source:
+            assert str(source.schema) == want
+            assert source.schema.fields[0].attrs == {"unit": "m"}
+            assert source.schema.attrs == {"by": "me"}
+    with opened(path, hint=hint, records="opaque") as source:
+        assert str(source.schema) == "record: bytes"
+        assert source[0]["record"] == payload
+
+
 # --- compressed files, many records ---
 
 
@@ -437,6 +456,7 @@ def test_runs_of_records_of_one_size(tmp_path: Path, size: int) -> None:
             assert source[start]["record"] == payloads[start]
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5), max_size=6))
 def test_varints(rows: list[list[int]]) -> None:
     flat = [v for row in rows for v in row]
@@ -451,6 +471,7 @@ def test_varints(rows: list[list[int]]) -> None:
     assert values.tolist() == flat
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.binary(max_size=200), st.lists(st.integers(0, 300), max_size=3)),

@@ -250,15 +250,16 @@ def choose(
             raise missing_field(spec.path, found, where)
         error: type[DsprepError]
         if spec.dtype is not None:
-            f, error = spec.to_field(feature.field.attrs), UsageError
+            f, error = spec.to_field(), UsageError
         else:
             f, error = typed.get(spec.path, feature.field), FormatError
         _check(feature, f, error, where)
-        f = Field(spec.name, f.dtype, f.shape, f.kind, f.attrs)
+        attrs = typed.get(spec.path, f).attrs
+        f = Field(spec.name, f.dtype, f.shape, f.kind, attrs)
         wanted.append(Feature(feature.name, feature.type, f))
-    if specs or hint is None:
+    if specs or not typed:
         return wanted or list(found.values())
-    for f in hint:
+    for f in typed.values():
         feature = found.get(f.name)
         if feature is None:
             raise FormatError(

@@ -34,6 +34,8 @@ class TFRecordSource(Source):
     def __init__(self, path: Path, options: OpenOptions, hint: Schema | None) -> None:
         self.path = path
         self._check_crc = options.check_crc
+        if options.records == "opaque" and hint is not None and not features.is_opaque(hint):
+            hint = Schema((), hint.attrs)  # it describes what is inside the records
         self._stream = open_stream(path)
         try:
             self._index = self._stream.index()
@@ -181,7 +183,7 @@ class TFRecordSource(Source):
             storage = f"records of {lengths + framing.FRAME:,} bytes, constant stride"
             access = "one read at a computed offset"
         if codec:
-            access = f"slow: the file is one {codec} stream, of which all before it is unpacked too"
+            access = f"slow: {codec} runs over the whole file, so what lies before is unpacked too"
         alone = self._stream.stored_nbytes if len(self._features) == 1 else None
         codecs = (codec,) if codec else ()
         return {
