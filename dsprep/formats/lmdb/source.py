@@ -22,7 +22,7 @@ from dsprep.formats.lmdb.index import Index, build, named_databases, numbers
 from dsprep.formats.lmdb.loading import loading_code
 from dsprep.formats.lmdb.meta import Database
 from dsprep.formats.lmdb.pages import HEADER, P_LEAF, P_OVERFLOW, Nodes, Pages
-from dsprep.formats.lmdb.spans import Bytes, Ints, move_spans, packed, ranges, read_spans
+from dsprep.formats.lmdb.spans import NEAR, Bytes, Ints, move_spans, packed, ranges, read_spans
 from dsprep.formats.lmdb.values import Values
 from dsprep.schema import Arena, Batch, Field, Ragged, Schema, new_array
 
@@ -240,20 +240,30 @@ class LmdbSource(Source):
                 expected=f"at most {self._pages.nbytes} bytes",
                 found=total,
             )
-        out = new_array(arena, "read.values", (total + HEADER * runs,), _U8)
+        at, size, place = nodes.offset[big], sizes[big], places[:-1][big]
+        if (np.diff(at) < 0).any():
+            order = np.argsort(at, kind="stable")
+            at, size, place = at[order], size[order], place[order]
+        # The page header before a value is read too, with all since a near value before it: one
+        # buffer instead of two.
+        lead = np.full(runs, HEADER, np.int64)
+        gap = at[1:] - at[:-1] - size[:-1]
+        lead[1:] = np.where((gap >= HEADER) & (gap <= NEAR), gap, HEADER)
+        there = packed(lead) + total
+        out = new_array(arena, "read.values", (int(there[-1]),), _U8)
         if runs < len(nodes):
             small = ~big
             flat = nodes.pages.reshape(-1)
             move_spans(flat, nodes.inline_at[small], sizes[small], out, places[:-1][small])
         if runs:
-            spans = np.empty((3, runs, 2), np.int64)  # of each value: the page header, the value
-            spans[0] = nodes.offset[big][:, None] + (-HEADER, 0)
-            spans[1, :, 0], spans[1, :, 1] = HEADER, sizes[big]
-            spans[2, :, 0] = total + HEADER * np.arange(runs)
-            spans[2, :, 1] = places[:-1][big]
-            offsets, lengths, there = spans.reshape(3, -1)
-            read_spans(self._fd, offsets, lengths, out, there, self.path)
-            self._check_headers(out[total:].reshape(runs, HEADER), offsets[::2], sizes[big])
+            spans = np.empty((3, runs, 2), np.int64)
+            spans[0, :, 0], spans[0, :, 1] = at - lead, at
+            spans[1, :, 0], spans[1, :, 1] = lead, size
+            spans[2, :, 0], spans[2, :, 1] = there[:-1], place
+            offsets, lengths, targets = spans.reshape(3, -1)
+            read_spans(self._fd, offsets, lengths, out, targets, self.path)
+            headers = out[(there[1:] - HEADER)[:, None] + np.arange(HEADER)]
+            self._check_headers(headers, at - HEADER, size)
         return out[:total]
 
     def _check_headers(self, headers: Bytes, offsets: Ints, sizes: Ints) -> None:

@@ -61,24 +61,24 @@ def read_spans(
     starts = _breaks(offsets, lengths, places)
     lengths = np.add.reduceat(lengths, starts)
     offsets, places = offsets[starts], places[starts]
-    gaps = np.zeros(len(starts), np.int64)  # between a span and the one before it
-    gaps[1:] = offsets[1:] - offsets[:-1] - lengths[:-1]
-    gaps[(gaps < 0) | (gaps > NEAR)] = -1
-    view = as_bytes(out)
-    junk = {int(g): _dropped[: int(g)] for g in np.unique(gaps) if g > 0}
+    ends = offsets + lengths
+    gaps = offsets[1:] - ends[:-1]
+    edges = [0, *(np.flatnonzero(gaps) + 1).tolist(), len(starts)]
+    whole = as_bytes(out)
+    stops = (places + lengths).tolist()
+    views = [whole[a:b] for a, b in zip(places.tolist(), stops, strict=True)]
     buffers: list[memoryview] = []
-    start = end = int(offsets[0])
-    rows = zip(offsets.tolist(), lengths.tolist(), places.tolist(), gaps.tolist(), strict=True)
-    for offset, length, place, gap in rows:
-        if gap < 0 or len(buffers) > IOV_MAX - 2:
-            _fill(fd, buffers, start, end, where)
-            buffers = []
-            start = offset
+    start = at = int(offsets[0])
+    for a, b in pairwise(edges):
+        gap = int(offsets[a]) - at
+        if 0 < gap <= NEAR:
+            buffers.append(_dropped[:gap])
         elif gap:
-            buffers.append(junk[gap])
-        buffers.append(view[place : place + length])
-        end = offset + length
-    _fill(fd, buffers, start, end, where)
+            _fill(fd, buffers, start, at, where)
+            buffers, start = [], int(offsets[a])
+        buffers += views[a:b]
+        at = int(ends[b - 1])
+    _fill(fd, buffers, start, at, where)
 
 
 def _breaks(offsets: Ints, lengths: Ints, places: Ints) -> Ints:
@@ -90,10 +90,10 @@ def _breaks(offsets: Ints, lengths: Ints, places: Ints) -> Ints:
 
 
 def _fill(fd: int, buffers: list[memoryview], start: int, end: int, where: object) -> None:
-    """Read the file from ``start`` to ``end`` into at most IOV_MAX buffers, which it fills."""
+    """Read the file from ``start`` to ``end`` into the buffers, which that fills."""
     at = start
     while at < end:
-        got = os.preadv(fd, buffers, at)
+        got = os.preadv(fd, buffers[:IOV_MAX], at)
         if got == 0:
             raise FormatError(
                 "the file ends too early",
@@ -103,12 +103,12 @@ def _fill(fd: int, buffers: list[memoryview], start: int, end: int, where: objec
                 fix="the file is truncated or still being written",
             )
         at += got
-        if at < end:
-            taken = 0
-            while got >= len(buffers[taken]):
-                got -= len(buffers[taken])
-                taken += 1
-            buffers = buffers[taken:]
+        taken = 0
+        while taken < len(buffers) and got >= len(buffers[taken]):
+            got -= len(buffers[taken])
+            taken += 1
+        del buffers[:taken]
+        if got:
             buffers[0] = buffers[0][got:]
 
 

@@ -42,7 +42,6 @@ from dsprep.storage import as_bytes, pwrite_all, sync_directory
 SCATTERED = 8 << 10
 """Mean bytes of a value from which on its parts are written from where they are."""
 
-_ZEROS = memoryview(bytes(PSIZE))
 _U16 = np.dtype("<u2")
 
 
@@ -311,25 +310,50 @@ class LmdbWriter(Writer):
 
 
 class _Runs:
-    """The overflow pages of a piece's values, as buffers to write one after another."""
+    """The overflow pages of a piece's values, as buffers to write one after another.
+
+    What follows a value in its last page and the header of the next one are one buffer.
+    """
 
     def __init__(self, piece: Piece) -> None:
-        self._runs = piece.runs
-        n = len(piece.runs)
-        headers = np.zeros((n, HEADER), np.uint8)
-        headers[:, :8] = piece.value_pages.astype("<u8").view(np.uint8).reshape(n, 8)
+        self._big = np.flatnonzero(piece.runs)
+        runs, pages = piece.runs[self._big], piece.value_pages[self._big]
+        starts = packed(runs * PSIZE - piece.sizes[self._big])
+        between = piece.arena.empty("write.between", (int(starts[-1]),), np.dtype(np.uint8))
+        between[:] = 0
+        headers = np.zeros((len(runs), HEADER), np.uint8)
+        headers[:, :8] = pages.astype("<u8").view(np.uint8).reshape(-1, 8)
         headers.view(_U16)[:, 5] = P_OVERFLOW
-        headers[:, 12:] = piece.runs.astype("<u4").view(np.uint8).reshape(n, 4)
-        self._headers = as_bytes(headers)
+        headers[:, 12:] = runs.astype("<u4").view(np.uint8).reshape(-1, 4)
+        between[starts[:-1, None] + np.arange(HEADER)] = headers
+        self._between, self._starts = as_bytes(between), starts.tolist()
+        behind = (starts[1:-1] + HEADER).tolist()  # a rest, and the header of the next value
+        self._rests = _views(between, (starts[:-1] + HEADER).tolist(), [*behind, int(starts[-1])])
         self._parts = [
-            (memoryview(p.data), p.starts.tolist(), (p.starts + p.lengths).tolist())  # type: ignore[arg-type]
-            for p in piece.parts
+            _views(
+                part.data,
+                part.starts[self._big].tolist(),
+                (part.starts + part.lengths)[self._big].tolist(),
+            )
+            for part in piece.parts
         ]
-        self._rest = (piece.runs * PSIZE - HEADER - piece.sizes).tolist()
 
     def add(self, buffers: list[memoryview], start: int, stop: int) -> None:
         """Append the overflow pages of samples ``start <= i < stop`` of the piece."""
-        for i in (np.flatnonzero(self._runs[start:stop]) + start).tolist():
-            buffers.append(self._headers[HEADER * i : HEADER * (i + 1)])
-            buffers += [data[starts[i] : ends[i]] for data, starts, ends in self._parts]
-            buffers.append(_ZEROS[: self._rest[i]])
+        first, last = np.searchsorted(self._big, [start, stop]).tolist()
+        if first == last:
+            return
+        begin, end = self._starts[first], self._starts[last]
+        buffers.append(self._between[begin : begin + HEADER])
+        columns = [*self._parts, self._rests]
+        block = [self._between] * (len(columns) * (last - first))
+        for k, column in enumerate(columns):
+            block[k :: len(columns)] = column[first:last]
+        block[-1] = self._between[self._starts[last - 1] + HEADER : end]
+        buffers += block
+
+
+def _views(data: Bytes, starts: list[int], stops: list[int]) -> list[memoryview]:
+    """Return ``data[starts[i]:stops[i]]`` for all i."""
+    whole = memoryview(data)  # type: ignore[arg-type]
+    return [whole[a:b] for a, b in zip(starts, stops, strict=True)]
