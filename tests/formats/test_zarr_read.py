@@ -617,3 +617,50 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, version: int) -> None:
         create(root, name, values, chunks=(size,), compressors=codec)
         with opened(tmp_path / "a", name) as source:
             assert np.array_equal(source[:][name], values)
+
+
+def test_strings_in_shards_filters_and_missing_chunks(tmp_path: Path) -> None:
+    words = np.array(WORDS, object)
+    root = zarr.create_group(tmp_path / "a")
+    for name, how in {
+        "shards": {"chunks": (1,), "shards": (2,)},
+        "crc": {
+            "chunks": (2,),
+            "compressors": [zarr.codecs.GzipCodec(), zarr.codecs.Crc32cCodec()],
+        },
+        "gzip": {"chunks": (2,), "compressors": zarr.codecs.GzipCodec()},
+        "blosc": {"chunks": (2,), "compressors": zarr.codecs.BloscCodec()},
+        "plain": {"chunks": (2,), "compressors": None},
+    }.items():
+        array = root.create_array(name, shape=(5,), dtype=str, fill_value="none", **how)
+        array[:] = words
+        with opened(tmp_path / "a", name) as source:
+            assert list(source[:][name]) == WORDS
+            assert list(source.read(1, 3)[name]) == WORDS[1:3]
+        (tmp_path / "a" / name / "c" / "1").unlink()
+        with opened(tmp_path / "a", name) as source:
+            assert list(source[:][name]) == [*WORDS[:2], "none", "none", WORDS[4]]
+
+
+@pytest.mark.parametrize("codec", [numcodecs.GZip(1), numcodecs.Blosc(), None], ids=str)
+def test_a_chunk_that_claims_many_strings_is_refused(tmp_path: Path, codec) -> None:
+    root = zarr.create_group(tmp_path / "a", zarr_format=2)
+    array = root.create_array("s", shape=(5,), dtype=str, chunks=(5,), compressors=codec)
+    array[:] = np.array(WORDS, object)
+    claim = struct.pack("<I", 2**32 - 1) + b"\0" * 20
+    chunk = tmp_path / "a" / "s" / "0"
+    for data in (claim, claim[:2]):
+        chunk.write_bytes(codec.encode(data) if codec else data)
+        with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="elements"):
+            source.read(0, 5)
+
+
+def test_damaged_gzip_is_no_error_of_the_system(tmp_path: Path) -> None:
+    root = zarr.create_group(tmp_path / "a")
+    create(root, "x", X, chunks=(23, 4, 6), compressors=zarr.codecs.GzipCodec())
+    chunk = tmp_path / "a" / "x" / "c" / "0" / "0" / "0"
+    whole = chunk.read_bytes()
+    for data in (b"nonsense", whole[:-6] + b"\0" * 6, b""):
+        chunk.write_bytes(data)
+        with opened(tmp_path / "a") as source, pytest.raises(FormatError):
+            source.read(0, 1)

@@ -107,7 +107,8 @@ def _check_header(chunk: Chunk, offset: int, nbytes: int, meta: ArrayMeta) -> No
     header = pread_exact(chunk.fd, size, chunk.offset + offset, chunk.where)
     stored, plain = (_blosc if meta.outer == "blosc" else _zstd)(header, nbytes)
     expected = math.prod(meta.chunk) * meta.dtype.itemsize
-    if stored != nbytes or (not meta.vlen and plain not in (None, expected)):
+    wrong = plain is not None and (plain > MAX_CHUNK if meta.vlen else plain != expected)
+    if stored != nbytes or wrong:
         raise FormatError(
             f"the {meta.outer} header is wrong",
             where=f"{chunk.where}, offset {offset}",

@@ -25,10 +25,13 @@ from dsprep.errors import FormatError
 from dsprep.formats.base import Layout
 from dsprep.formats.zarr import carriers
 from dsprep.formats.zarr.attributes import KIND, from_json
-from dsprep.formats.zarr.checks import check_chunks
+from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks
 from dsprep.formats.zarr.metadata import MAX_ROW
 from dsprep.formats.zarr.rows import StoredArray, translated
 from dsprep.schema import Arena, Column, Field, Kind, Ragged
+
+VLEN_CODECS = {"str": "vlen-utf8", "bytes": "vlen-bytes", "array": "vlen-array"}
+"""The codecs of elements that vary in length, by kind of field."""
 
 
 class Reading(ABC):
@@ -221,36 +224,65 @@ class Elements(Reading):
 
     def read(self, start: int, stop: int, arena: Arena | None) -> Column:
         """See `Reading.read`."""
+        rows = self.arrays[0].meta.grid[0]
         items: list[Any] = []
-        if self.field.kind == "array":
-            rows = self.arrays[0].meta.grid[0]
-            for i in range(start // rows, -(-stop // rows) if stop > start else 0):
-                first, last = max(start, i * rows), min(stop, (i + 1) * rows)
-                items += self._chunk(i)[first - i * rows : last - i * rows]
-        elif stop > start:
-            items = self.arrays[0].objects(start, stop)
+        for i in range(start // rows, -(-stop // rows) if stop > start else 0):
+            first, last = max(start, i * rows), min(stop, (i + 1) * rows)
+            chunk = self._chunk(i) if self._simple() else None
+            if chunk is not None:
+                items += chunk[first - i * rows : last - i * rows]
+            elif self.field.kind == "array":
+                items += [None] * (last - first)
+            else:
+                items += self.arrays[0].objects(first, last)
         wanted = {"str": str, "bytes": bytes, "array": np.ndarray}[self.field.kind]
         empty: Any = wanted() if wanted is not np.ndarray else np.empty(0, self.field.dtype)
         items = [item if isinstance(item, wanted) else empty for item in items]
         return Ragged.pack(items, self.field)
 
-    def _chunk(self, i: int) -> list[Any]:
-        """Return the arrays in chunk `i` of v2's ``vlen-array``, which zarr-python cannot read."""
+    def _simple(self) -> bool:
+        """Whether chunks are what numcodecs makes of the elements, perhaps compressed once."""
+        meta = self.arrays[0].meta
+        compressors = meta.codecs[1:]
+        if meta.codecs[:1] != (VLEN_CODECS[self.field.kind],):
+            return False
+        if meta.version == 2:
+            return len(compressors) == (meta.compressor is not None)
+        return len(compressors) == 0 or compressors in (("gzip",), ("zstd",), ("blosc",))
+
+    def _chunk(self, i: int) -> list[Any] | None:
+        """Return the elements in chunk `i`, or None if it is missing.
+
+        The number of elements that a chunk claims to hold is compared with the metadata first:
+        the codec takes memory for as many.
+        """
         array, meta = self.arrays[0], self.arrays[0].meta
         import numcodecs
 
-        data = array.store.document(meta.key(i))
+        data: Any = array.store.document(meta.key(i), MAX_CHUNK)
         if data is None:
-            return [None] * meta.grid[0]
+            return None
         with translated(f"{array.where}, chunk {i}"):
-            check_chunks(array.store, meta, i * meta.grid[0], (i + 1) * meta.grid[0])
-            if meta.compressor is not None:
+            if len(meta.codecs) > 1:
                 array.check_codecs()
-                data = numcodecs.get_codec(meta.compressor).decode(data)
+                check_chunks(array.store, meta, i * meta.grid[0], (i + 1) * meta.grid[0])
+                config = meta.compressor if meta.version == 2 else {"id": meta.codecs[1]}
+                data = numcodecs.get_codec(config).decode(data)
             held = bytes(data)
-            if int.from_bytes(held[:4], "little") != meta.grid[0]:
-                raise FormatError("the chunk holds another number of arrays", where=array.where)
-            found: list[Any] = list(numcodecs.VLenArray(meta.dtype).decode(held))
+            count = int.from_bytes(held[:4], "little")
+            if count != meta.grid[0]:
+                raise FormatError(
+                    "the chunk holds another number of elements",
+                    where=f"{array.where}, chunk {i}",
+                    expected=meta.grid[0],
+                    found=count,
+                )
+            codec = {
+                "str": numcodecs.VLenUTF8,
+                "bytes": numcodecs.VLenBytes,
+                "array": lambda: numcodecs.VLenArray(meta.dtype),
+            }[self.field.kind]()
+            found: list[Any] = list(codec.decode(held))
             return found
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:

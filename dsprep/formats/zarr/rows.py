@@ -34,15 +34,17 @@ LARGE = 256 << 20
 def translated(where: object) -> Iterator[None]:
     """Turn what libraries raise on damaged data into `FormatError`.
 
-    Errors of the system (`OSError`) and dsprep's own pass through.
+    Errors of the system and dsprep's own pass through.
     """
     try:
         yield
     except MemoryError as error:
         raise FormatError("a chunk or sample does not fit into memory", where=where) from error
-    except (DsprepError, OSError):
+    except DsprepError:
         raise
     except Exception as error:  # the codecs raise whatever they like
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # `gzip.BadGzipFile` is an OSError too, but has no number
         reason = f"{type(error).__name__}: {str(error)[:300]}"
         raise FormatError(f"the data cannot be read ({reason})", where=where) from error
 

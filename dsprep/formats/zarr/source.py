@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats import samples
-from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
+from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
 from dsprep.formats.zarr.attributes import FIELDS, from_json
 from dsprep.formats.zarr.columns import Elements, Parts, Reading, Samples, Whole, declared
 from dsprep.formats.zarr.loading import program
@@ -56,7 +56,8 @@ class ZarrSource(Source):
         for name in asked & problems.keys():
             raise problems[name]
         if asked:
-            self._check_names(asked, readings)
+            for name in sorted(asked - readings.keys()):
+                raise missing_field(name, readings, self.path)
             readings = {n: r for n, r in readings.items() if n in asked}
         if not readings:
             raise FormatError("the store holds no arrays", where=self.path)
@@ -79,15 +80,6 @@ class ZarrSource(Source):
             readings = {n: r for n, r in readings.items() if n in axis.names}
         self._choose(options, readings, from_json(root))
         self.notes = tuple(notes)
-
-    def _check_names(self, asked: set[str], readings: Mapping[str, Reading]) -> None:
-        wanted_by_name = {n: r.field for n, r in readings.items()}
-        for name in sorted(asked - wanted_by_name.keys()):
-            raise SchemaError(
-                f"there is no field {name}",
-                where=self.path,
-                expected="one of " + samples.listed(sorted(wanted_by_name), 12),
-            )
 
     def _choose(self, options: OpenOptions, readings: dict[str, Reading], attrs: Attrs) -> None:
         available = {n: r.field for n, r in readings.items()}

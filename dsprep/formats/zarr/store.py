@@ -55,8 +55,14 @@ class Store(ABC):
     path: Path
 
     @abstractmethod
-    def document(self, key: str) -> bytes | None:
-        """Return the bytes of a small key, or None if it is not there."""
+    def document(self, key: str, most: int = MAX_DOCUMENT) -> bytes | None:
+        """Return the bytes of a key, or None if it is not there.
+
+        Raises
+        ------
+        FormatError
+            If there are more than `most` bytes.
+        """
 
     @abstractmethod
     def children(self, group: str) -> list[str]:
@@ -90,12 +96,12 @@ class Directory(Store):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def document(self, key: str) -> bytes | None:
+    def document(self, key: str, most: int = MAX_DOCUMENT) -> bytes | None:
         """See `Store.document`."""
         with self.chunk(key) as found:
             if found is None:
                 return None
-            check_document(found.nbytes, found.where)
+            check_nbytes(found.nbytes, most, found.where)
             return pread_exact(found.fd, found.nbytes, 0, found.where)
 
     def children(self, group: str) -> list[str]:
@@ -173,13 +179,13 @@ class Zip(Store):
                     fix="unpack the ZIP file",
                 )
 
-    def document(self, key: str) -> bytes | None:
+    def document(self, key: str, most: int = MAX_DOCUMENT) -> bytes | None:
         """See `Store.document`."""
         info = self._zip.NameToInfo.get(join(self._root, key))
         if info is None:
             return None
         where = f"{self.path}, {info.filename}"
-        check_document(info.file_size, where)
+        check_nbytes(info.file_size, most, where)
         try:
             return self._zip.read(info)
         except ZIP_ERRORS as error:
@@ -264,12 +270,12 @@ def zip_root(names: list[str]) -> str:
     return min(roots, key=lambda root: (root.count("/") + bool(root), root))
 
 
-def check_document(nbytes: int, where: str) -> None:
-    """Raise `FormatError` if a metadata document is larger than any real one."""
-    if nbytes > MAX_DOCUMENT:
+def check_nbytes(nbytes: int, most: int, where: str) -> None:
+    """Raise `FormatError` if what is to be read as a whole is larger than any real one."""
+    if nbytes > most:
         raise FormatError(
-            "the metadata document is too large",
+            "this is too large to be read as a whole",
             where=where,
-            expected=f"at most {MAX_DOCUMENT} bytes",
-            found=nbytes,
+            expected=f"at most {most} bytes",
+            found=f"{nbytes}",
         )
