@@ -82,6 +82,12 @@ class Hdf5(Format):
 
         return estimate(schema, count, payload, options)
 
+    def unit(self, schema: Schema, options: WriteOptions) -> int:
+        """Return how many samples stay together in a piece."""
+        from dsprep.formats.hdf5.plan import unit
+
+        return unit(schema, options)
+
     def create(
         self,
         path: Path,
@@ -98,5 +104,6 @@ class Hdf5(Format):
         check_options(options, self.write_options, self.name)
         plans = plan(schema, options, count)
         if schema.ragged or options.compress is not None:
-            return SpoolWriter(path, schema, plans, count, state)
+            unit = self.unit(schema, options)
+            return SpoolWriter(path, schema, plans, count, unit, state)
         return PlacedWriter(path, schema, plans, count, state)

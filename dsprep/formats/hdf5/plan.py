@@ -53,6 +53,11 @@ class FieldPlan:
         """Whether the bytes of equal weight are brought together before compressing."""
         return self.codec is not None and self.carrier.stored.itemsize > 1
 
+    @property
+    def eager(self) -> bool:
+        """Whether the chunks are encoded with each piece."""
+        return self.codec is not None and not self.late
+
     def shape(self, rows: int) -> tuple[int, ...]:
         """Return the shape of the dataset with this number of samples or rows."""
         return (rows, *self.field.inner, *self.carrier.axis)
@@ -119,6 +124,12 @@ def plan(schema: Schema, options: WriteOptions, count: int | None) -> list[Field
         else:
             plans.append(FieldPlan(field, carrier, chunk, codec, level, late))
     return plans
+
+
+def unit(schema: Schema, options: WriteOptions) -> int:
+    """Return how many samples stay together: a chunk, if chunks are encoded as they come."""
+    eager = [p.chunk for p in plan(schema, options, None) if p.eager]
+    return max(eager, default=1)
 
 
 def _own_chunk(field: Field) -> int:

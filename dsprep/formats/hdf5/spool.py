@@ -10,9 +10,7 @@ Until then the pieces are appended to two files in the folder ``PATH.spool``:
     For each piece the bytes of each of its streams, as int64.
 
 `SpoolWriter.finish` makes the HDF5 file and moves the bytes to their places, within the kernel
-where they need no change. It can be killed and repeated, because only when the file is complete
-and durable the folder is renamed to ``PATH.spool.done`` and removed: without a folder the file
-is complete.
+where they need no change. It reads the folder only, so it can be killed and repeated.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ from dsprep.storage import (
     pread_into,
     pwrite_all,
     remove,
-    sync_directory,
 )
 
 _INT = np.dtype("<i8")
@@ -82,46 +79,41 @@ class SpoolWriter(Writer):
         schema: Schema,
         plans: Sequence[FieldPlan],
         count: int,
+        unit: int,
         state: State | None,
     ) -> None:
         self._path, self._schema, self._plans, self._count = path, schema, plans, count
-        self.unit = max([1, *(p.chunk for p in plans if p.codec and not p.late)])
-        self._streams = [2 if p.field.ragged or _eager(p) else 1 for p in plans]
+        self.unit = unit
+        self._streams = [2 if p.field.ragged or p.eager else 1 for p in plans]
         self._folder = Path(f"{path}.spool")
-        self._done = Path(f"{path}.spool.done")
         self._pieces, self._nbytes = 0, 0
         self._data, self._index = -1, -1
-        remove(self._done)
         if state is None:
             remove(self._folder)
             self._folder.mkdir(parents=True)
         else:
             self._pieces, self._nbytes = int(state["pieces"]), int(state["bytes"])
-            self._complete = not self._folder.exists()
-            if self._complete and not path.exists():
-                raise TargetError(
-                    "the samples written so far are gone",
-                    where=self._folder,
-                    fix="start again with --overwrite",
-                )
-        self._complete = not self._folder.exists()
-        if not self._complete:
-            self._open()
+        self._open()
 
     def _open(self) -> None:
+        """Open the spool, and cut off what an interrupted run wrote after its checkpoint."""
         flags = os.O_RDWR | os.O_CREAT
-        self._data = os.open(self._folder / "data", flags, 0o666)
-        self._index = os.open(self._folder / "pieces", flags, 0o666)
         rows = self._pieces * sum(self._streams) * _INT.itemsize
-        for fd, nbytes in ((self._data, self._nbytes), (self._index, rows)):
-            if os.fstat(fd).st_size < nbytes:
-                self.close()
-                raise TargetError(
-                    "some of the samples written so far are gone",
-                    where=self._folder,
-                    fix="start again with --overwrite",
-                )
-            os.ftruncate(fd, nbytes)
+        try:
+            self._data = os.open(self._folder / "data", flags, 0o666)
+            self._index = os.open(self._folder / "pieces", flags, 0o666)
+            sizes = os.fstat(self._data).st_size, os.fstat(self._index).st_size
+        except FileNotFoundError:
+            sizes = (-1, -1)
+        if sizes[0] < self._nbytes or sizes[1] < rows:
+            self.close()
+            raise TargetError(
+                "the samples written so far are gone",
+                where=self._folder,
+                fix="start again with --overwrite",
+            )
+        os.ftruncate(self._data, self._nbytes)
+        os.ftruncate(self._index, rows)
 
     # --- while the samples come ---
 
@@ -136,7 +128,7 @@ class SpoolWriter(Writer):
                 piece.add(column.lengths.astype(_INT))
                 continue
             rows = contiguous(column, p.field.dtype, arena, key)
-            if _eager(p):
+            if p.eager:
                 chunks = list(_encode_chunks(rows, p, p.chunk_rows(self._count)))
                 piece.add(*chunks)
                 piece.add(np.array([len(c) for c in chunks], _INT))
@@ -152,8 +144,6 @@ class SpoolWriter(Writer):
 
     def write(self, piece: _Piece) -> None:
         """Write the piece at its place in the spool."""
-        if self._complete:
-            return
         write_bytes(self._data, piece.buffers, piece.offset)
         sizes = np.array(piece.sizes, _INT)
         pwrite_all(self._index, [sizes], piece.number * sizes.nbytes)
@@ -164,9 +154,8 @@ class SpoolWriter(Writer):
 
     def sync(self) -> None:
         """Make the spool durable."""
-        if not self._complete:
-            os.fdatasync(self._data)
-            os.fdatasync(self._index)
+        os.fdatasync(self._data)
+        os.fdatasync(self._index)
 
     def close(self) -> None:
         """Close the spool."""
@@ -178,9 +167,7 @@ class SpoolWriter(Writer):
     # --- when all are there ---
 
     def finish(self) -> None:
-        """Make the HDF5 file from the spool, and remove the spool."""
-        if self._complete:
-            return
+        """Make the HDF5 file from the spool."""
         streams = self._read_streams()
         totals = {
             p.field.name: streams[i][0].nbytes // max(1, p.field.row_nbytes)
@@ -199,10 +186,10 @@ class SpoolWriter(Writer):
         finally:
             os.close(fd)
         self.close()
-        self._folder.rename(self._done)
-        sync_directory(self._folder.parent)
-        remove(self._done)
-        self._complete = True
+
+    def clean(self) -> None:
+        """Remove the spool."""
+        remove(self._folder)
 
     def _read_streams(self) -> list[list[_Stream]]:
         """Return, for each field, its one or two streams."""
@@ -232,7 +219,7 @@ class SpoolWriter(Writer):
             rows = totals[p.field.name] if p.field.ragged else self._count
             if p.chunk_rows(rows):
                 dataset = parts.pop("values")
-                chunks = _eager_chunks(*stream) if _eager(p) else _late_chunks(values, p, rows)
+                chunks = _eager_chunks(*stream) if p.eager else _late_chunks(values, p, rows)
                 with library(self._path, f"field {p.field.name} cannot be written"):
                     at = [0] * dataset.ndim
                     for data in chunks:
@@ -253,11 +240,6 @@ class SpoolWriter(Writer):
                     first = np.cumsum(counts) - counts + rows
                     at += pwrite_all(fd, [first.astype(_INT)], at)
                     rows += int(counts.sum())
-
-
-def _eager(p: FieldPlan) -> bool:
-    """Whether the field's chunks are encoded with each piece."""
-    return p.codec is not None and not p.late and not p.field.ragged and p.chunk > 0
 
 
 def _encode_chunks(rows: Array, p: FieldPlan, chunk: int) -> Iterator[Buffer]:
