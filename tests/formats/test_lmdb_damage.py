@@ -86,7 +86,7 @@ def test_flipped_bytes(tmp_path, good):
     rng = np.random.default_rng(1)
     pages = len(good) // PSIZE
     heads = np.concatenate([np.arange(16, 160), PSIZE + np.arange(160)])
-    for trial in range(350):
+    for trial in range(280):
         data = bytearray(good)
         if trial < 120:  # the metas
             places = rng.choice(heads, 2)

@@ -89,7 +89,7 @@ def test_fixed_size(tmp_path, size):
         schema = Schema((Field("x", np.dtype("u1"), (size,)),))
         assert_same_file(
             folder,
-            [row.tobytes() for row in keys.make(0, count)],
+            [row.tobytes() for row in keys.make(np.arange(count))],
             [row.tobytes() for row in x],
             schema,
             {"x": x},
@@ -103,7 +103,7 @@ def test_deep_trees_of_long_keys(tmp_path, width, count):
     key_format = f"key_{{index:0{width}x}}.."
     x = np.arange(count, dtype="<i8")
     keys = plan_keys(key_format, count)
-    keys = [row.tobytes() for row in keys.make(0, count)]
+    keys = [row.tobytes() for row in keys.make(np.arange(count))]
     assert keys == [key_format.format(index=i).encode() for i in range(count)]
     schema = Schema((Field("x", np.dtype("<i8")),))
     assert_same_file(

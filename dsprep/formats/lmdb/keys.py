@@ -16,7 +16,7 @@ import numpy as np
 
 from dsprep.errors import UsageError
 from dsprep.formats.base import WriteOptions
-from dsprep.formats.lmdb.spans import Bytes
+from dsprep.formats.lmdb.spans import Bytes, Ints
 
 MAX_KEY = 511
 """LMDB's limit, in bytes."""
@@ -50,9 +50,8 @@ class Keys:
         """Bytes of every key."""
         return len(self.before) + self.width + len(self.after)
 
-    def make(self, start: int, stop: int) -> Bytes:
-        """Return the keys of samples ``start <= i < stop``: uint8, ``(n, nbytes)``."""
-        index = np.arange(start, stop, dtype=np.int64)
+    def make(self, index: Ints) -> Bytes:
+        """Return the keys of the samples with these numbers: uint8, shape ``(n, nbytes)``."""
         out = np.empty((len(index), self.nbytes), np.uint8)
         if not self.digits:
             out[:] = index.astype(">u8").view(np.uint8).reshape(-1, 8)
@@ -69,7 +68,7 @@ class Keys:
 
     def one(self, index: int) -> bytes:
         """Return the key of sample `index`."""
-        return self.make(index, index + 1).tobytes()
+        return self.make(np.array([index])).tobytes()
 
 
 def plan_keys(key_format: str, count: int) -> Keys:

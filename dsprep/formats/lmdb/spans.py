@@ -149,9 +149,11 @@ def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: I
 
 
 def _common_step(starts: Ints) -> int:
-    """Return the distance between neighbours that is in the middle of all."""
-    steps = np.diff(starts)
-    return int(np.partition(steps, len(steps) // 2)[len(steps) // 2]) if len(steps) else 0
+    """Return the distance between neighbours that is most common, judged by some of them."""
+    if len(starts) < 2:
+        return 0
+    some = np.linspace(0, len(starts) - 2, 33).astype(np.int64)
+    return int(np.sort(starts[some + 1] - starts[some])[16])
 
 
 def packed(lengths: Ints) -> Ints:

@@ -155,7 +155,7 @@ class LmdbWriter(Writer):
         words[half + 1] = sizes >> 16
         words[half + 2] = np.where(runs > 0, F_BIGDATA, 0)
         words[half + 3] = key
-        keys = self._keys.make(start, start + n).reshape(-1)
+        keys = self._keys.make(np.arange(start, start + n)).reshape(-1)
         lengths = np.full(n, key, np.int64)
         move_spans(keys, np.arange(n, dtype=np.int64) * key, lengths, nodes, at + NODE)
         inline = runs == 0
@@ -262,8 +262,9 @@ class LmdbWriter(Writer):
         """Return a branch page; the key of a child is that of the first sample below it."""
         page = bytearray(PSIZE)
         upper = PSIZE
-        for slot, (child, first) in enumerate(branch.children):
-            key = self._keys.one(first) if slot else b""
+        keys = self._keys.make(np.array([first for _, first in branch.children]))
+        for slot, (child, _) in enumerate(branch.children):
+            key = keys[slot].tobytes() if slot else b""
             upper -= (NODE + len(key) + 1) & ~1
             node = child.to_bytes(6, "little") + len(key).to_bytes(2, "little") + key
             page[upper : upper + len(node)] = node
