@@ -224,11 +224,11 @@ class Tree:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the tree as JSON; `from_json` is the inverse."""
+        """Return the tree as it is now, as JSON; `from_json` is the inverse."""
         return {
             "key": self.key,
             "next_page": self.next_page,
-            "levels": self.levels,
+            "levels": [[list(child) for child in level] for level in self.levels],
             "leaf_pages": self.leaf_pages,
             "branch_pages": self.branch_pages,
             "overflow_pages": self.overflow_pages,
