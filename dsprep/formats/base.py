@@ -309,7 +309,8 @@ class Writer(ABC):
     def encode(self, batch: Batch, start: int, arena: Arena) -> Any:
         """Turn samples ``start ..`` of the output into a piece; compress, frame, add CRCs.
 
-        Arrays taken from `arena` stay valid until the piece is written.
+        The batch and the arrays taken from `arena` stay as they are until the piece is written,
+        so a piece may refer to them.
         """
 
     def reserve(self, piece: Any) -> None:  # noqa: B027  (most writers know every place)

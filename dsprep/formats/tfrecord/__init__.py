@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import Format, OpenOptions, Source, State, WriteOptions, Writer
+from dsprep.formats.samples import listed
 from dsprep.schema import Schema
 
 
@@ -23,6 +24,7 @@ class TFRecord(Format):
     suffixes: ClassVar[tuple[str, ...]] = (".tfrecord", ".tfrecords", ".tfrec")
     open_options: ClassVar[frozenset[str]] = frozenset({"fields", "records", "check_crc"})
     write_options: ClassVar[frozenset[str]] = frozenset({"compress", "features"})
+    infers_shapes: ClassVar[bool] = True
 
     def recognises(self, path: Path) -> bool:
         """Whether the first record's header is right; an empty file needs a known suffix."""
@@ -69,11 +71,13 @@ class TFRecord(Format):
         lost = []
         if schema.attrs:
             lost.append("the attributes of the dataset")
-        lost += [f"the attributes of {f.name}" for f in schema if f.attrs]
+        attrs = [f.name for f in schema if f.attrs]
+        if attrs:
+            lost.append(f"the attributes of {listed(attrs)}")
         typed = [f.name for f in schema if features.loses_type(f, types[f.name])]
         if typed:
-            lost.append(f"dtype and shape of {', '.join(typed)}")
-        return lost
+            lost.append(f"dtype and shape of {listed(typed)}")
+        return [f"TFRecord has no place for {what}: only the sidecar has them" for what in lost]
 
     def estimate(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
         """Return the bytes of the file: exact for fixed fields uncompressed, else at most."""
