@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -273,3 +274,22 @@ def test_loading_code_runs(tmp_path, named):
         "p int16 (2, 2)",
         "name str 3",
     ]
+
+
+def test_short_reads_are_continued(tmp_path, monkeypatch):
+    values = [RNG.bytes(int(n)) for n in RNG.integers(0, 9000, 300)]
+    build(tmp_path / "a", [(b"%05d" % i, v) for i, v in enumerate(values)])
+    whole = os.preadv
+
+    def short(fd, buffers, offset):
+        part, left = [], 777
+        for buffer in buffers:
+            part.append(memoryview(buffer)[:left])
+            left -= len(part[-1])
+            if not left:
+                break
+        return whole(fd, part, offset)
+
+    monkeypatch.setattr(os, "preadv", short)
+    with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
+        assert list(source.read(0, 300)["value"]) == values

@@ -14,7 +14,8 @@ from typing import ClassVar
 from dsprep.formats.base import Format, OpenOptions, Source, State, WriteOptions, Writer
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.meta import looks_like
-from dsprep.formats.lmdb.tree import PSIZE, ROOM, Tree, node_size, node_sizes
+from dsprep.formats.lmdb.pages import HEADER, NODE
+from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
 from dsprep.formats.lmdb.values import Values
 from dsprep.schema import Schema
 
@@ -84,12 +85,15 @@ class Lmdb(Format):
         values = Values(schema)
         if not count:
             return 2 * PSIZE
-        if schema.ragged:  # a page or less is lost per value; half a page if all are inline
-            size = payload // count + values.table
-            leaves = 2 * count * (node_size(key, size) + 2) // ROOM + 1
+        if schema.ragged:
+            # A value inside leaves costs at most twice its bytes, as a leaf may stay half empty;
+            # one on overflow pages wastes less than a page and a header, and is not small.
+            total = payload + values.table * count
+            large = min(count, total // (NODE_MAX - NODE - key + 1) + 1)
+            leaves = 2 * count * (NODE + key + 12) // ROOM + 2
             tree = 2 * leaves // Tree(key).fanout + 2
-            overflow = count * (PSIZE + 16) + payload + values.table * count
-            return (2 + leaves + tree) * PSIZE + overflow
+            slack = max(total if large < count else 0, large * (PSIZE + HEADER))
+            return (2 + leaves + tree) * PSIZE + total + slack
         nodes, runs = node_sizes(key, np.array([values.head]))
         level = leaves = -(-count // (ROOM // (int(nodes[0]) + 2)))
         branches, each = 0, Tree(key).fanout - 1
