@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import h5py
 import hdf5plugin
 import numpy as np
 import pytest
-from support import STRUCT, random_array, random_batch, schemas, write_batch
+from support import STRUCT, random_array, random_batch, raw, schemas, write_batch
 
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
@@ -175,3 +176,27 @@ def test_flipped_bytes_never_escape(tmp_path: Path) -> None:
             timeout=60,
         )
         assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_damaged_chunk_is_named(tmp_path: Path, shuffle: bool) -> None:
+    with h5py.File(tmp_path / "a", "w") as file:
+        x = file.create_dataset("x", data=X, chunks=(5, 6, 4), compression="gzip", shuffle=shuffle)
+        chunk = x.id.get_chunk_info(2)
+    data = bytearray((tmp_path / "a").read_bytes())
+    data[chunk.byte_offset + 30] ^= 0xFF
+    (tmp_path / "a").write_bytes(data)
+    with opened(tmp_path / "a") as source:
+        assert raw(source.read(0, 10)["x"]) == raw(X[:10])
+        with pytest.raises(FormatError, match=f"a, field x, offset {chunk.byte_offset}: a chunk"):
+            source.read(8, 12)
+
+
+def test_a_chunk_that_expands_without_end(tmp_path: Path) -> None:
+    """Neither one that holds more than it should, nor one that claims more than it can hold."""
+    for stored, rows in ((1 << 22, 5000), (16, 1 << 24)):
+        with h5py.File(tmp_path / "a", "w") as file:
+            x = file.create_dataset("x", (rows,), "u1", chunks=(rows,), compression="gzip")
+            x.id.write_direct_chunk((0,), zlib.compress(bytes(stored), 9))
+        with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="a chunk"):
+            source.read(0, rows)

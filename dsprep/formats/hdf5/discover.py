@@ -59,7 +59,7 @@ class Ragged:
 
     Attributes
     ----------
-    paths
+    routes
         Field name to the path of its dataset and its route.
     used
         The datasets that are part of an index and no fields.

@@ -31,7 +31,7 @@ from dsprep.formats.hdf5.chunks import encode_chunk
 from dsprep.formats.hdf5.create import build
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.plan import FieldPlan
-from dsprep.formats.hdf5.writer import contiguous, write_bytes
+from dsprep.formats.hdf5.writer import CALL_NBYTES, contiguous, write_bytes
 from dsprep.schema import Arena, Array, Batch, Ragged, Schema
 from dsprep.storage import (
     Buffer,
@@ -112,8 +112,11 @@ class SpoolWriter(Writer):
                 where=self._folder,
                 fix="start again with --overwrite",
             )
-        os.ftruncate(self._data, self._nbytes)
-        os.ftruncate(self._index, rows)
+        # Not when nothing is to be cut: ext4 writes a file that was cut to 0 out when it is closed.
+        if sizes[0] > self._nbytes:
+            os.ftruncate(self._data, self._nbytes)
+        if sizes[1] > rows:
+            os.ftruncate(self._index, rows)
 
     # --- while the samples come ---
 
@@ -299,7 +302,9 @@ class _Stream:
     def copy(self, fd: int, offset: int) -> None:
         """Copy the stream to one place in another file."""
         for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
-            copy_range(self.fd, fd, size, start, offset)
+            for done in range(0, size, CALL_NBYTES):
+                part = min(CALL_NBYTES, size - done)
+                copy_range(self.fd, fd, part, start + done, offset + done)
             offset += size
 
     def blocks(self, nbytes: int) -> Iterator[Array]:

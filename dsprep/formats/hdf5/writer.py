@@ -24,7 +24,8 @@ from dsprep.formats.hdf5.plan import FieldPlan
 from dsprep.schema import Arena, Array, Batch, DType, Schema, has_padding, new_array
 from dsprep.storage import Buffer, as_bytes, pwrite_all
 
-_CALL_NBYTES = 1 << 20
+CALL_NBYTES = 1 << 20
+"""Bytes per call that writes, see `write_bytes`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,9 +151,9 @@ def write_bytes(fd: int, buffers: Sequence[Buffer], offset: int) -> None:
     size = 0
     for buffer in buffers:
         view = as_bytes(buffer) if isinstance(buffer, np.ndarray) else memoryview(buffer)
-        for start in range(0, len(view), _CALL_NBYTES):
-            part = view[start : start + _CALL_NBYTES]
-            if size + len(part) > _CALL_NBYTES:
+        for start in range(0, len(view), CALL_NBYTES):
+            part = view[start : start + CALL_NBYTES]
+            if size + len(part) > CALL_NBYTES:
                 offset += pwrite_all(fd, waiting, offset)
                 waiting, size = [], 0
             waiting.append(part)
