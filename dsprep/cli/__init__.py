@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -55,6 +56,7 @@ def _terminate(signum: int, frame: object) -> None:
 def main() -> None:
     """Run the command line; the entry point of the ``dsprep`` program."""
     signal.signal(signal.SIGTERM, _terminate)
+    warnings.simplefilter("ignore")  # libraries' remarks to programmers; dsprep's are its notes
     try:
         app()
     except BrokenPipeError:  # the reader of the output, such as `head`, has gone
