@@ -78,6 +78,8 @@ class Job:
         Bytes of all values, estimated where they cannot be told without reading all.
     estimate
         Bytes on disk that the output will take.
+    scratch
+        Bytes that working files take besides while it is made.
     largest
         Bytes of the largest sample, as far as known.
     """
@@ -93,6 +95,7 @@ class Job:
     losses: tuple[str, ...]
     payload: int
     estimate: int
+    scratch: int
     largest: int
 
     @property
@@ -205,6 +208,7 @@ def plan_job(
         losses=tuple(format.losses(schema, options)),
         payload=payload,
         estimate=format.estimate(schema, stop - start, payload, options),
+        scratch=format.scratch(schema, stop - start, payload, options),
         largest=largest,
     )
 
@@ -368,11 +372,12 @@ def count_workers(job: Job, workers: int | None, memory: int | None) -> int:
 
 def _check_space(job: Job) -> None:
     free = free_nbytes(job.target.parent)
-    if job.estimate > free:
+    needed = job.estimate + job.scratch
+    if needed > free:
         raise TargetError(
             "there is not enough space",
             where=job.target.parent,
-            expected=f"about {show_nbytes(job.estimate)}",
+            expected=f"about {show_nbytes(needed)}",
             found=f"{show_nbytes(free)} free",
         )
 

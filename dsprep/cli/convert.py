@@ -253,6 +253,7 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
                 "fields": dict(job.stored),
                 "payload_nbytes": job.payload,
                 "estimated_nbytes": job.estimate,
+                "scratch_nbytes": job.scratch,
                 "notes": [*source.notes, *job.losses],
             }
         )
@@ -264,18 +265,22 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
             ("samples", f"{job.samples:,}"),
             ("files", _files(job)),
             ("values", show_nbytes(job.payload)),
-            (
-                "on disk",
-                f"at most {show_nbytes(job.estimate)}"
-                if job.options.compress
-                else f"about {show_nbytes(job.estimate)}",
-            ),
+            ("on disk", _space(job)),
             *((f"  {job.schema[n]}", how) for n, how in job.stored.items()),
         ]
     )
     for line in (*source.notes, *job.losses):
         note(line)
     typer.echo("Nothing was written (--dry-run).")
+
+
+def _space(job: Job) -> str:
+    from dsprep.plan import show_nbytes
+
+    text = f"{'at most' if job.options.compress else 'about'} {show_nbytes(job.estimate)}"
+    if job.scratch:
+        text += f", and {show_nbytes(job.scratch)} for working files meanwhile"
+    return text
 
 
 def _files(job: Job) -> str:

@@ -420,6 +420,10 @@ class Format(ABC):
         Exact for uncompressed output of fixed fields up to metadata; an upper bound otherwise.
         """
 
+    def scratch(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
+        """Return the bytes of working files that lie beside the output while it is made."""
+        return 0
+
     def unit(self, schema: Schema, options: WriteOptions) -> int:
         """Return the `Writer.unit` that `create` will have: samples that stay together."""
         return 1

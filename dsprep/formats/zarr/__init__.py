@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from dsprep.errors import DsprepError, UnsupportedError
@@ -27,7 +28,7 @@ from dsprep.formats.base import (
     check_options,
 )
 from dsprep.formats.zarr.attributes import to_json
-from dsprep.formats.zarr.grid import plan_arrays, show
+from dsprep.formats.zarr.grid import ArrayPlan, plan_arrays, show
 from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, zip_root
 from dsprep.schema import Schema
 
@@ -96,20 +97,25 @@ class Zarr(Format):
         return lost
 
     def estimate(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
-        """See `base.Format.estimate`; with compression, of the output before it is finished."""
-        plans, _ = plan_arrays(schema, options)
+        """See `base.Format.estimate`."""
         total = DOCUMENTS
-        rest = max(0, payload - count * schema.fixed_nbytes)
-        for plan in plans:
-            rows = count
-            if plan.role == "values":  # all ragged bytes are counted with the first such field
-                rows, rest = -(-rest // max(1, plan.row_nbytes)), 0
+        for plan, rows in _with_rows(schema, count, payload, options):
             stored = plan.settled(rows).stored_nbytes(rows)
             if options.compress is not None:
-                collected = 0 if plan.whole else rows * plan.row_nbytes
-                stored += stored // 100 + CODEC_OVERHEAD * plan.chunks(rows) + collected
+                stored += stored // 100 + CODEC_OVERHEAD * plan.chunks(rows)
             total += stored + DOCUMENTS
         return total
+
+    def scratch(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
+        """See `base.Format.scratch`: what is collected to be compressed at the end."""
+        if options.compress is None:
+            return 0
+        planned = _with_rows(schema, count, payload, options)
+        return sum(rows * plan.row_nbytes for plan, rows in planned if not plan.whole)
+
+    def unit(self, schema: Schema, options: WriteOptions) -> int:
+        """See `base.Format.unit`: with compression, the samples of a shard."""
+        return plan_arrays(schema, options)[1]
 
     def create(
         self,
@@ -129,6 +135,18 @@ class Zarr(Format):
         check_options(options, self.write_options, self.name)
         check_names(schema)
         return ZarrWriter(path, schema, count, options, state)
+
+
+def _with_rows(
+    schema: Schema, count: int, payload: int, options: WriteOptions
+) -> Iterator[tuple[ArrayPlan, int]]:
+    """Yield the arrays and their rows; all ragged bytes are counted with the first such field."""
+    rest = max(0, payload - count * schema.fixed_nbytes)
+    for plan in plan_arrays(schema, options)[0]:
+        rows = count
+        if plan.role == "values":
+            rows, rest = -(-rest // max(1, plan.row_nbytes)), 0
+        yield plan, rows
 
 
 def check_names(schema: Schema) -> None:
