@@ -295,6 +295,7 @@ def _copy_shards(
         path = path / shard.name if job.sharded else path
         done, position = (int(state["samples"]), state["writer"]) if index == first else (0, None)
         writer, done = _open_writer(job, path, len(shard), done, position)
+        writer.durable = staging.durable
 
         def save(samples: int, position: State, index: int = index) -> None:
             staging.save({"shard": index, "samples": samples, "writer": position})

@@ -120,6 +120,7 @@ def write_batch(
     writer.sync()
     writer.finish()
     writer.close()
+    writer.clean()
 
 
 class MemorySource(Source):

@@ -301,9 +301,17 @@ class Writer(ABC):
     the cut into pieces and the options: never on threads, time or interruptions.
 
     A writer is created by `Format.create`, which may continue one that was interrupted.
+
+    Attributes
+    ----------
+    unit
+        Samples that stay together in a piece.
+    durable
+        Whether `finish` waits for the disk. Without, only a crash of the machine can do harm.
     """
 
     unit: int = 1
+    durable: bool = True
 
     @abstractmethod
     def encode(self, batch: Batch, start: int, arena: Arena) -> Any:
@@ -334,7 +342,7 @@ class Writer(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Complete the output after the last piece, make it durable, and close it.
+        """Complete the output after the last piece, durably if `durable`, and close it.
 
         May be interrupted and is then repeated from the last checkpoint, so whatever it needs
         besides the output stays until `clean`. Such working files lie beside the output, named

@@ -82,6 +82,10 @@ class Hdf5(Format):
 
         return estimate(schema, count, payload, options)
 
+    def scratch(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
+        """Return the bytes of the spool: all values, where their places are not known at once."""
+        return payload if schema.ragged or options.compress is not None else 0
+
     def unit(self, schema: Schema, options: WriteOptions) -> int:
         """Return how many samples stay together in a piece."""
         from dsprep.formats.hdf5.plan import unit

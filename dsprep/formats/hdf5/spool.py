@@ -31,7 +31,7 @@ from dsprep.formats.hdf5.chunks import encode_chunk
 from dsprep.formats.hdf5.create import build
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.plan import FieldPlan
-from dsprep.formats.hdf5.writer import CALL_NBYTES, contiguous, write_bytes
+from dsprep.formats.hdf5.writer import contiguous
 from dsprep.schema import Arena, Array, Batch, Ragged, Schema
 from dsprep.storage import (
     Buffer,
@@ -147,7 +147,7 @@ class SpoolWriter(Writer):
 
     def write(self, piece: _Piece) -> None:
         """Write the piece at its place in the spool."""
-        write_bytes(self._data, piece.buffers, piece.offset)
+        pwrite_all(self._data, piece.buffers, piece.offset)
         sizes = np.array(piece.sizes, _INT)
         pwrite_all(self._index, [sizes], piece.number * sizes.nbytes)
 
@@ -185,7 +185,8 @@ class SpoolWriter(Writer):
         fd = os.open(self._path, os.O_RDWR)
         try:
             self._fill(fd, offsets, streams)
-            os.fsync(fd)
+            if self.durable:
+                os.fsync(fd)
         finally:
             os.close(fd)
         self.close()
@@ -302,9 +303,7 @@ class _Stream:
     def copy(self, fd: int, offset: int) -> None:
         """Copy the stream to one place in another file."""
         for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
-            for done in range(0, size, CALL_NBYTES):
-                part = min(CALL_NBYTES, size - done)
-                copy_range(self.fd, fd, part, start + done, offset + done)
+            copy_range(self.fd, fd, size, start, offset)
             offset += size
 
     def blocks(self, nbytes: int) -> Iterator[Array]:

@@ -22,10 +22,7 @@ from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.placement import Placement, placement_of
 from dsprep.formats.hdf5.plan import FieldPlan
 from dsprep.schema import Arena, Array, Batch, DType, Schema, has_padding, new_array
-from dsprep.storage import Buffer, as_bytes, pwrite_all
-
-CALL_NBYTES = 1 << 20
-"""Bytes per call that writes, see `write_bytes`."""
+from dsprep.storage import pwrite_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,15 +65,16 @@ class PlacedWriter(Writer):
             if place is not None:
                 start = piece.start
                 for offset, first, last in place.runs(start, start + len(column)):
-                    write_bytes(self._fd, [column[first - start : last - start]], offset)
+                    pwrite_all(self._fd, [column[first - start : last - start]], offset)
 
     def sync(self) -> None:
         """Make what has been written durable."""
         os.fdatasync(self._fd)
 
     def finish(self) -> None:
-        """Make the file durable; it has been complete since the last piece."""
-        os.fsync(self._fd)
+        """See `Writer.finish`; the file has been complete since the last piece."""
+        if self.durable:
+            os.fsync(self._fd)
         self.close()
 
     def close(self) -> None:
@@ -139,26 +137,6 @@ def _copy_members(out: Array, column: Array) -> None:
         return
     for name in out.dtype.names:
         _copy_members(out[name], column[name])
-
-
-def write_bytes(fd: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """Write `buffers` one after another from ``offset`` on, in calls of moderate size.
-
-    For one call of 8 MiB, Linux 6.18 on ext4 looks for page cache in single blocks as large as
-    the call, and often takes three to four times as long as for 1 MiB at a time.
-    """
-    waiting: list[Buffer] = []
-    size = 0
-    for buffer in buffers:
-        view = as_bytes(buffer) if isinstance(buffer, np.ndarray) else memoryview(buffer)
-        for start in range(0, len(view), CALL_NBYTES):
-            part = view[start : start + CALL_NBYTES]
-            if size + len(part) > CALL_NBYTES:
-                offset += pwrite_all(fd, waiting, offset)
-                waiting, size = [], 0
-            waiting.append(part)
-            size += len(part)
-    pwrite_all(fd, waiting, offset)
 
 
 def _check_size(path: Path, nbytes: int) -> None:

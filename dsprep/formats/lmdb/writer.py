@@ -297,11 +297,13 @@ class LmdbWriter(Writer):
         main = self._tree.database(self._count)
         empty = Meta(PSIZE, nbytes, EMPTY, 1, 0)
         full = Meta(PSIZE, nbytes, main, pages - 1, 1 if self._count else 0)
-        os.fdatasync(self._fd)  # the pages before the metas that point to them
+        if self.durable:
+            os.fdatasync(self._fd)  # the pages before the metas that point to them
         pwrite_all(self._fd, [empty.pack(0), full.pack(1)], 0)
-        os.fsync(self._fd)
+        if self.durable:
+            os.fsync(self._fd)
+            sync_directory(self._path.parent)
         self.close()
-        sync_directory(self._path.parent)
 
     def close(self) -> None:
         """Close the file."""

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 
@@ -39,6 +41,13 @@ BLOCK = 256
 """Records between two offsets that a varying `Index` keeps."""
 
 MASK = 0xA282EAD8
+
+SHORT = 128 << 10
+"""Mean bytes of a record below which the CRCs are computed by one thread at a time."""
+
+_one_at_a_time = threading.Lock()
+# A CRC of a few microseconds releases and retakes the GIL. Two threads that do so by turns spend
+# most of their time waiting for each other.
 
 
 @cache
@@ -94,13 +103,15 @@ def payload_crcs(
 ) -> NDArray[np.uint32]:
     """Return the masked CRC32C of each ``buffer[start:start + length]``."""
     ranges = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
-    fast = _fastest()
-    if fast is not None:
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        return mask(np.array([fast(view[a:b]) for a, b in ranges], np.uint32))
-    from google_crc32c import extend
+    short = len(lengths) > 1 and int(lengths.sum()) < len(lengths) * SHORT
+    with _one_at_a_time if short else nullcontext():
+        fast = _fastest()
+        if fast is not None:
+            view = memoryview(buffer)  # type: ignore[arg-type]
+            return mask(np.array([fast(view[a:b]) for a, b in ranges], np.uint32))
+        from google_crc32c import extend
 
-    return mask(np.array([extend(0, buffer[a:b]) for a, b in ranges], np.uint32))
+        return mask(np.array([extend(0, buffer[a:b]) for a, b in ranges], np.uint32))
 
 
 def is_header(data: bytes) -> bool:

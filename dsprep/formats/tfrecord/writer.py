@@ -107,9 +107,10 @@ class TFRecordWriter(Writer):
         os.fdatasync(self._fd)
 
     def finish(self) -> None:
-        """Cut off what an interrupted run may have left behind the end, sync and close."""
+        """Cut off what an interrupted run may have left behind the end, and close."""
         os.ftruncate(self._fd, self._end)
-        os.fsync(self._fd)
+        if self.durable:
+            os.fsync(self._fd)
         self.close()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from dsprep.storage import remove, sync_directory
+from dsprep.storage import sync_directory
 
 BLOCK = 4 << 20
 
@@ -25,35 +25,17 @@ def is_zip(path: Path) -> bool:
     return ".zip" in path.suffixes
 
 
-def discard(path: Path) -> None:
-    """Remove what an earlier run left beside the output `path`."""
-    if is_zip(path):
-        remove(folder(path))
-        remove(_doomed(path))
-
-
-def _doomed(path: Path) -> Path:
-    return path.with_name(path.name + ".done")
-
-
-def pack(root: Path, path: Path) -> None:
-    """Make the directory `root` the ZIP file `path`, durable, and remove the directory.
-
-    If interrupted it can be repeated: the directory is there until the file is complete, and then
-    disappears under this name at once.
-    """
-    doomed = _doomed(path)
-    if root.exists():
-        with path.open("wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as target:
-                for member in members(root):
-                    add(target, root, member)
+def pack(root: Path, path: Path, durable: bool) -> None:
+    """Make the directory `root` the ZIP file `path`. Can be repeated if interrupted."""
+    with path.open("wb") as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as target:
+            for member in members(root):
+                add(target, root, member)
+        if durable:
             file.flush()
             os.fsync(file.fileno())
+    if durable:
         sync_directory(path.parent)
-        remove(doomed)
-        root.rename(doomed)
-    remove(doomed)
 
 
 def members(root: Path) -> list[str]:

@@ -83,14 +83,12 @@ class ZarrWriter(Writer):
         marker = self._root / root_key(options.zarr_format)
         if state is None:
             remove(path)
-            pack.discard(path)
+            remove(self._root)
         else:
             self._rows = {name: int(state["rows"][name]) for name in self._rows}
-        zipped = self._root != path and path.exists() and not self._root.exists()
-        self._complete = state is not None and (zipped or marker.exists())
-        if not zipped:
-            for name in ("", SPOOL, *(p.path for p in self._plans)):
-                (self._root / name).mkdir(parents=True, exist_ok=True)
+        self._complete = state is not None and marker.exists()
+        for name in ("", SPOOL, *(p.path for p in self._plans)):
+            (self._root / name).mkdir(parents=True, exist_ok=True)
 
     def _spooled(self, plan: ArrayPlan) -> bool:
         return self._options.compress is not None and not plan.whole
@@ -229,11 +227,16 @@ class ZarrWriter(Writer):
         if not self._complete:
             self._finish_arrays()
             self._finish_metadata()
-        if self._root != self._path:
-            pack.pack(self._root, self._path)
-        elif (self._root / SPOOL).exists():
-            remove(self._root / SPOOL)
+        remove(self._root / SPOOL)
+        if self.durable:
             sync_directory(self._root)
+        if self._root != self._path:
+            pack.pack(self._root, self._path, self.durable)
+
+    def clean(self) -> None:
+        """See `base.Writer.clean`: what was packed into a ZIP file is not needed any more."""
+        if self._root != self._path:
+            remove(self._root)
 
     def _array_rows(self, plan: ArrayPlan) -> int:
         return self._rows[plan.field.name] if plan.role == "values" else self._count
@@ -286,16 +289,17 @@ class ZarrWriter(Writer):
         root = made.pop(last)
         for key, data in made.items():
             self._write_document(key, data)
-        self.sync()
         temporary = self._root / SPOOL / "root"
         self._write_document(f"{SPOOL}/root", root)
-        self.sync()
+        if self.durable:
+            self.sync()
         temporary.replace(self._root / last)
+        if not self.durable:
+            return
         for folder in {self._root / p.path for p in self._plans}:
             while folder != self._root:
                 sync_directory(folder)
                 folder = folder.parent
-        sync_directory(self._root)
 
     def _write_document(self, key: str, data: bytes) -> None:
         with self._opened(self._root / key) as fd:
