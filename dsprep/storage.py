@@ -21,9 +21,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview | Array
 IOV_MAX = 1024
 """Buffers per call that Linux takes (``limits.h``)."""
 
-CALL_NBYTES = 1 << 20
-"""Bytes per write call. For larger ones Linux 6.18 on ext4 looks for page cache in blocks as
-large as the call, and often takes three to four times as long."""
+CALL_NBYTES = 512 << 10
+"""Bytes per write call. Larger ones often take three to four times as long on Linux 6.18 with
+ext4, which then looks for page cache in blocks as large as the call."""
 
 
 def as_bytes(array: Array) -> memoryview:

@@ -25,14 +25,8 @@ from dsprep.errors import UnsupportedError
 from dsprep.formats.base import State, Writer
 from dsprep.formats.lmdb.keys import Keys
 from dsprep.formats.lmdb.meta import EMPTY, Meta
-from dsprep.formats.lmdb.pages import (
-    F_BIGDATA,
-    HEADER,
-    NODE,
-    P_BRANCH,
-    P_LEAF,
-    P_OVERFLOW,
-)
+from dsprep.formats.lmdb.overflow import EvenRuns, Runs
+from dsprep.formats.lmdb.pages import F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF
 from dsprep.formats.lmdb.spans import Bytes, Ints, move_spans, packed, ranges
 from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_size, node_sizes
 from dsprep.formats.lmdb.values import MAX_VALUE, Part, Values, join, total_lengths
@@ -206,13 +200,19 @@ class LmdbWriter(Writer):
     def write(self, piece: Piece) -> None:
         """Write the piece's pages: one range of the file."""
         leaves = self._build_leaves(piece)
+        if self._write_even(piece, leaves):
+            return
         branches: dict[int, list[Branch]] = {}
         for branch in piece.branches:
             branches.setdefault(branch.after, []).append(branch)
         buffers: list[memoryview] = []
         done = 0
         big = bool(piece.runs.any())
-        values = _Runs(piece) if big else None
+        values = (
+            Runs(piece.parts, piece.sizes, piece.runs, piece.value_pages, piece.arena)
+            if big
+            else None
+        )
         rows = as_bytes(leaves)
         stops = range(len(leaves)) if big else sorted({*branches, len(leaves) - 1})
         sample = 0
@@ -227,6 +227,23 @@ class LmdbWriter(Writer):
         if values is not None:
             values.add(buffers, sample, piece.stop - piece.start)
         pwrite_all(self._fd, buffers, piece.page * PSIZE)
+
+    def _write_even(self, piece: Piece, leaves: Bytes) -> bool:
+        """Write a piece of equal values on overflow pages, copied block by block into whole pages.
+
+        For values of up to some 100 kB this is faster than to gather them in the kernel: there
+        are too many of them to handle one by one here. Returns whether it was done.
+        """
+        pages = EvenRuns.of(piece.parts, piece.sizes, piece.runs)
+        if pages is None:
+            return False
+        for first, block in pages.blocks(piece.value_pages, piece.arena):
+            pwrite_all(self._fd, [block], first * PSIZE)
+        for page, leaf in zip(piece.leaf_pages.tolist(), leaves, strict=True):
+            pwrite_all(self._fd, [leaf], page * PSIZE)
+        for branch in piece.branches:
+            pwrite_all(self._fd, [self._branch_page(branch)], branch.page * PSIZE)
+        return True
 
     def _build_leaves(self, piece: Piece) -> Bytes:
         """Return the leaf pages that the piece completes: uint8, shape ``(k, PSIZE)``."""
@@ -310,53 +327,3 @@ class LmdbWriter(Writer):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class _Runs:
-    """The overflow pages of a piece's values, as buffers to write one after another.
-
-    What follows a value in its last page and the header of the next one are one buffer.
-    """
-
-    def __init__(self, piece: Piece) -> None:
-        self._big = np.flatnonzero(piece.runs)
-        runs, pages = piece.runs[self._big], piece.value_pages[self._big]
-        starts = packed(runs * PSIZE - piece.sizes[self._big])
-        between = piece.arena.empty("write.between", (int(starts[-1]),), np.dtype(np.uint8))
-        between[:] = 0
-        headers = np.zeros((len(runs), HEADER), np.uint8)
-        headers[:, :8] = pages.astype("<u8").view(np.uint8).reshape(-1, 8)
-        headers.view(_U16)[:, 5] = P_OVERFLOW
-        headers[:, 12:] = runs.astype("<u4").view(np.uint8).reshape(-1, 4)
-        between[starts[:-1, None] + np.arange(HEADER)] = headers
-        self._between, self._starts = as_bytes(between), starts.tolist()
-        behind = (starts[1:-1] + HEADER).tolist()  # a rest, and the header of the next value
-        self._rests = _views(between, (starts[:-1] + HEADER).tolist(), [*behind, int(starts[-1])])
-        self._parts = [
-            _views(
-                part.data,
-                part.starts[self._big].tolist(),
-                (part.starts + part.lengths)[self._big].tolist(),
-            )
-            for part in piece.parts
-        ]
-
-    def add(self, buffers: list[memoryview], start: int, stop: int) -> None:
-        """Append the overflow pages of samples ``start <= i < stop`` of the piece."""
-        first, last = np.searchsorted(self._big, [start, stop]).tolist()
-        if first == last:
-            return
-        begin, end = self._starts[first], self._starts[last]
-        buffers.append(self._between[begin : begin + HEADER])
-        columns = [*self._parts, self._rests]
-        block = [self._between] * (len(columns) * (last - first))
-        for k, column in enumerate(columns):
-            block[k :: len(columns)] = column[first:last]
-        block[-1] = self._between[self._starts[last - 1] + HEADER : end]
-        buffers += block
-
-
-def _views(data: Bytes, starts: list[int], stops: list[int]) -> list[memoryview]:
-    """Return ``data[starts[i]:stops[i]]`` for all i."""
-    whole = memoryview(data)  # type: ignore[arg-type]
-    return [whole[a:b] for a, b in zip(starts, stops, strict=True)]
