@@ -45,20 +45,22 @@ def remove(path: Path) -> None:
 
 
 def seconds_of_cp(source: Path, target: Path, sync: bool) -> float:
-    remove(target)
     began = time.perf_counter()
     subprocess.run(["cp", source, target], check=True)
     if sync:
         subprocess.run(["sync", target], check=True)
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    remove(target)
+    return seconds
 
 
 def seconds_of_convert(source: Path, target: Path, sync: bool) -> float:
-    remove(target)
-    Path(f"{target}.dsprep.json").unlink(missing_ok=True)
     began = time.perf_counter()
     dsprep.convert(source, target, durable=sync)
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    remove(target)  # so that the one after it does not wait for these bytes to be written
+    Path(f"{target}.dsprep.json").unlink()
+    return seconds
 
 
 def measure(directory: Path, sample_nbytes: int, total_nbytes: int, runs: int, sync: bool) -> None:
@@ -75,7 +77,6 @@ def measure(directory: Path, sample_nbytes: int, total_nbytes: int, runs: int, s
             converted = seconds_of_convert(source, target, sync)
             if run:  # the first is a warm-up
                 ratios.append(copied / converted)
-        remove(target)
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
         print(
             f"{sample_nbytes / 1e3:>8.1f} kB  {source.suffix[1:]:>8} to {format:<8}"

@@ -292,6 +292,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     again = ZARR.create(broken, schema, count, options, state)  # killed before it could say so
     again.finish()
     again.close()
+    again.clean()
     assert contents(broken) == contents(whole)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([broken.name, whole.name])
 
