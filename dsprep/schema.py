@@ -342,7 +342,7 @@ class Ragged(Sequence[Any]):
         arrays = [np.asarray(a, field.dtype).reshape(-1, *field.inner) for a in items]
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
         empty = np.empty((0, *field.inner), field.dtype)
-        return cls.from_lengths(np.concatenate([empty, *arrays]), lengths)
+        return cls.from_lengths(np.concatenate([empty, *arrays], dtype=field.dtype), lengths)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -416,12 +416,14 @@ def concatenate(schema: Schema, batches: Sequence[Batch]) -> Batch:
             ragged = [c for c in columns if isinstance(c, Ragged)]
             empty = np.empty((0, *f.inner), f.dtype)
             out[f.name] = Ragged.from_lengths(
-                np.concatenate([empty, *(c.values for c in ragged)]),
+                np.concatenate([empty, *(c.values for c in ragged)], dtype=f.dtype),
                 np.concatenate([np.zeros(0, np.int64), *(c.lengths for c in ragged)]),
                 f.kind,
             )
         else:
-            out[f.name] = np.concatenate([np.empty((0, *f.inner), f.dtype), *columns])
+            fixed = [np.asarray(c) for c in columns]
+            empty = np.empty((0, *f.inner), f.dtype)
+            out[f.name] = np.concatenate([empty, *fixed], dtype=f.dtype)  # keeps the byte order
     return out
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pkgutil
 import shutil
 import signal
 import sys
@@ -84,8 +85,10 @@ def clear(target: Path) -> None:
 def main() -> None:
     source, target, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     conversion.CHECKPOINT_NBYTES = 100_000
-    for library in ("h5py", "numcodecs", "zarr", "google_crc32c"):
-        import_module(library)  # once, not in every child
+    parts = (m.name for m in pkgutil.walk_packages(dsprep.__path__, "dsprep."))
+    for name in ("h5py", "numcodecs", "zarr", "google_crc32c", "ml_dtypes", *parts):
+        if name != "dsprep.__main__":
+            import_module(name)  # once, not in every child
     os.fsync = os.fdatasync = lambda fd: None  # a killed process loses nothing that it wrote
     pieces = plan.pieces
     transfer.pieces = lambda *args, **kwargs: pieces(*args, **{"target": 40_000, **kwargs})

@@ -21,14 +21,15 @@ from dsprep.schema import Batch, Field, Ragged, Schema, decode_dtype
 def as_field(values: np.ndarray, attrs: Any, field: Field) -> np.ndarray:
     """Undo the stand-in for a dtype that the format lacks."""
     if "dsprep_dtype" in attrs:
-        dtype = decode_dtype(json.loads(attrs["dsprep_dtype"]))
+        kept = attrs["dsprep_dtype"]  # HDF5: JSON as text; Zarr: JSON itself
+        dtype = decode_dtype(kept if "zarr" in type(attrs).__module__ else json.loads(kept))
         assert dtype == field.dtype
-        if values.dtype != dtype and values.dtype.newbyteorder(">") == dtype:
-            return values.astype(dtype)
         bits = np.ascontiguousarray(values)
         extra = 1 if bits.dtype.itemsize != dtype.itemsize else 0
         shape = bits.shape[: bits.ndim - extra]
         return np.frombuffer(bits.tobytes(), dtype).reshape(shape)
+    if values.dtype != field.dtype and values.dtype == field.dtype.newbyteorder("="):
+        return values.astype(field.dtype)  # zarr-python gives values in the machine's order
     return values
 
 
@@ -42,7 +43,8 @@ def read_arrays(root: Any, schema: Schema, attrs_of: Callable[[Any], Any]) -> Ba
             continue
         values = as_field(node["values"][...], attrs_of(node["values"]), f)
         first, count = node["first"][...], node["count"][...]
-        assert attrs_of(node)["dsprep_kind"] == f.kind
+        kind = attrs_of(node)["dsprep_kind"]
+        assert (kind.decode() if isinstance(kind, bytes) else kind) == f.kind
         items = [values[a : a + n] for a, n in zip(first, count, strict=True)]
         if f.kind != "array":
             items = [v.tobytes() for v in items]
@@ -120,7 +122,8 @@ def read_tfrecord(path: Path, schema: Schema) -> Batch:
     """tf.data checks lengths and CRCs; tf.train.Example gives the features."""
     tf = tensorflow()
     items: dict[str, list[Any]] = {f.name: [] for f in schema}
-    gzip = path.open("rb").read(2) == b"\x1f\x8b"
+    with path.open("rb") as file:
+        gzip = file.read(2) == b"\x1f\x8b"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         records = list(

@@ -139,6 +139,18 @@ def test_concatenate_joins_fixed_and_ragged():
     assert both["r"].lengths.tolist() == [1, 2, 1, 2]
 
 
+def test_joining_keeps_the_byte_order():
+    schema = Schema((Field("a", np.dtype(">i4")), Field("r", np.dtype(">f4"), (None,))))
+    one = {
+        "a": np.arange(2, dtype=">i4"),
+        "r": Ragged.pack([np.ones(1, ">f4"), np.ones(2, ">f4")], schema["r"]),
+    }
+    assert one["r"].values.dtype == ">f4"
+    both = concatenate(schema, [one, one])
+    assert both["a"].dtype == ">i4"
+    assert both["r"].values.dtype == ">f4"
+
+
 def test_arena_reuses_memory():
     arena = Arena()
     a = arena.empty("x", (4, 2), np.dtype("f4"))
