@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from typer.testing import CliRunner
 import dsprep
 from dsprep.cli import app
 from dsprep.schema import Field, Schema
+from dsprep.synth import names as synth_names
+from dsprep.synth import synth as synthesise
 
 FORMATS = sorted(SUFFIX)
 
@@ -360,6 +363,20 @@ def test_synth(tmp_path):
     assert run(*hint[1:]).code == 0
     assert "exists" in fails("synth", "cosmic-tagger", tmp_path / "c.h5")
     assert "NAME OUT" in fails("synth", code=2)
+
+
+@pytest.mark.parametrize("name", synth_names())
+def test_synthetic_datasets_convert_around_the_formats(name, tmp_path):
+    made = synthesise(name, tmp_path / "made", samples=5, scale=0.05)
+    _, verb, data, *options = shlex.split(made.open_hint)
+    assert json.loads(run(verb, data, *options, "--json").out)["samples"] > 0
+    last, read = data, options
+    for suffix in (".zarr", ".lmdb", ".tfrecord", ".h5"):
+        target = tmp_path / f"out{suffix}"
+        assert run("convert", last, target, *read).code == 0
+        as_a = ["--field-a" if word == "--field" else word for word in read]
+        assert run("verify", last, target, *as_a).code == 0
+        last, read = target, []
 
 
 def test_demo(tmp_path):

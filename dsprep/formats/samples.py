@@ -78,7 +78,7 @@ def choose(
     notes: list[str] = []
     for length, names in by_length.items():
         if length != count:
-            notes.append(f"left out {listed(names)}: first axis {length}, not {count}")
+            notes.append(f"left out {listed(names)}: first axis {length}, not {count} (--field takes them)")
     scalars = [name for name, (shape, _) in arrays.items() if not shape]
     if scalars:
         notes.append(f"left out {listed(scalars)}: no axis")
