@@ -270,7 +270,7 @@ def test_attributes_survive(tmp_path: Path) -> None:
         (["x"], WriteOptions(compress=Compression("zlib")), UnsupportedError, "gzip"),
         (["x"], WriteOptions(chunk=0), UsageError, "1 or more"),
         (["x"], WriteOptions(chunk=1 << 31), UnsupportedError, "4 GiB"),
-        (["x"], WriteOptions(zarr_format=2), UsageError, "no option"),
+        (["x"], WriteOptions(zarr_format=2), UsageError, "does not apply"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -40,6 +40,10 @@ class Fixed:
         """Return samples ``start <= i < stop``."""
         return self.rows.read(start, stop, arena, key)
 
+    def datasets(self) -> list[Rows]:
+        """Return the datasets that are read as rows."""
+        return [self.rows]
+
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the bytes of each sample."""
         return np.full(stop - start, self.rows.row_nbytes, np.int64)
@@ -71,6 +75,10 @@ class Indexed:
         if self.route.rebase is not None:
             _rebase(values[self.route.rebase] if self.route.rebase else values, offsets)
         return Ragged(values, offsets, self.route.kind)
+
+    def datasets(self) -> list[Rows]:
+        """Return the datasets that are read as rows: the values and the tables."""
+        return [self.rows, *(rows for t in self.route.tables for rows in (t.first, t.count))]
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the bytes of each sample, from the tables alone."""
@@ -128,6 +136,10 @@ class Sequences:
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
         values = np.concatenate([np.empty(0, dtype), *(a.astype(dtype) for a in arrays)])
         return Ragged.from_lengths(values, lengths, self.held.kind)
+
+    def datasets(self) -> list[Rows]:
+        """Return no datasets: none is read as rows."""
+        return []
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return None: the lengths stand beside the values' addresses, in the data itself."""

@@ -2,13 +2,15 @@
 
 The library decodes under one lock for the whole process. Here the chunks of the common case,
 which split only the first axis and are deflated or zstd, shuffled or not, are found once and
-then read with ``pread`` and decoded by codecs that release the GIL.
+then read with ``pread`` and decoded by codecs that release the GIL. A chunk that several threads
+want is decoded once, and the decoded chunks that exist at a time are few: see `Encoded.resident`.
 """
 
 from __future__ import annotations
 
 import threading
 import zlib
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,11 @@ from dsprep.storage import pread_exact
 _DEFLATE, _SHUFFLE, _ZSTD = 1, 2, 32015
 _BEST_RATIO = {_DEFLATE: 1100, _ZSTD: 1 << 17}
 """How much smaller than its content a chunk can be; what claims more is not allocated."""
+
+_AT_ONCE = 32 << 20
+"""Decoded bytes in the making: threads beyond wait, unless none is at work."""
+
+_STEP = 256 << 10
 
 
 class Encoded:
@@ -50,8 +57,15 @@ class Encoded:
         self._table, self._block, self._row_nbytes = table, block, row_nbytes
         self._filters, self._itemsize = filters, itemsize
         self._nbytes = block * row_nbytes
-        self._last: tuple[int, Array] = (-1, np.empty(0, np.uint8))
+        self._last: tuple[int, Array | None] = (-1, None)
+        self._underway: dict[int, Future[Array]] = {}
         self._lock = threading.Lock()
+        self._decoders = threading.BoundedSemaphore(max(1, _AT_ONCE // self._nbytes))
+
+    @property
+    def resident(self) -> int:
+        """Bytes that reading holds beside its result: a chunk, and what it is made from."""
+        return 2 * self._nbytes
 
     def read(self, fd: int, out: Array, start: int, where: object) -> None:
         """Fill `out`, uint8 of shape ``(n, row_nbytes)``, with the rows from `start` on.
@@ -73,12 +87,42 @@ class Encoded:
     def _chunk(self, fd: int, b: int, where: object, *, keep: bool) -> Array:
         """Return chunk `b` as uint8 of shape ``(block, row_nbytes)``.
 
-        With `keep` it is remembered: the next range of rows probably begins inside it.
+        With `keep` it is remembered, since the next range of rows probably begins inside it, and
+        threads that want it meanwhile wait for it.
         """
+        if not keep:
+            with self._decoders:
+                return self._decode(fd, b, where)
         with self._lock:
             number, rows = self._last
-        if number == b:
-            return rows
+            if number == b and rows is not None:
+                return rows
+            future = self._underway.get(b)
+            mine = future is None
+            if future is None:
+                future = self._underway[b] = Future()
+        if mine:
+            self._make(fd, b, where, future)
+        return future.result()
+
+    def _make(self, fd: int, b: int, where: object, future: Future[Array]) -> None:
+        """Decode chunk `b` for all who hold `future`."""
+        try:
+            with self._decoders:
+                with self._lock:
+                    self._last = (-1, None)  # so that the old one makes room for the new
+                rows = self._decode(fd, b, where)
+        except BaseException as error:
+            with self._lock:
+                del self._underway[b]
+            future.set_exception(error)
+        else:
+            with self._lock:
+                self._last = (b, rows)
+                del self._underway[b]
+            future.set_result(rows)
+
+    def _decode(self, fd: int, b: int, where: object) -> Array:
         entry = self._table[b]
         address = int(entry["address"])
         here = f"{where}, offset {address}"
@@ -94,11 +138,7 @@ class Encoded:
                 expected=f"{self._nbytes} bytes",
                 found=len(flat),
             )
-        rows = flat.reshape(self._block, self._row_nbytes)
-        if keep:
-            with self._lock:
-                self._last = (b, rows)
-        return rows
+        return flat.reshape(self._block, self._row_nbytes)
 
     def _undo(self, code: int, data: Any, here: str) -> Any:
         if code == _SHUFFLE:
@@ -115,13 +155,33 @@ class Encoded:
             )
         try:
             if code == _DEFLATE:
-                # One byte more than fits shows a chunk that holds too much.
-                return zlib.decompressobj().decompress(data, self._nbytes + 1)
+                return _inflate(data, self._nbytes)
             from numcodecs.zstd import Zstd
 
             return Zstd().decode(data, out=np.empty(self._nbytes, np.uint8))
         except (zlib.error, RuntimeError, ValueError) as error:
             raise FormatError(f"a chunk cannot be decompressed: {error}", where=here) from error
+
+
+def _inflate(data: Any, nbytes: int) -> Array:
+    """Return what `data` holds, at most one byte more than `nbytes`.
+
+    Step by step into its place: in one call zlib's module needs the memory twice.
+    """
+    out = np.empty(nbytes + 1, np.uint8)
+    stream, filled = zlib.decompressobj(), 0
+    view, at = memoryview(data), 0
+    rest: Any = b""
+    while filled <= nbytes and not stream.eof:
+        if not rest:
+            rest, at = view[at : at + _STEP], at + _STEP
+        part = stream.decompress(rest, min(4 * _STEP, nbytes + 1 - filled))
+        out[filled : filled + len(part)] = np.frombuffer(part, np.uint8)
+        filled += len(part)
+        rest = stream.unconsumed_tail
+        if not part and not rest and at >= len(view):
+            break
+    return out[:filled]
 
 
 def encoded_of(dataset: Any, row_nbytes: int, file_nbytes: int) -> Encoded | None:

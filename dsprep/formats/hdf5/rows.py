@@ -91,6 +91,15 @@ class Rows:
                 self._located = True
         return self._place
 
+    @property
+    def resident(self) -> int:
+        """Bytes that reading holds besides the rows asked for, such as decoded chunks."""
+        place = self.place
+        if isinstance(place, Encoded):
+            return place.resident
+        chunks = self.dataset.chunks if place is None else None
+        return 2 * math.prod(map(int, chunks)) * int(self.dataset.dtype.itemsize) if chunks else 0
+
     def _locate(self) -> Placement | Encoded | None:
         if not self.row_nbytes or not self.count or not self.dataset.shape:
             return None

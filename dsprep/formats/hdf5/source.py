@@ -257,6 +257,13 @@ class Hdf5Source(Source):
             total += sizes
         return total
 
+    def resident_nbytes(self) -> int:
+        """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
+        used: set[Rows] = set()
+        for column, _ in self._columns.values():
+            used.update(column.datasets())
+        return sum(rows.resident for rows in used)
+
     def layouts(self) -> dict[str, Layout]:
         """Return how each field lies on disk."""
         return {
