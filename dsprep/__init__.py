@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from dsprep.conversion import convert as convert
     from dsprep.dataset import open_dataset as open
     from dsprep.errors import DsprepError as DsprepError
+    from dsprep.formats.base import Compression as Compression
     from dsprep.formats.base import OpenOptions as OpenOptions
     from dsprep.formats.base import Source as Source
     from dsprep.formats.base import WriteOptions as WriteOptions
     from dsprep.inspection import inspect as inspect
     from dsprep.schema import Field as Field
+    from dsprep.schema import FieldSpec as FieldSpec
     from dsprep.schema import Ragged as Ragged
     from dsprep.schema import Schema as Schema
 
@@ -45,14 +47,18 @@ _WHERE = {
     "OpenOptions": "dsprep.formats.base:OpenOptions",
     "WriteOptions": "dsprep.formats.base:WriteOptions",
     "Field": "dsprep.schema:Field",
+    "FieldSpec": "dsprep.schema:FieldSpec",
+    "Compression": "dsprep.formats.base:Compression",
     "Ragged": "dsprep.schema:Ragged",
     "Schema": "dsprep.schema:Schema",
     "DsprepError": "dsprep.errors:DsprepError",
 }
 
 __all__ = [
+    "Compression",
     "DsprepError",
     "Field",
+    "FieldSpec",
     "OpenOptions",
     "Ragged",
     "Schema",

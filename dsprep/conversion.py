@@ -15,7 +15,7 @@ from typing import Any
 
 import dsprep
 from dsprep import formats, sidecar
-from dsprep.dataset import MultiSource, open_dataset
+from dsprep.dataset import MultiSource, check_replaceable, open_dataset
 from dsprep.errors import DsprepError, FormatError, TargetError, UsageError
 from dsprep.formats.base import (
     Compression,
@@ -120,6 +120,8 @@ class Report:
         Bytes of the source's files.
     payload
         Bytes of all values.
+    copied
+        Bytes of the values that this run copied.
     bytes_out
         Bytes of the output's files.
     seconds
@@ -136,6 +138,7 @@ class Report:
     files: int
     bytes_in: int
     payload: int
+    copied: int
     bytes_out: int
     seconds: float
     resumed: int
@@ -248,19 +251,21 @@ def run_job(
     """
     began = time.monotonic()
     _check_not_source(job.target, source)
-    _check_space(job)
-    threads = count_workers(job, workers, memory)
+    if overwrite:
+        check_replaceable(job.target)
+    threads = count_workers(job, workers, memory, source.resident_nbytes())
     with Staging(
         job.target, _fingerprint(job, source), overwrite=overwrite, restart=restart, durable=durable
     ) as staging:
-        resumed = _copy_shards(job, source, staging, threads, progress)
+        _check_space(job, staging)
+        resumed, copied = _copy_shards(job, source, staging, threads, progress)
         staging.publish()
         written = [(_final_path(job, shard), len(shard)) for shard in job.shards]
         content = sidecar.make(
-            job.format.name, job.schema, written, job.target.parent.absolute(), _lineage(source)
+            job.format.name, job.schema, written, job.target.absolute(), _lineage(source)
         )
         where = sidecar.sidecar_path(job.target)
-        sidecar.write(content, where)
+        sidecar.write(content, where, durable=durable)
         staging.discard()
     return Report(
         target=job.target,
@@ -268,7 +273,8 @@ def run_job(
         samples=job.samples,
         files=len(job.shards),
         bytes_in=sum(tree_nbytes(p) for p in source_paths(source)),
-        payload=job.payload,
+        payload=copied + round(job.payload * resumed / max(1, job.samples)),
+        copied=copied,
         bytes_out=sum(f.nbytes for f in content.files),
         seconds=time.monotonic() - began,
         resumed=resumed,
@@ -278,15 +284,16 @@ def run_job(
 
 def _copy_shards(
     job: Job, source: Source, staging: Staging, threads: int, progress: Progress | None
-) -> int:
-    """Copy all shards that are not done yet; return the samples found done."""
+) -> tuple[int, int]:
+    """Copy all shards that are not done yet; return (samples found done, payload bytes copied)."""
     state = staging.state or {"shard": 0, "samples": 0, "writer": None}
     first = int(state["shard"])
     resumed = sum(len(s) for s in job.shards[:first]) + int(state["samples"])
     per_sample = job.payload / max(1, job.samples)
-    samples, nbytes = resumed, round(resumed * per_sample)
+    samples, copied = resumed, 0
+    before = round(resumed * per_sample)
     if progress is not None:
-        progress(samples, nbytes)
+        progress(samples, before)
     if job.sharded and first < len(job.shards):
         (staging.data / job.target.name).mkdir(exist_ok=True)
     for index in range(first, len(job.shards)):
@@ -294,7 +301,8 @@ def _copy_shards(
         path = staging.data / job.target.name
         path = path / shard.name if job.sharded else path
         done, position = (int(state["samples"]), state["writer"]) if index == first else (0, None)
-        writer, done = _open_writer(job, path, len(shard), done, position)
+        writer, found = _open_writer(job, path, len(shard), done, position)
+        resumed, samples, done = resumed - (done - found), samples - (done - found), found
         writer.durable = staging.durable
 
         def save(samples: int, position: State, index: int = index) -> None:
@@ -312,9 +320,9 @@ def _copy_shards(
                 CHECKPOINT_NBYTES if staging.durable else None,
             )
             for piece in copy.run():
-                samples, nbytes = samples + piece.samples, nbytes + piece.nbytes
+                samples, copied = samples + piece.samples, copied + piece.nbytes
                 if progress is not None:
-                    progress(samples, nbytes)
+                    progress(samples, before + copied)
             writer.finish()
         finally:
             writer.close()
@@ -322,7 +330,7 @@ def _copy_shards(
             staging.save({"shard": index + 1, "samples": 0, "writer": None})
         writer.clean()
     staging.save({"shard": len(job.shards), "samples": 0, "writer": None, "complete": True})
-    return resumed
+    return resumed, copied
 
 
 def _open_writer(
@@ -345,8 +353,8 @@ def _final_path(job: Job, shard: Shard) -> Path:
     return job.target.absolute() / shard.name if job.sharded else job.target.absolute()
 
 
-def count_workers(job: Job, workers: int | None, memory: int | None) -> int:
-    """Return how many workers may run at once within `memory` bytes.
+def count_workers(job: Job, workers: int | None, memory: int | None, resident: int = 0) -> int:
+    """Return how many workers may run at once within `memory` bytes, `resident` of them taken.
 
     Raises
     ------
@@ -361,19 +369,22 @@ def count_workers(job: Job, workers: int | None, memory: int | None) -> int:
         memory = max(256 << 20, free_memory() // 4)
     unit = job.format.unit(job.schema, job.options) * job.payload // max(1, job.samples)
     each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
-    if each > memory:
+    if each + resident > memory:
         raise UsageError(
             "one worker does not fit in the memory allowed",
-            expected=f"--memory of at least {show_nbytes(each)}",
+            expected=f"--memory of at least {show_nbytes(each + resident)}",
             found=show_nbytes(memory),
             fix="raise --memory, or make chunks smaller with --chunk",
         )
-    return min(workers, memory // each)
+    return min(workers, (memory - resident) // each)
 
 
-def _check_space(job: Job) -> None:
+def _check_space(job: Job, staging: Staging) -> None:
+    """Raise `TargetError` if the rest of the output surely does not fit."""
+    if job.options.compress is not None:
+        return  # the estimate is an upper bound; whoever runs out of space is told so then
+    needed = job.estimate + job.scratch - tree_nbytes(staging.root)
     free = free_nbytes(job.target.parent)
-    needed = job.estimate + job.scratch
     if needed > free:
         raise TargetError(
             "there is not enough space",
@@ -401,16 +412,19 @@ def _check_not_source(target: Path, source: Source) -> None:
 def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
     """Return what decides every byte of the output, as JSON."""
     digest = hashlib.sha256()
+    nbytes = 0
     for dataset in source_paths(source):
         for path in sorted(data_files(dataset.absolute())):
             stat = path.stat()
             line = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
             digest.update(line.encode("utf-8", "surrogateescape"))
+            nbytes += stat.st_size
     shards = hashlib.sha256(repr(job.shards).encode()).hexdigest()
     return {
         "version": dsprep.__version__,
         "format": job.format.name,
-        "source": digest.hexdigest(),
+        "source": f"{source_paths(source)[0]}, {nbytes} bytes in all",
+        "source as it was": digest.hexdigest(),
         "read as": [f"{f}" for f in source.schema],
         "fields": job.schema.to_json(),
         "options": {k: str(v) for k, v in asdict(job.options).items()},
@@ -422,9 +436,10 @@ def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
 def _lineage(source: Source) -> dict[str, Any]:
     paths = source_paths(source)
     program = Path(sys.argv[0]).name if sys.argv else ""
-    command = shlex.join(["dsprep", *sys.argv[1:]]) if program == "dsprep" else "dsprep.convert"
+    typed = program in ("dsprep", "__main__.py")
+    command = shlex.join(["dsprep", *sys.argv[1:]]) if typed else "dsprep.convert"
     return {
-        "source": str(paths[0] if len(paths) == 1 else source.path),
+        "source": [str(p.absolute()) for p in paths[:8]],
         "source_files": len(paths),
         "command": command,
         "version": dsprep.__version__,
@@ -477,7 +492,7 @@ def convert(
     samples
         ``"START:STOP"`` as in Python, half-open.
     samples_per_file, shard_size
-        Cut the output into files of so many samples, or of at most so many payload bytes
+        Cut the output into files of so many samples, or of at most so many bytes of values
         (an int, or text such as ``"4GiB"``).
     open_options, write_options
         Everything else about reading and writing; `fields`, `compress` and `chunk` take

@@ -7,21 +7,22 @@ per line. Several files are read as one, in natural order (``part2`` before ``pa
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsprep import formats, sidecar
-from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
+from dsprep.errors import DsprepError, FormatError, SchemaError, TargetError, UsageError
 from dsprep.formats.base import Format, Layout, OpenOptions, Source, check_options
 from dsprep.schema import (
     Arena,
@@ -36,8 +37,8 @@ from dsprep.schema import (
     new_array,
 )
 
-MAX_OPEN = 32
-"""Files of one dataset that are kept open at the same time."""
+MAX_OPEN = 8
+"""Files of one dataset that are kept open at the same time, besides those being read."""
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
@@ -180,11 +181,32 @@ def _sidecar(files: Sequence[Path]) -> sidecar.Sidecar | str | None:
         return f"sidecar ignored: {error}"
     if found is None:
         return None
-    content, where = found
-    changed = sidecar.changes(content, where.parent)
+    content, dataset = found
+    changed = sidecar.changes(content, dataset)
     if changed:
-        return f"sidecar {where.name} ignored: the data changed since it was written: {changed[0]}"
+        name = sidecar.sidecar_path(dataset).name
+        return f"sidecar {name} ignored: the data changed since it was written: {changed[0]}"
     return content
+
+
+def check_replaceable(target: Path) -> None:
+    """Raise `TargetError` if `target` is a directory that holds more than datasets."""
+    if not target.is_dir() or target.is_symlink() or not any(target.iterdir()):
+        return
+    try:
+        others = find_files([target])[1]
+    except DsprepError as error:
+        raise TargetError(
+            "it is a directory that holds no dataset, and is not replaced",
+            where=target,
+            fix="remove it yourself if it is not needed",
+        ) from error
+    if others:
+        raise TargetError(
+            f"it holds more than a dataset, and is not replaced: {others[0]}",
+            where=target,
+            fix="remove it yourself if it is not needed",
+        )
 
 
 def _open_file(
@@ -206,10 +228,13 @@ def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
     return Schema(tuple(fields), {**hint.attrs, **schema.attrs})
 
 
-@dataclass
 class _Slot:
-    source: Source
-    users: int = 0
+    """An open file, or one that is being opened by whoever holds the lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.source: Source | None = None
+        self.users = 0
 
 
 class MultiSource(Source):
@@ -233,25 +258,34 @@ class MultiSource(Source):
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Slot] = OrderedDict()
         self._hint = known.schema if known is not None and known.format == format.name else None
+        self._said: Counter[str] = Counter()
         counts = self._check_files(progress)
         self._starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])
-        self.notes = (*notes, *self._notes)
-        self._empty = np.flatnonzero(counts == 0)
-        if len(self._empty):
-            name = self.paths[int(self._empty[0])].name
-            self.notes += (f"{len(self._empty)} of {len(paths)} files have no samples ({name})",)
+        self.notes = (*notes, *(self._counted(n, k) for n, k in self._said.items()))
+
+    def _counted(self, note: str, files: int) -> str:
+        return (
+            note if files == len(self.paths) else f"{note} (in {files} of {len(self.paths)} files)"
+        )
 
     def _check_files(self, progress: Callable[[int, int], None] | None) -> NDArray[np.int64]:
         """Set the schema and notes; return the samples of each file."""
         counts = np.zeros(len(self.paths), np.int64)
+        first = ""
         for i, path in enumerate(self.paths):
             with self._file(i) as source:
                 counts[i] = len(source)
+                self._said.update(source.notes)
+                if not counts[i]:
+                    self._said["there are no samples"] += 1
                 if i == 0:
                     self.schema, self.version = source.schema, source.version
-                    self._notes = source.notes
-                elif source.schema.fields != self.schema.fields:
+                    first = attributes_text(source.schema)
+                    continue
+                if source.schema.fields != self.schema.fields:
                     self._reconcile(path, source.schema)
+                if attributes_text(source.schema) != first:
+                    self._said["attributes are not those of the first file, which are kept"] += 1
             if progress is not None:
                 progress(i + 1, len(self.paths))
         return counts
@@ -270,22 +304,20 @@ class MultiSource(Source):
             )
         self.schema = self._hint = merged
         with self._lock:  # files opened so far were opened with the narrower shapes
-            for slot in self._open.values():
-                if not slot.users:
-                    slot.source.close()
-            self._open = OrderedDict((i, s) for i, s in self._open.items() if s.users)
+            for index in [i for i, slot in self._open.items() if not slot.users]:
+                self._close(index)
 
     @contextmanager
     def _file(self, index: int) -> Iterator[Source]:
         """Lend the source of one file, opening it if need be."""
         with self._lock:
-            slot = self._open.get(index)
-            if slot is None:
-                source = self.format.open(self.paths[index], self._options, self._hint)
-                slot = self._open[index] = _Slot(source)
+            slot = self._open.setdefault(index, _Slot())
             self._open.move_to_end(index)
             slot.users += 1
         try:
+            with slot.lock:
+                if slot.source is None:
+                    slot.source = self.format.open(self.paths[index], self._options, self._hint)
             yield slot.source
         finally:
             with self._lock:
@@ -293,9 +325,14 @@ class MultiSource(Source):
                 self._close_some()
 
     def _close_some(self) -> None:
-        for index in list(self._open)[: max(0, len(self._open) - MAX_OPEN)]:
-            if not self._open[index].users:
-                self._open.pop(index).source.close()
+        idle = [i for i, slot in self._open.items() if not slot.users]
+        for index in idle[: max(0, len(self._open) - MAX_OPEN)]:
+            self._close(index)
+
+    def _close(self, index: int) -> None:
+        source = self._open.pop(index).source
+        if source is not None:
+            source.close()
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -357,6 +394,11 @@ class MultiSource(Source):
             parts.append(sizes)
         return np.concatenate(parts)
 
+    def resident_nbytes(self) -> int:
+        """Return what reading holds in all files that are open at once; see `Source`."""
+        with self._file(0) as source:
+            return source.resident_nbytes() * min(len(self.paths), MAX_OPEN)
+
     def layouts(self) -> dict[str, Layout]:
         """Return how the fields lie in the first file."""
         with self._file(0) as source:
@@ -370,9 +412,8 @@ class MultiSource(Source):
     def close(self) -> None:
         """Close all files."""
         with self._lock:
-            for slot in self._open.values():
-                slot.source.close()
-            self._open.clear()
+            for index in list(self._open):
+                self._close(index)
 
 
 def _own(column: Array | Ragged) -> Array | Ragged:
@@ -380,6 +421,15 @@ def _own(column: Array | Ragged) -> Array | Ragged:
     if isinstance(column, Ragged):
         return Ragged(column.values.copy(), column.offsets, column.kind)
     return column.copy()
+
+
+def attributes_text(schema: Schema) -> str:
+    """Return all attributes as text, to compare those of two files."""
+    found = {"": schema.attrs, **{f.name: f.attrs for f in schema}}
+    return json.dumps(
+        {n: {k: sidecar.encode_attr(v) for k, v in a.items()} for n, a in found.items()},
+        sort_keys=True,
+    )
 
 
 def widen(a: Schema, b: Schema) -> Schema | None:

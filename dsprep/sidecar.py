@@ -13,7 +13,8 @@ is ``train.dsprep.json``. It is written last, so a dataset with a valid sidecar 
                    and ``shape`` (null: the varying first axis); see `schema.encode_dtype`
 ``attrs``          attributes: ``""`` for the dataset, field names for the fields; see
                    `encode_attr`
-``files``          in sample order: ``path`` relative to the sidecar, ``samples``, ``nbytes``
+``files``          in sample order: ``path`` (``.`` for a dataset of one file or store, otherwise
+                   relative to the dataset's directory), ``samples``, ``nbytes``
 ``lineage``        what it was made from: ``source``, ``command``, ``version``, ``created``
 ================== ============================================================================
 
@@ -49,7 +50,7 @@ class FileEntry:
     Attributes
     ----------
     path
-        Relative to the sidecar's directory.
+        Relative to the dataset; ``.`` for the dataset itself.
     samples
         Samples in it.
     nbytes
@@ -164,9 +165,9 @@ def read(path: Path) -> Sidecar:
     return Sidecar.from_json(content, path)
 
 
-def write(sidecar: Sidecar, path: Path) -> None:
-    """Write a sidecar under a temporary name, make it durable, and rename it."""
-    write_json(sidecar.to_json(), path)
+def write(sidecar: Sidecar, path: Path, *, durable: bool = True) -> None:
+    """Write a sidecar under a temporary name and rename it, durably unless told otherwise."""
+    write_json(sidecar.to_json(), path, durable=durable)
 
 
 def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) -> None:
@@ -184,44 +185,48 @@ def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) 
 
 
 def find(files: Sequence[Path]) -> tuple[Sidecar, Path] | None:
-    """Return the sidecar that covers `files`, reduced to them, and its path; None without one.
+    """Return the sidecar that covers `files`, reduced to them, and the dataset; None without one.
 
-    It lies beside the first file, or beside the directory that holds it, and lists all `files`.
+    It lies beside the only file, or beside the directory that holds them all, and lists them.
 
     Raises
     ------
     FormatError
-        If there is one and it cannot be read.
+        If there is one and it cannot be read, or lists other files.
     """
     absolute = [f.absolute() for f in files]
-    for candidate in (sidecar_path(absolute[0]), sidecar_path(absolute[0].parent)):
-        if not candidate.is_file():
+    candidates = [absolute[0].parent] if len(files) > 1 else [absolute[0], absolute[0].parent]
+    for dataset in candidates:
+        where = sidecar_path(dataset)
+        if not where.is_file():
             continue
-        sidecar = read(candidate)
-        entries = {candidate.parent / e.path: e for e in sidecar.files}
-        if all(f in entries for f in absolute):
-            return replace(sidecar, files=tuple(entries[f] for f in absolute)), candidate
+        sidecar = read(where)
+        entries = {dataset / e.path: e for e in sidecar.files}
+        unknown = [f for f in absolute if f not in entries]
+        if unknown:
+            raise FormatError("it does not list this file", where=where, found=unknown[0].name)
+        return replace(sidecar, files=tuple(entries[f] for f in absolute)), dataset
     return None
 
 
-def changes(sidecar: Sidecar, directory: Path) -> list[str]:
+def changes(sidecar: Sidecar, dataset: Path) -> list[str]:
     """Return how the files differ from what the sidecar says, one clause each."""
     lines = []
     for entry in sidecar.files:
-        path = directory / entry.path
+        path = dataset / entry.path
         if not path.exists():
-            lines.append(f"{entry.path} is missing")
+            lines.append(f"{path.name} is missing")
         elif (found := tree_nbytes(path)) != entry.nbytes:
-            lines.append(f"{entry.path} has {found} bytes, expected {entry.nbytes}")
+            lines.append(f"{path.name} has {found} bytes, expected {entry.nbytes}")
     return lines
 
 
 def encode_attr(value: Any) -> Any:
     """Return an attribute as JSON; `decode_attr` is the inverse.
 
-    Strings, booleans, integers and floats stay as they are. Everything else becomes an object:
-    bytes ``{"bytes": base64}``, strings in arrays ``{"strings": [...], "shape": [...]}``, numpy
-    values ``{"dtype": ..., "shape": [...], "data": base64 of the C-order bits}``.
+    Strings, booleans and integers stay as they are. Everything else becomes an object: bytes
+    ``{"bytes": base64}``, strings in arrays ``{"strings": [...], "shape": [...]}``, numpy values
+    (and floats) ``{"dtype": ..., "shape": [...], "data": base64 of the C-order bits}``.
     """
     if isinstance(value, str | bool | int) and not isinstance(value, np.generic):
         return value
@@ -252,12 +257,12 @@ def make(
     format: str,
     schema: Schema,
     files: list[tuple[Path, int]],
-    directory: Path,
+    dataset: Path,
     lineage: Mapping[str, Any],
 ) -> Sidecar:
-    """Return the sidecar of finished `files` (path and samples), relative to `directory`."""
+    """Return the sidecar of finished `files` (path and samples) of `dataset`."""
     entries = tuple(
-        FileEntry(os.path.relpath(path, directory), samples, tree_nbytes(path))
+        FileEntry(os.path.relpath(path, dataset), samples, tree_nbytes(path))
         for path, samples in files
     )
     return Sidecar(format, schema, entries, lineage)

@@ -97,8 +97,8 @@ class Staging:
 
     def _continue(self, job: Mapping[str, Any], restart: bool) -> dict[str, Any] | None:
         """Return the state that an interrupted run of the same job left, or None."""
-        recorded = None if restart else self._load("job.json")
-        if recorded is not None:
+        recorded, state = self._load("job.json", restart), self._load("state.json", restart)
+        if recorded is not None and state is not None:
             differing = sorted(
                 k for k in {*recorded, *job} if recorded.get(k) != _plain(job.get(k))
             )
@@ -110,7 +110,11 @@ class Staging:
                     found=_short(_plain(job.get(differing[0]))),
                     fix="repeat the first command to continue it, or add --restart to begin anew",
                 )
-            return self._load("state.json")
+            return state
+        old = self.root / "old"
+        if old.exists() and not self.target.exists():  # killed while replacing it
+            old.rename(self.target)
+            check_target(self.target, self._overwrite)
         for path in self.root.iterdir():
             if path.name != "lock":
                 remove(path)
@@ -118,7 +122,9 @@ class Staging:
         write_json(job, self.root / "job.json", durable=self.durable)
         return None
 
-    def _load(self, name: str) -> dict[str, Any] | None:
+    def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
+        if ignore:
+            return None
         try:
             content = json.loads((self.root / name).read_bytes())
         except FileNotFoundError:
@@ -176,6 +182,8 @@ class Staging:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None and not (self.root / "state.json").exists():
+            self.discard()  # there is nothing to continue
         self.close()
 
 

@@ -102,7 +102,7 @@ class ShardCopy:
 
     def _collect(self, running: int) -> Iterator[Done]:
         written: set[int] = set()
-        prefix = 0  # pieces 0 .. prefix have been written
+        prefix = 0  # pieces ``0 <= i < prefix`` have been written
         while running:
             report = self._reports.get()
             if report is None:

@@ -223,9 +223,9 @@ def test_wrong_usage(train, tmp_path):
     assert "START:STOP" in fails("convert", train, out, "--samples", "5", code=2)
     assert "size" in fails("convert", train, out, "--memory", "much", code=2)
     assert "--memory" in fails("convert", train, out, "--memory", "1kB", code=2)
-    assert "workers" in fails("convert", train, out, "--workers", "0", code=2)
-    assert "skip-keys" in fails("convert", train, out, "--skip-key", "length", code=2)
-    assert "key-format" in fails("convert", train, out, "--key-format", "{index}", code=2)
+    assert run("convert", train, out, "--workers", "0").code == 2
+    assert "--skip-key does" in fails("convert", train, out, "--skip-key", "length", code=2)
+    assert "--key-format does" in fails("convert", train, out, "--key-format", "{index}", code=2)
     both = ["--samples-per-file", "3", "--shard-size", "1MB"]
     assert "either" in fails("convert", train, out, *both, code=2)
     assert not list(tmp_path.glob("*out*"))
@@ -316,6 +316,90 @@ def test_no_space(train, tmp_path, monkeypatch):
     out = tmp_path / "out.h5"
     assert "not enough space" in fails("convert", train, out)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["train.h5"]
+    assert run("convert", train, out, "--compress", "gzip").code == 0  # may well fit
+
+
+def test_what_an_interrupted_run_wrote_counts_as_space(train, tmp_path, monkeypatch):
+    from dsprep import conversion
+    from dsprep.staging import Staging, partial_path
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out.tfrecord"
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "publish", stop)
+        assert run("convert", train, out).code == 130
+    assert partial_path(out).exists()
+    monkeypatch.setattr(conversion, "free_nbytes", lambda path: 500)
+    assert run("convert", train, out).code == 0
+
+
+def test_other_things_are_never_replaced(train, tmp_path):
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    (keep / "thesis.txt").write_text("years of work")
+    assert "not replaced" in fails("convert", train, keep, "--to", "zarr", "--overwrite")
+    (keep / "data.h5").write_bytes(train.read_bytes())
+    assert "thesis.txt" in fails("convert", train, keep, "--to", "zarr", "--overwrite")
+    assert sorted(p.name for p in keep.iterdir()) == ["data.h5", "thesis.txt"]
+    (keep / "thesis.txt").unlink()
+    assert run("convert", train, keep, "--to", "zarr", "--overwrite").code == 0
+    assert (keep / "zarr.json").exists()
+
+
+def test_a_failed_run_stands_in_nobodys_way(train, tmp_path):
+    with h5py.File(train, "r+") as file:
+        file["x"][3] = 1e30
+    out = tmp_path / "out.h5"
+    assert "sample 3, field x" in fails("convert", train, out, "--cast", "x=float16")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["train.h5"]
+    assert run("convert", train, out).code == 0
+
+
+def test_notes_come_from_all_files(tmp_path):
+    for i in range(3):
+        with h5py.File(tmp_path / f"q{i}.h5", "w") as file:
+            file["x"], file["y"] = np.zeros((4, 2)), np.arange(4)
+            file.attrs["id"] = i
+            if i:
+                file["z"] = np.arange(9)
+    done = run("convert", f"{tmp_path}/q*.h5", tmp_path / "all.h5")
+    assert "left out z" in done.err
+    assert "(in 2 of 3 files)" in done.err
+    assert "attributes are not those of the first file" in done.err
+
+
+def test_a_dataset_may_be_renamed_with_its_sidecar(train, tmp_path):
+    run("convert", train, tmp_path / "a.tfrecord")
+    run("convert", train, tmp_path / "s", "--to", "lmdb", "--samples-per-file", "30")
+    for old, new in (("a.tfrecord", "b.tfrecord"), ("s", "t")):
+        (tmp_path / old).rename(tmp_path / new)
+        assert run("verify", train, tmp_path / new).code == 1
+        (tmp_path / f"{old}.dsprep.json").rename(tmp_path / f"{new}.dsprep.json")
+        assert run("verify", train, tmp_path / new).code == 0
+
+
+def test_a_sidecar_of_other_files_is_ignored_with_a_note(train, tmp_path):
+    run("convert", train, tmp_path / "s", "--to", "tfrecord", "--samples-per-file", "50")
+    (tmp_path / "s" / "more.tfrecord").write_bytes(
+        (tmp_path / "s" / "s-00000-of-00002.tfrecord").read_bytes()
+    )
+    done = run("inspect", tmp_path / "s")
+    assert "sidecar ignored" in done.err
+    assert "more.tfrecord" in done.err
+
+
+def test_json_is_json(train, tmp_path):
+    report = json.loads(run("convert", train, tmp_path / "o.zarr", "--json", "--verify").out)
+    assert report["verify"]["same"]
+    assert report["copied"] == report["payload"] == 100 * (24 + 8)
+    other = tmp_path / "other.h5"
+    other.write_bytes(train.read_bytes())
+    with h5py.File(other, "r+") as file:
+        file["x"][0, 0, 0] = np.nan
+    text = run("verify", train, other, "--json").out
+    assert json.loads(text, parse_constant=pytest.fail)["differences"][0]["b"] == "nan"
 
 
 @pytest.mark.parametrize("format", FORMATS)

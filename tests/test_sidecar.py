@@ -82,14 +82,28 @@ SCHEMA = Schema((Field("x", np.dtype("f4")),))
 
 def test_found_beside_a_file_and_beside_its_directory(tmp_path):
     one, two, other = make(tmp_path, "set/one", "set/two", "set/other")
-    made = sidecar.make("hdf5", SCHEMA, [(one, 3), (two, 4)], tmp_path, {})
-    assert [f.path for f in made.files] == ["set/one", "set/two"]
-    where = sidecar.sidecar_path(tmp_path / "set")
-    sidecar.write(made, where)
-    assert sidecar.find([one, two]) == (made, where)
+    made = sidecar.make("hdf5", SCHEMA, [(one, 3), (two, 4)], tmp_path / "set", {})
+    assert [f.path for f in made.files] == ["one", "two"]
+    sidecar.write(made, sidecar.sidecar_path(tmp_path / "set"))
+    assert sidecar.find([one, two]) == (made, tmp_path / "set")
     alone, _ = sidecar.find([two])
     assert (alone.samples, len(alone.files)) == (4, 1)
-    assert sidecar.find([one, other]) is None
+    with pytest.raises(FormatError, match="does not list"):
+        sidecar.find([one, other])
+    (tmp_path / "set").rename(tmp_path / "moved")  # the sidecar names no place but the dataset's
+    sidecar.sidecar_path(tmp_path / "set").rename(sidecar.sidecar_path(tmp_path / "moved"))
+    found, where = sidecar.find([tmp_path / "moved/one", tmp_path / "moved/two"])
+    assert sidecar.changes(found, where) == []
+
+
+def test_a_single_file_and_its_sidecar_may_be_renamed(tmp_path):
+    (one,) = make(tmp_path, "one")
+    made = sidecar.make("hdf5", SCHEMA, [(one, 3)], one, {})
+    assert [f.path for f in made.files] == ["."]
+    sidecar.write(made, sidecar.sidecar_path(tmp_path / "new"))
+    one.rename(tmp_path / "new")
+    assert sidecar.find([tmp_path / "new"]) == (made, tmp_path / "new")
+    assert sidecar.changes(made, tmp_path / "new") == []
 
 
 def test_changes_are_noticed(tmp_path):

@@ -172,7 +172,7 @@ def test_a_directory_of_other_things_is_never_replaced(tmp_path):
     thesis = tmp_path / "thesis" / "chapter" / "one.tex"
     thesis.parent.mkdir(parents=True)
     thesis.write_text("years of work")
-    with pytest.raises(TargetError, match=r"one\.tex"):
+    with pytest.raises(TargetError, match="not replaced"):
         synth("nova", tmp_path / "thesis", samples=1, overwrite=True)
     assert thesis.read_text() == "years of work"
 

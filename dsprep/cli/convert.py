@@ -9,8 +9,10 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import INTERRUPTED, fail, guarded, note, print_json, print_rows, progress_bar
+from dsprep.cli.verify import report_verdict, verdict_json
 
 if TYPE_CHECKING:
+    from dsprep.comparison import Verdict
     from dsprep.conversion import Job, Report
     from dsprep.formats.base import Source, WriteOptions
 
@@ -81,19 +83,21 @@ def convert(
     ] = "none",
     chunk: Annotated[
         int | None,
-        typer.Option(help="hdf5, zarr: samples per chunk.", rich_help_panel=WRITING),
+        typer.Option(min=1, help="hdf5, zarr: samples per chunk.", rich_help_panel=WRITING),
     ] = None,
     samples_per_file: Annotated[
         int | None,
         typer.Option(
-            help="Write a directory of files with so many samples each.", rich_help_panel=WRITING
+            min=1,
+            help="Write a directory of files with so many samples each.",
+            rich_help_panel=WRITING,
         ),
     ] = None,
     shard_size: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Write a directory of files of at most this size, such as 4GiB.",
+            help="Write a directory of files with at most so many bytes of values each: 4GiB.",
             rich_help_panel=WRITING,
         ),
     ] = None,
@@ -117,7 +121,9 @@ def convert(
     zarr_shard: Annotated[
         int | None,
         typer.Option(
-            help="zarr: samples per shard file; 0: one file per chunk.", rich_help_panel=WRITING
+            min=0,
+            help="zarr: samples per shard file; 0: one file per chunk.",
+            rich_help_panel=WRITING,
         ),
     ] = None,
     dry_run: Annotated[
@@ -153,7 +159,6 @@ def convert(
     command again to continue it.
     """
     from dsprep.conversion import plan_job, run_job
-    from dsprep.dataset import open_dataset
     from dsprep.plan import parse_nbytes
     from dsprep.schema import parse_dtype
 
@@ -166,7 +171,7 @@ def convert(
         fields, sample_axis, order, values, database, skip_keys, keys_as, raw_records, check_crc
     )
     writing = _write_options(compress, chunk, key_format, feature, zarr_format, zarr_shard)
-    with open_dataset(sources, reading) as source:
+    with opt.opened(sources, reading, not json) as source:
         job = plan_job(
             source,
             Path(target),
@@ -197,12 +202,16 @@ def convert(
                 )
         except KeyboardInterrupt:
             fail("interrupted; run the same command again to continue", INTERRUPTED)
-        if json:
-            print_json({**vars(report), "rate": _rate(report)})
-        else:
+        if not json:
             _print_report(report)
-        if check:
-            _verify(job, source)
+        verdict = _verify(job, source, workers, not json) if check else None
+        if json:
+            proof = {} if verdict is None else {"verify": verdict_json(verdict)}
+            print_json({**vars(report), "rate": _rate(report), **proof})
+        elif verdict is not None:
+            report_verdict(verdict)
+        if verdict is not None and not verdict.same:
+            raise typer.Exit(1)
 
 
 def _pairs(option: str, texts: list[str]) -> dict[str, str]:
@@ -293,8 +302,7 @@ def _files(job: Job) -> str:
 
 
 def _rate(report: Report) -> float:
-    done = report.payload * (1 - report.resumed / max(1, report.samples))
-    return done / max(report.seconds, 1e-9)
+    return report.copied / max(report.seconds, 1e-9)
 
 
 def _print_report(report: Report) -> None:
@@ -315,14 +323,14 @@ def _print_report(report: Report) -> None:
     print_rows(rows)
 
 
-def _verify(job: Job, source: Source) -> None:
-    from dsprep.cli.verify import report_verdict
+def _verify(job: Job, source: Source, workers: int | None, show: bool) -> Verdict:
     from dsprep.comparison import verify
+    from dsprep.conversion import count_workers
     from dsprep.dataset import open_dataset
 
     with (
         open_dataset(job.target) as result,
-        progress_bar("verify", job.samples, job.payload, True) as update,
+        progress_bar("verify", job.samples, job.payload, show) as update,
     ):
-        verdict = verify(source, result, progress=update)
-    report_verdict(verdict, json=False)
+        threads = count_workers(job, workers, None)
+        return verify(source, result, workers=threads, progress=update)

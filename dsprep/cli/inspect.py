@@ -38,7 +38,7 @@ def inspect(
             show_default=False,
         ),
     ],
-    head: Annotated[int, typer.Option(metavar="K", help="Show the first K samples.")] = 0,
+    head: Annotated[int, typer.Option(metavar="K", min=0, help="Show the first K samples.")] = 0,
     code: Annotated[
         bool, typer.Option("--code", help="Print a program that loads this dataset.")
     ] = False,
@@ -54,13 +54,12 @@ def inspect(
     json: opt.Json = False,
 ) -> None:
     """Show what a dataset holds, how it lies on disk, and how that will read."""
-    from dsprep.dataset import open_dataset
     from dsprep.inspection import inspect as look
 
     options = opt.open_options(
         fields, sample_axis, order, values, database, skip_keys, keys_as, raw_records, check_crc
     )
-    with open_dataset(paths, options) as source:
+    with opt.opened(paths, options, not json) as source:
         if code:
             for line in source.notes:
                 note(line)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 if TYPE_CHECKING:
-    from dsprep.formats.base import OpenOptions
+    from dsprep.formats.base import OpenOptions, Source
 
 READING = "How to read the source"
 
@@ -112,7 +112,7 @@ CheckCrc: TypeAlias = Annotated[
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Workers: TypeAlias = Annotated[
     int | None,
-    typer.Option("--workers", "-j", help="Threads; one per core, at most 8, if not given."),
+    typer.Option("--workers", "-j", min=1, help="Threads; one per core, at most 8, if not given."),
 ]
 
 
@@ -145,15 +145,37 @@ def open_options(
 
 
 def for_format(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:
-    """Return `options` without those that the format of `path` does not know, and its fields."""
+    """Return `options`, as far as they apply to the dataset `path`, with its fields.
+
+    Left out are those that its format does not know, and all if dsprep wrote it.
+    """
     from dataclasses import fields as attributes
     from dataclasses import replace
 
+    from dsprep import sidecar
     from dsprep.dataset import find_files
+    from dsprep.errors import FormatError
     from dsprep.formats.base import OpenOptions
     from dsprep.schema import FieldSpec
 
+    specs = tuple(map(FieldSpec.parse, fields))
+    files = find_files([path])[0]
+    try:
+        ours = sidecar.find([f for f, _ in files]) is not None
+    except FormatError:
+        ours = False
+    if ours:
+        return OpenOptions(fields=specs)
+    known = files[0][1].open_options
     default = OpenOptions()
-    known = find_files([path])[0][0][1].open_options
     foreign = {f.name: getattr(default, f.name) for f in attributes(default) if f.name not in known}
-    return replace(options, **foreign, fields=tuple(map(FieldSpec.parse, fields)))
+    return replace(options, **foreign, fields=specs)
+
+
+def opened(paths: list[str], options: OpenOptions, show: bool) -> Source:
+    """Open a dataset, with a bar where it has many files."""
+    from dsprep.cli.report import count_bar
+    from dsprep.dataset import open_dataset
+
+    with count_bar("open", show) as update:
+        return open_dataset(paths, options, update)

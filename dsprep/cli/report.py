@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,8 +57,16 @@ def note(message: str) -> None:
 
 
 def print_json(content: Any) -> None:
-    """Print a result for other programs."""
-    typer.echo(json.dumps(content, indent=1, ensure_ascii=False, default=str))
+    """Print a result for other programs; numbers that JSON lacks, such as NaN, become text."""
+    typer.echo(json.dumps(_finite(content), indent=1, ensure_ascii=False, default=str))
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, float) and not math.isfinite(content):
+        return str(content)
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    return [_finite(v) for v in content] if isinstance(content, list | tuple) else content
 
 
 def print_rows(rows: list[tuple[str, str]]) -> None:

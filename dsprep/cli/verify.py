@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,13 +65,15 @@ def verify(
         typer.Option(metavar="SHARE", help="Compare only this share of the samples, such as 0.01."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Chooses the samples for --sample.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", "-k", help="Differing samples to show.")] = 10,
+    limit: Annotated[
+        int, typer.Option("--limit", "-k", min=0, help="Differing samples to show.")
+    ] = 10,
     workers: opt.Workers = None,
     json: opt.Json = False,
 ) -> None:
     """Compare two datasets sample by sample, bit for bit, whatever their formats.
 
-    An option on how to read is used for A, B or both, wherever the format knows it.
+    Options on how to read are for datasets from elsewhere: what dsprep wrote needs none.
     """
     import os
 
@@ -100,36 +102,39 @@ def verify(
                 workers=workers or min(8, len(os.sched_getaffinity(0))),
                 progress=update,
             )
-    report_verdict(verdict, json)
-
-
-def report_verdict(verdict: Verdict, json: bool) -> None:
-    """Print the verdict; leave with status 1 if the datasets differ."""
     if json:
-        print_json(
-            {
-                "same": verdict.same,
-                "complete": verdict.complete,
-                "samples": [verdict.samples_a, verdict.samples_b],
-                "compared": verdict.compared,
-                "differing": verdict.differing,
-                "problems": list(verdict.problems),
-                "differences": [vars(d) for d in verdict.differences],
-            }
-        )
+        print_json(verdict_json(verdict))
     else:
-        for problem in verdict.problems:
-            typer.echo(f"different: {problem}")
-        for difference in verdict.differences:
-            typer.echo(f"different: {difference}")
-        if verdict.differing:
-            typer.echo(f"{verdict.differing:,} of {verdict.compared:,} compared samples differ")
-        elif verdict.same and verdict.complete:
-            typer.echo(f"same: all {verdict.compared:,} samples, every bit")
-        elif verdict.same:
-            typer.echo(
-                f"no difference in {verdict.compared:,} of {verdict.samples_a:,} samples; "
-                "the others were not compared (--sample)"
-            )
+        report_verdict(verdict)
     if not verdict.same:
         raise typer.Exit(1)
+
+
+def report_verdict(verdict: Verdict) -> None:
+    """Print the verdict for a person."""
+    for problem in verdict.problems:
+        typer.echo(f"different: {problem}")
+    for difference in verdict.differences:
+        typer.echo(f"different: {difference}")
+    if verdict.differing:
+        typer.echo(f"{verdict.differing:,} of {verdict.compared:,} compared samples differ")
+    elif verdict.same and verdict.complete:
+        typer.echo(f"same: all {verdict.compared:,} samples, every bit")
+    elif verdict.same:
+        typer.echo(
+            f"no difference in {verdict.compared:,} of {verdict.samples_a:,} samples; "
+            "the others were not compared (--sample)"
+        )
+
+
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    """Return the verdict for other programs."""
+    return {
+        "same": verdict.same,
+        "complete": verdict.complete,
+        "samples": [verdict.samples_a, verdict.samples_b],
+        "compared": verdict.compared,
+        "differing": verdict.differing,
+        "problems": list(verdict.problems),
+        "differences": [vars(d) for d in verdict.differences],
+    }

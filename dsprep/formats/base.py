@@ -149,14 +149,30 @@ class WriteOptions:
     features: Mapping[str, FeatureType] = field(default_factory=dict)
 
 
+FLAGS = {
+    "fields": "--field",
+    "database": "--db",
+    "skip_keys": "--skip-key",
+    "records": "--raw-records",
+    "check_crc": "--no-crc",
+    "features": "--feature",
+}
+"""How the command line calls an option, where that is not its name."""
+
+
+def flag(name: str) -> str:
+    """Return how the command line calls an attribute of `OpenOptions` or `WriteOptions`."""
+    return FLAGS.get(name, "--" + name.replace("_", "-"))
+
+
 def check_options(options: OpenOptions | WriteOptions, known: frozenset[str], format: str) -> None:
     """Raise `UsageError` if an option is set that `format` does not know."""
     default = type(options)()
     for f in fields(options):
         if f.name not in known and getattr(options, f.name) != getattr(default, f.name):
             raise UsageError(
-                f"{format} has no option {f.name.replace('_', '-')}",
-                expected="only " + ", ".join(sorted(k.replace("_", "-") for k in known)),
+                f"{flag(f.name)} does not apply to {format}",
+                expected="only " + ", ".join(sorted(map(flag, known))),
             )
 
 
@@ -243,6 +259,10 @@ class Source(ABC):
             return None
         return np.full(stop - start, self.schema.fixed_nbytes, np.int64)
 
+    def resident_nbytes(self) -> int:
+        """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
+        return 0
+
     def close(self) -> None:
         """Release files; the source cannot be used afterwards. Closing twice is allowed."""
         return
@@ -265,6 +285,11 @@ class Source(ABC):
     def __getitem__(self, index: slice) -> Batch: ...
 
     def __getitem__(self, index: int | slice) -> dict[str, Any]:
+        """Return one sample as a dict of values, or a slice (of step 1) as a `Batch`.
+
+        A value is an array of the field's shape, `bytes` or `str`. Negative indices count from
+        the end; `IndexError` beyond. The memory is the caller's own.
+        """
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
@@ -276,6 +301,7 @@ class Source(ABC):
         return {name: column[0] for name, column in self.read(index, index + 1).items()}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield every sample, as ``self[i]`` does, reading a few megabytes at a time."""
         step = 1
         sizes = self.sizes(0, min(64, len(self)))
         if sizes is not None and len(sizes):

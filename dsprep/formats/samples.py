@@ -78,7 +78,8 @@ def choose(
     notes: list[str] = []
     for length, names in by_length.items():
         if length != count:
-            notes.append(f"left out {listed(names)}: first axis {length}, not {count} (--field takes them)")
+            why = f"first axis {length}, not {count} (--field takes them)"
+            notes.append(f"left out {listed(names)}: {why}")
     scalars = [name for name, (shape, _) in arrays.items() if not shape]
     if scalars:
         notes.append(f"left out {listed(scalars)}: no axis")

@@ -18,8 +18,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsprep.dataset import check_replaceable
 from dsprep.errors import TargetError, UsageError
-from dsprep.sidecar import SUFFIX, sidecar_path
+from dsprep.sidecar import sidecar_path
 from dsprep.storage import remove, sync_directory
 from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20
 from dsprep.synth.job import Job, Progress, Recipe
@@ -28,8 +29,6 @@ __all__ = ["Synthesised", "describe", "names", "synth"]
 
 _FAMILIES = (cosmoflow, deepcam, neuron, caffe, oc20, cosmic, ffn, nova)
 _RECIPES: dict[str, Recipe] = {name: r for f in _FAMILIES for name, r in f.RECIPES.items()}
-_DATA = (".h5", ".hdf5", ".tfrecord", ".tfrecords", ".mdb", ".lmdb", SUFFIX)
-"""How the names of all files in a directory must end for it to be overwritten."""
 
 
 @dataclass(frozen=True)
@@ -162,15 +161,7 @@ def _check_target(out: Path, overwrite: bool) -> None:
             where=out,
             fix="choose another name, or overwrite it with --overwrite",
         )
-    if out.is_dir() and not out.is_symlink():
-        for path in _files(out):
-            if not path.name.endswith(_DATA):
-                raise TargetError(
-                    "the directory holds more than a dataset and is not overwritten",
-                    where=out,
-                    found=path.relative_to(out),
-                    fix="remove it yourself if it is not needed",
-                )
+    check_replaceable(out)
 
 
 def _files(path: Path) -> list[Path]:
