@@ -409,6 +409,36 @@ def test_plans_estimates_and_layouts(tmp_path: Path, options: WriteOptions) -> N
         ]
 
 
+@pytest.mark.parametrize("codec", [None, Compression("zstd", 5), Compression("gzip", 0)], ids=str)
+@pytest.mark.parametrize(("count", "chunk"), [(20, 4), (20, 1), (100_000, 4), (100_000, 1)])
+def test_the_index_of_a_shard_is_as_long_as_its_samples_need(
+    tmp_path: Path, codec: Compression | None, count: int, chunk: int
+) -> None:
+    schema = Schema((Field("x", F4, (2,)), Field("wide", F4, (150 if count == 20 else 0,))))
+    batch = {f.name: random_array(f.dtype, (count, *f.inner)) for f in schema}
+    options = WriteOptions(chunk=chunk, compress=codec)
+    unit = ZARR.unit(schema, options)
+    write_batch(ZARR, tmp_path / "d", schema, batch, options)
+    payload = sum(c.nbytes for c in batch.values())
+    actual = sum(len(b) for b in contents(tmp_path / "d").values())
+    entries = (16 + 32 * (codec is not None)) * -(-count // chunk) * len(schema)
+    full = max(p.settled(count).files(count) for p in plan_arrays(schema, options)[0]) > 1
+    assert actual < payload + entries + 8192 + (16 << 16) * full
+    assert actual <= ZARR.estimate(schema, count, payload, options) < 2 * actual + 8192
+    assert unit == ZARR.create(tmp_path / "e", schema, count, options, None).unit
+    with opened(tmp_path / "d") as source:
+        assert_same_batch(source.read(3, 17), take(batch, 3, 17), schema)
+    root = zarr.open_group(tmp_path / "d", mode="r")
+    assert np.array_equal(root["x"][5:9].view("u4"), batch["x"][5:9].view("u4"))
+
+
+def test_a_plan_claims_no_more_samples_than_it_knows_of() -> None:
+    schema = Schema((Field("x", F4, (150,)), Field("r", F4, (None,))))
+    texts = ZARR.plan_fields(schema, WriteOptions())
+    assert "chunks of up to 256 samples, shards of up to " in texts["x"]
+    assert "chunks of up to 65,536 rows" in texts["r"]
+
+
 def test_small_fields_do_not_make_small_files(tmp_path: Path) -> None:
     schema = Schema((Field("x", F4, (256, 256)), Field("y", np.dtype("<i8"))))
     options = WriteOptions(compress=Compression("zstd"))

@@ -35,7 +35,7 @@ from dsprep.schema import Schema
 DOCUMENTS = 2048
 """Bytes allowed for the metadata of an array, for `Zarr.estimate`."""
 
-CODEC_OVERHEAD = 128
+CODEC_OVERHEAD = 32
 """Bytes by which a chunk that cannot be compressed grows at most, besides 1 % of it."""
 
 MAX_NAME = 255
@@ -101,7 +101,7 @@ class Zarr(Format):
         total = DOCUMENTS
         for plan, rows in _with_rows(schema, count, payload, options):
             stored = plan.settled(rows).stored_nbytes(rows)
-            if options.compress is not None:
+            if options.compress is not None and stored:
                 stored += stored // 100 + CODEC_OVERHEAD * plan.chunks(rows)
             total += stored + DOCUMENTS
         return total

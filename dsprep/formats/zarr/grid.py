@@ -29,6 +29,9 @@ SHARD = 256 << 20
 ENCODED = 64 << 20
 PLAIN = 16 << 20
 
+MAX_CHUNKS = 1 << 16
+"""Chunks in a shard at most: readers load its index, 16 bytes a chunk, before its first value."""
+
 SMALLEST = 64
 """Where samples are compressed, a field with less than 1/64 of the largest one's bytes gets
 files of its own length, lest every 64 MiB of images made a file of 500 bytes of labels."""
@@ -76,9 +79,13 @@ class ArrayPlan:
         return int(np.prod(self.inner, dtype=object)) * self.carrier.dtype.itemsize
 
     def settled(self, rows: int) -> ArrayPlan:
-        """Return the plan for `rows` rows in all: a single chunk is no longer than they are."""
+        """Return the plan for `rows` rows in all.
+
+        A single chunk is no longer than they are, and a single shard has no more chunks than it
+        takes to hold them, because its index has an entry even for chunks that are not there.
+        """
         if rows > self.chunk:
-            return self
+            return replace(self, file=min(self.file, self.chunks(rows) * self.chunk))
         return replace(self, chunk=max(1, rows), file=max(1, rows))
 
     def files(self, rows: int) -> int:
@@ -158,7 +165,7 @@ def _rows(row_nbytes: int, options: WriteOptions, sharded: bool) -> tuple[int, i
             chunk = next(n for n in range(chunk, 0, -1) if options.zarr_shard % n == 0)
         return chunk, options.zarr_shard
     target = ENCODED if options.compress else SHARD
-    return chunk, chunk * max(1, target // max(1, chunk * row_nbytes))
+    return chunk, chunk * min(MAX_CHUNKS, max(1, target // max(1, chunk * row_nbytes)))
 
 
 def _unit(schema: Schema, options: WriteOptions, sharded: bool) -> int:
@@ -170,7 +177,9 @@ def _unit(schema: Schema, options: WriteOptions, sharded: bool) -> int:
     target = ENCODED if sharded else PLAIN
     step = options.chunk or 1
     times = target // max(1, step * schema.fixed_nbytes)
-    return step * (power_of_two(times) if options.chunk is None else max(1, times))
+    if options.chunk is None:
+        return power_of_two(times)
+    return step * min(MAX_CHUNKS, max(1, times))
 
 
 def _check(options: WriteOptions) -> None:
@@ -197,9 +206,9 @@ def power_of_two(n: int) -> int:
 
 
 def show(plan: ArrayPlan, dtype: DType) -> str:
-    """Return the plan for a person to read."""
+    """Return the plan for a person to read; how many samples there will be is not known yet."""
     stored = plan.carrier.dtype.name if plan.carrier.dtype.isnative else plan.carrier.dtype.str
     unit = "samples" if plan.role == "samples" else "rows"
     text = stored if not plan.carrier.stands_in else f"{stored} ({show_dtype(dtype)} bits)"
-    text += f", chunks of {plan.chunk} {unit}"
-    return text + (f", shards of {plan.file}" if plan.sharded else "")
+    text += f", chunks of up to {plan.chunk:,} {unit}"
+    return text + (f", shards of up to {plan.file:,}" if plan.sharded else "")
