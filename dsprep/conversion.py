@@ -168,6 +168,12 @@ def plan_job(
         If the target's format is unknown or cannot hold the data, or options contradict.
     """
     options = options or WriteOptions()
+    if "\0" in str(target) or not str(target):
+        raise UsageError(f"{str(target)!r} is not a path")
+    if target.name in ("", ".."):
+        target = target.resolve()
+        if not target.name:
+            raise UsageError("the target has no name", where=target)
     format = formats.load(to) if to else formats.by_suffix(target)
     if format is None:
         raise UsageError(
@@ -400,7 +406,7 @@ def source_paths(source: Source) -> list[Path]:
 
 
 def _check_not_source(target: Path, source: Source) -> None:
-    final = target.resolve()
+    final = Path(os.path.realpath(target))  # allows links that lead in circles
     for path in source_paths(source):
         used = path.resolve()
         if used == final or final in used.parents or used in final.parents:

@@ -10,6 +10,7 @@ import glob
 import json
 import os
 import re
+import stat
 import threading
 from bisect import bisect_right
 from collections import Counter, OrderedDict
@@ -36,6 +37,9 @@ from dsprep.schema import (
     empty_batch,
     new_array,
 )
+
+MAX_LIST_NBYTES = 256 << 20
+"""No list of paths is larger."""
 
 MAX_OPEN = 8
 """Files of one dataset that are kept open at the same time, besides those being read."""
@@ -83,22 +87,38 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
 
 def _expand(text: str) -> list[Path]:
     """Return the paths that one argument means: a list file, a glob or itself."""
-    if text.startswith("@"):
-        listing = Path(text[1:])
-        lines = [w.strip() for w in listing.read_text().splitlines()]
-        names = [w for w in lines if w and not w.startswith("#")]
-        if not names:
-            raise UsageError("the list names no file", where=listing)
-        return [p for n in names for p in _expand(str(listing.parent / n))]
-    if not Path(text).exists() and glob.has_magic(text):
-        matches = [Path(m) for m in glob.glob(text, recursive=True)]  # noqa: PTH207 (absolute)
-        matches = [m for m in matches if not m.name.endswith(sidecar.SUFFIX)]
+    if not text.startswith("@"):
+        return _match(text)
+    listing = Path(text[1:])
+    if not listing.is_file() or listing.stat().st_size > MAX_LIST_NBYTES:
+        raise UsageError("this is no list of paths", where=listing)
+    lines = [os.fsdecode(w.strip()) for w in listing.read_bytes().splitlines()]
+    names = [w for w in lines if w and not w.startswith("#")]
+    if not names:
+        raise UsageError("the list names no file", where=listing)
+    return [path for name in names for path in _match(os.path.join(listing.parent, name))]  # noqa: PTH118 (keeps names as they are)
+
+
+def _match(text: str) -> list[Path]:
+    """Return the paths that a glob matches, in natural order, or the one that `text` is."""
+    if not text or "\0" in text:
+        raise UsageError(f"{text!r} is not a path")
+    path = Path(text)
+    if not os.path.lexists(path) and glob.has_magic(text):
+        # pathlib's ** does not follow links to directories, which may lead in circles.
+        found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+        hidden = path.name.startswith(".")
+        matches = [
+            m
+            for m in found
+            if not m.name.endswith(sidecar.SUFFIX) and (hidden or not m.name.startswith("."))
+        ]
         if not matches:
             raise UsageError(f"nothing matches {text!r}")
         return sorted(matches, key=natural_key)
-    path = Path(text)
-    if not path.exists():
-        raise FileNotFoundError(2, "there is no such file or directory", text)
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UsageError("it is neither a file nor a directory", where=path)
     return [path]
 
 
@@ -112,19 +132,34 @@ def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
             path = Path(entry.path)
             if entry.name.startswith(".") or entry.name.endswith(sidecar.SUFFIX):
                 continue
-            is_dir = entry.is_dir(follow_symlinks=False)
-            format = None if is_dir else formats.by_suffix(path)
-            try:
-                format = format or formats.recognise(path)
-            except FormatError:
-                if is_dir:
+            if entry.is_dir(follow_symlinks=False):
+                if (format := _format_of(path)) is None:
                     waiting.append(path)
-                else:
-                    skipped.append(path)
+                    continue
+            elif (
+                not _is_file(entry)
+                or (format := formats.by_suffix(path) or _format_of(path)) is None
+            ):
+                skipped.append(path)
                 continue
             found.append((path, format))
     found.sort(key=lambda item: natural_key(item[0]))
     return found, sorted(skipped, key=natural_key)
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a regular file, perhaps by way of links that lead to one."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def _format_of(path: Path) -> Format | None:
+    try:
+        return formats.recognise(path)
+    except FormatError:
+        return None
 
 
 def open_dataset(

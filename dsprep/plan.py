@@ -163,7 +163,8 @@ class Cast:
         Raises
         ------
         SchemaError
-            If a finite value would become infinite, wrap around, or lose being a number.
+            If a finite value would become infinite or wrap around, or if a value that is no
+            whole number would become an integer. Floats are rounded to floats.
         """
         if isinstance(column, Ragged):
             return Ragged(self._cast(column.values, start, column.offsets), column.offsets)
@@ -176,7 +177,7 @@ class Cast:
             if _is_float(self.dtype):
                 bad = ~np.isfinite(out) & np.isfinite(values)
             elif _is_float(values.dtype):
-                bad = ~np.isfinite(values) | (back != np.trunc(values))
+                bad = ~np.isfinite(values) | (back != values)
             else:
                 bad = (back != values) | ((out < 0) != (values < 0))
         if bad.any():

@@ -173,15 +173,24 @@ def write(sidecar: Sidecar, path: Path, *, durable: bool = True) -> None:
 def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) -> None:
     """Replace the file `path` by `content` as JSON, all or nothing."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, ensure_ascii=False)
-        file.write("\n")
+    with temporary.open("wb") as file:
+        file.write(dump_json(content).encode())
         file.flush()
         if durable:
             os.fsync(file.fileno())
     temporary.replace(path)
     if durable:
         sync_directory(path.parent)
+
+
+def dump_json(content: Any) -> str:
+    """Return `content` as JSON to read; names that are no Unicode are escaped, as are all then."""
+    text = json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(content, indent=1, default=str) + "\n"
+    return text
 
 
 def find(files: Sequence[Path]) -> tuple[Sidecar, Path] | None:

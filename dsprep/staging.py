@@ -191,8 +191,12 @@ def check_target(target: Path, overwrite: bool) -> None:
     """Raise `TargetError` if `target` exists and may not be replaced, or has no directory."""
     if not target.parent.is_dir():
         raise TargetError("there is no such directory", where=target.parent, fix="create it first")
-    if (target.exists() or target.is_symlink()) and not overwrite:
+    if not os.path.lexists(target):
+        return
+    if not overwrite:
         raise TargetError("it exists already", where=target, fix="add --overwrite to replace it")
+    if not (target.is_file() or target.is_dir() or target.is_symlink()):
+        raise TargetError("it is neither a file nor a directory", where=target)
 
 
 def _plain(value: Any) -> Any:

@@ -246,7 +246,7 @@ def test_the_target_is_protected(train, tmp_path):
 
 def test_missing_and_empty_sources(train, tmp_path):
     out = tmp_path / "out.h5"
-    assert "no such file" in fails("convert", tmp_path / "nosuch.h5", out)
+    assert "No such file" in fails("convert", tmp_path / "nosuch.h5", out)
     assert "nothing matches" in fails("convert", f"{tmp_path}/*.nosuch", out, code=2)
     (tmp_path / "empty").mkdir()
     assert "holds no dataset" in fails("convert", tmp_path / "empty", out)
@@ -259,6 +259,49 @@ def test_missing_and_empty_sources(train, tmp_path):
     (tmp_path / "list").write_text("\n# nothing\n")
     assert "names no file" in fails("inspect", f"@{tmp_path}/list", code=2)
     assert not out.exists()
+
+
+def test_paths_that_are_no_files(train, tmp_path):
+    out = tmp_path / "out.h5"
+    os.mkfifo(tmp_path / "pipe.h5")
+    assert "neither a file" in fails("convert", tmp_path / "pipe.h5", out, code=2)
+    assert "neither a file" in fails("convert", "/dev/null", out, code=2)
+    assert "not a path" in fails("convert", "", out, code=2)
+    assert "no list" in fails("convert", "@/dev/zero", out, code=2)
+    assert "no list" in fails("convert", f"@{tmp_path}", out, code=2)
+    assert "has no name" in fails("convert", train, "/", "--to", "zarr", code=2)
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    os.mkfifo(mixed / "pipe.h5")
+    (mixed / "self").symlink_to("self")
+    (mixed / "loop").symlink_to(".")
+    (mixed / "good.h5").write_bytes(train.read_bytes())
+    done = run("convert", mixed, out)
+    assert done.code == 0
+    assert "left out loop, pipe.h5, self" in done.err
+    assert json.loads(run("inspect", f"{mixed}/**/*d.h5", "--json").out)["files"] == 1
+    for name in ("data.mdb", "zarr.json"):
+        folder = tmp_path / f"of {name}"
+        folder.mkdir()
+        os.mkfifo(folder / name)
+        assert "no dataset" in fails("inspect", folder)
+    nested = tmp_path / "@nested"
+    nested.write_text("@nested\n")
+    assert "none of the formats" in fails("inspect", f"@{nested}")  # lists do not nest
+
+
+def test_names_that_are_no_unicode(train, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/\xff\xfe [1] %s.h5"
+    Path(os.fsdecode(odd)).write_bytes(train.read_bytes())
+    for suffix in SUFFIX.values():
+        out = os.fsdecode(os.fsencode(tmp_path) + b"/\xfd" + suffix.encode())
+        program = [sys.executable, "-m", "dsprep", "convert", odd, os.fsencode(out)]
+        done = subprocess.run(program, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        with dsprep.open(os.fsdecode(odd)) as a, dsprep.open(out) as b:
+            assert dsprep.verify(a, b).same
+    (tmp_path / "list").write_bytes(odd + b"\n")
+    assert json.loads(run("inspect", f"@{tmp_path}/list", "--json").out)["samples"] == 100
 
 
 def test_mixed_formats_and_schemas(train, tmp_path):

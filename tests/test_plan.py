@@ -140,7 +140,7 @@ def test_casts_that_fit():
     assert cast(x, "f2").tolist() == x.tolist()
     assert np.isnan(cast(np.array([np.nan], "f4"), "f2")[0])
     assert cast(np.array([1, 255]), "u1").tolist() == [1, 255]
-    assert cast(np.array([1.9, -3.2]), "i2").tolist() == [1, -3]
+    assert cast(np.array([1.0, -3.0]), "i2").tolist() == [1, -3]
     assert cast(np.array([True, False]), "f4").tolist() == [1.0, 0.0]
     assert cast(np.zeros((0, 3)), "i4").shape == (0, 3)
 
@@ -152,6 +152,7 @@ def test_casts_that_fit():
         (np.array([1, 256]), "u1"),
         (np.array([1, -1]), "u8"),
         (np.array([1.0, np.nan]), "i4"),
+        (np.array([1.0, 1.5]), "i4"),
         (np.array([1.0, 1e30]), "i8"),
     ],
 )

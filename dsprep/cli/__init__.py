@@ -5,8 +5,8 @@ Only this package prints. Nothing heavy is imported before a command runs.
 
 from __future__ import annotations
 
+import io
 import os
-import signal
 import sys
 import warnings
 from typing import Annotated
@@ -49,13 +49,11 @@ for register in (inspect, convert, verify, synth, demo):
     register(app)
 
 
-def _terminate(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
     """Run the command line; the entry point of the ``dsprep`` program."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):  # file names may be any bytes
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     warnings.simplefilter("ignore")  # libraries' remarks to programmers; dsprep's are its notes
     try:
         app()

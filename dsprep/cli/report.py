@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -58,7 +57,9 @@ def note(message: str) -> None:
 
 def print_json(content: Any) -> None:
     """Print a result for other programs; numbers that JSON lacks, such as NaN, become text."""
-    typer.echo(json.dumps(_finite(content), indent=1, ensure_ascii=False, default=str))
+    from dsprep.sidecar import dump_json
+
+    typer.echo(dump_json(_finite(content)), nl=False)
 
 
 def _finite(content: Any) -> Any:

@@ -41,6 +41,8 @@ class Lmdb(Format):
     def recognises(self, path: Path) -> bool:
         """Whether the file begins with a meta page of any LMDB."""
         try:
+            if not data_file(path).is_file():
+                return False
             with data_file(path).open("rb") as file:
                 return looks_like(file.read(32))
         except OSError:
