@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -141,6 +141,11 @@ def _field_json(facts: FieldFacts) -> dict[str, Any]:
 def inspect(source: Source) -> Inspection:
     """Return what there is to know about `source` without reading all of it."""
     layouts = source.layouts()
+    if len(source_paths(source)) > 1:  # these are of the first file; the others may differ
+        layouts = {
+            name: replace(found, storage=f"{found.storage} (first file)", stored_nbytes=None)
+            for name, found in layouts.items()
+        }
     spread = ragged_lengths(source)
     facts = []
     for f in source.schema:
