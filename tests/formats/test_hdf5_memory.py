@@ -90,3 +90,72 @@ def test_resident_bytes(tmp_path: Path) -> None:
     ):
         with opened(tmp_path / "a", *fields) as source:
             assert source.resident_nbytes() == expected, fields
+
+
+def _sequences(path: Path, libver: Any, address_nbytes: int, options: dict[str, Any]) -> None:
+    """Write strings and numbers of variable length; element 7 of the numbers never."""
+    plist = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    plist.set_sizes(address_nbytes, 8)
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_libver_bounds(*libver)
+    made = h5py.h5f.create(bytes(path), h5py.h5f.ACC_TRUNC, plist, access)
+    with h5py.File(made) as file:
+        texts = ["", "a", "größer", "日本" * 500, *"bcdefghi"]
+        file.create_dataset("t", data=texts, dtype=h5py.string_dtype(), **options)
+        file.create_dataset("s", data=texts[:1] * 12, dtype=h5py.string_dtype("ascii"), **options)
+        numbers = file.create_dataset("n", (12,), h5py.vlen_dtype(np.dtype(">i2")), **options)
+        blobs = file.create_dataset("b", (12,), h5py.vlen_dtype(np.dtype("V1")), **options)
+        for i in range(12):
+            if i != 7:
+                numbers[i] = np.arange(i * i, dtype=">i2")
+            blobs[i] = np.frombuffer(bytes(5 * i + 1), "V1")
+
+
+@pytest.mark.parametrize("address_nbytes", [4, 8])
+@pytest.mark.parametrize("libver", [(0, 1), (2, 2)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"chunks": (5,)},
+        {"chunks": (5,), "maxshape": (None,)},
+        {"chunks": (5,), "compression": "gzip"},
+        {"chunks": (5,), "compression": "gzip", "shuffle": True},
+        {"chunks": (4,), "shuffle": True},
+    ],
+)
+def test_lengths_are_those_that_h5py_reads(
+    tmp_path: Path, options: dict[str, Any], libver: Any, address_nbytes: int
+) -> None:
+    path = tmp_path / "a"
+    _sequences(path, libver, address_nbytes, options)
+    with h5py.File(path) as file:
+        expected = np.array(
+            [
+                [len(file["t"][i]), len(file["s"][i]), 2 * len(file["n"][i]), len(file["b"][i])]
+                for i in range(12)
+            ]
+        ).sum(axis=1)
+    with opened(path) as source:
+        assert set(source.schema.names) == {"t", "s", "n", "b"}
+        for start, stop in ((0, 12), (3, 8), (11, 12), (12, 12)):
+            sizes = source.sizes(start, stop)
+            assert sizes is not None
+            assert sizes.tolist() == expected[start:stop].tolist()
+        batch = source.read(0, 12)
+        assert sum(c.nbytes for c in batch.values()) == expected.sum()
+
+
+def test_lengths_that_only_the_library_finds(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a", "w") as file:
+        text = h5py.string_dtype()
+        file.create_dataset("t", data=["a", "b"], dtype=text, chunks=(1,), compression="lzf")
+    with opened(tmp_path / "a") as source:
+        assert source.sizes(0, 2) is None
+        assert source[1] == {"t": "b"}
+    with h5py.File(tmp_path / "a", "w") as file:
+        file.create_dataset("t", (3,), h5py.string_dtype())
+        file["x"] = np.arange(3)
+    with opened(tmp_path / "a") as source:
+        assert source.sizes(0, 3) is None
+        assert source[1]["t"] == ""

@@ -173,7 +173,18 @@ def test_variable_length(tmp_path: Path) -> None:
         assert source.schema["n"].dtype == np.dtype(">i2")
         for i, n in enumerate(numbers):
             assert raw(source[i]["n"]) == raw(n)
-        assert source.sizes(0, 5) is None
+        expected = [
+            sum(
+                np.asarray(v).nbytes
+                if not isinstance(v, str)
+                else len(v.encode("utf-8", "surrogateescape"))
+                for v in source[i].values()
+            )
+            for i in range(5)
+        ]
+        sizes = source.sizes(0, 5)
+        assert sizes is not None
+        assert sizes.tolist() == expected
         assert source.read(2, 2)["t"].lengths.tolist() == []
 
 

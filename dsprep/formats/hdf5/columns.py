@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dsprep.formats.hdf5.discover import Route
 from dsprep.formats.hdf5.guard import library, need_filters
 from dsprep.formats.hdf5.held import Held
+from dsprep.formats.hdf5.lengths import Lengths
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.hdf5.tables import locate
 from dsprep.schema import Arena, Array, Attrs, Column, Field, Ragged
@@ -103,6 +104,7 @@ class Sequences:
 
     dataset: Any
     held: Held
+    lengths: Lengths
     where: str
     attrs: Attrs
     whole: bool = False
@@ -134,16 +136,19 @@ class Sequences:
         if self.held.kind == "bytes":
             arrays = [a.view(np.uint8) for a in arrays]
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-        values = np.concatenate([np.empty(0, dtype), *(a.astype(dtype) for a in arrays)])
+        values = np.concatenate(
+            [np.empty(0, dtype), *(a.astype(dtype, copy=False) for a in arrays)]
+        )
         return Ragged.from_lengths(values, lengths, self.held.kind)
 
-    def datasets(self) -> list[Rows]:
-        """Return no datasets: none is read as rows."""
-        return []
+    def datasets(self) -> list[Lengths]:
+        """Return where the lengths are read: the values are left to the library."""
+        return [] if self.whole else [self.lengths]
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
-        """Return None: the lengths stand beside the values' addresses, in the data itself."""
-        return None
+        """Return the bytes of each sample, or None where the lengths cannot be read alone."""
+        items = None if self.whole else self.lengths.read(start, stop)
+        return None if items is None else items * self.held.carrier.dtype.itemsize
 
 
 ColumnReader: TypeAlias = Fixed | Indexed | Sequences

@@ -189,22 +189,29 @@ def encoded_of(dataset: Any, row_nbytes: int, file_nbytes: int) -> Encoded | Non
 
     The parameters are those of `dsprep.formats.hdf5.placement.placement_of`.
     """
-    from h5py import h5d, h5t
+    from h5py import h5t
+
+    element = dataset.id.get_type()
+    if h5t.py_create(dataset.dtype, logical=True) != element:
+        return None
+    return chunks_of(dataset, row_nbytes, file_nbytes, element.get_size())
+
+
+def chunks_of(dataset: Any, row_nbytes: int, file_nbytes: int, itemsize: int) -> Encoded | None:
+    """Do what `encoded_of` does for rows that are wanted as they lie, whatever their type."""
+    from h5py import h5d
 
     plist = dataset.id.get_create_plist()
     if plist.get_layout() != h5d.CHUNKED or not dataset.size:
         return None
     filters = tuple(plist.get_filter(i)[0] for i in range(plist.get_nfilters()))
-    element = dataset.id.get_type()
     if (
         not filters
         or not set(filters) <= {_DEFLATE, _SHUFFLE, _ZSTD}
         or dataset.chunks[1:] != dataset.shape[1:]
-        or h5t.py_create(dataset.dtype, logical=True) != element
     ):
         return None
-    block = int(dataset.chunks[0])
     table = chunk_table(dataset, file_nbytes)
     if table is None:
         return None
-    return Encoded(table, block, row_nbytes, filters, element.get_size())
+    return Encoded(table, int(dataset.chunks[0]), row_nbytes, filters, itemsize)

@@ -64,13 +64,20 @@ def placement_of(dataset: Any, row_nbytes: int, file_nbytes: int) -> Placement |
     file_nbytes
         Size of the file: blocks that would end behind it are not placed.
     """
-    from h5py import h5d, h5t
+    from h5py import h5t
+
+    if h5t.py_create(dataset.dtype, logical=True) != dataset.id.get_type():
+        return None
+    return blocks_of(dataset, row_nbytes, file_nbytes)
+
+
+def blocks_of(dataset: Any, row_nbytes: int, file_nbytes: int) -> Placement | None:
+    """Do what `placement_of` does for rows that are wanted as they lie, whatever their type."""
+    from h5py import h5d
 
     plist = dataset.id.get_create_plist()
     layout = plist.get_layout()
     if not dataset.shape or not dataset.size or plist.get_nfilters():
-        return None
-    if h5t.py_create(dataset.dtype, logical=True) != dataset.id.get_type():
         return None
     count = dataset.shape[0]
     if layout == h5d.CONTIGUOUS and plist.get_external_count() == 0:

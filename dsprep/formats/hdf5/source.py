@@ -27,6 +27,7 @@ from dsprep.formats.hdf5.attributes import LAYOUT_ATTRIBUTE, read_attributes
 from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
 from dsprep.formats.hdf5.discover import Ragged, Route, discover, table_of
 from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.lengths import Lengths
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.hdf5.tables import Table
 from dsprep.formats.hdf5.walk import walk
@@ -214,7 +215,8 @@ class Hdf5Source(Source):
             self._notes.append(f"left out {path}: {reason}")
             return None
         where = f"{self.path}, field {path}"
-        return Sequences(dataset, what, where, self._attributes(path), whole)
+        lengths = Lengths(dataset, self._fd, self._file_nbytes, where)
+        return Sequences(dataset, what, lengths, where, self._attributes(path), whole)
 
     def _choose_fields(
         self, columns: dict[str, ColumnReader], explicit: dict[str, ColumnReader]
@@ -248,7 +250,7 @@ class Hdf5Source(Source):
         return batch
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
-        """Return the payload bytes of each sample; None with HDF5's variable-length types."""
+        """Return the payload bytes of each sample; None where that takes reading them."""
         total = np.zeros(stop - start, np.int64)
         for column, _ in self._columns.values():
             sizes = column.sizes(start, stop)
@@ -259,10 +261,10 @@ class Hdf5Source(Source):
 
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
-        used: set[Rows] = set()
+        used: set[Rows | Lengths] = set()
         for column, _ in self._columns.values():
             used.update(column.datasets())
-        return sum(rows.resident for rows in used)
+        return sum(dataset.resident for dataset in used)
 
     def layouts(self) -> dict[str, Layout]:
         """Return how each field lies on disk."""

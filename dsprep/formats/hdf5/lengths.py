@@ -1,0 +1,76 @@
+"""The lengths of HDF5's variable-length values, without the values.
+
+A dataset of such a type holds one descriptor per element: the number of items as a little-endian
+32-bit integer, the address of a heap, and the number of an object in it (the global heap ID of
+the HDF5 File Format Specification, after the length). The items lie in the heap, but their number
+can be read where the descriptors are plain rows or chunks of the common kind.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.formats.hdf5.encoded import Encoded, chunks_of
+from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.placement import Placement, blocks_of
+from dsprep.storage import pread_into
+
+
+class Lengths:
+    """The lengths of the elements of one dataset.
+
+    Parameters
+    ----------
+    dataset
+        An `h5py.Dataset` of a variable-length type and one axis.
+    fd, file_nbytes
+        The file, opened a second time for plain reads, and its size.
+    where
+        File and field, for messages.
+    """
+
+    def __init__(self, dataset: Any, fd: int, file_nbytes: int, where: str) -> None:
+        self._dataset, self._fd, self._file_nbytes = dataset, fd, file_nbytes
+        self._where = where
+        self._place: Placement | Encoded | None = None
+        self._width = 0
+        self._lock = threading.Lock()
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return the items of elements ``start <= i < stop``, or None if only the library can."""
+        place = self._located()
+        if place is None:
+            return None
+        rows = np.empty((stop - start, self._width), np.uint8)
+        if isinstance(place, Encoded):
+            place.read(self._fd, rows, start, self._where)
+        else:
+            for offset, low, high in place.runs(start, stop):
+                pread_into(self._fd, rows[low - start : high - start], offset, self._where)
+        items = np.ascontiguousarray(rows[:, :4]).view("<u4")[:, 0].astype(np.int64)
+        # Where nothing was written, the address of the heap is 0, whatever the length says.
+        items[~rows[:, 4:-4].any(axis=1)] = 0
+        return items
+
+    @property
+    def resident(self) -> int:
+        """Bytes that `read` holds besides its result."""
+        place = self._located()
+        return place.resident if isinstance(place, Encoded) else 0
+
+    def _located(self) -> Placement | Encoded | None:
+        with self._lock:
+            if not self._width:
+                with library(self._where, "the dataset cannot be located"):
+                    address_nbytes = self._dataset.file.id.get_create_plist().get_sizes()[0]
+                    self._width = 4 + int(address_nbytes) + 4
+                    self._place = self._locate()
+        return self._place
+
+    def _locate(self) -> Placement | Encoded | None:
+        args = (self._dataset, self._width, self._file_nbytes)
+        return blocks_of(*args) or chunks_of(*args, self._width)
