@@ -7,8 +7,10 @@ import gc
 import json
 import os
 import random
+import re
 import struct
 import threading
+import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +25,9 @@ from zarr.core.dtype import VariableLengthBytes
 
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats import load, recognise
-from dsprep.formats.base import OpenOptions, WriteOptions
+from dsprep.formats.base import Compression, OpenOptions, WriteOptions
+from dsprep.formats.zarr.columns import Elements
+from dsprep.formats.zarr.rows import StoredArray
 from dsprep.schema import Arena, Field, FieldSpec, Ragged, Schema
 
 pytestmark = [
@@ -129,6 +133,141 @@ def test_missing_chunks_hold_the_fill_value(tmp_path: Path, version: int) -> Non
         for i in range(len(ways)):
             assert np.array_equal(source[:][f"x{i}"], values)
             assert np.array_equal(source.read(3, 6)[f"x{i}"], values[3:6])
+
+
+@pytest.mark.parametrize("separator", [".", "/"])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_missing_chunks_are_counted(tmp_path: Path, separator: str, zipped: bool) -> None:
+    path = tmp_path / ("a.zip" if zipped else "a")
+    root = zarr.create_group(zarr.storage.ZipStore(path, mode="w") if zipped else path)
+    values = np.ones((10, 3), F4)
+    keys = {"name": "default", "separator": separator}
+    create(root, "full", values, chunks=(2, 2), chunk_key_encoding=keys)
+    values[4:8] = 0
+    create(root, "x", values, chunks=(2, 2), chunk_key_encoding=keys)
+    create(root, "s", values, chunks=(1, 3), shards=(2, 3), chunk_key_encoding=keys)
+    create(root, "none", values[:, :0], chunks=(2, 1))
+    root.store.close()
+    gc.collect()
+    with opened(path) as source:
+        assert source.notes == (
+            "2 of 5 chunk files of s are missing and read as the fill value",
+            "4 of 10 chunk files of x are missing and read as the fill value",
+        )
+        assert np.array_equal(source[:]["x"], values)
+    with opened(path, "full") as source:
+        assert source.notes == ()
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        WriteOptions(chunk=2, zarr_shard=6),
+        WriteOptions(chunk=2, zarr_shard=6, compress=Compression("zstd")),
+        WriteOptions(chunk=6, zarr_format=2, compress=Compression("gzip")),
+        WriteOptions(chunk=6, zarr_format=2),
+    ],
+)
+def test_a_missing_file_of_dsprep_is_damage(
+    tmp_path: Path, options: WriteOptions, zipped: bool
+) -> None:
+    path = tmp_path / "a"
+    schema = Schema((Field("x", F4, (3,)), Field("r", F4, (None,))))
+    write_batch(ZARR, path, schema, random_batch(schema, 20), options)
+    start = "c." if options.zarr_format == 3 else ""
+    lost = (f"x/{start}1.0", f"r/first/{start}0")
+    for key in lost:
+        (path / key).unlink()
+    if zipped:
+        path = tmp_path / "a.zip"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+            for member in (tmp_path / "a").rglob("*"):
+                target.write(member, member.relative_to(tmp_path / "a"))
+    for name, key in zip(schema.names, lost, strict=True):
+        with opened(path, name) as source:
+            assert len(source.notes) == 1
+            assert re.fullmatch("1 of [14] chunk files of [rx/first]+ are missing", source.notes[0])
+            with pytest.raises(FormatError, match=re.escape(f"{key}: a chunk file is missing")):
+                source.read(0, 20)
+    with opened(path, "x") as source:
+        assert len(source.read(12, 20)["x"]) == 8
+
+
+def test_what_samples_have_no_place_for_is_said(tmp_path: Path) -> None:
+    root = zarr.create_group(tmp_path / "a", attributes={"kept": 1})
+    create(root, "x", X, dimension_names=["time", None, "lat"])
+    create(root, "y", X, dimension_names=[None, None, None], attributes={"kept": 1})
+    group = root.create_group("r", attributes={"kept": 1})
+    rows = Ragged.from_lengths(np.arange(23, dtype=F4), np.ones(23, int))
+    create(group, "values", rows.values, attributes={"unit": "m"})
+    create(group, "first", rows.offsets[:-1] + 0)
+    create(group, "count", rows.lengths)
+    create(root, "deep/z", X)
+    root["deep"].attrs["note"] = "n"
+    with opened(tmp_path / "a") as source:
+        assert source.notes[:2] == (
+            "dimension names of x are not kept",
+            "attributes of r/values, deep are not kept",
+        )
+    with opened(tmp_path / "a", "y") as source:
+        assert source.notes == ()
+
+
+@pytest.mark.parametrize("kind", ["compressed", "shards", "strings", "split"])
+def test_a_large_chunk_is_decoded_once(tmp_path: Path, monkeypatch, kind: str) -> None:
+    values = random_array(F4, (230, 4, 6))
+    root = zarr.create_group(tmp_path / "a")
+    if kind == "strings":
+        array = root.create_array("x", shape=(230,), dtype=str, chunks=(100,))
+        array[:] = np.array([str(i) for i in range(230)], object)
+    else:
+        how = {"chunks": (100, 4, 6), "compressors": "auto"}
+        how |= {"shards": {"shards": (200, 4, 6)}, "split": {"chunks": (100, 3, 2)}}.get(kind, {})
+        create(root, "x", values, **how)
+    decoded: list[tuple[int, int]] = []
+    owner, name = (Elements, "_chunk") if kind == "strings" else (StoredArray, "_by_library")
+    real = getattr(owner, name)
+
+    def counted(self, *numbers):
+        decoded.append(numbers)
+        time.sleep(0.01)
+        return real(self, *numbers)
+
+    monkeypatch.setattr(owner, name, counted)
+
+    def same(found, start: int, stop: int) -> bool:
+        if kind == "strings":
+            return list(found) == [str(i) for i in range(start, stop)]
+        return found.tobytes() == values[start:stop].tobytes()
+
+    with opened(tmp_path / "a") as source:
+        arena = Arena()
+        for start in range(0, 230, 7):
+            stop = min(230, start + 7)
+            assert same(source.read(start, stop, arena)["x"], start, stop)
+        assert len(decoded) == 3
+        decoded.clear()
+        with ThreadPoolExecutor(8) as pool:
+            parts = list(pool.map(lambda i: source.read(i, i + 7)["x"], range(0, 90, 7)))
+        assert len(decoded) == 1
+        assert all(same(part, 7 * i, 7 * i + 7) for i, part in enumerate(parts))
+        if kind != "strings":
+            parts[0][...] = 0  # the caller's own
+            assert same(source.read(0, 7)["x"], 0, 7)
+            assert source.resident_nbytes() == 2 * 100 * 96
+            assert same(source.read(50, 230)["x"], 50, 230)
+    monkeypatch.setattr(owner, name, real)
+    file = next(p for p in (tmp_path / "a" / "x" / "c").rglob("*") if p.is_file())
+    whole = file.read_bytes()
+    with opened(tmp_path / "a") as source:
+        if kind != "split":
+            file.write_bytes(whole[:-9])
+            for _ in range(2):  # an error is not kept
+                with pytest.raises(FormatError):
+                    [source.read(i, i + 7) for i in range(0, 210, 7)]
+            file.write_bytes(whole)
+        assert same(source.read(3, 90)["x"], 3, 90)
 
 
 @pytest.mark.parametrize("location", ["start", "end"])
@@ -542,8 +681,10 @@ def test_damaged_zip_files_are_refused(tmp_path: Path) -> None:
     rng = random.Random(2)
     for cut in (4, 30, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        with pytest.raises(FormatError):
+        assert recognise(path) is ZARR
+        with pytest.raises(FormatError) as caught:
             read_all(path)
+        assert str(caught.value) == f"{path}: the ZIP file is truncated or damaged"
     for _ in range(60):
         data = bytearray(whole)
         data[rng.randrange(len(data))] = rng.randrange(256)

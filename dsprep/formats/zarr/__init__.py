@@ -62,8 +62,10 @@ class Zarr(Format):
                     return False
                 with zipfile.ZipFile(file) as members:
                     zip_root(members.namelist())
-        except (OSError, DsprepError, *ZIP_ERRORS):
+        except (OSError, DsprepError):
             return False
+        except ZIP_ERRORS:  # `open` says that it is damaged, which helps more than "no format"
+            return path.name.lower().endswith(".zip")
         return True
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

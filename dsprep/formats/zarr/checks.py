@@ -10,7 +10,6 @@ Zstd: RFC 8878, section 3.1.1.1
 
 from __future__ import annotations
 
-import itertools
 import math
 import struct
 
@@ -80,10 +79,8 @@ def check_chunks(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
         )
     if meta.outer not in ("blosc", "zstd") or stop <= start or not all(meta.shape):
         return
-    rows = range(start // meta.grid[0], -(-stop // meta.grid[0]))
-    others = (range(-(-n // g)) for n, g in zip(meta.shape[1:], meta.grid[1:], strict=True))
-    for numbers in itertools.product(rows, *others):
-        with store.chunk(meta.key(*numbers)) as chunk:
+    for key in meta.file_keys(start, stop):
+        with store.chunk(key) as chunk:
             if chunk is None:  # missing, or a ZIP member with a CRC of its own
                 continue
             if "sharding_indexed" not in meta.codecs:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from dsprep.errors import FormatError
 from dsprep.formats.base import Layout
 from dsprep.formats.zarr import carriers
 from dsprep.formats.zarr.attributes import KIND, from_json
+from dsprep.formats.zarr.blocks import LastBlock
 from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks
 from dsprep.formats.zarr.metadata import MAX_ROW
 from dsprep.formats.zarr.rows import StoredArray, translated
@@ -221,6 +223,7 @@ class Elements(Reading):
         self.count = meta.shape[0]
         self.nbytes = 0
         self.arrays = (array,)
+        self._block: LastBlock[list[Any] | None] = LastBlock()
 
     def read(self, start: int, stop: int, arena: Arena | None) -> Column:
         """See `Reading.read`."""
@@ -228,7 +231,7 @@ class Elements(Reading):
         items: list[Any] = []
         for i in range(start // rows, -(-stop // rows) if stop > start else 0):
             first, last = max(start, i * rows), min(stop, (i + 1) * rows)
-            chunk = self._chunk(i) if self._simple() else None
+            chunk = self._block.get(i, partial(self._chunk, i)) if self._simple() else None
             if chunk is not None:
                 items += chunk[first - i * rows : last - i * rows]
             elif self.field.kind == "array":

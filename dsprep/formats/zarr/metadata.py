@@ -10,9 +10,10 @@ not used; the documents themselves are always there.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -92,6 +93,8 @@ class ArrayMeta:
         The attributes.
     compressor
         v2: the compressor's configuration.
+    named_axes
+        v3: whether axes have names.
     """
 
     path: str
@@ -109,6 +112,7 @@ class ArrayMeta:
     outer: str = ""
     attrs: Mapping[str, Any] = field(default_factory=dict)
     compressor: Any = None
+    named_axes: bool = False
 
     @property
     def row_nbytes(self) -> int:
@@ -120,6 +124,17 @@ class ArrayMeta:
         start, separator = self.keys
         rest = len(self.shape) - len(numbers)
         return join(self.path, start + separator.join(map(str, (*numbers, *(0,) * rest))))
+
+    def files(self) -> int:
+        """Return the number of files that hold the array when none is missing."""
+        return math.prod(-(-n // g) for n, g in zip(self.shape, self.grid, strict=True))
+
+    def file_keys(self, start: int, stop: int) -> Iterator[str]:
+        """Yield the keys of the files that hold the rows ``start <= i < stop``."""
+        rows = range(start // self.grid[0], -(-stop // self.grid[0]))
+        others = (range(-(-n // g)) for n, g in zip(self.shape[1:], self.grid[1:], strict=True))
+        for numbers in itertools.product(rows, *others):
+            yield self.key(*numbers)
 
 
 def read_document(store: Store, key: str) -> dict[str, Any] | None:
@@ -302,6 +317,7 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         sharding,
         names[-1] if names else "",
         attrs,
+        named_axes=any(n is not None for n in document.get("dimension_names") or ()),
     )
 
 

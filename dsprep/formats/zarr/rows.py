@@ -12,19 +12,27 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.errors import DsprepError, FormatError, MissingExtra
-from dsprep.formats.zarr.checks import check_chunks, shard_index
+from dsprep.formats.zarr.attributes import FIELDS
+from dsprep.formats.zarr.blocks import LastBlock
+from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks, shard_index
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.shards import raw_offsets
 from dsprep.formats.zarr.store import Chunk, Store, join
 from dsprep.schema import Arena, Array, new_array
 from dsprep.storage import pread_into
+
+KEPT = 1 << 29
+"""Bytes of the largest block of decoded rows that is kept for the next read."""
+
+EDGES = 8
+"""Reads of more chunks than this decode those at their two ends for themselves."""
 
 LARGE = 256 << 20
 """Bytes of rows above which a read first looks whether the files can hold so much."""
@@ -50,13 +58,21 @@ def translated(where: object) -> Iterator[None]:
 
 
 class StoredArray:
-    """One array of a store, opened for reading."""
+    """One array of a store, opened for reading.
+
+    Attributes
+    ----------
+    complete
+        Whether dsprep wrote it, so that a missing file is damage and not the fill value.
+    """
 
     def __init__(self, meta: ArrayMeta, store: Store) -> None:
         self.meta = meta
         self.store = store
         self.where = f"{store.path}, array {meta.path or '/'}"
+        self.complete = False
         self._array: Any = None
+        self._block: LastBlock[Array] = LastBlock()
         self._lock = threading.Lock()
         self._index = lru_cache(maxsize=16)(self._load_index)
 
@@ -69,7 +85,9 @@ class StoredArray:
         shape = (stop - start, *meta.shape[1:])
         if not meta.raw:
             return (
-                self._by_library(start, stop) if math.prod(shape) else np.empty(shape, meta.dtype)
+                self._decoded(start, stop, arena, key)
+                if math.prod(shape)
+                else np.empty(shape, meta.dtype)
             )
         if math.prod(shape) == 0:
             return np.empty(shape, meta.dtype)
@@ -153,8 +171,52 @@ class StoredArray:
 
     # --- zarr-python ---------------------------------------------------------------------------
 
+    def resident_nbytes(self) -> int:
+        """Return the bytes of decoded chunks that reading holds: a block, and one being made."""
+        meta = self.meta
+        if meta.raw or meta.vlen or not meta.shape:
+            return 0
+        chunk = min(math.prod(meta.chunk) * meta.dtype.itemsize, MAX_CHUNK)
+        block = min(meta.chunk[0], len(self)) * meta.row_nbytes
+        return 2 * (max(chunk, block) if block <= KEPT else chunk)
+
+    def _decoded(self, start: int, stop: int, arena: Arena | None, key: str) -> Array:
+        """Return rows ``start <= i < stop``, of which there are some, of chunks to be decoded.
+
+        Where a read begins or ends inside a chunk, the next one needs that chunk too: its rows
+        are decoded once and kept.
+        """
+        rows = self.meta.chunk[0]
+        inside = start % rows or (stop % rows and stop < len(self))
+        large = rows * self.meta.row_nbytes > KEPT or stop - start > EDGES * rows
+        if large or not inside:
+            return self._by_library(start, stop)
+        with translated(self.where):
+            out = new_array(arena, key, (stop - start, *self.meta.shape[1:]), self.meta.dtype)
+        for i in range(start // rows, -(-stop // rows)):
+            edges = i * rows, min((i + 1) * rows, len(self))
+            first, last = max(start, edges[0]), min(stop, edges[1])
+            if (first, last) == edges:
+                out[first - start : last - start] = self._by_library(first, last)
+            else:
+                block = self._block.get(i, partial(self._by_library, *edges))
+                out[first - start : last - start] = block[first - edges[0] : last - edges[0]]
+        return out
+
+    def _check_complete(self, start: int, stop: int) -> None:
+        """Raise `FormatError` if a file that dsprep wrote is missing."""
+        for key in self.meta.file_keys(start, stop) if self.complete else ():
+            if not self.store.has(key):
+                raise FormatError(
+                    "a chunk file is missing",
+                    where=f"{self.store.path}, {key}",
+                    fix="restore it; if zarr-python removed it because it held zeros only, "
+                    f"remove the attribute {FIELDS} of the store",
+                )
+
     def _by_library(self, start: int, stop: int) -> Array:
         with translated(f"{self.where}, rows {start} to {stop}"):
+            self._check_complete(start, stop)
             check_chunks(self.store, self.meta, start, stop)
             found = np.asarray(self.library()[start:stop])
             if found.shape != (stop - start, *self.meta.shape[1:]):

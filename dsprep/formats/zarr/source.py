@@ -15,6 +15,7 @@ from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, rety
 from dsprep.formats.zarr.attributes import FIELDS, from_json
 from dsprep.formats.zarr.columns import Elements, Parts, Reading, Samples, Whole, declared
 from dsprep.formats.zarr.loading import program
+from dsprep.formats.zarr.losses import missing, unkept
 from dsprep.formats.zarr.metadata import ArrayMeta, read_array, read_document
 from dsprep.formats.zarr.rows import StoredArray
 from dsprep.formats.zarr.store import Directory, Store, Zip, join
@@ -79,7 +80,8 @@ class ZarrSource(Source):
         else:
             readings = {n: r for n, r in readings.items() if n in axis.names}
         self._choose(options, readings, from_json(root))
-        self.notes = tuple(notes)
+        chosen = [r for _, r in self._columns]
+        self.notes = (*notes, *unkept(nodes.groups, chosen), *missing(self._store, chosen))
 
     def _choose(self, options: OpenOptions, readings: dict[str, Reading], attrs: Attrs) -> None:
         available = {n: r.field for n, r in readings.items()}
@@ -106,6 +108,10 @@ class ZarrSource(Source):
                 return None
             total += part
         return total
+
+    def resident_nbytes(self) -> int:
+        """See `Source.resident_nbytes`: each array keeps the chunk that it decoded last."""
+        return sum(a.resident_nbytes() for _, reading in self._columns for a in reading.arrays)
 
     def layouts(self) -> dict[str, Layout]:
         """See `Source.layouts`."""
@@ -208,7 +214,10 @@ def visit(store: Store, path: str, nodes: Nodes) -> bool:
 def find_readings(
     store: Store, nodes: Nodes, order: list[str]
 ) -> tuple[dict[str, Reading], dict[str, DsprepError]]:
-    """Return the readable fields by name, those in `order` first, and why others are not."""
+    """Return the readable fields by name, and why others are not.
+
+    Those in `order` come first: dsprep wrote them.
+    """
     readings: dict[str, Reading] = {}
     problems: dict[str, DsprepError] = {}
     opened: dict[str, StoredArray] = {}
@@ -238,6 +247,9 @@ def find_readings(
         except (FormatError, SchemaError) as error:
             problems[name] = error
     first = [n for n in order if n in readings]
+    for name in first:
+        for array in readings[name].arrays:
+            array.complete = not array.meta.vlen
     return {n: readings[n] for n in [*first, *sorted(readings.keys() - set(first))]}, problems
 
 

@@ -14,7 +14,7 @@ import struct
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,14 @@ class Store(ABC):
         """Return the bytes of all chunks under `node`."""
 
     @abstractmethod
+    def has(self, key: str) -> bool:
+        """Return whether there is a key."""
+
+    @abstractmethod
+    def count_missing(self, keys: Iterable[str]) -> int:
+        """Return how many of `keys` are not there, without a look at each of them."""
+
+    @abstractmethod
     def chunk(self, key: str) -> Any:
         """Return a context: the `Chunk` of `key`, or None if its bytes do not lie in the open."""
 
@@ -121,6 +129,29 @@ class Directory(Store):
                         total += entry.stat().st_size
         return total
 
+    def has(self, key: str) -> bool:
+        """See `Store.has`."""
+        try:
+            (self.path / key).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def count_missing(self, keys: Iterable[str]) -> int:
+        """See `Store.count_missing`: every directory is listed once."""
+        listed: dict[str, set[str]] = {}
+        missing = 0
+        for key in keys:
+            folder, _, name = key.rpartition("/")
+            if folder not in listed:
+                try:
+                    with os.scandir(self.path / folder) as entries:
+                        listed[folder] = {entry.name for entry in entries}
+                except (FileNotFoundError, NotADirectoryError):
+                    listed[folder] = set()
+            missing += name not in listed[folder]
+        return missing
+
     @contextmanager
     def chunk(self, key: str) -> Iterator[Chunk | None]:
         """See `Store.chunk`."""
@@ -162,7 +193,7 @@ class Zip(Store):
             self._file.close()
             if isinstance(error, FormatError):
                 raise
-            raise FormatError(f"the ZIP file is damaged: {error}", where=path) from error
+            raise FormatError("the ZIP file is truncated or damaged", where=path) from error
         self._size = os.fstat(self._file.fileno()).st_size
         self._library: Any = None
         self._check_members()
@@ -208,6 +239,14 @@ class Zip(Store):
             if info.filename.startswith(prefix)
             and info.filename.rpartition("/")[2] not in DOCUMENTS
         )
+
+    def has(self, key: str) -> bool:
+        """See `Store.has`."""
+        return join(self._root, key) in self._zip.NameToInfo
+
+    def count_missing(self, keys: Iterable[str]) -> int:
+        """See `Store.count_missing`."""
+        return sum(not self.has(key) for key in keys)
 
     @contextmanager
     def chunk(self, key: str) -> Iterator[Chunk | None]:
