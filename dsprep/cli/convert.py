@@ -14,7 +14,7 @@ from dsprep.cli.verify import report_verdict, verdict_json
 if TYPE_CHECKING:
     from dsprep.comparison import Verdict
     from dsprep.conversion import Job, Report
-    from dsprep.formats.base import Source, WriteOptions
+    from dsprep.formats.base import OpenOptions, Source, WriteOptions
 
 WRITING = "How to write the target"
 
@@ -35,7 +35,7 @@ dsprep convert train.h5 shards --to tfrecord --shard-size 1GiB --dry-run
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("convert", epilog=EPILOG)(guarded(convert))
+    app.command("convert", epilog=EPILOG)(guarded(opt.reads_datasets(convert)))
 
 
 def convert(
@@ -52,15 +52,6 @@ def convert(
         str | None,
         typer.Option(help="hdf5, lmdb, tfrecord or zarr; by the suffix of DST if not given."),
     ] = None,
-    fields: opt.Fields = [],  # noqa: B006  (typer wants a list)
-    sample_axis: opt.SampleAxisOption = opt.SampleAxis.auto,
-    order: opt.OrderOption = opt.Order.key,
-    values: opt.ValuesOption = opt.Values.opaque,
-    database: opt.Database = None,
-    skip_keys: opt.SkipKeys = [],  # noqa: B006
-    keys_as: opt.KeysAs = None,
-    raw_records: opt.RawRecords = False,
-    check_crc: opt.CheckCrc = True,
     samples: Annotated[
         str | None,
         typer.Option(metavar="START:STOP", help="Only these samples.", rich_help_panel=WRITING),
@@ -152,6 +143,8 @@ def convert(
         ),
     ] = True,
     json: opt.Json = False,
+    *,
+    reading: OpenOptions,
 ) -> None:
     """Convert a dataset between HDF5, LMDB, TFRecord and Zarr.
 
@@ -167,9 +160,6 @@ def convert(
     if check and (samples is not None or cast):
         fail("--verify compares whole, uncast datasets; leave --samples and --cast out", 2)
     *sources, target = paths
-    reading = opt.open_options(
-        fields, sample_axis, order, values, database, skip_keys, keys_as, raw_records, check_crc
-    )
     writing = _write_options(compress, chunk, key_format, feature, zarr_format, zarr_shard)
     with opt.opened(sources, reading, not json) as source:
         job = plan_job(

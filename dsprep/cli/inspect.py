@@ -10,7 +10,7 @@ from dsprep.cli import options as opt
 from dsprep.cli.report import guarded, note, print_json, print_rows
 
 if TYPE_CHECKING:
-    from dsprep.formats.base import Source
+    from dsprep.formats.base import OpenOptions, Source
     from dsprep.inspection import FieldFacts, Inspection
 
 EPILOG = """
@@ -26,7 +26,7 @@ dsprep inspect train.zarr --code > load.py
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("inspect", epilog=EPILOG)(guarded(inspect))
+    app.command("inspect", epilog=EPILOG)(guarded(opt.reads_datasets(inspect)))
 
 
 def inspect(
@@ -42,24 +42,14 @@ def inspect(
     code: Annotated[
         bool, typer.Option("--code", help="Print a program that loads this dataset.")
     ] = False,
-    fields: opt.Fields = [],  # noqa: B006  (typer wants a list)
-    sample_axis: opt.SampleAxisOption = opt.SampleAxis.auto,
-    order: opt.OrderOption = opt.Order.key,
-    values: opt.ValuesOption = opt.Values.opaque,
-    database: opt.Database = None,
-    skip_keys: opt.SkipKeys = [],  # noqa: B006
-    keys_as: opt.KeysAs = None,
-    raw_records: opt.RawRecords = False,
-    check_crc: opt.CheckCrc = True,
     json: opt.Json = False,
+    *,
+    reading: OpenOptions,
 ) -> None:
     """Show what a dataset holds, how it lies on disk, and how that will read."""
     from dsprep.inspection import inspect as look
 
-    options = opt.open_options(
-        fields, sample_axis, order, values, database, skip_keys, keys_as, raw_records, check_crc
-    )
-    with opt.opened(paths, options, not json) as source:
+    with opt.opened(paths, reading, not json) as source:
         if code:
             for line in source.notes:
                 note(line)

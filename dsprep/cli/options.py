@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from functools import wraps
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
     from dsprep.formats.base import OpenOptions, Source
+
+R = TypeVar("R")
 
 READING = "How to read the source"
 
@@ -116,16 +121,54 @@ Workers: TypeAlias = Annotated[
 ]
 
 
+def reads_datasets(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command the options on how to read, which it gets as one value, ``reading``.
+
+    Every command that opens datasets has these options, so they are written once.
+    """
+    own = signature(command)
+    hints = get_type_hints(command, localns={"OpenOptions": object}, include_extras=True)
+    rest = [
+        p.replace(annotation=hints[p.name]) for p in own.parameters.values() if p.name != "reading"
+    ]
+    added = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in _READING.items()
+    ]
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> R:
+        chosen = {name: kwargs.pop(name) for name in _READING}
+        return command(*args, reading=open_options(**chosen), **kwargs)
+
+    run.__annotations__ = {p.name: p.annotation for p in (*rest, *added)}
+    run.__signature__ = own.replace(parameters=[*rest, *added])  # type: ignore[attr-defined]
+    return run
+
+
+_READING: dict[str, tuple[Any, Any]] = {
+    "fields": (Fields, []),
+    "sample_axis": (SampleAxisOption, SampleAxis.auto),
+    "order": (OrderOption, Order.key),
+    "values": (ValuesOption, Values.opaque),
+    "database": (Database, None),
+    "skip_keys": (SkipKeys, []),
+    "keys_as": (KeysAs, None),
+    "raw_records": (RawRecords, False),
+    "check_crc": (CheckCrc, True),
+}
+
+
 def open_options(
     fields: list[str],
-    sample_axis: SampleAxis = SampleAxis.auto,
-    order: Order = Order.key,
-    values: Values = Values.opaque,
-    database: str | None = None,
-    skip_keys: list[str] | None = None,
-    keys_as: str | None = None,
-    raw_records: bool = False,
-    check_crc: bool = True,
+    sample_axis: SampleAxis,
+    order: Order,
+    values: Values,
+    database: str | None,
+    skip_keys: list[str],
+    keys_as: str | None,
+    raw_records: bool,
+    check_crc: bool,
 ) -> OpenOptions:
     """Return the library's value for the options above."""
     from dsprep.formats.base import OpenOptions
@@ -137,7 +180,7 @@ def open_options(
         order=order.value,
         values=values.value,
         database=database,
-        skip_keys=tuple(k.encode("utf-8", "surrogateescape") for k in skip_keys or ()),
+        skip_keys=tuple(k.encode("utf-8", "surrogateescape") for k in skip_keys),
         keys_as=keys_as,
         records="opaque" if raw_records else "auto",
         check_crc=check_crc,
@@ -145,7 +188,7 @@ def open_options(
 
 
 def for_format(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:
-    """Return `options`, as far as they apply to the dataset `path`, with its fields.
+    """Return `options`, as far as they apply to the dataset `path`, with `fields` added.
 
     Left out are those that its format does not know, and all if dsprep wrote it.
     """
@@ -158,7 +201,7 @@ def for_format(path: str, options: OpenOptions, fields: list[str]) -> OpenOption
     from dsprep.formats.base import OpenOptions
     from dsprep.schema import FieldSpec
 
-    specs = tuple(map(FieldSpec.parse, fields))
+    specs = (*options.fields, *map(FieldSpec.parse, fields))
     files = find_files([path])[0]
     try:
         ours = sidecar.find([f for f, _ in files]) is not None

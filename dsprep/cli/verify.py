@@ -11,6 +11,7 @@ from dsprep.cli.report import guarded, note, print_json, progress_bar
 
 if TYPE_CHECKING:
     from dsprep.comparison import Verdict
+    from dsprep.formats.base import OpenOptions
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -27,13 +28,12 @@ Exit status: 0 the same, 1 a difference, 2 wrong usage.
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("verify", epilog=EPILOG)(guarded(verify))
+    app.command("verify", epilog=EPILOG)(guarded(opt.reads_datasets(verify)))
 
 
 def verify(
     a: Annotated[str, typer.Argument(metavar="A", help="A dataset.", show_default=False)],
     b: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
-    fields: opt.Fields = [],  # noqa: B006  (typer wants a list)
     fields_a: Annotated[
         list[str],
         typer.Option(
@@ -52,14 +52,6 @@ def verify(
             rich_help_panel=opt.READING,
         ),
     ] = [],  # noqa: B006
-    sample_axis: opt.SampleAxisOption = opt.SampleAxis.auto,
-    order: opt.OrderOption = opt.Order.key,
-    values: opt.ValuesOption = opt.Values.opaque,
-    database: opt.Database = None,
-    skip_keys: opt.SkipKeys = [],  # noqa: B006
-    keys_as: opt.KeysAs = None,
-    raw_records: opt.RawRecords = False,
-    check_crc: opt.CheckCrc = True,
     sample: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Compare only this share of the samples, such as 0.01."),
@@ -70,6 +62,8 @@ def verify(
     ] = 10,
     workers: opt.Workers = None,
     json: opt.Json = False,
+    *,
+    reading: OpenOptions,
 ) -> None:
     """Compare two datasets sample by sample, bit for bit, whatever their formats.
 
@@ -80,12 +74,9 @@ def verify(
     from dsprep.comparison import verify as compare
     from dsprep.dataset import open_dataset
 
-    common = opt.open_options(
-        [], sample_axis, order, values, database, skip_keys, keys_as, raw_records, check_crc
-    )
     with (
-        open_dataset(a, opt.for_format(a, common, [*fields, *fields_a])) as left,
-        open_dataset(b, opt.for_format(b, common, [*fields, *fields_b])) as right,
+        open_dataset(a, opt.for_format(a, reading, fields_a)) as left,
+        open_dataset(b, opt.for_format(b, reading, fields_b)) as right,
     ):
         if not json:
             for source in (left, right):
