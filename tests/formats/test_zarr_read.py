@@ -419,6 +419,7 @@ def test_one_sample_per_store(tmp_path: Path) -> None:
     create(root, "climate/labels_0", X[..., 0])
     with opened(tmp_path / "a") as source:
         assert len(source) == 1
+        assert source.resident_nbytes() == 0
         assert source.schema["climate/data"].shape == X.shape
         assert source[0]["climate/data"].tobytes() == X.tobytes()
     schema = Schema((Field("climate/data", F4, (4, 6)), Field("climate/labels_0", F4, (4,))))

@@ -110,7 +110,12 @@ class ZarrSource(Source):
         return total
 
     def resident_nbytes(self) -> int:
-        """See `Source.resident_nbytes`: each array keeps the chunk that it decoded last."""
+        """See `Source.resident_nbytes`: each array keeps the chunk that it decoded last.
+
+        A single sample is read whole, and nothing is kept of it.
+        """
+        if len(self) <= 1:
+            return 0
         return sum(a.resident_nbytes() for _, reading in self._columns for a in reading.arrays)
 
     def layouts(self) -> dict[str, Layout]:
