@@ -111,6 +111,9 @@ def test_stand_ins_are_named(tmp_path: Path) -> None:
             assert dataset[()].tobytes() == batch["x"].tobytes()
     said = HDF5.plan_fields(SCHEMAS["fixed-bfloat16"], PLAIN)
     assert said["x"] == "contiguous uint16 (bfloat16 bits)"
+    small = Schema((Field("x", np.dtype("<i4")),))
+    said = HDF5.plan_fields(small, GZIP)
+    assert said["x"].startswith("chunks of up to 262,144 samples, int32, shuffle, gzip:")
 
 
 @pytest.mark.parametrize(
@@ -204,6 +207,16 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     assert not (tmp_path / "broken.spool").exists()
 
 
+def test_another_file_in_place_of_the_unfinished_one(tmp_path: Path) -> None:
+    schema = SCHEMAS["fixed-<f4"]
+    writer = HDF5.create(tmp_path / "a", schema, 4, PLAIN, None)
+    state = json.loads(json.dumps(writer.checkpoint()))
+    writer.close()
+    HDF5.create(tmp_path / "a", schema, 5, PLAIN, None).close()
+    with pytest.raises(DsprepError, match="start again with --restart"):
+        HDF5.create(tmp_path / "a", schema, 4, PLAIN, state)
+
+
 def test_finish_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = random_batch(MIXED, 10)
     write_batch(HDF5, tmp_path / "whole", MIXED, batch, GZIP, (4,))
@@ -226,7 +239,7 @@ def test_finish_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert path.read_bytes() == (tmp_path / "whole").read_bytes()
     writer.clean()
     assert not (tmp_path / "x.spool").exists()
-    with pytest.raises(DsprepError, match="start again"):
+    with pytest.raises(DsprepError, match="start again with --restart"):
         HDF5.create(path, MIXED, 10, GZIP, state)
 
 

@@ -123,6 +123,8 @@ def test_tables_over_several_levels(tmp_path: Path, events: int, seed: int) -> N
             "rows by Data/sparse_group/extents and"
             in source.layouts()["Data/sparse_group/voxels"].storage
         )
+        access = source.layouts()["Data/sparse_group/voxels"].access
+        assert access.endswith(", after reads of 2 index tables")
 
 
 def test_explicit_tables(tmp_path: Path) -> None:
@@ -138,17 +140,49 @@ def test_explicit_tables(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "b", "w") as file:
         file["values"] = np.arange(10)
         file["where/from"], file["where/rows"] = [0, 4, 4], [4, 0, 6]
+        file["triples"], file["floats"] = np.zeros((3, 3), int), np.zeros((3, 2))
         file["labels"] = [1, 2, 3]
     with opened(tmp_path / "b", "x=values@where/from,where/rows", "labels") as source:
         assert [len(source[i]["x"]) for i in range(3)] == [4, 0, 6]
     for bad, error in (
         ("x=values@where/from", UsageError),
+        ("x=values@triples", UsageError),
+        ("x=values@floats", UsageError),
         ("x=values@nothing", SchemaError),
         ("x=nothing@where/from,where/rows", SchemaError),
         ("x=labels@where/from,where/rows", FormatError),
     ):
         with pytest.raises(error), opened(tmp_path / "b", bad) as source:
             source.read(0, len(source))
+
+
+@pytest.mark.parametrize("dtype", ["<i4", ">u8", "<i8"])
+@pytest.mark.parametrize("options", [{}, {"chunks": (2, 2), "compression": "gzip"}])
+def test_a_table_of_two_columns(tmp_path: Path, dtype: str, options: dict[str, object]) -> None:
+    index = np.array([(0, 4), (4, 0), (4, 6)], dtype)
+    hits = random_array(np.dtype("<f4"), (10, 3))
+    with h5py.File(tmp_path / "a", "w") as file:
+        file["hits"], file["label"] = hits, np.arange(3)
+        file.create_dataset("idx", data=index, **options)
+        for name, wrong in (("gap", (5, 5)), ("far", (4, 7))):
+            file[name] = np.array([(0, 4), (4, 0), wrong], dtype)
+    with opened(tmp_path / "a", "h=hits@idx", "label") as source:
+        assert source.schema["h"].shape == (None, 3)
+        for i, (first, n) in enumerate(index.tolist()):
+            assert raw(source[i]["h"]) == raw(hits[first : first + n])
+        sizes = source.sizes(0, 3)
+        assert sizes is not None
+        assert sizes.tolist() == [48 + 8, 8, 72 + 8]
+        assert source.layouts()["h"].access.endswith(", after a read of its index table")
+        code = source.loading_code()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "h float32 (4, 3)"
+    for name in ("gap", "far"):
+        with (
+            opened(tmp_path / "a", f"h=hits@{name}") as source,
+            pytest.raises(FormatError, match="does not fit its values"),
+        ):
+            source.read(0, 3)
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,51 @@ def test_types(tmp_path: Path) -> None:
     assert batch["padded.gz"].view("u1").reshape(4, 3, 24)[..., [0, 1, 3, 4, 16, 23]].max() == 0
 
 
+def test_the_cost_of_a_sample_is_at_most_the_dataset(tmp_path: Path) -> None:
+    gz = {"compression": "gzip"}
+    with h5py.File(tmp_path / "a", "w") as file:
+        file.create_dataset("one", data=X, chunks=(20, 6, 4), **gz)
+        file.create_dataset("room", data=X, chunks=(64, 6, 4), maxshape=(None, 6, 4), **gz)
+        file.create_dataset("two", data=X, chunks=(16, 3, 4), **gz)
+        file.create_dataset("wide", data=X[:, 0, 0], chunks=(1000,), maxshape=(None,), **gz)
+        index = np.zeros(2, [("first", "<i8"), ("count", "<i8")])
+        index["first"], index["count"] = [0, 1], [1, 39]
+        file["index"] = index
+        file.create_dataset("rows", data=np.arange(40), chunks=(39,), **gz)
+    with opened(tmp_path / "a", "one", "room", "two", "wide") as source:
+        access = {name: layout.access for name, layout in source.layouts().items()}
+    assert access["one"] == "the only chunk (1.92 kB) is read and decoded for one sample"
+    assert access["room"] == "the only chunk (6.14 kB) is read and decoded for one sample"
+    assert access["wide"] == "the only chunk (4 kB) is read and decoded for one sample"
+    assert access["two"].endswith("for one sample: 8x more bytes than needed")
+    with opened(tmp_path / "a", "rows@index") as source:
+        assert ": 2x more bytes than needed" in source.layouts()["rows"].access
+
+
+def test_what_is_not_kept_is_noted(tmp_path: Path) -> None:
+    kinds = h5py.enum_dtype({"ELECTRON": 0, "MUON": 1})
+    with h5py.File(tmp_path / "a", "w") as file:
+        file["climate/data"], file["other/x"] = X, X
+        file["climate"].attrs["unit"], file["other"].attrs["n"] = "K", 3
+        file["climate/data"].attrs["kept"] = 1
+        file.create_dataset("kind", data=np.zeros(20, "i4"), dtype=kinds)
+        file.create_dataset("struct", data=np.zeros(20, [("k", kinds), ("x", "<f4")]))
+        file.create_dataset("seq", (20,), h5py.vlen_dtype(kinds))
+        file["flag"] = np.ones(20, bool)
+        file["text"] = ["a"] * 20
+    with opened(tmp_path / "a") as source:
+        assert "attributes of groups climate, other are not kept" in source.notes
+        assert "enum names of kind, seq, struct are not kept" in source.notes
+        assert source.schema["climate/data"].attrs == {"kept": 1}
+    with opened(tmp_path / "a", "d=climate/data", "k=kind") as source:
+        assert source.notes == (
+            "attributes of group climate are not kept",
+            "enum names of k are not kept",
+        )
+    with opened(tmp_path / "a", "flag", "text") as source:
+        assert source.notes == ()
+
+
 def test_variable_length(tmp_path: Path) -> None:
     texts = ["", "a", "größer", "日本", "\U0001f600"]
     numbers = [np.arange(n, dtype=">i2") for n in (0, 3, 1, 0, 5)]

@@ -39,6 +39,14 @@ def read_attributes(item: Any) -> tuple[dict[str, Any], list[str]]:
     return values, lost
 
 
+def has_attributes(item: Any) -> bool:
+    """Whether an h5py object has attributes other than dsprep's own, or a damaged header."""
+    try:
+        return not _OWN.issuperset(item.attrs)
+    except Exception:  # as in `read_attributes`
+        return True
+
+
 def _plain_value(value: Any) -> Any:
     """Return an attribute without h5py's own types, or None if it has no plain form."""
     if isinstance(value, str):

@@ -29,9 +29,14 @@ _FILTERS = {
 }
 
 
+def dataset_of(column: ColumnReader) -> Any:
+    """Return the `h5py.Dataset` with the values of a column."""
+    return column.dataset if isinstance(column, Sequences) else column.rows.dataset
+
+
 def layout(column: ColumnReader, count: int) -> Layout:
     """Return how the field of a column lies on disk, in a file of `count` samples."""
-    dataset = column.dataset if isinstance(column, Sequences) else column.rows.dataset
+    dataset = dataset_of(column)
     storage, codecs = _storage(dataset)
     stored = int(dataset.id.get_storage_size())
     if isinstance(column, Sequences):
@@ -42,10 +47,11 @@ def layout(column: ColumnReader, count: int) -> Layout:
         storage += f", rows by {names}"
         tables = len(column.route.names)
         mean = column.rows.count * column.rows.row_nbytes // max(1, count)
-        access = _access(column, dataset, mean)
-        access += f", after one of {tables} index {'table' if tables == 1 else 'tables'}"
+        access = _access(column, dataset, mean, count)
+        reads = "a read of its index table" if tables == 1 else f"reads of {tables} index tables"
+        access += f", after {reads}"
     else:
-        access = _access(column, dataset, column.rows.row_nbytes)
+        access = _access(column, dataset, column.rows.row_nbytes, count)
     return Layout(storage=storage, codecs=codecs, stored_nbytes=stored, access=access)
 
 
@@ -69,8 +75,8 @@ def _storage(dataset: Any) -> tuple[str, tuple[str, ...]]:
     return f"chunked ({', '.join(map(str, dataset.chunks))})", tuple(codecs)
 
 
-def _access(column: Fixed | Indexed, dataset: Any, wanted: int) -> str:
-    """Return how a read of one sample of `wanted` bytes performs, and why."""
+def _access(column: Fixed | Indexed, dataset: Any, wanted: int, count: int) -> str:
+    """Return how a read of one of `count` samples, of `wanted` bytes, performs, and why."""
     if isinstance(column.rows.place, Placement):
         return f"one read of {_size(wanted)}"
     if dataset.chunks is None:
@@ -81,9 +87,12 @@ def _access(column: Fixed | Indexed, dataset: Any, wanted: int) -> str:
         work = "is read and decoded"
     else:
         work = "is read by the HDF5 library"
+    if all(n <= c for n, c in zip(dataset.shape, dataset.chunks, strict=True)):
+        return f"the only chunk ({_size(nbytes)}) {work}" + (" for one sample" if count > 1 else "")
     if nbytes <= wanted:
         return f"about {-(-wanted // nbytes)} chunks of {_size(nbytes)}, each {work}"
-    times = f": {nbytes / max(1, wanted):.0f}x more bytes than needed" if wanted else ""
+    factor = min(nbytes / max(1, wanted), count)  # a chunk may be larger than its dataset
+    times = f": {factor:.0f}x more bytes than needed" if wanted else ""
     unit = "rows" if isinstance(column, Indexed) else "samples"
     return f"a chunk of {rows} {unit} ({_size(nbytes)}) {work} for one sample{times}"
 
@@ -139,7 +148,9 @@ def rows_of(f, sample, tables):
 
     def column(path, member):
         rows = f[path][start:stop]
-        return rows if member is None else rows[member]
+        if member is None:
+            return rows
+        return rows[:, member] if isinstance(member, int) else rows[member]
 
     start, stop = sample, sample + 1
     for first, count in tables:
@@ -158,7 +169,7 @@ def _load(name: str, column: ColumnReader, routes: dict[str, str]) -> list[str]:
 
     `routes` has the variables that hold rows by now: the arguments they were made of to the name.
     """
-    dataset = column.dataset if isinstance(column, Sequences) else column.rows.dataset
+    dataset = dataset_of(column)
     path = str(dataset.name).strip("/")
     target = f"sample[{name!r}]"
     if isinstance(column, Sequences):
@@ -211,7 +222,7 @@ def _carrier(column: ColumnReader) -> Carrier | None:
 
 
 def _needs_plugin(column: ColumnReader) -> bool:
-    dataset = column.dataset if isinstance(column, Sequences) else column.rows.dataset
+    dataset = dataset_of(column)
     plist = dataset.id.get_create_plist()
     codes = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
     return any(code >= 32001 for code in codes)

@@ -125,7 +125,16 @@ def _own_group(
 
 
 def table_of(paths: list[str], contents: Contents, open_rows: Open) -> Table | None:
-    """Return the index table in one compound or two plain datasets, or None if it is none."""
+    """Return the index table in one or two datasets, or None if it is none.
+
+    One dataset has members or two columns, the first rows and the numbers of rows; two have one
+    each.
+    """
+    if len(paths) == 1:
+        what = contents.datasets[paths[0]][1]
+        if not what.vlen and what.shape[1:] == (2,) and what.carrier.dtype.kind in "iu":
+            pairs = open_rows(paths[0])
+            return Table(pairs, pairs, 0, 1)
     if any(len(contents.datasets[p][1].shape) != 1 or contents.datasets[p][1].vlen for p in paths):
         return None
     dtypes = [contents.datasets[p][1].carrier.dtype for p in paths]
@@ -263,7 +272,8 @@ def _reach(tables: dict[str, _Candidate], found: Ragged) -> None:
 def _route(way: tuple[_Candidate, ...], owner: _Candidate | None, path: str) -> Route:
     rebase = None
     if owner is not None and owner.parts[0] == path:
-        rebase = owner.table.first_member or ""
+        member = owner.table.first_member
+        rebase = member if isinstance(member, str) else ""
     return Route(tuple(c.table for c in way), tuple(c.name for c in way), rebase=rebase)
 
 

@@ -132,6 +132,20 @@ def check_text(values: Array, where: object) -> None:
         raise FormatError("the text holds numbers that are no characters", where=where)
 
 
+def has_enum(dtype: DType) -> bool:
+    """Whether h5py's dtype holds an enumeration, in itself, a member or a sequence's items."""
+    import h5py
+
+    base = h5py.check_vlen_dtype(dtype)
+    if base is not None and base not in (str, bytes):
+        return has_enum(np.dtype(base))
+    if dtype.subdtype is not None:
+        return has_enum(dtype.subdtype[0])
+    if dtype.names is not None and dtype.fields is not None:
+        return any(has_enum(dtype.fields[n][0]) for n in dtype.names)
+    return h5py.check_enum_dtype(dtype) is not None
+
+
 def plain(dtype: DType) -> DType:
     """Return `dtype` without h5py's metadata; enumerations become integers."""
     if dtype.names is not None and dtype.fields is not None:

@@ -67,8 +67,9 @@ class FieldPlan:
         return min(self.chunk, rows) if self.field.row_nbytes else 0
 
     def __str__(self) -> str:
+        """Return it for a person, who may not know yet how many samples there will be."""
         unit = "rows" if self.field.ragged else "samples"
-        storage = f"chunks of {self.chunk} {unit}," if self.chunk else "contiguous"
+        storage = f"chunks of up to {self.chunk:,} {unit}," if self.chunk else "contiguous"
         text = f"{storage} {self.carrier}"
         if self.codec:
             text += f", {'shuffle, ' if self.shuffle else ''}{self.codec}:{self.level}"

@@ -23,9 +23,15 @@ from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
 from dsprep.formats.hdf5 import describe
-from dsprep.formats.hdf5.attributes import LAYOUT_ATTRIBUTE, read_attributes
+from dsprep.formats.hdf5.attributes import (
+    KIND_ATTRIBUTE,
+    LAYOUT_ATTRIBUTE,
+    has_attributes,
+    read_attributes,
+)
 from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
 from dsprep.formats.hdf5.discover import Ragged, Route, discover, table_of
+from dsprep.formats.hdf5.dtypes import has_enum
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.lengths import Lengths
 from dsprep.formats.hdf5.rows import Rows
@@ -83,11 +89,36 @@ class Hdf5Source(Source):
         self._choose_fields(columns, explicit)
         if not specs:
             self._notes += [f"left out {p}: {why}" for p, why in self._contents.left_out.items()]
+        self._note_losses()
         attrs, lost = read_attributes(self._file)
         if lost:
             self._notes.append(f"left out attributes of the file: {samples.listed(lost)}")
         self.schema = Schema(self.schema.fields, attrs)
         self.notes = tuple(self._notes)
+
+    def _note_losses(self) -> None:
+        """Note the group attributes and the names of enum members around the chosen fields."""
+        enums, around = [], set[str]()
+        with library(self.path, "the fields cannot be described"):
+            for name, (column, _) in self._columns.items():
+                dataset = describe.dataset_of(column)
+                if has_enum(dataset.dtype):
+                    enums.append(name)
+                parts = str(dataset.name).strip("/").split("/")
+                around.update("/".join(parts[:k]) for k in range(1, len(parts)))
+            groups = [
+                path
+                for path, group in self._contents.groups.items()
+                if path
+                and (path in around or not self._options.fields)
+                and KIND_ATTRIBUTE not in group.attrs  # those are the field's attributes
+                and has_attributes(group)
+            ]
+        if groups:
+            several = "group" if len(groups) == 1 else "groups"
+            self._notes.append(f"attributes of {several} {samples.listed(groups)} are not kept")
+        if enums:
+            self._notes.append(f"enum names of {samples.listed(enums)} are not kept")
 
     def _open_rows(self, path: str, *, whole: bool = False) -> Rows:
         key = f"{path}\0" if whole else path
@@ -146,7 +177,8 @@ class Hdf5Source(Source):
             raise UsageError(
                 f"{entry} is no index table",
                 where=self.path,
-                expected="a table with members such as first and count, or FIRST,COUNT",
+                expected="a table with members such as first and count, one of (first, count) "
+                "rows, or FIRST,COUNT",
             )
         return table
 
@@ -317,5 +349,4 @@ def _spelled(spec: FieldSpec) -> str:
 def _dataset_path(item: tuple[str, ColumnReader]) -> str:
     """Return the path of the dataset with a column's values."""
     _, column = item
-    dataset = column.dataset if isinstance(column, Sequences) else column.rows.dataset
-    return str(dataset.name).strip("/")
+    return str(describe.dataset_of(column).name).strip("/")

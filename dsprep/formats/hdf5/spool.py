@@ -110,7 +110,7 @@ class SpoolWriter(Writer):
             raise TargetError(
                 "the samples written so far are gone",
                 where=self._folder,
-                fix="start again with --overwrite",
+                fix="start again with --restart",
             )
         # Not when nothing is to be cut: ext4 writes a file that was cut to 0 out when it is closed.
         if sizes[0] > self._nbytes:

@@ -28,15 +28,15 @@ class Table:
     Attributes
     ----------
     first, count
-        The datasets; the same one when the table is compound.
+        The datasets; the same one when the table is compound or has two columns.
     first_member, count_member
-        The member of the compound type, or None for a plain dataset.
+        The member of the compound type, the number of the column, or None for a plain dataset.
     """
 
     first: Rows
     count: Rows
-    first_member: str | None = None
-    count_member: str | None = None
+    first_member: str | int | None = None
+    count_member: str | int | None = None
 
     @property
     def rows(self) -> int:
@@ -106,14 +106,17 @@ class Table:
 
 
 def _integers(
-    rows: Rows, member: str | None, start: int, stop: int, known: Array | None = None
+    rows: Rows, member: str | int | None, start: int, stop: int, known: Array | None = None
 ) -> tuple[NDArray[np.int64], Array]:
     """Return a column of integers as int64, and the rows that it is a part of.
 
     Numbers beyond int64 come out negative, which no caller takes for a row.
     """
     whole = rows.read(start, stop, None, "") if known is None else known
-    column = whole if member is None else whole[member]
+    if isinstance(member, int):
+        column = whole[:, member]
+    else:
+        column = whole if member is None else whole[member]
     return column.astype(np.int64), whole
 
 

@@ -107,7 +107,7 @@ def places(path: Path, plans: Sequence[FieldPlan], count: int) -> list[Placement
                 raise FormatError(
                     f"the unfinished file has no place for field {p.field.name}",
                     where=path,
-                    fix="start again with --overwrite",
+                    fix="start again with --restart",
                 )
             found.append(place)
     return found
