@@ -358,7 +358,8 @@ def test_types_that_are_asked_for(tmp_path: Path) -> None:
     [
         (build(x=(FLOAT, floats(1))), "float32.None."),
         (build(x=(INT64, ints(1, 2))), "another type"),
-        (build(z=(FLOAT, floats(1, 2))), "missing"),
+        (build(z=(FLOAT, floats(1, 2))), "feature z was not seen"),
+        (build(), "missing"),
         (b"\x12\x00", "not a tf.train.Example"),
     ],
 )
@@ -373,6 +374,48 @@ def test_a_record_of_another_schema_is_named(tmp_path: Path, bad: bytes, what: s
         assert source.read(0, 900)["x"].shape == (900, 2)
         with pytest.raises(FormatError, match=f"record 1000.*{what}"):
             source.read(900, 1100)
+
+
+@pytest.mark.parametrize("widths", [(4,), (4, 12)])  # records of one size, and of several
+@pytest.mark.parametrize("hint", [None, Schema((Field("x", F4, (None,)),))])
+def test_a_feature_of_records_not_inspected_is_not_lost(
+    tmp_path: Path, widths: tuple[int, ...], hint: Schema | None
+) -> None:
+    payloads = [build(x=(FLOAT, bytes(widths[i % len(widths)]))) for i in range(1000)]
+    payloads[777] = build(x=(FLOAT, bytes(4)), z=(BYTES, b"lost?"))
+    payloads.append(build(x=(FLOAT, bytes(400))))  # so that 777 is not the longest
+    path = write_records(tmp_path / "a.tfrecord", *payloads)
+    with opened(path, hint=hint) as source:
+        assert source.schema.names == ("x",)
+        source.read(0, 777)
+        source.read(778, 1001)
+        for start, stop in ((777, 778), (700, 800)):
+            with pytest.raises(FormatError, match="feature z was not seen") as caught:
+                source.read(start, stop)
+            assert "a.tfrecord, record 777" in str(caught.value)
+            assert "--field" in str(caught.value)
+            assert "--raw-records" in str(caught.value)
+    with opened(path, "x", hint=hint) as source:
+        assert len(source.read(0, 1001)["x"]) == 1001
+    with opened(path, records="opaque") as source:
+        assert len(source.read(777, 778)["record"].values) == len(payloads[777])
+
+
+def test_features_left_out_are_noted(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "a", *[build(x=(BYTES, b"x"), y=(BYTES, b"y"))] * 3)
+    with opened(path, "x") as source:
+        assert source.notes == ("left out y: not among the fields asked for",)
+    with opened(path) as source:
+        assert source.notes == ()
+
+
+def test_features_that_the_sidecar_does_not_name_are_not_lost(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "a", *[build(x=(BYTES, b"x"), y=(BYTES, b"y"))] * 3)
+    hint = Schema((Field.opaque("y"),))
+    with opened(path, hint=hint) as source, pytest.raises(FormatError, match=r"record 0: feature x"):
+        source.read(0, 3)
+    with opened(path, "y", hint=hint) as source:
+        assert source.read(0, 3).keys() == {"y"}
 
 
 def test_integers_out_of_range_are_refused(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Misfit(Exception):
         what: str,
         expected: object = None,
         found: object = None,
-        fix: str = "--records opaque keeps whole records",
+        fix: str = "take the records whole with --raw-records",
     ) -> None:
         super().__init__(what)
         self.record, self.what = record, what
@@ -51,25 +51,38 @@ def locate(
     starts: NDArray[np.int64],
     lengths: NDArray[np.int64],
     wanted: Sequence[Feature],
+    known: frozenset[str] | None = None,
 ) -> Mapping[str, Places]:
     """Return where the wanted features lie in the payloads ``buffer[start:start + length]``.
+
+    Records may have other features if they are `known`, or if `known` is None.
 
     Raises
     ------
     Misfit
-        If a record is no Example, or lacks a feature or has it in another list.
+        If a record is no Example, lacks a feature, has it in another list, or has one more.
     """
     found: dict[str, Places] | None = None
     if (lengths == lengths[0]).all():
         found = example.parse_alike(buffer, int(lengths[0]) + FRAME, starts, int(lengths[0]))
     if found is None:
         found = parse_together(buffer, starts, lengths)
-    if found is not None and all(f.name in found and found[f.name].type == f.type for f in wanted):
+    if (
+        found is not None
+        and all(f.name in found and found[f.name].type == f.type for f in wanted)
+        and (known is None or found.keys() <= known)
+    ):
         return found
     records = example.parse_each(buffer, starts, lengths)
     for i, record in enumerate(records):
         if isinstance(record, WireError):
             raise Misfit(i, "the record is not a tf.train.Example", found=record)
+        if known is not None and not record.keys() <= known:
+            raise Misfit(
+                i,
+                f"feature {min(record.keys() - known)} was not seen when the file was opened",
+                fix="name the fields wanted with --field, or take records whole with --raw-records",
+            )
     return {f.name: _join(records, f) for f in wanted}
 
 

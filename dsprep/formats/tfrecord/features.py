@@ -19,13 +19,14 @@ records that are no Examples are read, so that they come out as they went in.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import FeatureType, WriteOptions, missing_field
+from dsprep.formats.samples import listed
 from dsprep.formats.tfrecord.example import (
     BYTES,
     FLOAT,
@@ -270,6 +271,12 @@ def choose(
         _check(feature, f, FormatError, where)
         wanted.append(Feature(feature.name, feature.type, f))
     return wanted
+
+
+def left_out(found: Mapping[str, Feature], chosen: Sequence[Feature]) -> list[str]:
+    """Return a note on the features that were found and not asked for, if there are any."""
+    names = sorted(found.keys() - {f.name for f in chosen})
+    return [f"left out {listed(names)}: not among the fields asked for"] if names else []
 
 
 def _check(feature: Feature, asked: Field, error: type[DsprepError], where: object) -> None:

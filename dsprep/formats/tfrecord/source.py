@@ -44,9 +44,13 @@ class TFRecordSource(Source):
             if found is None:
                 found = {RECORD: Feature(RECORD, BYTES, Field.opaque(RECORD))}
             self._features = features.choose(found, options.fields, hint, path)
+            if options.fields:
+                notes += features.left_out(found, self._features)
         except BaseException:
             self.close()
             raise
+        # What other records have beyond these must not get lost, unless by the user's choice.
+        self._known = None if options.fields else frozenset(f.name for f in self._features)
         fields = tuple(f.field for f in self._features)
         self.schema = Schema(fields, {} if hint is None else hint.attrs)
         packed = f", {self._stream.codec} over the whole file" if self._stream.codec else ""
@@ -114,7 +118,8 @@ class TFRecordSource(Source):
         Raises
         ------
         FormatError
-            If a CRC is wrong, or a record is not of the schema that the others have.
+            If a CRC is wrong, or a record is not of the schema that the others have: a feature
+            beyond those of the schema counts too, unless fields were asked for.
         """
         if start == stop or not self._features:
             return empty_batch(self.schema)
@@ -124,7 +129,7 @@ class TFRecordSource(Source):
                 stride = int(lengths[0]) + framing.FRAME if (lengths == lengths[0]).all() else 0
                 places = {RECORD: Places(BYTES, starts, lengths, lengths, stride)}
             else:
-                places = dict(columns.locate(buffer, starts, lengths, self._features))
+                places = dict(columns.locate(buffer, starts, lengths, self._features, self._known))
             return {
                 f.field.name: columns.column(buffer, places[f.name], f, arena)
                 for f in self._features
