@@ -121,7 +121,7 @@ def test_named_databases(tmp_path):
     assert_same_records(path, b"train")
     assert_same_records(path, b"val")
     assert_same_records(path, b"none")
-    with pytest.raises(SchemaError, match=r"only named databases .*none, train, val"):
+    with pytest.raises(SchemaError, match=r"only named databases .*none, train, val.*--db NAME"):
         LMDB.open(path, OpenOptions(), None)
     with pytest.raises(SchemaError, match=r"no database test .*none, train, val"):
         LMDB.open(path, OpenOptions(database="test"), None)

@@ -10,6 +10,7 @@ is noticed. The file must not be written to while it is read.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dsprep.formats.lmdb.meta import Database
 from dsprep.formats.lmdb.pages import HEADER, P_LEAF, P_OVERFLOW, Nodes, Pages
 from dsprep.formats.lmdb.spans import NEAR, Bytes, Ints, move_spans, packed, ranges, read_spans
 from dsprep.formats.lmdb.values import Values
+from dsprep.formats.samples import listed
 from dsprep.schema import Arena, Batch, Field, Ragged, Schema, new_array
 
 VALUE = "value"
@@ -87,8 +89,8 @@ class LmdbSource(Source):
             raise SchemaError(
                 "the main database holds only named databases",
                 where=self.path,
-                expected="one of " + _listed(index.databases),
-                fix="choose one with --database NAME",
+                expected="one of " + _shown(index.databases),
+                fix="choose one with --db NAME",
             )
         return index
 
@@ -99,7 +101,7 @@ class LmdbSource(Source):
             raise SchemaError(
                 f"there is no database {name}",
                 where=self.path,
-                expected="one of " + _listed(databases) if databases else "no named database",
+                expected="one of " + _shown(databases) if databases else "no named database",
             )
         return found
 
@@ -158,12 +160,12 @@ class LmdbSource(Source):
         options, index = self._options, self._index
         notes = []
         if index.databases:
-            notes.append(f"left out the named databases {_listed(index.databases)}")
+            notes.append(f"left out the named databases {_shown(index.databases)}")
         if index.skipped:
-            notes.append(f"left out the keys {_listed(sorted(index.skipped))}")
+            notes.append(f"left out the keys {_shown(sorted(index.skipped))}")
         missing = [key for key in options.skip_keys if key not in index.skipped]
         if missing:
-            notes.append(f"there are no keys {_listed(missing)} to leave out")
+            notes.append(f"there are no keys {_shown(missing)} to leave out")
         if not len(self):
             return notes
         first, last = self._edge(0), self._edge(len(index.leaves) - 1)
@@ -171,7 +173,7 @@ class LmdbSource(Source):
         facts = sorted(keys & METADATA - index.skipped)
         if facts:
             notes.append(
-                f"the key {_listed(facts)} looks like a fact about the dataset, not a sample "
+                f"the key {_shown(facts)} looks like a fact about the dataset, not a sample "
                 f"(--skip-key {facts[0].decode()} leaves it out)"
             )
         flat = first.pages.reshape(-1)
@@ -345,7 +347,6 @@ class LmdbSource(Source):
         return loading_code(self._file, self._options, self._decoder, self._fields, key)
 
 
-def _listed(names: Any) -> str:
-    """Return the first few keys or names, for a message."""
-    shown = [n.decode("utf-8", "backslashreplace") for n in list(names)[:8]]
-    return ", ".join(shown) + (", ..." if len(names) > 8 else "")
+def _shown(names: Iterable[bytes]) -> str:
+    """Return keys or names of databases for a message."""
+    return listed([name.decode("utf-8", "backslashreplace") for name in names])
