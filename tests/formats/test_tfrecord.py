@@ -412,7 +412,7 @@ def test_features_left_out_are_noted(tmp_path: Path) -> None:
 def test_features_that_the_sidecar_does_not_name_are_not_lost(tmp_path: Path) -> None:
     path = write_records(tmp_path / "a", *[build(x=(BYTES, b"x"), y=(BYTES, b"y"))] * 3)
     hint = Schema((Field.opaque("y"),))
-    with opened(path, hint=hint) as source, pytest.raises(FormatError, match=r"record 0: feature x"):
+    with opened(path, hint=hint) as source, pytest.raises(FormatError, match="feature x was"):
         source.read(0, 3)
     with opened(path, "y", hint=hint) as source:
         assert source.read(0, 3).keys() == {"y"}

@@ -170,7 +170,11 @@ class TFRecordSource(Source):
         return buffer, starts, lengths
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return each sample's bytes: exact without ragged fields, else the record's length."""
+        """Return each sample's bytes: exact without ragged fields, else the record's length.
+
+        That counts names, and features that are not fields, too: an upper bound, unless there are
+        int64 lists that are not padded, which take fewer bytes than their values do in memory.
+        """
         if not self.schema.ragged:
             return np.full(stop - start, self.schema.fixed_nbytes, np.int64)
         return self._index.lengths_of(start, stop)
