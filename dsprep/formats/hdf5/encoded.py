@@ -28,7 +28,7 @@ _BEST_RATIO = {_DEFLATE: 1100, _ZSTD: 1 << 17}
 _AT_ONCE = 32 << 20
 """Decoded bytes in the making: threads beyond wait, unless none is at work."""
 
-_STEP = 256 << 10
+_SMALL, _STEP = 4 << 20, 256 << 10
 
 
 class Encoded:
@@ -166,8 +166,10 @@ class Encoded:
 def _inflate(data: Any, nbytes: int) -> Array:
     """Return what `data` holds, at most one byte more than `nbytes`.
 
-    Step by step into its place: in one call zlib's module needs the memory twice.
+    If large, step by step into its place: in one call zlib's module needs the memory twice.
     """
+    if nbytes <= _SMALL:
+        return np.frombuffer(zlib.decompressobj().decompress(data, nbytes + 1), np.uint8)
     out = np.empty(nbytes + 1, np.uint8)
     stream, filled = zlib.decompressobj(), 0
     view, at = memoryview(data), 0
