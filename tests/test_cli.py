@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from oracles import SUFFIX
 from support import random_batch
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import dsprep
@@ -534,3 +536,15 @@ def test_the_program_itself(train, tmp_path):
     subprocess.run([*program, "convert", str(train), str(out)], capture_output=True, check=True)
     lineage = json.loads((tmp_path / "out.zarr.dsprep.json").read_text())["lineage"]
     assert lineage["version"] == dsprep.__version__
+
+
+def test_messages_name_options_that_exist():
+    commands = get_command(app).commands.values()
+    known = {o for c in commands for p in c.params for o in (*p.opts, *p.secondary_opts)}
+    known |= {"--help", "--version"}
+    root = Path(dsprep.__file__).parent
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                for word in re.findall(r"(?<![\w-])--[a-z][a-z-]*", node.value):
+                    assert word in known, f"{path.relative_to(root)}:{node.lineno}: {word}"
