@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ LAYOUT_ATTRIBUTE = "dsprep_layout"
 _OWN = frozenset({DTYPE_ATTRIBUTE, KIND_ATTRIBUTE, LAYOUT_ATTRIBUTE})
 
 
-def read_attributes(item: Any) -> tuple[dict[str, Any], list[str]]:
+def read_attributes(item: Any, sound: Callable[[], bool]) -> tuple[dict[str, Any], list[str]]:
     """Return the attributes of an h5py object, and the names of those left out.
+
+    `sound` tells whether those may be read that lie in a heap.
 
     Left out are references, empty attributes, and what h5py cannot read.
     """
@@ -29,7 +32,8 @@ def read_attributes(item: Any) -> tuple[dict[str, Any], list[str]]:
         if name in _OWN:
             continue
         try:
-            value = _plain_value(item.attrs[name])
+            heap = item.attrs.get_id(name).dtype.hasobject
+            value = None if heap and not sound() else _plain_value(item.attrs[name])
         except Exception:  # as above; an attribute is never worth losing the data
             value = None
         if value is None:

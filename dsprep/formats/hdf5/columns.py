@@ -126,6 +126,7 @@ class Sequences:
         here = f"{self.where}, samples {start} to {stop - 1}"
         with library(here, "the data cannot be read"):
             need_filters(self.dataset, self.where)
+            self.lengths.check_values(start, stop)
             items = [self.dataset[()]] if self.whole else list(self.dataset[start:stop])
         dtype = self.held.carrier.dtype
         if self.held.kind == "str":

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from dsprep.formats.hdf5.encoded import Encoded, chunks_of
 from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.heap import Heaps
 from dsprep.formats.hdf5.placement import Placement, blocks_of
+from dsprep.schema import Array
 from dsprep.storage import pread_into
 
 
@@ -31,17 +33,46 @@ class Lengths:
         The file, opened a second time for plain reads, and its size.
     where
         File and field, for messages.
+    heaps
+        The heaps of the file.
     """
 
-    def __init__(self, dataset: Any, fd: int, file_nbytes: int, where: str) -> None:
+    def __init__(self, dataset: Any, fd: int, file_nbytes: int, where: str, heaps: Heaps) -> None:
         self._dataset, self._fd, self._file_nbytes = dataset, fd, file_nbytes
-        self._where = where
+        self._where, self._heaps = where, heaps
         self._place: Placement | Encoded | None = None
         self._width = 0
         self._lock = threading.Lock()
 
     def read(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the items of elements ``start <= i < stop``, or None if only the library can."""
+        rows = self._descriptors(start, stop)
+        if rows is None:
+            return None
+        items = np.ascontiguousarray(rows[:, :4]).view("<u4")[:, 0].astype(np.int64)
+        # Where nothing was written, the address of the heap is 0, whatever the length says.
+        items[~rows[:, 4:-4].any(axis=1)] = 0
+        return items
+
+    def check_values(self, start: int, stop: int) -> None:
+        """Raise `FormatError` if the library must not be asked for elements ``start <= i < stop``.
+
+        See `dsprep.formats.hdf5.heap`.
+        """
+        from h5py import h5d, h5t
+
+        rows = self._descriptors(start, stop)
+        if rows is not None:
+            element = self._dataset.id.get_type()
+            vlen = isinstance(element, h5t.TypeVlenID)
+            itemsize = element.get_super().get_size() if vlen else 1
+            self._heaps.check(rows, itemsize, self._where)
+            return
+        fill = self._dataset.id.get_create_plist().fill_value_defined()
+        if self._dataset.id.get_storage_size() or fill == h5d.FILL_VALUE_USER_DEFINED:
+            self._heaps.check_all(self._where)
+
+    def _descriptors(self, start: int, stop: int) -> Array | None:
         place = self._located()
         if place is None:
             return None
@@ -51,10 +82,7 @@ class Lengths:
         else:
             for offset, low, high in place.runs(start, stop):
                 pread_into(self._fd, rows[low - start : high - start], offset, self._where)
-        items = np.ascontiguousarray(rows[:, :4]).view("<u4")[:, 0].astype(np.int64)
-        # Where nothing was written, the address of the heap is 0, whatever the length says.
-        items[~rows[:, 4:-4].any(axis=1)] = 0
-        return items
+        return rows
 
     @property
     def resident(self) -> int:
@@ -72,5 +100,12 @@ class Lengths:
         return self._place
 
     def _locate(self) -> Placement | Encoded | None:
+        if not self._dataset.shape:
+            # As for rows, only what was written has an address that can be believed.
+            written = self._dataset.id.get_storage_size() == self._width
+            offset = self._dataset.id.get_offset() if written else None
+            if offset is None or offset + self._width > self._file_nbytes:
+                return None
+            return Placement(np.array([offset], np.int64), 1, self._width)
         args = (self._dataset, self._width, self._file_nbytes)
         return blocks_of(*args) or chunks_of(*args, self._width)

@@ -33,6 +33,7 @@ from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
 from dsprep.formats.hdf5.discover import Ragged, Route, discover, table_of
 from dsprep.formats.hdf5.dtypes import has_enum
 from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.heap import Heaps
 from dsprep.formats.hdf5.lengths import Lengths
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.hdf5.tables import Table
@@ -55,7 +56,10 @@ class Hdf5Source(Source):
             self._file_nbytes = os.fstat(self._fd).st_size
             with library(path, "the HDF5 file cannot be opened"):
                 self._file = _open_file(path)
-                superblock = self._file.id.get_create_plist().get_version()[0]
+                plist = self._file.id.get_create_plist()
+                superblock = plist.get_version()[0]
+                args = (plist.get_userblock(), plist.get_sizes(), path)
+                self._heaps = Heaps(self._fd, self._file_nbytes, *args)
                 self._own = LAYOUT_ATTRIBUTE in self._file.attrs
             self.version = f"HDF5, superblock {superblock}"
             self._open_fields()
@@ -90,7 +94,7 @@ class Hdf5Source(Source):
         if not specs:
             self._notes += [f"left out {p}: {why}" for p, why in self._contents.left_out.items()]
         self._note_losses()
-        attrs, lost = read_attributes(self._file)
+        attrs, lost = read_attributes(self._file, self._heaps.sound)
         if lost:
             self._notes.append(f"left out attributes of the file: {samples.listed(lost)}")
         self.schema = Schema(self.schema.fields, attrs)
@@ -130,7 +134,7 @@ class Hdf5Source(Source):
 
     def _attributes(self, path: str, group: str | None = None) -> dict[str, Any]:
         item = self._contents.datasets[path][0] if group is None else self._contents.groups[group]
-        attrs, lost = read_attributes(item)
+        attrs, lost = read_attributes(item, self._heaps.sound)
         if lost:
             self._notes.append(f"left out attributes of {path}: {samples.listed(lost)}")
         return attrs
@@ -247,7 +251,7 @@ class Hdf5Source(Source):
             self._notes.append(f"left out {path}: {reason}")
             return None
         where = f"{self.path}, field {path}"
-        lengths = Lengths(dataset, self._fd, self._file_nbytes, where)
+        lengths = Lengths(dataset, self._fd, self._file_nbytes, where, self._heaps)
         return Sequences(dataset, what, lengths, where, self._attributes(path), whole)
 
     def _choose_fields(

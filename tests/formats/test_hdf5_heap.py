@@ -1,0 +1,214 @@
+"""Values of variable length: read as h5py reads them, and never a hang when their heap is damaged.
+
+The library holds Python's lock while it hangs, so damaged files are read in processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from dsprep.errors import FormatError
+from dsprep.formats.base import OpenOptions
+from dsprep.formats.hdf5 import Hdf5
+from dsprep.formats.hdf5.heap import Heaps
+from dsprep.formats.hdf5.source import Hdf5Source
+from dsprep.schema import FieldSpec
+
+READ = """
+import faulthandler, pathlib, sys
+faulthandler.dump_traceback_later({seconds}, exit=True)
+from dsprep.errors import DsprepError
+from dsprep.formats.base import OpenOptions
+from dsprep.formats.hdf5 import Hdf5
+path = pathlib.Path(sys.argv[1])
+
+def outcome():
+    try:
+        with Hdf5().open(path, OpenOptions(), None) as source:
+            source.read(0, len(source))
+            return "; ".join(source.notes)
+    except DsprepError as error:
+        return str(error)
+"""
+
+
+def run(code: str, path: Path, seconds: int) -> str:
+    """Run `READ` and `code` on `path`; a hang or a crash fails the test."""
+    script = READ.format(seconds=seconds) + code
+    command = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds + 20, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def opened(path: Path, *fields: str, axis: str = "auto") -> Hdf5Source:
+    specs = tuple(map(FieldSpec.parse, fields))
+    source = Hdf5().open(path, OpenOptions(fields=specs, sample_axis=axis), None)  # type: ignore[arg-type]
+    assert isinstance(source, Hdf5Source)
+    return source
+
+
+def texts(count: int) -> list[str]:
+    return ["é☃" * (i % 4) + str(i) * (i % 7) for i in range(count)]
+
+
+def write(path: Path, count: int, **how: object) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("s", data=texts(count), dtype=h5py.string_dtype(), **how)
+
+
+def damage(path: Path, at: int, value: bytes) -> None:
+    data = bytearray(path.read_bytes())
+    data[at : at + len(value)] = value
+    path.write_bytes(data)
+
+
+def last_object(path: Path, number: int) -> int:
+    """Return the offset of object `number` in the first collection."""
+    data = path.read_bytes()
+    at = data.index(b"GCOL") + 16
+    while int.from_bytes(data[at : at + 2], "little") != number:
+        at += 16 + (int.from_bytes(data[at + 8 : at + 16], "little") + 7) // 8 * 8
+    return at
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"chunks": (64,)},
+        {"chunks": (64,), "compression": "gzip", "shuffle": True},
+        {"chunks": (64,), "compression": "lzf"},
+    ],
+    ids=["contiguous", "chunks", "gzip", "lzf"],
+)
+def test_a_free_space_without_a_size(tmp_path: Path, how: dict[str, object]) -> None:
+    path = tmp_path / "a"
+    write(path, 200, **how)
+    with opened(path) as source:
+        column = source.read(3, 190)["s"]
+    joined = "".join(texts(200)[3:190]).encode()
+    assert column.values.tobytes() == joined  # type: ignore[union-attr]
+    at = last_object(path, 42)
+    damage(path, at, b"\0" * 16)
+    text = run("print(outcome())", path, 20)
+    assert "the heap of variable-length values is damaged" in text
+    assert f"field s, offset {at}" in text
+
+
+def test_one_byte_in_a_file_of_many_fields(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros((50, 4, 5), "f4")
+        ragged = file.create_dataset("v", (50,), dtype=h5py.vlen_dtype("f4"))
+        string = file.create_dataset("s", (50,), dtype=h5py.string_dtype())
+        for i in range(50):
+            ragged[i] = np.arange(i % 6, dtype="f4")
+            string[i] = "é☃" * (i % 4)
+    with opened(path) as source:
+        batch = source.read(0, 50)
+    assert batch["v"].lengths.tolist() == [i % 6 for i in range(50)]  # type: ignore[union-attr]
+    damage(path, last_object(path, 42), b"\0")
+    assert "is damaged" in run("print(outcome())", path, 20)
+
+
+def test_every_byte_of_a_heap(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("s", data=texts(7), dtype=h5py.string_dtype())
+        file["x"] = np.zeros(7)
+        file["x"].attrs["unit"] = "µm"
+    code = """
+import h5py
+sound = path.read_bytes()
+heap, end = sound.index(b"GCOL"), sound.index(b"GCOL") + 330
+with h5py.File(path) as f:
+    rows = f["s"].id.get_offset()
+counts = [0, 0]
+for at in [*range(heap, end), *range(rows, rows + 7 * 16)]:
+    for value in (0, 255):
+        data = bytearray(sound)
+        data[at] = value
+        path.write_bytes(data)
+        counts["is damaged" in outcome()] += 1
+print(*counts)
+"""
+    fine, refused = map(int, run(code, path, 40).split())
+    assert fine > 100
+    assert refused > 50
+
+
+def test_an_attribute_whose_heap_is_damaged_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros(7)
+        file["x"].attrs["unit"] = "µm"
+        file["x"].attrs["scale"] = 3
+    with opened(path) as source:
+        assert source.schema["x"].attrs == {"unit": "µm", "scale": 3}
+    damage(path, path.read_bytes().index(b"GCOL") + 16, b"\0" * 16)
+    assert "left out attributes of x: unit" in run("print(outcome())", path, 20)
+
+
+def test_values_longer_than_their_objects(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write(path, 9)
+    with h5py.File(path) as file:
+        rows = file["s"].id.get_offset()
+    damage(path, rows + 3 * 16, b"\1")
+    with opened(path) as source, pytest.raises(FormatError, match=r"expected object .* of 1 bytes"):
+        source.read(0, 9)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_scalars_and_what_was_never_written(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w", userblock_size=1024) as file:
+        file.create_dataset("s", shape, dtype=h5py.string_dtype())
+        file.create_dataset("t", shape, dtype=h5py.string_dtype())[...] = "long " * 2000
+    axis = "first" if shape else "none"
+    for name, text in (("s", ""), ("t", "long " * 2000)):
+        with opened(path, name, axis=axis) as source:
+            column = source.read(0, 1)[name]
+            assert column.values.tobytes().decode() == text  # type: ignore[union-attr]
+
+
+def test_values_of_many_sizes_and_rows_rewritten(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(0, 300, 3000)
+    lengths[17] = 1 << 18
+    with h5py.File(tmp_path / "a", "w") as file:
+        ragged = file.create_dataset("v", (3000,), h5py.vlen_dtype("<i2"), maxshape=(None,))
+        for i in rng.permutation(3000):
+            ragged[i] = np.arange(lengths[i])
+        for i in range(0, 3000, 7):
+            lengths[i] = i % 40
+            ragged[i] = np.arange(lengths[i])
+    with h5py.File(tmp_path / "a") as file, opened(tmp_path / "a") as source:
+        expected = np.concatenate(list(file["v"][1:2999]))
+        column = source.read(1, 2999)["v"]
+    assert column.values.tobytes() == expected.tobytes()  # type: ignore[union-attr]
+    assert column.lengths.tolist() == lengths[1:2999].tolist()  # type: ignore[union-attr]
+
+
+def test_collections_within_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    head = b"GCOL\1\0\0\0"
+    path.write_bytes((head + (4096).to_bytes(8, "little")) * 999)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        heaps = Heaps(fd, path.stat().st_size, 0, (8, 8), path)
+        with pytest.raises(FormatError, match="is damaged"):
+            heaps.check_all(path)
+        assert not heaps.sound()
+    finally:
+        os.close(fd)
