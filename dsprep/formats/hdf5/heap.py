@@ -196,27 +196,25 @@ class Heaps:
         if self._size_nbytes not in _OBJECT:
             raise self._error(where, offset, "sizes of 2, 4, or 8 bytes", self._size_nbytes)
         unpack = _OBJECT[self._size_nbytes].unpack_from
-        head = _round(8 + self._size_nbytes)  # of the collection, and of each object
+        head = (8 + self._size_nbytes + 7) & ~7  # of the collection, and of each object
         at, end = offset + head, offset + size
         objects: dict[int, int] = {}
-        window, low = b"", at
         while end - at >= head:
-            if at - low > len(window) - head:
-                low = at
-                window = pread_exact(self._fd, min(_WINDOW, end - at), at, where)
-            number, nbytes = unpack(window, at - low)
-            # Number 0 is the free space at the end, whose size has its header in it.
-            if number == 0:
-                if nbytes != end - at:
-                    raise self._error(where, at, f"free space of {end - at} bytes", nbytes)
-                break
-            step = head + _round(nbytes)
-            if step > end - at:
-                raise self._error(where, at, f"an object of at most {end - at - head}", nbytes)
-            if number in objects:
-                raise self._error(where, at, "objects of different numbers", f"{number} again")
-            objects[number] = nbytes
-            at += step
+            low, window = at, pread_exact(self._fd, min(_WINDOW, end - at), at, where)
+            last = low + len(window) - head
+            while at <= last:
+                number, nbytes = unpack(window, at - low)
+                if number == 0:  # the free space at the end, whose size has its header in it
+                    if nbytes != end - at:
+                        raise self._error(where, at, f"free space of {end - at} bytes", nbytes)
+                    return objects
+                step = head + ((nbytes + 7) & ~7)
+                if step > end - at:
+                    raise self._error(where, at, f"an object of at most {end - at - head}", nbytes)
+                if number in objects:
+                    raise self._error(where, at, "a number that is free", f"{number} again")
+                objects[number] = nbytes
+                at += step
         return objects
 
     def _error(self, where: object, offset: int, expected: object, found: object) -> FormatError:
@@ -226,7 +224,3 @@ class Heaps:
             expected=expected,
             found=found,
         )
-
-
-def _round(nbytes: int) -> int:
-    return (nbytes + 7) & ~7
