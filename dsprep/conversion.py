@@ -307,6 +307,8 @@ def _copy_shards(
         path = staging.data / job.target.name
         path = path / shard.name if job.sharded else path
         done, position = (int(state["samples"]), state["writer"]) if index == first else (0, None)
+        if index == first and position is None:
+            _remove_leftovers(path)
         writer, found = _open_writer(job, path, len(shard), done, position)
         resumed, samples, done = resumed - (done - found), samples - (done - found), found
         writer.durable = staging.durable
@@ -347,12 +349,16 @@ def _open_writer(
         try:
             return job.format.create(path, job.schema, count, job.options, position), done
         except (DsprepError, FileNotFoundError):
-            pass  # killed between completing the shard and recording that: make it again
-    if path.parent.is_dir():
-        for leftover in path.parent.iterdir():
-            if leftover.name == path.name or leftover.name.startswith(f"{path.name}."):
-                remove(leftover)
+            # Killed while completing the shard, when its working files were gone: made again.
+            _remove_leftovers(path)
     return job.format.create(path, job.schema, count, job.options, None), 0
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove an unfinished shard and its working files, which are named as it is and a suffix."""
+    for leftover in path.parent.iterdir():
+        if leftover.name == path.name or leftover.name.startswith(f"{path.name}."):
+            remove(leftover)
 
 
 def _final_path(job: Job, shard: Shard) -> Path:
@@ -387,8 +393,8 @@ def count_workers(job: Job, workers: int | None, memory: int | None, resident: i
 
 def _check_space(job: Job, staging: Staging) -> None:
     """Raise `TargetError` if the rest of the output surely does not fit."""
-    if job.options.compress is not None:
-        return  # the estimate is an upper bound; whoever runs out of space is told so then
+    if job.options.compress is not None or (staging.state or {}).get("complete"):
+        return  # the estimate is an upper bound, or all has been written
     needed = job.estimate + job.scratch - tree_nbytes(staging.root)
     free = free_nbytes(job.target.parent)
     if needed > free:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from dsprep import formats, sidecar
 from dsprep.errors import DsprepError, FormatError, SchemaError, TargetError, UsageError
 from dsprep.formats.base import Format, Layout, OpenOptions, Source, check_options
+from dsprep.formats.samples import listed
 from dsprep.schema import (
     Arena,
     Array,
@@ -64,7 +65,8 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
     notes: list[str] = []
     for text in paths:
         for path in _expand(str(text)):
-            if path.is_dir() and not any(formats.load(n).recognises(path) for n in formats.FORMATS):
+            format = _format_of(path) if path.is_dir() else formats.recognise(path)
+            if format is None:
                 inside, skipped = _walk(path)
                 if not inside:
                     raise FormatError(
@@ -74,12 +76,11 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
                         found=f"{len(skipped)} other files" if skipped else "nothing",
                     )
                 if skipped:
-                    names = ", ".join(p.name for p in skipped[:3])
-                    more = f" and {len(skipped) - 3} more" if len(skipped) > 3 else ""
-                    notes.append(f"left out {names}{more} in {path}: of no known format")
+                    names = listed([p.name for p in skipped])
+                    notes.append(f"left out {names} in {path}: of no known format")
                 found += inside
             else:
-                found.append((path, formats.recognise(path)))
+                found.append((path, format))
     if not found:
         raise UsageError("no dataset is named")
     return found, notes
