@@ -31,6 +31,8 @@ from dsprep.errors import SchemaError, UsageError
 Kind: TypeAlias = Literal["array", "bytes", "str"]
 Array: TypeAlias = NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
+Ints: TypeAlias = NDArray[np.int64]
+Bytes: TypeAlias = NDArray[np.uint8]
 Attrs: TypeAlias = Mapping[str, Any]
 
 # --- dtypes ----------------------------------------------------------------------------------

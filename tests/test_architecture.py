@@ -18,7 +18,9 @@ HEAVY = ("h5py", "lmdb", "zarr", "tensorflow", "torch", "jax", "numcodecs", "ml_
 LAYERS = [
     ("errors",),
     ("schema",),
-    ("storage",),
+    ("packing", "storage"),
+    ("laws", "spans"),
+    ("layout", "filters"),
     ("formats.base", "formats.samples"),
     ("formats", "sidecar"),
     ("dataset", "plan", "staging", "synth"),

@@ -12,7 +12,7 @@ Sources and writers never know each other; only ``transfer`` joins them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
+from dsprep.layout.model import FileLayout
 from dsprep.schema import (
     Arena,
     Batch,
@@ -250,6 +251,26 @@ class Source(ABC):
         It prints each field's name, dtype and shape, and runs as it stands.
         """
 
+    def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
+        """Return where every sample lies in the file, as it is found there, field by field.
+
+        The laws are `Explicit`, or such as follow from the container's own header. The file's
+        structure is read, not its payload.
+
+        Parameters
+        ----------
+        progress
+            Called with (done, in all), in any unit, where it takes long.
+
+        Raises
+        ------
+        UnsupportedError
+            If the samples of this file have no offsets at all; the message names the way out.
+        FormatError
+            If the file is damaged.
+        """
+        raise UnsupportedError(f"{type(self).__name__} cannot tell where samples lie")
+
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the payload bytes of each sample, or None where that takes reading them.
 
@@ -430,6 +451,18 @@ class Format(ABC):
         FormatError, SchemaError, UsageError
             If the file is damaged, lacks a field that was asked for, or an option does not fit.
         """
+
+    def identity(self, path: Path) -> dict[str, Any]:
+        """Return facts of `path`, as JSON, that change when it is changed; a few reads at most.
+
+        Size and time stamp are known already. Imports no heavy library.
+
+        Raises
+        ------
+        FormatError, OSError
+            If it is damaged or gone.
+        """
+        return {}
 
     @abstractmethod
     def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dsprep.errors import FormatError
-from dsprep.formats.lmdb.spans import Bytes, Ints, move_spans, packed
-from dsprep.schema import Array, Batch, Field, Ragged, Schema
+from dsprep.schema import Array, Batch, Bytes, Field, Ints, Ragged, Schema
+from dsprep.spans import move_spans, packed
 
 CHANNELS, HEIGHT, WIDTH, DATA, LABEL, FLOAT_DATA, ENCODED = range(1, 8)
 _FLOAT_TAG = FLOAT_DATA << 3 | 5

@@ -16,7 +16,8 @@ import numpy as np
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.lmdb.meta import DATABASE, DUPSORT, Database
 from dsprep.formats.lmdb.pages import Nodes, Pages
-from dsprep.formats.lmdb.spans import Bytes, Ints, packed, ranges
+from dsprep.schema import Bytes, Ints
+from dsprep.spans import packed, ranges
 
 DIGITS = 18
 """Digits of the largest number that a key may spell."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from dsprep.errors import UsageError
 from dsprep.formats.base import WriteOptions
-from dsprep.formats.lmdb.spans import Bytes, Ints
+from dsprep.schema import Bytes, Ints
 
 MAX_KEY = 511
 """LMDB's limit, in bytes."""

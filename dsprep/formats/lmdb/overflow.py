@@ -15,10 +15,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dsprep.formats.lmdb.pages import HEADER, P_OVERFLOW
-from dsprep.formats.lmdb.spans import Bytes, Ints, packed
 from dsprep.formats.lmdb.tree import PSIZE
 from dsprep.formats.lmdb.values import Part
-from dsprep.schema import Arena
+from dsprep.schema import Arena, Bytes, Ints
+from dsprep.spans import packed
 from dsprep.storage import as_bytes
 
 BLOCK_NBYTES = 512 << 10

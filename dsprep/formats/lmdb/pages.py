@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb.meta import DUPSORT, NO_PAGE, P_META, Database, read_meta
-from dsprep.formats.lmdb.spans import Bytes, Ints, ranges, read_spans
-from dsprep.schema import Array
+from dsprep.schema import Array, Bytes, Ints
+from dsprep.spans import ranges, read_spans
 
 HEADER = 16
 """Bytes of a page's header."""

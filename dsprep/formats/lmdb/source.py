@@ -23,10 +23,10 @@ from dsprep.formats.lmdb.index import Index, build, named_databases, numbers
 from dsprep.formats.lmdb.loading import loading_code
 from dsprep.formats.lmdb.meta import Database
 from dsprep.formats.lmdb.pages import HEADER, P_LEAF, P_OVERFLOW, Nodes, Pages
-from dsprep.formats.lmdb.spans import NEAR, Bytes, Ints, move_spans, packed, ranges, read_spans
 from dsprep.formats.lmdb.values import Values
 from dsprep.formats.samples import listed
-from dsprep.schema import Arena, Batch, Field, Ragged, Schema, new_array
+from dsprep.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
+from dsprep.spans import NEAR, move_spans, packed, ranges, read_spans
 
 VALUE = "value"
 """The field's name when a sample is one opaque byte string."""

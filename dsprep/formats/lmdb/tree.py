@@ -23,7 +23,8 @@ import numpy as np
 
 from dsprep.formats.lmdb.meta import EMPTY, Database
 from dsprep.formats.lmdb.pages import HEADER, NODE
-from dsprep.formats.lmdb.spans import Ints, packed
+from dsprep.schema import Ints
+from dsprep.spans import packed
 
 PSIZE = 4096
 """Bytes per page: that of nearly all machines, and readable on every one."""

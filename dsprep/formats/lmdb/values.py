@@ -22,8 +22,19 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dsprep.errors import FormatError, UnsupportedError
-from dsprep.formats.lmdb.spans import Bytes, Ints, move_spans, packed
-from dsprep.schema import Arena, Array, Batch, Column, Field, Ragged, Schema, has_padding
+from dsprep.schema import (
+    Arena,
+    Array,
+    Batch,
+    Bytes,
+    Column,
+    Field,
+    Ints,
+    Ragged,
+    Schema,
+    has_padding,
+)
+from dsprep.spans import move_spans, packed
 
 MAX_VALUE = (1 << 32) - 1
 """LMDB's limit, in bytes."""

@@ -27,10 +27,10 @@ from dsprep.formats.lmdb.keys import Keys
 from dsprep.formats.lmdb.meta import EMPTY, Meta
 from dsprep.formats.lmdb.overflow import EvenRuns, Runs
 from dsprep.formats.lmdb.pages import F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF
-from dsprep.formats.lmdb.spans import Bytes, Ints, move_spans, packed, ranges
 from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_size, node_sizes
 from dsprep.formats.lmdb.values import MAX_VALUE, Part, Values, join, total_lengths
-from dsprep.schema import Arena, Batch, Schema
+from dsprep.schema import Arena, Batch, Bytes, Ints, Schema
+from dsprep.spans import move_spans, packed, ranges
 from dsprep.storage import as_bytes, pwrite_all, sync_directory
 
 SCATTERED = 8 << 10

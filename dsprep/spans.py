@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsprep.errors import FormatError
-from dsprep.schema import Array
+from dsprep.schema import Array, Bytes, Ints
 from dsprep.storage import IOV_MAX, as_bytes
-
-Ints: TypeAlias = NDArray[np.int64]
-Bytes: TypeAlias = NDArray[np.uint8]
 
 NEAR = 16 << 10
 """Bytes between two spans that are read and dropped rather than skipped by a second call."""

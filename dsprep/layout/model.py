@@ -1,0 +1,255 @@
+"""The words in which a layout is told.
+
+A **block** is a byte range of a file that is stored as a whole: a record, an LMDB value, a chunk,
+or all rows of a contiguous array (which is one chunk). The blocks of a kind are numbered from 0,
+and two laws give their offsets and lengths. Samples are found in them in one of two ways:
+
+- `Records`: a block holds one sample, all of its fields one behind another. A field whose place
+  in the record is always the same is a `Part`; the others take a recipe that looks into the
+  record.
+- `Column`: a field is an array of its own, cut into chunks (`Grid`). A sample is a row of it, or
+  several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from dsprep.laws import Law
+from dsprep.schema import Ints
+
+Frame: TypeAlias = Literal["", "lmdb", "tfrecord"]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Byte ranges, numbered from 0.
+
+    Attributes
+    ----------
+    offsets, lengths
+        Of equal count. An offset of -1 (of a chunk) means that it is not stored. A chunk of
+        length 0 counts as not stored too.
+    path
+        The file that holds them, relative to the dataset's file entry: ``""`` is that file
+        itself, ``data.mdb`` a file in that directory. In a `Grid` it may name several: ``{0}``,
+        ``{1}`` stand for the number of the file along an axis.
+    """
+
+    offsets: Law
+    lengths: Law
+    path: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many blocks there are."""
+        return self.offsets.count
+
+
+@dataclass(frozen=True)
+class Part:
+    """The place of a field in every record.
+
+    Attributes
+    ----------
+    at
+        Bytes from the record's beginning; None where only the recipe finds it.
+    nbytes
+        Its bytes; None: up to the end of the record.
+    """
+
+    at: int | None = None
+    nbytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Records:
+    """Blocks of one sample each.
+
+    Attributes
+    ----------
+    blocks
+        As many as there are samples, or more when `order` leaves some out.
+    parts
+        By field name, for every field that lies in the records.
+    order
+        The block of each sample; None: sample i is block i.
+    recipe
+        What takes a record apart where a part has no place: ``{"name": ...}`` and its parameters,
+        see ``dsprep.recipes``; None if all parts have one.
+    frame
+        What lies around each block and can prove it: ``lmdb``: the header of an overflow page
+        before it; ``tfrecord``: length and CRC before, the payload's CRC behind; ``""``: nothing.
+    """
+
+    blocks: Blocks
+    parts: Mapping[str, Part]
+    order: Law | None = None
+    recipe: Mapping[str, Any] | None = None
+    frame: Frame = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An array in chunks. Every chunk is stored in full, in C order, also at the edges.
+
+    The blocks are numbered file by file in C order of the files, and in C order of the chunks
+    within a file. A contiguous array is one chunk of all rows.
+
+    Attributes
+    ----------
+    blocks
+        The chunks.
+    shape
+        Of the array: ``(rows, *inner)``; at least one axis, none of them 0.
+    itemsize
+        Bytes of an element.
+    chunk
+        Shape of a chunk.
+    files
+        Chunks per file along each axis, where `Blocks.path` names several; None: one file.
+    filters
+        What was done to a chunk when it was written, in that order: ``{"id": ...}`` and
+        parameters, see ``dsprep.filters``.
+    masks
+        For each chunk a bit for each filter that was left out; None: none was.
+    fill
+        One element: what chunks hold that are not stored. None: every chunk has to be there.
+    """
+
+    blocks: Blocks
+    shape: tuple[int, ...]
+    itemsize: int
+    chunk: tuple[int, ...]
+    files: tuple[int, ...] | None = None
+    filters: tuple[Mapping[str, Any], ...] = ()
+    masks: Law | None = None
+    fill: bytes | None = None
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row, decoded."""
+        return math.prod(self.shape[1:]) * self.itemsize
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one chunk, decoded."""
+        return math.prod(self.chunk) * self.itemsize
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Chunks along each axis."""
+        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
+
+    @property
+    def plain(self) -> bool:
+        """Whether rows lie in the file as they are: no filters, and only the first axis is cut."""
+        return not self.filters and self.chunk[1:] == self.shape[1:]
+
+    def numbers(self, coordinates: Ints) -> tuple[Ints, Ints | None]:
+        """Return ``(blocks, files)`` of chunks.
+
+        Parameters
+        ----------
+        coordinates
+            int64, shape ``(axes, n)``: the places of the chunks in the grid.
+
+        Returns
+        -------
+        The number of each block, int64 of shape ``(n,)``; and, where there are several files,
+        their places in the grid of files, int64 of shape ``(axes, n)``.
+        """
+        grid = self.chunks
+        if self.files is None:
+            return np.ravel_multi_index(tuple(coordinates), grid).astype(np.int64), None
+        per = np.array(self.files, np.int64)[:, None]
+        which = coordinates // per
+        along = tuple(-(-n // p) for n, p in zip(grid, self.files, strict=True))
+        file = np.ravel_multi_index(tuple(which), along)
+        inside = np.ravel_multi_index(tuple(coordinates - which * per), self.files)
+        return file * math.prod(self.files) + inside, which
+
+    @property
+    def block_count(self) -> int:
+        """How many numbers there are for blocks; with files at the edges, more than chunks."""
+        if self.files is None:
+            return math.prod(self.chunks)
+        along = (-(-n // p) for n, p in zip(self.chunks, self.files, strict=True))
+        return math.prod(along) * math.prod(self.files)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A field that is an array.
+
+    Attributes
+    ----------
+    grid
+        The array. None if the field has no bytes at all.
+    lines
+        Rows of the array per sample; those of sample i are ``i * lines .. (i + 1) * lines``.
+        Not used for ragged fields.
+    first, count
+        Ragged fields: the first row of each sample, and how many it has; else None.
+    """
+
+    grid: Grid | None
+    lines: int = 1
+    first: Law | None = None
+    count: Law | None = None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Runs of consecutive samples, each in one byte range of the file.
+
+    Attributes
+    ----------
+    samples
+        Samples per group; the last may have fewer.
+    blocks
+        The byte ranges.
+    crc32c
+        Of each range; None if there are none.
+    """
+
+    samples: int
+    blocks: Blocks
+    crc32c: Law | None = None
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """How the samples of one file (or store) lie.
+
+    Attributes
+    ----------
+    count
+        Samples in the file.
+    records
+        Where fields lie in records.
+    columns
+        Where fields are arrays, by field name.
+    unlocated
+        Fields that only the format's library can find: name to the reason, a clause.
+    groups
+        Where samples were grouped.
+    facts
+        How the file was made, as far as it shows: for a person.
+    candidates
+        Laws of the records' offsets that the format thinks may hold, the smallest first; never
+        in a sidecar.
+    """
+
+    count: int
+    records: Records | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    unlocated: Mapping[str, str] = field(default_factory=dict)
+    groups: Groups | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    candidates: tuple[Law, ...] = field(default=(), compare=False)
