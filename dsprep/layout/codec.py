@@ -12,11 +12,10 @@ from typing import Any
 from dsprep import laws
 from dsprep.laws import LARGEST
 from dsprep.laws.base import damaged, integer
-from dsprep.layout.model import Blocks, Column, FileLayout, Frame, Grid, Groups, Part, Records
+from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups, Part, Records
 from dsprep.packing import Tables
 from dsprep.schema import Field, Schema
 
-FRAMES: tuple[Frame, ...] = ("", "lmdb", "tfrecord")
 MAX_AXES = 32
 MAX_CHUNK = 1 << 40
 """Bytes of a decoded chunk; what reading takes is checked against memory besides."""

@@ -16,14 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from dsprep.laws import Law
 from dsprep.schema import Ints
-
-Frame: TypeAlias = Literal["", "lmdb", "tfrecord"]
 
 
 @dataclass(frozen=True)
@@ -81,17 +79,17 @@ class Records:
         The block of each sample; None: sample i is block i.
     recipe
         What takes a record apart where a part has no place: ``{"name": ...}`` and its parameters,
-        see ``dsprep.recipes``; None if all parts have one.
+        see ``dsprep.records``; None if all parts have one.
     frame
-        What lies around each block and can prove it: ``lmdb``: the header of an overflow page
-        before it; ``tfrecord``: length and CRC before, the payload's CRC behind; ``""``: nothing.
+        What lies around each block and can prove it: ``{"name": ...}`` and its parameters, see
+        ``dsprep.records``; None: nothing.
     """
 
     blocks: Blocks
     parts: Mapping[str, Part]
     order: Law | None = None
     recipe: Mapping[str, Any] | None = None
-    frame: Frame = ""
+    frame: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
