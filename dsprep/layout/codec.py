@@ -112,8 +112,8 @@ def _records_json(records: Records, count: int, tables: Tables) -> dict[str, Any
         json["blocks"] = records.blocks.count
     if records.order is not None:
         json["order"] = records.order.to_json(tables)
-    if records.frame:
-        json["frame"] = records.frame
+    if records.frame is not None:
+        json["frame"] = dict(records.frame)
     if records.recipe is not None:
         json["recipe"] = dict(records.recipe)
     json["parts"] = {
@@ -131,9 +131,7 @@ def _records(json: Mapping[str, Any], count: int, schema: Schema, tables: Tables
     elif number != count:
         raise damaged("there are not as many records as samples", tables, count, number)
     blocks = _blocks(json, number, 0, tables)
-    frame = json.get("frame", "")
-    if frame not in FRAMES:
-        raise damaged("there is no such frame", tables, FRAMES, frame)
+    frame = _sub(json, "frame", tables) if "frame" in json else None
     recipe = _sub(json, "recipe", tables) if "recipe" in json else None
     parts = {}
     for name, place in _sub(json, "parts", tables).items():
