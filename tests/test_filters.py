@@ -165,8 +165,10 @@ def test_zstd_that_does_not_tell_its_size() -> None:
         (b"sample " * 40, "28b52ffd00587500003873616d706c652001000e528b11"),
         (
             b"abc" * 100_000,
-            "28b52ffd04685c0000186162630100faffe66e08440000"
-            "000100fdffe60e08450000000100dd131d000149c1711e",
+            (
+                "28b52ffd04685c0000186162630100faffe66e08440000"
+                "000100fdffe60e08450000000100dd131d000149c1711e"
+            ),
         ),
     ]
     for data, text in frames:
