@@ -8,12 +8,13 @@ threads read at once.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dsprep.formats.base import Format, OpenOptions, Source, State, WriteOptions, Writer
 from dsprep.formats.lmdb.keys import plan_keys
-from dsprep.formats.lmdb.meta import looks_like
+from dsprep.formats.lmdb.meta import looks_like, read_meta
 from dsprep.formats.lmdb.pages import HEADER, NODE
 from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
 from dsprep.formats.lmdb.values import Values
@@ -53,6 +54,19 @@ class Lmdb(Format):
         from dsprep.formats.lmdb.source import LmdbSource
 
         return LmdbSource(path, data_file(path), options, hint)
+
+    def identity(self, path: Path) -> dict[str, Any]:
+        """Return the newest transaction, the root of its tree and the last page in use."""
+        fd = os.open(data_file(path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            meta = read_meta(fd, path)
+        finally:
+            os.close(fd)
+        return {
+            "transaction": meta.transaction,
+            "root": meta.main.root,
+            "last_page": meta.last_page,
+        }
 
     def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
         """Return where each field lies in a sample's value."""

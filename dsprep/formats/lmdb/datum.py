@@ -11,8 +11,9 @@ others are compared with it byte by byte at once, except there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -142,16 +143,18 @@ def _skip(message: bytes, at: int, wire: int) -> tuple[int, int]:
 
 
 class Datum:
-    """The decoder of Datum messages, its fields found from a few of them.
+    """The decoder of Datum messages.
 
     Parameters
     ----------
-    messages
-        Some of the messages; at least one unless the dataset is empty.
-    spread
-        Bytes between the smallest and the largest message of the dataset.
-    where
-        The file, for messages.
+    shape
+        Channels, height and width of every image; None if they vary or images are encoded.
+    floats
+        Whether the values are in float_data.
+    sides
+        Whether channels, height and width are fields.
+    notes
+        What was assumed.
 
     Attributes
     ----------
@@ -159,11 +162,41 @@ class Datum:
         ``data: uint8[C,H,W]`` (``float32`` from float_data) and ``label: int32``; `data` is
         `bytes` when images are encoded or their shapes vary, with ``channels``, ``height`` and
         ``width`` as further fields when they vary.
-    notes
-        What was assumed.
     """
 
-    def __init__(self, messages: Sequence[bytes], spread: int, where: object) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int, int] | None,
+        floats: bool,
+        sides: bool,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.shape, self.fixed, self.floats = shape, shape is not None, floats
+        dtype = np.dtype("<f4") if floats else np.dtype(np.uint8)
+        data = Field.opaque("data") if shape is None else Field("data", dtype, shape)
+        self.sides = ("channels", "height", "width") if sides else ()
+        others = (Field(side, np.dtype(np.int32)) for side in self.sides)
+        self.schema = Schema((data, LABEL_FIELD, *others))
+        self.notes = tuple(notes)
+
+    @classmethod
+    def probed(cls, messages: Sequence[bytes], spread: int, where: object) -> Datum:
+        """Return the decoder for a dataset, its fields found from a few of its messages.
+
+        Parameters
+        ----------
+        messages
+            Some of the messages; at least one unless the dataset is empty.
+        spread
+            Bytes between the smallest and the largest message of the dataset.
+        where
+            The file, for messages.
+
+        Raises
+        ------
+        FormatError
+            If one is not a Datum.
+        """
         found = []
         for i, message in enumerate(messages):
             try:
@@ -171,34 +204,47 @@ class Datum:
             except ValueError as error:
                 raise _not_datum(f"{where}, probe {i}", str(error)) from error
         shapes = {m.shape for m in found}
-        sizes = {m.payload for m in found}
-        self.encoded = any(m.numbers.get(ENCODED) for m in found)
-        self.floats = any(m.floats and not m.numbers.get(ENCODED) for m in found)
-        c, h, w = self.shape = min(shapes, default=(0, 0, 0))
-        expected = c * h * w * (4 if self.floats else 1)
+        encoded = any(m.numbers.get(ENCODED) for m in found)
+        floats = any(m.floats and not m.numbers.get(ENCODED) for m in found)
+        c, h, w = shape = min(shapes, default=(0, 0, 0))
         labels_only = 9  # a label takes up to 10 bytes, and at least 1
-        self.fixed = (
+        fixed = (
             len(found) > 0
-            and not self.encoded
+            and not encoded
             and len(shapes) == 1
-            and sizes == {expected}
+            and {m.payload for m in found} == {c * h * w * (4 if floats else 1)}
             and spread <= labels_only + 2  # or is not there at all
         )
-        dtype = np.dtype("<f4") if self.floats else np.dtype(np.uint8)
-        data = Field("data", dtype, self.shape) if self.fixed else Field.opaque("data")
-        self.sides: tuple[str, ...] = ()
-        if not self.fixed and not self.encoded:
-            self.sides = ("channels", "height", "width")
-        sides = (Field(side, np.dtype(np.int32)) for side in self.sides)
-        self.schema = Schema((data, LABEL_FIELD, *sides))
         notes = []
         if any(m.label is None for m in found):
             notes.append("some messages have no label, which is taken as 0")
-        if self.encoded:
+        if encoded:
             notes.append("the images are encoded; dsprep keeps them as they are")
-        elif not self.fixed:
+        elif not fixed:
             notes.append("the images have several shapes; data holds their bytes")
-        self.notes = tuple(notes)
+        return cls(shape if fixed else None, floats, not fixed and not encoded, notes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the decoder as JSON, without its notes; `from_json` is the inverse."""
+        shape = None if self.shape is None else list(self.shape)
+        return {"shape": shape, "floats": self.floats, "sides": bool(self.sides)}
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Datum:
+        """Return the decoder that `to_json` wrote; `ValueError` if it is not such a one."""
+        shape, floats, sides = json.get("shape"), json.get("floats"), json.get("sides")
+        if not isinstance(floats, bool) or not isinstance(sides, bool):
+            raise ValueError("what its messages hold is not said")  # noqa: TRY004  (of the file)
+        if shape is None:
+            return cls(None, floats, sides)
+        if not isinstance(shape, list) or len(shape) != 3:
+            raise ValueError(f"{shape!r} is not channels, height and width")
+        if any(type(n) is not int or not 0 <= n < 1 << 31 for n in shape):
+            raise ValueError(f"{shape!r} is not channels, height and width")
+        c, h, w = shape
+        if 4 * c * h * w >= 1 << 32:
+            raise ValueError(f"{shape!r} is larger than any message")
+        return cls((c, h, w), floats, sides)
 
     def decode(self, data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Batch:
         """Return the samples whose messages follow one another in `data`; see `Values.decode`."""
@@ -269,13 +315,13 @@ class Datum:
         floats: dict[int, tuple[Ints, Ints]],
     ) -> Array | Ragged:
         """Return the column of the images."""
-        n = len(sizes)
+        n, first = len(sizes), self.schema.fields[0]
         if self.fixed and self.nbytes and not floats and n:
             step = np.diff(starts)
             if n == 1 or (step == step[0]).all():  # a view: nothing is copied
                 strides = (int(step[0]) if n > 1 else 0, 1)
                 rows = np.ndarray((n, self.nbytes), np.uint8, data, int(starts[0]), strides)
-                return rows.reshape(n, *self.shape)
+                return rows.view(first.dtype).reshape(n, *first.inner)
         places = packed(sizes)
         out = np.empty(int(places[-1]), np.uint8)
         copied = np.ones(n, bool)
@@ -285,8 +331,7 @@ class Datum:
             copied[rows] = False
         move_spans(data, starts[copied], sizes[copied], out, places[:-1][copied])
         if self.fixed:
-            first = self.schema.fields[0]
-            return out.view(first.dtype).reshape(n, *self.shape)
+            return out.view(first.dtype).reshape(n, *first.inner)
         return Ragged(out, places, "bytes")
 
 

@@ -124,7 +124,7 @@ def read_meta(fd: int, where: object) -> Meta:
     head = os.pread(fd, META_NBYTES, 0)
     _check_kind(head, where)
     first = _parse_meta(head, where)
-    if not (256 <= first.psize <= 1 << 15 and first.psize & (first.psize - 1) == 0):
+    if not is_page_size(first.psize):
         raise FormatError("the page size is damaged", where=where, found=first.psize)
     page = os.pread(fd, META_NBYTES, first.psize)
     second = None
@@ -137,6 +137,11 @@ def read_meta(fd: int, where: object) -> Meta:
             fix="the file is truncated or still being written",
         )
     return max(first, second, key=lambda meta: meta.transaction)
+
+
+def is_page_size(nbytes: int) -> bool:
+    """Whether a page of LMDB can have so many bytes."""
+    return 256 <= nbytes <= 1 << 15 and nbytes & (nbytes - 1) == 0
 
 
 def _check_kind(head: bytes, where: object) -> None:

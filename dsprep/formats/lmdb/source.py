@@ -10,7 +10,7 @@ is noticed. The file must not be written to while it is read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ import numpy as np
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
 from dsprep.formats.lmdb.datum import Datum, looks_like_datum
+from dsprep.formats.lmdb.extents import file_layout, find
+from dsprep.formats.lmdb.frame import wrong_headers
 from dsprep.formats.lmdb.index import Index, build, named_databases, numbers
 from dsprep.formats.lmdb.loading import loading_code
 from dsprep.formats.lmdb.meta import Database
-from dsprep.formats.lmdb.pages import HEADER, P_LEAF, P_OVERFLOW, Nodes, Pages
+from dsprep.formats.lmdb.pages import HEADER, P_LEAF, Nodes, Pages
 from dsprep.formats.lmdb.values import Values
 from dsprep.formats.samples import listed
+from dsprep.layout.model import FileLayout
 from dsprep.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
 from dsprep.spans import NEAR, move_spans, packed, ranges, read_spans
 
@@ -113,7 +116,7 @@ class LmdbSource(Source):
         decoder: Values | Datum
         if options.values == "datum":
             index = self._index
-            decoder = Datum(self._probe(64), index.largest - index.smallest, self.path)
+            decoder = Datum.probed(self._probe(64), index.largest - index.smallest, self.path)
         elif typed:
             schema = Schema(tuple(s.to_field() for s in typed))
             ragged = [f.name for f in schema.fields[:-1] if f.ragged]
@@ -265,19 +268,11 @@ class LmdbSource(Source):
             offsets, lengths, targets = spans.reshape(3, -1)
             read_spans(self._fd, offsets, lengths, out, targets, self.path)
             headers = out[(there[1:] - HEADER)[:, None] + np.arange(HEADER)]
-            self._check_headers(headers, at - HEADER, size)
+            bad = wrong_headers(headers, at - HEADER, size, self._pages.psize)
+            if bad.any():
+                page = int(at[int(bad.argmax())]) // self._pages.psize
+                raise self._changed(f"the header of page {page}")
         return out[:total]
-
-    def _check_headers(self, headers: Bytes, offsets: Ints, sizes: Ints) -> None:
-        """Raise unless the overflow pages at `offsets` are runs for values of these sizes."""
-        psize = self._pages.psize
-        number = headers[:, :8].copy().view("<u8")[:, 0]
-        flags = headers[:, 10:12].copy().view("<u2")[:, 0]
-        count = headers[:, 12:].copy().view("<u4")[:, 0]
-        bad = (number != (offsets // psize).astype(np.uint64)) | ((flags & P_OVERFLOW) == 0)
-        bad |= count < (HEADER - 1 + sizes) // psize + 1
-        if bad.any():
-            raise self._changed(f"the header of page {offsets[int(bad.argmax())] // psize}")
 
     def _changed(self, what: str) -> FormatError:
         return FormatError(
@@ -306,6 +301,20 @@ class LmdbSource(Source):
             if self._options.keys_as is not None:
                 out[at - start : end - start] += nodes.key_size
         return out
+
+    def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
+        """Return where every value lies: the leaf pages are read again; see `Source.extents`.
+
+        The blocks are all records of the database in key order. Keys have no place in them.
+        """
+
+        def label(i: int) -> str:
+            key = self._nodes(self._index.records(i, i + 1), None).key(0)
+            return f"{self.path}, sample {i}, key {key!r}"
+
+        records = find(self._pages, self._index, progress)
+        inside = "" if self._file == self.path else self._file.name
+        return file_layout(records, self._index, self._decoder, self._fields, inside, label)
 
     # --- describing --------------------------------------------------------------------------
 

@@ -135,25 +135,34 @@ class Values:
     def ragged_sizes(self, data: Bytes, offsets: Ints, label: Callable[[int], str]) -> list[Ints]:
         """Return the bytes of each ragged field in each value, checked against the values."""
         lengths = np.diff(offsets)
+        self.check_lengths(lengths, label)
+        left = lengths - self.head
+        if not self.table:
+            return [left] if self.ragged else []
+        counts = self._heads(data, offsets)[:, : self.table].view("<u8")
+        beyond = (counts > left.astype(np.uint64)[:, None]).any(axis=1)
+        self._refuse(np.asarray(beyond), lengths, "lengths of fields within the value", label)
+        sizes = list(counts.astype(np.int64).T)
+        uneven = np.stack(sizes).sum(axis=0) != left
+        self._refuse(
+            np.asarray(uneven), lengths, "lengths of fields that add up to the value's", label
+        )
+        for f, size in zip(self.ragged, sizes, strict=True):
+            self._refuse(size % f.row_nbytes != 0, size, f"whole rows of {f}", label)
+        return sizes
+
+    def check_lengths(self, lengths: Ints, label: Callable[[int], str]) -> None:
+        """Raise `FormatError` unless values of these lengths can be such samples.
+
+        Without a table of lengths in the values, that is all there is to check.
+        """
         left = lengths - self.head
         least = "at least " if self.ragged else ""
         bad = (left < 0) | ((left > 0) & (not self.ragged))
         self._refuse(bad, lengths, f"{least}{self.head} bytes", label)
-        if not self.ragged:
-            return []
-        sizes = [left]
-        if self.table:
-            counts = self._heads(data, offsets)[:, : self.table].view("<u8")
-            beyond = (counts > left.astype(np.uint64)[:, None]).any(axis=1)
-            self._refuse(np.asarray(beyond), lengths, "lengths of fields within the value", label)
-            sizes = list(counts.astype(np.int64).T)
-            uneven = np.stack(sizes).sum(axis=0) != left
-            self._refuse(
-                np.asarray(uneven), lengths, "lengths of fields that add up to the value's", label
-            )
-        for f, size in zip(self.ragged, sizes, strict=True):
-            self._refuse(size % f.row_nbytes != 0, size, f"whole rows of {f}", label)
-        return sizes
+        if self.ragged and not self.table:
+            f = self.ragged[0]
+            self._refuse(left % f.row_nbytes != 0, left, f"whole rows of {f}", label)
 
     def _refuse(self, bad: Array, found: Ints, expected: str, label: Callable[[int], str]) -> None:
         """Raise `FormatError` for the first value whose `bad` is set."""

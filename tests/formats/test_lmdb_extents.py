@@ -1,0 +1,411 @@
+"""Values lie where the extents say, for every schema and every way a database came to be."""
+
+from __future__ import annotations
+
+import os
+
+import lmdb
+import numpy as np
+import pytest
+from support import assert_same_batch, random_batch, raw, schemas, write_batch
+
+from dsprep.errors import FormatError
+from dsprep.formats.base import OpenOptions, WriteOptions
+from dsprep.formats.lmdb import Lmdb, recipe
+from dsprep.formats.lmdb.frame import Frame
+from dsprep.laws import Affine
+from dsprep.schema import Batch, Field, FieldSpec, Ragged, Schema
+
+LMDB = Lmdb()
+ALL = dict(schemas())
+RNG = np.random.default_rng(11)
+RECIPES = {"values": recipe.values, "datum": recipe.datum}
+DATUM = OpenOptions(values="datum")
+
+
+def places(layout, samples):
+    """The offsets and lengths of the records of these samples."""
+    samples = np.asarray(samples, np.int64)
+    records = layout.records
+    numbers = samples if records.order is None else records.order.at(samples)
+    return records.blocks.offsets.at(numbers), records.blocks.lengths.at(numbers)
+
+
+def pread(path, layout, offsets, lengths):
+    file = path / layout.records.blocks.path if layout.records.blocks.path else path
+    with file.open("rb") as opened:
+        found = [
+            os.pread(opened.fileno(), int(n), int(at))
+            for at, n in zip(offsets, lengths, strict=True)
+        ]
+    assert [len(data) for data in found] == lengths.tolist()
+    return found
+
+
+def raw_of(column, i):
+    """The bits of one value of a column; a slice keeps the byte order."""
+    if isinstance(column, Ragged):
+        return raw(column.values[column.offsets[i] : column.offsets[i + 1]])
+    return raw(column[i : i + 1])
+
+
+def decoded(path, layout, schema, samples):
+    """These samples through the recipe, from a buffer that is in another order, with gaps."""
+    offsets, lengths = places(layout, samples)
+    parts, starts, at = [], np.empty(len(samples), np.int64), 0
+    for i in RNG.permutation(len(samples)).tolist():
+        gap = int(RNG.integers(0, 5))
+        data = pread(path, layout, offsets[i : i + 1], lengths[i : i + 1])[0]
+        starts[i] = at + gap
+        parts += [b"\xff" * gap, data]
+        at += gap + len(data)
+    params = layout.records.recipe
+    decode = RECIPES[params["name"]](params, schema).decode
+    return decode(np.frombuffer(b"".join(parts), np.uint8), starts, lengths, "sample {}".format)
+
+
+def assert_told_right(path, source):
+    """Every field of every sample is where the layout says, or what the recipe makes of it."""
+    layout = source.extents()
+    n = len(source)
+    assert layout.count == n
+    records = layout.records
+    whole = source.read(0, n)
+    offsets, lengths = places(layout, np.arange(n))
+    values = pread(path, layout, offsets, lengths)
+    assert {*records.parts, *layout.unlocated} == set(source.schema.names)
+    for name, part in records.parts.items():
+        field = source.schema[name]
+        if part.at is None:
+            assert records.recipe is not None
+            continue
+        assert field.ragged or part.nbytes == field.row_nbytes
+        stop = None if part.nbytes is None else part.at + part.nbytes
+        for i, value in enumerate(values):
+            data = np.frombuffer(value[part.at : stop], np.uint8)
+            found = data.view(field.dtype) if data.size else np.empty(0, field.dtype)
+            assert raw(found) == raw_of(whole[name], i)
+    if records.recipe is not None and n:
+        inside = Schema(tuple(f for f in source.schema if f.name in records.parts))
+        for size in (1, n // 2, n):
+            some = RNG.choice(n, max(1, size))
+            found = decoded(path, layout, inside, some)
+            expected: Batch = {}
+            for f in inside:
+                column = whole[f.name]
+                if isinstance(column, Ragged):
+                    expected[f.name] = Ragged.pack([column[i] for i in some.tolist()], f)
+                else:
+                    expected[f.name] = column[some]
+            assert_same_batch(found, expected, inside)
+    if records.frame is not None:
+        assert_framed(path, layout, offsets, lengths)
+    return layout
+
+
+def assert_framed(path, layout, offsets, lengths):
+    frame = Frame(layout.records.frame)
+    psize = layout.records.frame["psize"]
+    assert (frame.before, frame.after) == (16, 0)
+    heads = b"".join(pread(path, layout, offsets - 16, np.full(len(offsets), 16)))
+    before = np.frombuffer(heads, np.uint8).reshape(-1, 16)
+    assert not frame.wrong(before, offsets, lengths).any()
+    big = offsets % psize == 16
+    assert big.any()
+    assert (frame.wrong(before, offsets + psize, lengths) == big).all()
+    assert (frame.wrong(before, offsets, lengths + (1 << 24)) == big).all()
+    other = before.copy()
+    other[:, 10] ^= 4
+    assert (frame.wrong(other, offsets, lengths) == big).all()
+    none = np.empty((len(offsets), 0), np.uint8)
+    assert frame.payload_wrong(np.empty(0, np.uint8), offsets * 0, lengths * 0, none) is None
+
+
+def build(path, records, *, per_commit=10**9, name=None, delete=(), subdir=True):
+    with lmdb.open(str(path), map_size=1 << 30, max_dbs=4, sync=False, subdir=subdir) as env:
+        db = env.open_db(name)
+        for start in range(0, len(records), per_commit):
+            with env.begin(write=True, db=db) as txn:
+                for key, value in records[start : start + per_commit]:
+                    txn.put(key, value)
+        with env.begin(write=True, db=db) as txn:
+            for key in delete:
+                assert txn.delete(key)
+    return path
+
+
+def contents(path, name=None):
+    with (
+        lmdb.open(str(path), readonly=True, lock=False, max_dbs=4) as env,
+        env.begin(db=env.open_db(name, create=False) if name else None) as txn,
+    ):
+        return list(txn.cursor())
+
+
+@pytest.mark.parametrize("label", ALL)
+def test_every_schema(tmp_path, label):
+    schema = ALL[label]
+    batch = random_batch(schema, 60, seed=3)
+    path = tmp_path / "x.lmdb"
+    write_batch(LMDB, path, schema, batch, WriteOptions(), (13, 40))
+    with LMDB.open(path, OpenOptions(), schema) as source:
+        layout = assert_told_right(path, source)
+        assert layout.records.order is None
+        assert layout.records.blocks.path == "data.mdb"
+        ragged = sum(f.ragged for f in schema)
+        assert (layout.records.recipe is not None) == (ragged > 1)
+
+
+@pytest.mark.parametrize("sizes", ["inline", "one page", "large", "mixed", "same"])
+@pytest.mark.parametrize("how", ["sorted", "random", "deleted"])
+def test_every_record_of_a_foreign_database(tmp_path, sizes, how):
+    n = 300
+    lengths = {
+        "inline": RNG.integers(0, 900, n),
+        "one page": np.full(n, 3072),
+        "large": RNG.integers(9000, 20000, n),
+        "mixed": RNG.choice([0, 1, 50, 2021, 2022, 2023, 4080, 4081, 30000], n),
+        "same": np.full(n, 9),
+    }[sizes]
+    records = [(b"%06d" % i, RNG.bytes(int(k))) for i, k in enumerate(lengths)]
+    put = records if how == "sorted" else [records[i] for i in RNG.permutation(n)]
+    gone = [records[i][0] for i in RNG.choice(n, 60, replace=False)] if how == "deleted" else ()
+    path = build(tmp_path / "x", put, per_commit=37, delete=gone)
+    with LMDB.open(path, OpenOptions(), None) as source:
+        layout = assert_told_right(path, source)
+    offsets, found = places(layout, np.arange(layout.count))
+    assert pread(path, layout, offsets, found) == [value for _, value in contents(path)]
+    assert isinstance(layout.records.blocks.lengths, Affine) == (sizes in ("one page", "same"))
+    assert (layout.records.frame is None) == (sizes in ("inline", "same"))
+
+
+def test_a_named_database_in_a_single_file(tmp_path):
+    records = [(b"%04d" % i, RNG.bytes(5000)) for i in range(90)]
+    path = build(tmp_path / "x.mdb", records, name=b"images", per_commit=7, subdir=False)
+    with LMDB.open(path, OpenOptions(database="images"), None) as source:
+        layout = assert_told_right(path, source)
+    assert layout.records.blocks.path == ""
+
+
+@pytest.mark.parametrize("order", ["key", "file", "numeric"])
+@pytest.mark.parametrize("skip", [(), (b"5", b"17")])
+def test_order_and_left_out(tmp_path, order, skip):
+    records = [(b"%d" % i, RNG.bytes(2500)) for i in RNG.permutation(80)]
+    path = build(tmp_path / "x", records, per_commit=9)
+    build(path, [(b"a", b"b")], name=b"0named")  # one of the records of the main database
+    options = OpenOptions(order=order, skip_keys=skip, keys_as="key")
+    with LMDB.open(path, options, None) as source:
+        layout = assert_told_right(path, source)
+        keys = [bytes(k) for k in source.read(0, len(source))["key"]]
+    assert layout.records.blocks.offsets.count == 81
+    assert layout.records.order is not None
+    assert "leaf pages" in layout.unlocated["key"]
+    stored = dict(records)
+    offsets, lengths = places(layout, np.arange(layout.count))
+    assert pread(path, layout, offsets, lengths) == [stored[key] for key in keys]
+    if order == "file":
+        assert (np.diff(offsets) > 0).all()
+
+
+def test_an_order_that_is_that_of_the_keys_needs_no_law(tmp_path):
+    path = build(tmp_path / "x", [(b"%04d" % i, RNG.bytes(100)) for i in range(100)])
+    for order in ("key", "numeric"):
+        with LMDB.open(path, OpenOptions(order=order), None) as source:
+            assert source.extents().records.order is None
+
+
+def test_fields_renamed_and_typed(tmp_path):
+    schema = ALL["mixed"]
+    path = tmp_path / "x.lmdb"
+    write_batch(LMDB, path, schema, random_batch(schema, 20, seed=1))
+    specs = tuple(map(FieldSpec.parse, ["pts=points", "y=label", "what=name"]))
+    with LMDB.open(path, OpenOptions(fields=specs), schema) as source:
+        layout = assert_told_right(path, source)
+        assert layout.records.recipe["fields"] == {"pts": "points", "y": "label", "what": "name"}
+        only = Schema((source.schema["pts"],))
+        assert list(decoded(path, layout, only, np.array([3, 1]))) == ["pts"]
+    path = build(tmp_path / "y", [(b"%02d" % i, RNG.bytes(36)) for i in range(30)])
+    specs = tuple(map(FieldSpec.parse, ["y:>i4", "x:float32[2,4]"]))
+    with LMDB.open(path, OpenOptions(fields=specs), None) as source:
+        assert_told_right(path, source)
+
+
+def test_a_value_of_another_length_is_no_fixed_field(tmp_path):
+    records = [(b"%02d" % i, RNG.bytes(36 + (i == 21))) for i in range(30)]
+    path = build(tmp_path / "x", records)
+    for spec in ("x:float32[9]", "x:float32[None]"):
+        options = OpenOptions(fields=(FieldSpec.parse(spec),))
+        with (
+            LMDB.open(path, options, None) as source,
+            pytest.raises(FormatError, match="sample 21, key b'21'"),
+        ):
+            source.extents()
+    with LMDB.open(
+        path, OpenOptions(fields=(FieldSpec.parse("x:u1[36]"),), skip_keys=(b"21",)), None
+    ) as source:
+        assert_told_right(path, source)
+
+
+def test_no_samples(tmp_path):
+    path = tmp_path / "x.lmdb"
+    schema = ALL["mixed"]
+    write_batch(LMDB, path, schema, random_batch(schema, 0))
+    with LMDB.open(path, OpenOptions(), schema) as source:
+        assert_told_right(path, source)
+
+
+def varint(n):
+    out = b""
+    while n > 127:
+        out, n = out + bytes([n & 127 | 128]), n >> 7
+    return out + bytes([n])
+
+
+def datum(shape, data, label, floats=None):
+    out = b"".join(bytes([k << 3]) + varint(n) for k, n in enumerate(shape, 1))
+    if data is not None:
+        out += b"\x22" + varint(len(data)) + data
+    out += b"\x28" + varint(label)
+    return out + (b"" if floats is None else b"\x32" + varint(4 * len(floats)) + floats.tobytes())
+
+
+@pytest.mark.parametrize("kind", ["cifar", "labels", "floats", "shapes"])
+def test_datum(tmp_path, kind):
+    values = []
+    for i in range(70):
+        shape = (3, 4 + (i % 3 if kind == "shapes" else 0), 5)
+        size = int(np.prod(shape))
+        label = i * 5 if kind in ("labels", "shapes") else i % 10
+        floats = RNG.random(size, np.float32) if kind == "floats" else None
+        data = None if kind == "floats" else RNG.bytes(size)
+        values.append(datum(shape, data, label, floats))
+    path = build(tmp_path / "x", [(b"%05d_x" % i, v) for i, v in enumerate(values)], per_commit=9)
+    with LMDB.open(path, DATUM, None) as source:
+        assert_told_right(path, source)
+    if kind == "shapes":
+        specs = tuple(map(FieldSpec.parse, ["pixels=data:uint8[None,5]", "label"]))
+        with LMDB.open(path, OpenOptions(values="datum", fields=specs), None) as source:
+            assert source.schema["pixels"].shape == (None, 5)
+            layout = assert_told_right(path, source)
+            wrong = Schema((Field("pixels", np.dtype("u1"), (60,)),))
+            with pytest.raises(FormatError, match="sample 1, field pixels"):
+                decoded(path, layout, wrong, np.arange(6))
+
+
+def test_the_leaves_alone_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "x.lmdb"
+    schema = Schema((Field("x", np.dtype("u1"), (3072,)), Field("y", np.dtype("<i8"))))
+    write_batch(LMDB, path, schema, random_batch(schema, 4000))
+    read = 0
+    preadv = os.preadv
+
+    def counted(fd, buffers, offset, *flags):
+        nonlocal read
+        got = preadv(fd, buffers, offset, *flags)
+        read += got
+        return got
+
+    calls = []
+    with LMDB.open(path, OpenOptions(), schema) as source:
+        monkeypatch.setattr(os, "preadv", counted)
+        source.extents(lambda *done: calls.append(done))
+    assert 0 < read < (path / "data.mdb").stat().st_size / 100
+    assert calls[-1][0] == calls[-1][1] > 0
+
+
+def test_a_file_that_changes_is_noticed(tmp_path):
+    path = build(tmp_path / "x", [(b"%04d" % i, RNG.bytes(100)) for i in range(100)])
+    with LMDB.open(path, OpenOptions(), None) as source:
+        page = int(source._index.leaves[0])
+        with (path / "data.mdb").open("r+b") as file:
+            file.seek(page * 4096 + 12)
+            file.write((16 + 2).to_bytes(2, "little"))
+        with pytest.raises(FormatError, match="changed since it was opened"):
+            source.extents()
+
+
+def test_identity_changes_with_every_transaction(tmp_path):
+    path = build(tmp_path / "x", [(b"a", b"b")])
+    first = LMDB.identity(path)
+    assert first["transaction"] == 1
+    build(path, [(b"c", b"d")])
+    second = LMDB.identity(path)
+    assert second["transaction"] == 2
+    assert second["root"] != first["root"]
+    assert second["last_page"] >= first["last_page"]
+    (path / "data.mdb").write_bytes(b"x" * 10000)
+    with pytest.raises(FormatError):
+        LMDB.identity(path)
+
+
+HOSTILE = [None, 3, -1, 2**70, True, "x", [], {}, [1, 2], [[]], {"name": 3}, [{"name": "x"}]]
+TWO = Schema((Field.opaque("a"), Field.opaque("b")))
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=repr)
+def test_hostile_parameters(value):
+    with pytest.raises(FormatError):
+        Frame({"psize": value})
+    with pytest.raises(FormatError):
+        recipe.values({"schema": value if value != [] else None}, TWO)
+    good = {"shape": [1, 2, 3], "floats": False, "sides": False}
+    assert recipe.datum(good, TWO)
+    for key in good:
+        if not (value is None and key == "shape") and not (value is True and key != "shape"):
+            with pytest.raises(FormatError):
+                recipe.datum(good | {key: value}, TWO)
+    if value not in ({}, {"name": 3}):
+        with pytest.raises(FormatError):
+            recipe.values({"schema": TWO.to_json(), "fields": value}, TWO)
+    if value is not None:
+        with pytest.raises(FormatError):
+            recipe.datum(good | {"fields": {"a": value}}, TWO)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        [{"name": "a", "dtype": "<f4", "shape": [1 << 60, 1 << 60]}],
+        [{"name": "a", "dtype": "<f4", "shape": [-1]}],
+        [{"name": "a", "dtype": "O", "shape": []}],
+        [{"name": "a", "dtype": "<f4", "shape": [None, 0]}],
+        [{"name": "a", "kind": "bytes"}, {"name": "a", "kind": "bytes"}],
+        [{"name": "a", "dtype": "V99999999999999999999", "shape": []}],
+        [{"name": "a", "dtype": "<f4", "shape": []}],
+    ],
+)
+def test_hostile_schemas(schema):
+    with pytest.raises(FormatError):
+        recipe.values({"schema": schema}, TWO)
+
+
+@pytest.mark.parametrize("cut", [0, 7, 15, 17, 19, 23])
+def test_values_that_do_not_fit_are_named(cut):
+    value = (3).to_bytes(8, "little") + (4).to_bytes(8, "little") + b"abcdefg"
+    decode = recipe.values({"schema": TWO.to_json()}, TWO).decode
+    whole = np.frombuffer(value + value, np.uint8)
+    lengths = np.array([23, 23 if cut == 23 else cut])
+    if cut == 23:
+        found = decode(whole, np.array([23, 0]), lengths, str)
+        assert [*found["a"]] == [b"abc"] * 2
+        return
+    with pytest.raises(FormatError, match="number 1"):
+        decode(whole, np.array([0, 23]), lengths, "number {}".format)
+
+
+def test_random_bytes_never_do_harm():
+    rng = np.random.default_rng(0)
+    makers = [
+        recipe.values({"schema": TWO.to_json()}, TWO),
+        recipe.datum({"shape": [1, 2, 2], "floats": False, "sides": False}, TWO),
+        recipe.datum({"shape": None, "floats": False, "sides": True}, TWO),
+    ]
+    for _ in range(300):
+        n = int(rng.integers(1, 5))
+        data = rng.integers(0, 60, 200).astype(np.uint8)
+        starts, lengths = rng.integers(0, 100, n), rng.integers(0, 100, n)
+        for made in makers:
+            try:
+                made.decode(data, starts, lengths, str)
+            except FormatError:
+                continue
