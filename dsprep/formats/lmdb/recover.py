@@ -1,0 +1,194 @@
+"""How an LMDB file was made, recovered from where its values lie.
+
+A database whose keys rose as it was written lies as a few numbers say: page size, key size, value
+size, records per transaction, ``MDB_APPEND`` or not, main or named database, copied compactly or
+not. `recover` tries what can be, and believes only what gives the place of every single value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dsprep.laws import Affine, Explicit, Law, found_exact
+from dsprep.laws.lmdb import Shape, overflow
+from dsprep.laws.replay import Plan, Replay, feasible, regular
+from dsprep.laws.tree import Tree, mend
+from dsprep.schema import Ints
+
+_STEP = 1 << 20
+_TRIED = 48
+"""Commit intervals that are tried where the file leaves several open."""
+_WIDEST = 1 << 12
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a file says.
+
+    Attributes
+    ----------
+    psize
+        Bytes per page.
+    offsets, sizes, key_sizes
+        int64, shape ``(n,)``: where each value lies, its bytes and those of its key, in key
+        order.
+    transaction
+        The number of the newest meta.
+    last_page
+        The highest page in use.
+    depth
+        Levels of the database's tree.
+    named
+        Whether it is a named database.
+    """
+
+    psize: int
+    offsets: Ints
+    sizes: Ints
+    key_sizes: Ints
+    transaction: int
+    last_page: int
+    depth: int
+    named: bool
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+def recover(found: Found) -> tuple[tuple[Law, ...], dict[str, Any]]:
+    """Return ``(laws, facts)``.
+
+    Parameters
+    ----------
+    found
+        The records of a database, all of them or all but some that were put last.
+
+    Returns
+    -------
+    laws
+        Those that give exactly ``found.offsets``, the smallest first; most often one or none. A
+        `Replay` comes after every `Tree`.
+    facts
+        How the file was made, for a person and for JSON; empty if there is no law. ``commit
+        interval`` (a number of records or ``"one transaction"``), ``append`` and ``copied
+        compactly`` are there only if the file tells; a compact copy does not tell the first. The
+        commit interval is the roundest number where several give the same places.
+    """
+    n = len(found)
+    if not n or int(found.key_sizes.min()) != int(found.key_sizes.max()):
+        return (), {}
+    low, high = int(found.sizes.min()), int(found.sizes.max())
+    shapes = [
+        Shape(found.psize, int(found.key_sizes[0]), low, append, found.named)
+        for append in (True, False)
+    ]
+    if not shapes[0].possible or (low != high and not shapes[0].big):
+        return (), {}
+    lengths: Law = Affine(n, low) if low == high else Explicit(found.sizes)
+    before = overflow(shapes[0], lengths)
+    trees = [
+        Tree(kind, shape, lengths, before=before) for kind in ("one", "compact") for shape in shapes
+    ]
+    exact: list[Law] = [tree for tree in trees if found_exact(tree, found.offsets)]
+    if not exact and found.transaction - found.named > 1:
+        exact = [*_replays(found, lengths, trees)]
+    if not exact and low != high and found.transaction == 1:
+        exact = [*_mended(found, lengths, trees)]
+    return tuple(exact), _facts(exact, found) if exact else {}
+
+
+def _mended(found: Found, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
+    """Yield the compact copy that the file is but for a few branches, as dsprep writes them."""
+    for tree in trees:
+        if tree.kind == "compact":
+            mended = mend(tree, lengths, found.offsets)
+            if mended is not None and found_exact(mended, found.offsets):
+                yield mended
+                return
+
+
+def _replays(found: Found, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
+    """Yield the replays that are exact, for each shape at most one."""
+    for tree in trees:
+        if tree.kind != "one":
+            continue
+        shape = tree.shape
+        for each in _intervals(found, tree, _parts(tree, found.offsets)):
+            plan: Plan = regular(len(found), each)
+            if not feasible(shape, len(found), plan):
+                continue
+            law = Replay(shape, lengths, plan)
+            if law.agrees(found.offsets) and found_exact(law, found.offsets):
+                yield law
+                break
+
+
+def _parts(tree: Tree, offsets: Ints) -> int:
+    """Return the first record that does not lie where one transaction would have put it."""
+    step = 256
+    start = 0
+    while start < len(offsets):
+        stop = min(len(offsets), start + step)
+        wrong = tree.span(start, stop) != offsets[start:stop]
+        if wrong.any():
+            return start + int(wrong.argmax())
+        start, step = stop, min(2 * step, _STEP)
+    return start
+
+
+def _intervals(found: Found, tree: Tree, parted: int) -> list[int]:
+    """Return the records per transaction that the file leaves open, the likeliest first.
+
+    The first transaction lies as one transaction does. The second begins with copies of the pages
+    at the right edge of the tree. They push the next value on overflow pages away from its place,
+    so that the first such value tells. Values in leaves are pushed away with the leaf that was
+    open, so any of its records may have been the last one, and the leaf may even have come back
+    to its place later; how many transactions there were tells the rest.
+    """
+    n, shape = len(found), tree.shape
+    if shape.big:
+        return [parted] if 0 < parted < n else []
+    times = found.transaction - found.named
+    near = range(parted + 1, min(parted + shape.leaf, n - 1) + 1)
+    like = range(-(-n // times), min(n - 1, (n - 1) // (times - 1)) + 1)
+    made = [c for c in near if abs(-(-n // c) - times) <= 1]  # one may have put other records
+    some = {*made, *like[:_WIDEST]}
+    return sorted(some, key=lambda c: (c not in near, c not in like, -_roundness(c), c))[:_TRIED]
+
+
+def _roundness(number: int) -> int:
+    """Return how round a number is: the zeros at its end, decimal or binary, whichever are more."""
+    zeros = len(str(number)) - len(str(number).rstrip("0"))
+    return max(6 * zeros, 2 * ((number & -number).bit_length() - 1))
+
+
+def _facts(exact: list[Law], found: Found) -> dict[str, Any]:
+    """Return what the laws agree on."""
+    law = exact[0]
+    assert isinstance(law, Tree | Replay)
+    shape = law.shape
+    low, high = int(found.sizes.min()), int(found.sizes.max())
+    facts: dict[str, Any] = {
+        "order": "ascending keys",
+        "record size": low if low == high else f"{low} to {high}",
+        "key size": shape.key,
+        "values": "on overflow pages" if shape.big else "in leaves",
+        "leaf capacity": shape.leaf,
+        "branch capacity": shape.branch,
+        "page size": shape.psize,
+        "meta pages": 2,
+        "database": "named" if shape.named else "main",
+    }
+    told = [each for each in exact if isinstance(each, Tree | Replay)]
+    if len({each.shape.append for each in told}) == 1:
+        facts["append"] = shape.append
+    kinds = {each.kind if isinstance(each, Tree) else each.name for each in told}
+    if len(kinds) == 1:
+        facts["copied compactly"] = kinds == {"compact"}
+    if isinstance(law, Replay):
+        facts["commit interval"] = law.plan[0][1]
+    elif kinds == {"one"}:
+        facts["commit interval"] = "one transaction"
+    return facts

@@ -1,0 +1,135 @@
+"""Databases built with py-lmdb, and what dsprep's own walk of their pages finds in them."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import lmdb
+import numpy as np
+
+from dsprep.formats.lmdb.index import named_databases
+from dsprep.formats.lmdb.pages import Pages
+from dsprep.formats.lmdb.recover import Found
+
+POOL = random.Random(1).randbytes(1 << 16)
+KEYS = {
+    "be8": lambda i: i.to_bytes(8, "big"),
+    "be4": lambda i: i.to_bytes(4, "big"),
+    "dec8": lambda i: b"%08d" % i,
+    "dec9": lambda i: b"%09d" % i,
+    "dec20": lambda i: b"%020d" % i,
+    "dec255": lambda i: b"%0255d" % i,
+    "dec500": lambda i: b"%0500d" % i,
+    "caffe": lambda i: b"%08d_%s" % (i, b"img" + b"x" * (i * 7 % 12) + b".png"),
+    "oc20": lambda i: b"%d" % i,
+}
+
+
+def value(i, size):
+    """A value that no other sample has, nor itself at another place."""
+    start = i * 7919 % 4096
+    body = (POOL * (size // len(POOL) + 2))[start : start + max(0, size - 8)]
+    return i.to_bytes(8, "little")[:size] + body
+
+
+def build(
+    path,
+    n,
+    size,
+    *,
+    key="be8",
+    commit=None,
+    append=True,
+    named=False,
+    order=None,
+    compact=False,
+    then=None,
+):
+    """Write a database; `size` and `commit` may be one number or as many as needed."""
+    for old in (Path(path), Path(f"{path}-lock")):
+        old.unlink(missing_ok=True)
+    env = lmdb.open(
+        str(path), subdir=False, map_size=1 << 36, max_dbs=2, sync=False, metasync=False
+    )
+    db = env.open_db(b"train") if named else None
+    make = KEYS[key]
+    numbers = iter(range(n) if order is None else order)
+    if commit is None:
+        plan = [n]
+    elif isinstance(commit, int):
+        plan = [min(commit, n - at) for at in range(0, n, commit)]
+    else:
+        plan = commit
+    one = isinstance(size, int)
+    for records in plan:
+        with env.begin(write=True, db=db) as transaction:
+            put = transaction.put
+            for _ in range(records):
+                i = int(next(numbers))
+                put(make(i), value(i, size if one else int(size[i])), append=append)
+    if then is not None:
+        with env.begin(write=True, db=db) as transaction:
+            then(transaction)
+    if compact:
+        copy = Path(f"{path}.copy")
+        with copy.open("wb") as file:
+            env.copyfd(file.fileno(), compact=True)
+        env.close()
+        copy.replace(path)
+    else:
+        env.close()
+    return path
+
+
+def walk(path, named=False):
+    """What dsprep's walk finds: no law is involved."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        pages = Pages(fd, path)
+        database = named_databases(pages)[b"train"] if named else pages.meta.main
+        columns = [
+            (nodes.offset, nodes.size, nodes.key_size)
+            for _, nodes in pages.every_node(pages.leaves(database))
+        ]
+    finally:
+        os.close(fd)
+    empty = [np.zeros(0, np.int64)] * 3
+    offsets, sizes, keys = (
+        np.concatenate([c[k] for c in columns] or empty[:1]).astype(np.int64) for k in range(3)
+    )
+    meta = pages.meta
+    return Found(
+        pages.psize,
+        offsets,
+        sizes,
+        keys,
+        meta.transaction,
+        meta.last_page,
+        database.depth,
+        named,
+    )
+
+
+def read_back(path, offsets, named=False, sample=None):
+    """Count the records whose value py-lmdb gives is not what lies at its offset."""
+    env = lmdb.open(str(path), subdir=False, readonly=True, lock=False, max_dbs=2)
+    db = env.open_db(b"train", create=False) if named else None
+    wrong = count = 0
+    step = 1 if sample is None else max(1, len(offsets) // sample)
+    with env.begin(db=db) as transaction, Path(path).open("rb") as file:
+        fd = file.fileno()
+        for i, (_, stored) in enumerate(transaction.cursor()):
+            if i % step == 0:
+                wrong += os.pread(fd, len(stored), int(offsets[i])) != stored
+            count += 1
+    env.close()
+    return wrong + abs(count - len(offsets))
+
+
+if __name__ == "__main__":  # a build in a process of its own, for another page size
+    import json
+
+    build(**json.loads(sys.argv[1]))
