@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from support import random_array, raw
 from dsprep.errors import FormatError
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.hdf5 import Hdf5
-from dsprep.formats.hdf5.encoded import Encoded, _inflate
+from dsprep.formats.hdf5.encoded import Encoded
 from dsprep.schema import FieldSpec
 
 HDF5 = Hdf5()
@@ -160,17 +159,3 @@ def test_lengths_that_only_the_library_finds(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as source:
         assert source.sizes(0, 3) is None
         assert source[1]["t"] == ""
-
-
-@pytest.mark.parametrize("nbytes", [0, 1000, 4 << 20, (4 << 20) + 1, 5_000_000])
-def test_inflating_in_steps(nbytes: int) -> None:
-    whole = np.random.default_rng(0).integers(0, 3, nbytes, dtype=np.uint8).tobytes()
-    packed = zlib.compress(whole, 1)
-    assert _inflate(packed, nbytes).tobytes() == whole
-    assert len(_inflate(packed, max(0, nbytes - 9))) == min(nbytes, max(0, nbytes - 9) + 1)
-    assert len(_inflate(packed[: len(packed) // 2], nbytes)) < max(1, nbytes)
-    assert _inflate(packed + b"more", nbytes).tobytes() == whole
-    assert len(_inflate(zlib.compress(bytes(nbytes)), nbytes)) == nbytes
-    if nbytes > 4 << 20:
-        with pytest.raises(zlib.error):
-            _inflate(b"\xff" * 100, nbytes)

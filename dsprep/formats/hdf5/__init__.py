@@ -16,16 +16,16 @@ Dtypes that HDF5 lacks are stored bit by bit, see `dsprep.formats.hdf5.dtypes`. 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsprep.formats.base import Format, OpenOptions, State, WriteOptions, Writer, check_options
+from dsprep.formats.hdf5.superblock import read_superblock, signature
 
 if TYPE_CHECKING:
     from dsprep.formats.base import Source
     from dsprep.schema import Schema
-
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 class Hdf5(Format):
@@ -41,17 +41,18 @@ class Hdf5(Format):
         try:
             if not path.is_file():
                 return False
-            with path.open("rb") as file:
-                size = path.stat().st_size
-                at = 0
-                while at + len(_SIGNATURE) <= size:
-                    file.seek(at)
-                    if file.read(len(_SIGNATURE)) == _SIGNATURE:
-                        return True
-                    at = max(512, 2 * at)
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                return signature(fd) is not None
+            finally:
+                os.close(fd)
         except OSError:
             return False
-        return False
+
+    def identity(self, path: Path) -> dict[str, Any]:
+        """Return what the superblock tells; see `Format.identity`."""
+        found = read_superblock(path)
+        return {"end_of_file": found.end_of_file, "superblock": found.version}
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open `path`; see `Format.open`. HDF5 keeps all types itself, `hint` is not needed."""

@@ -7,26 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.formats.base import Layout
+from dsprep.formats.hdf5 import codecs
 from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
 from dsprep.formats.hdf5.dtypes import Carrier
 from dsprep.formats.hdf5.placement import Placement
 from dsprep.schema import DType, Field, encode_dtype
-
-_FILTERS = {
-    1: "gzip",
-    2: "shuffle",
-    3: "fletcher32",
-    4: "szip",
-    5: "nbit",
-    6: "scaleoffset",
-    32000: "lzf",
-    32001: "blosc",
-    32004: "lz4",
-    32008: "bitshuffle",
-    32013: "zfp",
-    32015: "zstd",
-    32026: "blosc2",
-}
 
 
 def dataset_of(column: ColumnReader) -> Any:
@@ -37,11 +22,11 @@ def dataset_of(column: ColumnReader) -> Any:
 def layout(column: ColumnReader, count: int) -> Layout:
     """Return how the field of a column lies on disk, in a file of `count` samples."""
     dataset = dataset_of(column)
-    storage, codecs = _storage(dataset)
+    storage, filters = _storage(dataset)
     stored = int(dataset.id.get_storage_size())
     if isinstance(column, Sequences):
         access = "each sample lies in a heap that only the HDF5 library can find: slow at random"
-        return Layout(storage=storage, codecs=codecs, stored_nbytes=None, access=access)
+        return Layout(storage=storage, codecs=filters, stored_nbytes=None, access=access)
     if isinstance(column, Indexed):
         names = " and ".join(column.route.names)
         storage += f", rows by {names}"
@@ -52,7 +37,7 @@ def layout(column: ColumnReader, count: int) -> Layout:
         access += f", after {reads}"
     else:
         access = _access(column, dataset, column.rows.row_nbytes, count)
-    return Layout(storage=storage, codecs=codecs, stored_nbytes=stored, access=access)
+    return Layout(storage=storage, codecs=filters, stored_nbytes=stored, access=access)
 
 
 def _storage(dataset: Any) -> tuple[str, tuple[str, ...]]:
@@ -67,12 +52,12 @@ def _storage(dataset: Any) -> tuple[str, tuple[str, ...]]:
         return "virtual", ()
     if found == h5d.CONTIGUOUS:
         return "external" if plist.get_external_count() else "contiguous", ()
-    codecs = []
+    labels = []
     for i in range(plist.get_nfilters()):
         code, _, values, name = plist.get_filter(i)
-        label = _FILTERS.get(code) or name.decode("utf-8", "replace") or str(code)
-        codecs.append(f"{label}:{values[0]}" if code == 1 and values else label)
-    return f"chunked ({', '.join(map(str, dataset.chunks))})", tuple(codecs)
+        label = codecs.name(code, name)
+        labels.append(f"{label}:{values[0]}" if code == 1 and values else label)
+    return f"chunked ({', '.join(map(str, dataset.chunks))})", tuple(labels)
 
 
 def _access(column: Fixed | Indexed, dataset: Any, wanted: int, count: int) -> str:

@@ -108,4 +108,4 @@ class Lengths:
                 return None
             return Placement(np.array([offset], np.int64), 1, self._width)
         args = (self._dataset, self._width, self._file_nbytes)
-        return blocks_of(*args) or chunks_of(*args, self._width)
+        return blocks_of(*args) or chunks_of(*args)

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.formats.hdf5.index import chunk_table, in_file
+
 
 @dataclass(frozen=True, eq=False)
 class Placement:
@@ -96,36 +98,8 @@ def blocks_of(dataset: Any, row_nbytes: int, file_nbytes: int) -> Placement | No
 def _chunks(dataset: Any, row_nbytes: int, file_nbytes: int) -> Placement | None:
     block = int(dataset.chunks[0])
     table = chunk_table(dataset, file_nbytes)
-    if table is None or bool((table["nbytes"] != block * row_nbytes).any()):
+    if table is None or not in_file(table, file_nbytes):
+        return None
+    if bool((table["nbytes"] != block * row_nbytes).any()):
         return None
     return Placement(table["address"].copy(), block, row_nbytes)
-
-
-CHUNK = np.dtype([("address", "<i8"), ("nbytes", "<u4"), ("mask", "<u4")])
-
-
-def chunk_table(dataset: Any, file_nbytes: int) -> NDArray[Any] | None:
-    """Return where the chunks of a dataset lie, for chunks that split only its first axis.
-
-    Returns
-    -------
-    Array of `CHUNK`, shape ``(chunks,)``: file offset, bytes on disk, and a bit for each filter
-    that was left out. None if a chunk is missing, which reads as fill values, or lies outside
-    the file.
-    """
-    block = int(dataset.chunks[0])
-    chunks = -(-int(dataset.shape[0]) // block)
-    if chunks > file_nbytes or not hasattr(dataset.id, "chunk_iter"):
-        return None
-    table = np.zeros(chunks, CHUNK)
-
-    def note(chunk: Any) -> None:
-        if chunk.byte_offset is not None:
-            entry = (chunk.byte_offset, chunk.size, chunk.filter_mask)
-            table[chunk.chunk_offset[0] // block] = entry
-
-    dataset.id.chunk_iter(note)
-    outside = table["address"] > file_nbytes - table["nbytes"].astype(np.int64)
-    if bool((table["address"] <= 0).any() or outside.any()):
-        return None
-    return table
