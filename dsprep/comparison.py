@@ -16,6 +16,7 @@ from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.plan import Shard, pieces
 from dsprep.schema import Arena, Array, Batch, Column, Ragged, Schema, differences, has_padding
+from dsprep.through import SidecarSource
 
 BLOCK = 8
 """Consecutive samples that are looked at together when only a share of them is."""
@@ -279,7 +280,7 @@ def _show(element: Any) -> Any:
 
 
 def _where(source: Source, sample: int) -> str:
-    if isinstance(source, MultiSource):
+    if isinstance(source, MultiSource | SidecarSource):
         path, inside = source.locate(sample)
         return f"{path} (sample {inside} there)"
     return str(source.path)

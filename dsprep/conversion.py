@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +38,11 @@ from dsprep.plan import (
     shards_by_samples,
     show_nbytes,
 )
+from dsprep.provenance import describe, made_by
 from dsprep.schema import DType, FieldSpec, Schema, parse_dtype
 from dsprep.staging import Staging
 from dsprep.storage import data_files, free_memory, free_nbytes, remove, tree_nbytes
+from dsprep.through import SidecarSource
 from dsprep.transfer import CHECKPOINT_NBYTES, ShardCopy
 
 COPIES_PER_WORKER = 4
@@ -267,21 +266,18 @@ def run_job(
         resumed, copied = _copy_shards(job, source, staging, threads, progress)
         staging.publish()
         written = [(_final_path(job, shard), len(shard)) for shard in job.shards]
-        content = sidecar.make(
-            job.format.name, job.schema, written, job.target.absolute(), _lineage(source)
-        )
-        where = sidecar.sidecar_path(job.target)
-        sidecar.write(content, where, durable=durable)
+        made = describe(job.format, job.schema, written, job.target.absolute(), _lineage(source))
+        made.write(durable=durable)
         staging.discard()
     return Report(
         target=job.target,
-        sidecar=where,
+        sidecar=sidecar.sidecar_path(job.target),
         samples=job.samples,
         files=len(job.shards),
         bytes_in=sum(tree_nbytes(p) for p in source_paths(source)),
         payload=copied + round(job.payload * resumed / max(1, job.samples)),
         copied=copied,
-        bytes_out=sum(f.nbytes for f in content.files),
+        bytes_out=sum(f.identity.nbytes for f in made.content.files),
         seconds=time.monotonic() - began,
         resumed=resumed,
         notes=(*source.notes, *job.losses),
@@ -408,7 +404,7 @@ def _check_space(job: Job, staging: Staging) -> None:
 
 def source_paths(source: Source) -> list[Path]:
     """Return the files and stores that `source` reads."""
-    return source.paths if isinstance(source, MultiSource) else [source.path]
+    return source.paths if isinstance(source, MultiSource | SidecarSource) else [source.path]
 
 
 def _check_not_source(target: Path, source: Source) -> None:
@@ -447,15 +443,10 @@ def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
 
 def _lineage(source: Source) -> dict[str, Any]:
     paths = source_paths(source)
-    program = Path(sys.argv[0]).name if sys.argv else ""
-    typed = program in ("dsprep", "__main__.py")
-    command = shlex.join(["dsprep", *sys.argv[1:]]) if typed else "dsprep.convert"
     return {
         "source": [str(p.absolute()) for p in paths[:8]],
         "source_files": len(paths),
-        "command": command,
-        "version": dsprep.__version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        **made_by("dsprep.convert"),
     }
 
 

@@ -12,19 +12,21 @@ import os
 import re
 import stat
 import threading
+import warnings
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep import formats, sidecar
+from dsprep import formats, located, sidecar
 from dsprep.errors import DsprepError, FormatError, SchemaError, TargetError, UsageError
-from dsprep.formats.base import Format, Layout, OpenOptions, Source, check_options
+from dsprep.formats.base import Format, Layout, OpenOptions, Source, check_options, wanted
 from dsprep.formats.samples import listed
 from dsprep.schema import (
     Arena,
@@ -38,6 +40,7 @@ from dsprep.schema import (
     empty_batch,
     new_array,
 )
+from dsprep.through import SidecarSource
 
 MAX_LIST_NBYTES = 256 << 20
 """No list of paths is larger."""
@@ -112,7 +115,7 @@ def _match(text: str) -> list[Path]:
         matches = [
             m
             for m in found
-            if not m.name.endswith(sidecar.SUFFIX) and (hidden or not m.name.startswith("."))
+            if not m.name.endswith(sidecar.NAMES) and (hidden or not m.name.startswith("."))
         ]
         if not matches:
             raise UsageError(f"nothing matches {text!r}")
@@ -131,7 +134,7 @@ def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
     while waiting:
         for entry in os.scandir(waiting.pop()):
             path = Path(entry.path)
-            if entry.name.startswith(".") or entry.name.endswith(sidecar.SUFFIX):
+            if entry.name.startswith(".") or entry.name.endswith(sidecar.NAMES):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 if (format := _format_of(path)) is None:
@@ -167,6 +170,8 @@ def open_dataset(
     paths: str | Path | Sequence[str | Path],
     options: OpenOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    through: Literal["sidecar", "library", "strict"] = "sidecar",
 ) -> Source:
     """Open one or several files as one dataset.
 
@@ -175,18 +180,23 @@ def open_dataset(
     paths
         A file, a directory, a glob, ``@list.txt``, or a sequence of these.
     options
-        How to read them.
+        How to read them; if left out, as the sidecar says.
     progress
         Called with (files opened, files in all) where there are many.
+    through
+        ``"sidecar"``: read through the sidecar if there is a valid one, else with a warning (and
+        a note) by the format's own library; ``"library"``: always that; ``"strict"``: only
+        through the sidecar.
 
     Raises
     ------
     DsprepError, OSError
         If something is missing, damaged, of mixed formats, or the files disagree about fields.
+    StaleError
+        If `through` is ``"strict"`` and the data changed since the sidecar was written.
     """
     if isinstance(paths, str | Path):
         paths = [paths]
-    options = options or OpenOptions()
     files, notes = find_files(paths)
     format = files[0][1]
     for path, other in files:
@@ -197,32 +207,125 @@ def open_dataset(
                 expected=f"{format.name} as {files[0][0]}",
                 found=other.name,
             )
-    check_options(options, format.open_options, format.name)
-    known = _sidecar([path for path, _ in files])
-    if isinstance(known, str):
-        notes.append(known)
-        known = None
-    if len(files) == 1:
-        source = _open_file(format, files[0][0], options, known)
+    if options is not None:
+        check_options(options, format.open_options, format.name)
+    names = [path for path, _ in files]
+    known = _known(names, format, through == "strict", notes)
+    options = _reading(options, known)
+    if known is not None and through != "library":
+        opened = _through_sidecar(known, options, names, format)
+        if opened is not None:
+            opened.notes = (*notes, *opened.notes)
+            return opened
+        if through == "strict":
+            raise UsageError(
+                "what is asked for cannot be read through the sidecar",
+                where=known.path,
+                fix="write it again with these options: dsprep provenance, or leave them out",
+            )
+    schema = known.content.schema if known is not None else None
+    return open_native(format, names, options, schema, notes, progress)
+
+
+def open_native(
+    format: Format,
+    paths: Sequence[Path],
+    options: OpenOptions,
+    schema: Schema | None = None,
+    notes: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Source:
+    """Open files of one format by its own library; `schema` gives types that it does not keep."""
+    if len(paths) == 1:
+        source = _open_file(format, paths[0], options, schema)
         source.notes = (*notes, *source.notes)
         return source
-    return MultiSource(format, [p for p, _ in files], options, known, notes, progress)
+    return MultiSource(format, paths, options, schema, notes, progress)
 
 
-def _sidecar(files: Sequence[Path]) -> sidecar.Sidecar | str | None:
-    """Return the valid sidecar of `files`, a note why it is ignored, or None."""
+@dataclass(frozen=True)
+class Known:
+    """A valid sidecar: its content (only the files asked for), the dataset, and where it lies."""
+
+    content: sidecar.Content
+    dataset: Path
+    path: Path
+
+
+def _known(files: Sequence[Path], format: Format, strict: bool, notes: list[str]) -> Known | None:
+    """Return the sidecar of `files` if it is valid, else None and perhaps a note why not.
+
+    Raises
+    ------
+    DsprepError
+        If `strict` and there is none that is valid.
+    """
     try:
         found = sidecar.find(files)
+        if found is None:
+            if strict:
+                raise UsageError(
+                    "there is no sidecar",
+                    where=files[0],
+                    fix="write one with dsprep provenance",
+                )
+            return None
+        content, dataset = found
+        known = Known(content, dataset, sidecar.sidecar_path(dataset))
+        if content.format != format.name:
+            raise FormatError(
+                "the sidecar is of another format", expected=content.format, found=format.name
+            )
+        changed = located.changes(content, dataset, located.CHECKED)
+        if changed:
+            raise located.stale(changed[0], known.path, dataset)
     except DsprepError as error:
-        return f"sidecar ignored: {error}"
-    if found is None:
+        if strict:
+            raise
+        notes.append(f"sidecar ignored: {error}")
+        warnings.warn(f"sidecar ignored: {error}", located.StaleWarning, stacklevel=3)
         return None
-    content, dataset = found
-    changed = sidecar.changes(content, dataset)
-    if changed:
-        name = sidecar.sidecar_path(dataset).name
-        return f"sidecar {name} ignored: the data changed since it was written: {changed[0]}"
-    return content
+    return known
+
+
+def _reading(options: OpenOptions | None, known: Known | None) -> OpenOptions:
+    """Return how to read: as asked, else as the sidecar was made."""
+    asked = options or OpenOptions()
+    if known is None or replace(asked, fields=()).meaning != OpenOptions():
+        return asked
+    recorded = OpenOptions.from_json(known.content.reading)
+    if asked.fields and recorded.fields:
+        return asked
+    return replace(recorded, fields=asked.fields or recorded.fields, check_crc=asked.check_crc)
+
+
+def _through_sidecar(
+    known: Known, options: OpenOptions, files: Sequence[Path], format: Format
+) -> Source | None:
+    """Return the dataset read through its sidecar, or None if that does not serve."""
+    content = known.content
+    recorded = OpenOptions.from_json(content.reading)
+    if not content.layouts or replace(options, fields=()).meaning != replace(recorded, fields=()):
+        return None
+    chosen: list[tuple[str, Field]] = [(f.name, f) for f in content.schema]
+    if options.fields != recorded.fields:
+        if recorded.fields or any(s.dtype is not None or s.index for s in options.fields):
+            return None
+        available = {f.name: f for f in content.schema}
+        if any(s.path not in available for s in options.fields):
+            return None
+        chosen = wanted(options.fields, available)
+    lost = {name for layout in content.layouts for name in layout.get("unlocated", ())}
+    if lost & {name for name, _ in chosen}:
+        return None
+    opened = located.Sidecar(content, known.dataset, known.path)
+    full = format.name == "tfrecord" and options.check_crc
+    return SidecarSource(
+        opened,
+        chosen,
+        "full" if full else "header",
+        lambda: open_native(format, files, options, content.schema),
+    )
 
 
 def check_replaceable(target: Path) -> None:
@@ -245,10 +348,7 @@ def check_replaceable(target: Path) -> None:
         )
 
 
-def _open_file(
-    format: Format, path: Path, options: OpenOptions, known: sidecar.Sidecar | None
-) -> Source:
-    hint = known.schema if known is not None and known.format == format.name else None
+def _open_file(format: Format, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
     source = format.open(path, options, hint)
     if hint is not None:
         source.schema = _with_hinted_attrs(source.schema, hint)
@@ -285,7 +385,7 @@ class MultiSource(Source):
         format: Format,
         paths: Sequence[Path],
         options: OpenOptions,
-        known: sidecar.Sidecar | None,
+        hint: Schema | None = None,
         notes: Sequence[str] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -293,7 +393,7 @@ class MultiSource(Source):
         self.path = Path(os.path.commonpath([p.absolute().parent for p in paths]))
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Slot] = OrderedDict()
-        self._hint = known.schema if known is not None and known.format == format.name else None
+        self._hint = hint
         self._said: Counter[str] = Counter()
         counts = self._check_files(progress)
         self._starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])
@@ -309,7 +409,7 @@ class MultiSource(Source):
         counts = np.zeros(len(self.paths), np.int64)
         first = ""
         for i, path in enumerate(self.paths):
-            with self._file(i) as source:
+            with self.file(i) as source:
                 counts[i] = len(source)
                 self._said.update(source.notes)
                 if not counts[i]:
@@ -344,7 +444,7 @@ class MultiSource(Source):
                 self._close(index)
 
     @contextmanager
-    def _file(self, index: int) -> Iterator[Source]:
+    def file(self, index: int) -> Iterator[Source]:
         """Lend the source of one file, opening it if need be."""
         with self._lock:
             slot = self._open.setdefault(index, _Slot())
@@ -395,7 +495,7 @@ class MultiSource(Source):
             return empty_batch(self.schema)
         if len(ranges) == 1:
             index, first, last = ranges[0]
-            with self._file(index) as source:
+            with self.file(index) as source:
                 batch = source.read(first, last, arena)
             return {name: batch[name] for name in self.schema.names}
         parts: list[Batch] = []
@@ -407,7 +507,7 @@ class MultiSource(Source):
         done = 0
         scratch = Arena()
         for index, first, last in ranges:
-            with self._file(index) as source:
+            with self.file(index) as source:
                 batch = source.read(first, last, scratch)
             for name, out in fixed.items():
                 out[done : done + last - first] = batch[name]
@@ -423,7 +523,7 @@ class MultiSource(Source):
             return super().sizes(start, stop)
         parts = [np.zeros(0, np.int64)]
         for index, first, last in self._ranges(start, stop):
-            with self._file(index) as source:
+            with self.file(index) as source:
                 sizes = source.sizes(first, last)
             if sizes is None:
                 return None
@@ -432,17 +532,17 @@ class MultiSource(Source):
 
     def resident_nbytes(self) -> int:
         """Return what reading holds in all files that are open at once; see `Source`."""
-        with self._file(0) as source:
+        with self.file(0) as source:
             return source.resident_nbytes() * min(len(self.paths), MAX_OPEN)
 
     def layouts(self) -> dict[str, Layout]:
         """Return how the fields lie in the first file."""
-        with self._file(0) as source:
+        with self.file(0) as source:
             return source.layouts()
 
     def loading_code(self) -> str:
         """Return a program that loads sample 0 of the first file."""
-        with self._file(0) as source:
+        with self.file(0) as source:
             return source.loading_code()
 
     def close(self) -> None:

@@ -524,6 +524,17 @@ class FieldSpec:
             return cls(name, path, index, np.dtype(np.uint8), (None,), word)  # type: ignore[arg-type]
         return cls(name, path, index, parse_dtype(word), parse_shape(match["shape"] or ""))
 
+    def __str__(self) -> str:
+        """Return the spec as it is typed; `parse` is the inverse."""
+        path = f"={self.path}" if self.path != self.name else ""
+        index = "".join(f"@{p}" for p in self.index)
+        if self.dtype is None:
+            return f"{self.name}{path}{index}"
+        kind = self.kind
+        if kind == "array":
+            kind = f"{show_dtype(self.dtype)}{show_shape(self.shape)}"  # type: ignore[assignment]
+        return f"{self.name}{path}{index}:{kind}"
+
     def to_field(self, attrs: Attrs | None = None) -> Field:
         """Return the field; the spec must have a dtype."""
         if self.dtype is None:

@@ -1,9 +1,10 @@
-"""The sidecar: a small JSON file beside a dataset, from which others read what it holds.
+"""The sidecar: a small JSON file beside a dataset, from which every sample's place is computed.
 
 Specification, version 1
 ------------------------
 The sidecar of ``train.tfrecord`` is ``train.tfrecord.dsprep.json``; that of a directory ``train``
 is ``train.dsprep.json``. It is written last, so a dataset with a valid sidecar is complete.
+Numbers are JSON integers; offsets and sizes count bytes.
 
 ================== ============================================================================
 ``dsprep_sidecar`` the major version of this specification, 1; readers refuse a larger one
@@ -14,11 +15,61 @@ is ``train.dsprep.json``. It is written last, so a dataset with a valid sidecar 
 ``attrs``          attributes: ``""`` for the dataset, field names for the fields; see
                    `encode_attr`
 ``files``          in sample order: ``path`` (``.`` for a dataset of one file or store, otherwise
-                   relative to the dataset's directory), ``samples``, ``nbytes``
+                   relative to the dataset's directory), ``samples``, ``nbytes``; the rest of its
+                   identity: ``mtime_ns``, ``inode``, ``files`` (data files in a directory, 1 if
+                   left out), ``facts`` (what the format tells about its state), ``sampled``
+                   (digest of sampled blocks); ``layout`` (which one of ``layouts``, 0 if left
+                   out); ``crc32c`` (optional: see below)
+``layouts``        how the samples of a file lie; files that are alike share one
+``reading``        how the samples were told from the file, where that is not the default: the
+                   options of `OpenOptions`
+``notes``          what was assumed or left out when the dataset was looked at
+``companion``      ``nbytes`` and ``blake2b`` of ``NAME.dsprep.bin``, where large tables are; left
+                   out if there is none
 ``lineage``        what it was made from: ``source``, ``command``, ``version``, ``created``
 ================== ============================================================================
 
-Unknown keys are kept when a sidecar is read and written again. Nothing in it is executed.
+A **layout** tells of each field of the schema where it lies. ``n`` stands for the samples of the
+file that has the layout.
+
+``records``
+    A block holds a sample. ``offsets`` and ``lengths``: laws; ``path``: the file in a directory;
+    ``blocks``: how many, if not n; ``order``: a law, the block of each sample (sample i is block i
+    if left out). ``parts``: field to ``[at, nbytes]``, its place in every block (``nbytes`` null:
+    up to the end), or null if only the recipe finds it. ``recipe``: how a block is taken apart:
+    ``{"name": "values"}`` (dsprep's encoding in LMDB), ``{"name": "datum"}`` (Caffe),
+    ``{"name": "example"}`` (``tf.train.Example``) and parameters. ``frame``: what proves a block:
+    ``{"name": "lmdb", "psize": 4096}`` (the header of an overflow page is before it) or
+    ``{"name": "tfrecord"}`` (length and CRC before, the payload's CRC behind).
+``columns``
+    A field is an array of its own, in chunks (the whole array is one, if it is contiguous).
+    ``rows`` (n times ``lines`` if left out), ``inner`` (the other axes), ``itemsize``; ``chunk``
+    (its shape, in elements; the whole if left out); ``path`` (in a directory: ``{0}`` stands for
+    the file's number along axis 0), ``files`` (chunks per file along each axis); ``offsets``,
+    ``lengths``: laws of the chunks, numbered file by file, each in C order; -1 is a chunk that is
+    not stored and holds ``fill`` (an element, base64). ``filters``: what was done to a chunk, in
+    that order, see `dsprep.filters`; ``masks``: a law, a bit for each filter that was left out.
+    ``lines``: rows per sample, 1 if left out; ragged fields: ``first`` and ``count``, laws, the
+    rows of each sample.
+``unlocated``
+    Fields that only the format's library can read: name to the reason.
+``groups``
+    Where samples lie in groups of ``samples``: ``offsets``, ``lengths`` and ``crc32c``: laws.
+``provenance``
+    How the file was made, as far as its structure shows; for people.
+
+A **law** is a number (the same for all), or an object, by ``law``: ``affine`` (``base``,
+``stride``); ``runs`` (``runs``: how many; ``data``: varints of count, stride and jump of each);
+``table`` (``data``: byte planes); ``follow`` (each begins where the one before ends: ``rest``,
+``frame``, ``align``); ``periodic`` (``period``, ``of``); ``tree`` and ``replay`` (LMDB's own
+order); see `dsprep.laws`. ``data`` is a packed table: base64, or ``{"at", "nbytes", "blake2b"}``
+in the companion; see `dsprep.packing`.
+
+``crc32c`` of a file: ``{"block": bytes, "data": table}``, the CRC-32C of each block of the file (of
+the data files of a directory one behind another, by path); the last block may be shorter.
+
+Unknown keys are kept when a sidecar is read and written again. Nothing in it is executed, and
+every offset is compared with the file before it is used.
 """
 
 from __future__ import annotations
@@ -35,12 +86,79 @@ import numpy as np
 
 from dsprep.errors import FormatError
 from dsprep.schema import Schema, decode_dtype, encode_dtype
-from dsprep.storage import sync_directory, tree_nbytes
+from dsprep.storage import sync_directory
 
 VERSION = 1
 SUFFIX = ".dsprep.json"
+COMPANION = ".dsprep.bin"
+NAMES = (SUFFIX, COMPANION)
+"""Files that are beside datasets, and no part of them."""
+LARGEST = 1 << 60
+"""Numbers of samples are smaller."""
 MAX_NBYTES = 256 << 20
 """No sidecar is larger; a larger file is not read into memory."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What is known of a file (or of all data files of a directory) besides its content.
+
+    Attributes
+    ----------
+    nbytes
+        Its size.
+    mtime_ns
+        The newest time stamp; None: not recorded.
+    inode
+        Of the file, or of the directory; None: not recorded.
+    files
+        Data files in a directory; 1 for a file.
+    facts
+        What the format tells, see `Format.identity`.
+    sampled
+        Digest of the sampled blocks; empty: not recorded.
+    """
+
+    nbytes: int
+    mtime_ns: int | None = None
+    inode: int | None = None
+    files: int = 1
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    sampled: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON, without what is not recorded."""
+        json: dict[str, Any] = {"nbytes": self.nbytes}
+        if self.mtime_ns is not None:
+            json["mtime_ns"] = self.mtime_ns
+        if self.inode is not None:
+            json["inode"] = self.inode
+        if self.files != 1:
+            json["files"] = self.files
+        if self.facts:
+            json["facts"] = dict(self.facts)
+        if self.sampled:
+            json["sampled"] = self.sampled
+        return json
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Self:
+        """Return what `to_json` wrote; `TypeError` or `KeyError` if it is something else."""
+        times = {k: json.get(k) for k in ("mtime_ns", "inode")}
+        for value in (json["nbytes"], json.get("files", 1), *times.values()):
+            if value is not None and (not isinstance(value, int) or not 0 <= value < 1 << 63):
+                raise TypeError(f"{value!r} is not a size or a time")
+        facts = json.get("facts", {})
+        if not isinstance(facts, Mapping):
+            raise TypeError("facts are no JSON object")
+        return cls(
+            json["nbytes"],
+            times["mtime_ns"],
+            times["inode"],
+            json.get("files", 1),
+            facts,
+            str(json.get("sampled", "")),
+        )
 
 
 @dataclass(frozen=True)
@@ -53,24 +171,62 @@ class FileEntry:
         Relative to the dataset; ``.`` for the dataset itself.
     samples
         Samples in it.
-    nbytes
-        Its size, by which a change is noticed.
+    identity
+        By which a change is noticed.
+    layout
+        Which of the sidecar's layouts it has.
+    crc32c
+        The JSON of its checksums; None without.
     """
 
     path: str
     samples: int
-    nbytes: int
+    identity: Identity
+    layout: int = 0
+    crc32c: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON; `from_json` is the inverse."""
+        json = {"path": self.path, "samples": self.samples, **self.identity.to_json()}
+        if self.layout:
+            json["layout"] = self.layout
+        if self.crc32c is not None:
+            json["crc32c"] = dict(self.crc32c)
+        return json
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Self:
+        """Return what `to_json` wrote; a built-in exception if it is something else."""
+        path, samples, layout = json["path"], json["samples"], json.get("layout", 0)
+        if not isinstance(path, str) or path.startswith("/") or "\0" in path:
+            raise ValueError(f"the path {path!r} is not relative")
+        if ".." in path.split("/"):
+            raise ValueError(f"the path {path!r} leaves the dataset")
+        for value in (samples, layout):
+            if not isinstance(value, int) or not 0 <= value < LARGEST:
+                raise TypeError(f"{value!r} is not a number of samples, or of a layout")
+        crcs = json.get("crc32c")
+        if crcs is not None and not isinstance(crcs, Mapping):
+            raise TypeError("crc32c is no JSON object")
+        return cls(path, samples, Identity.from_json(json), layout, crcs)
 
 
 @dataclass(frozen=True)
-class Sidecar:
-    """The content of a sidecar; the attributes are those of the specification above."""
+class Content:
+    """What a sidecar says; the attributes are those of the specification above.
+
+    `layouts` is their JSON: `dsprep.layout.codec` reads it when it is needed.
+    """
 
     format: str
     schema: Schema
     files: tuple[FileEntry, ...]
     lineage: Mapping[str, Any] = field(default_factory=dict)
     unknown: Mapping[str, Any] = field(default_factory=dict)
+    layouts: tuple[Mapping[str, Any], ...] = ()
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    companion: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -82,18 +238,24 @@ class Sidecar:
         attrs = {f.name: f.attrs for f in self.schema if f.attrs}
         if self.schema.attrs:
             attrs = {"": self.schema.attrs, **attrs}
-        return {
+        json: dict[str, Any] = {
             "dsprep_sidecar": VERSION,
             "format": self.format,
             "samples": self.samples,
             "schema": self.schema.to_json(),
-            "attrs": {n: {k: encode_attr(v) for k, v in a.items()} for n, a in attrs.items()},
-            "files": [
-                {"path": f.path, "samples": f.samples, "nbytes": f.nbytes} for f in self.files
-            ],
-            "lineage": dict(self.lineage),
-            **self.unknown,
         }
+        if attrs:
+            json["attrs"] = {n: {k: encode_attr(v) for k, v in a.items()} for n, a in attrs.items()}
+        json["files"] = [f.to_json() for f in self.files]
+        if self.layouts:
+            json["layouts"] = [dict(layout) for layout in self.layouts]
+        if self.reading:
+            json["reading"] = dict(self.reading)
+        if self.notes:
+            json["notes"] = list(self.notes)
+        if self.companion is not None:
+            json["companion"] = dict(self.companion)
+        return {**json, "lineage": dict(self.lineage), **self.unknown}
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any], where: object) -> Self:
@@ -114,31 +276,54 @@ class Sidecar:
                     found=version,
                     fix="install a newer dsprep",
                 )
-            attrs = {
-                str(n): {str(k): decode_attr(v) for k, v in a.items()}
-                for n, a in json.get("attrs", {}).items()
-            }
-            schema = Schema.from_json(json["schema"])
-            schema = Schema(
-                tuple(replace(f, attrs=attrs.get(f.name, {})) for f in schema),
-                attrs.get("", {}),
-            )
-            files = tuple(
-                FileEntry(str(f["path"]), int(f["samples"]), int(f["nbytes"]))
-                for f in json["files"]
-            )
-            known = {"dsprep_sidecar", "format", "samples", "schema", "attrs", "files", "lineage"}
-            unknown = {k: v for k, v in json.items() if k not in known}
-            return cls(str(json["format"]), schema, files, json.get("lineage", {}), unknown)
+            return cls._from_json(json)
         except FormatError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise FormatError(
                 "the sidecar does not follow its specification",
                 where=where,
-                found=f"{type(error).__name__}: {error}",
-                fix="delete it, or write it again",
+                found=f"{type(error).__name__}: {str(error)[:200]}",
+                fix="delete it, or write it again with dsprep provenance",
             ) from error
+
+    @classmethod
+    def _from_json(cls, json: Mapping[str, Any]) -> Self:
+        attrs = {
+            str(n): {str(k): decode_attr(v) for k, v in a.items()}
+            for n, a in json.get("attrs", {}).items()
+        }
+        schema = Schema.from_json(json["schema"])
+        schema = Schema(
+            tuple(replace(f, attrs=attrs.get(f.name, {})) for f in schema), attrs.get("", {})
+        )
+        files = tuple(map(FileEntry.from_json, json["files"]))
+        layouts = tuple(json.get("layouts", ()))
+        for mapping in (*layouts, json.get("lineage", {}), json.get("reading", {})):
+            if not isinstance(mapping, Mapping):
+                raise TypeError(f"{str(mapping)[:40]!r} is no JSON object")
+        if sum(f.samples for f in files) >= LARGEST:
+            raise ValueError("there are impossibly many samples")
+        if layouts and any(f.layout >= len(layouts) for f in files):
+            raise ValueError("a file has a layout that is not there")
+        companion = json.get("companion")
+        if companion is not None and not isinstance(companion, Mapping):
+            raise TypeError("companion is no JSON object")
+        return cls(
+            str(json["format"]),
+            schema,
+            files,
+            json.get("lineage", {}),
+            {k: v for k, v in json.items() if k not in _KNOWN},
+            layouts,
+            json.get("reading", {}),
+            companion,
+            tuple(map(str, json.get("notes", ()))),
+        )
+
+
+_KNOWN = {"dsprep_sidecar", "format", "samples", "schema", "attrs", "files", "layouts"}
+_KNOWN |= {"reading", "notes", "companion", "lineage"}
 
 
 def sidecar_path(dataset: Path) -> Path:
@@ -146,7 +331,7 @@ def sidecar_path(dataset: Path) -> Path:
     return dataset.with_name(dataset.name + SUFFIX)
 
 
-def read(path: Path) -> Sidecar:
+def read(path: Path) -> Content:
     """Read a sidecar.
 
     Raises
@@ -162,19 +347,57 @@ def read(path: Path) -> Sidecar:
         raise FormatError("the sidecar is not JSON", where=path, found=error) from error
     if not isinstance(content, dict):
         raise FormatError("the sidecar is not a JSON object", where=path)
-    return Sidecar.from_json(content, path)
+    return Content.from_json(content, path)
 
 
-def write(sidecar: Sidecar, path: Path, *, durable: bool = True) -> None:
-    """Write a sidecar under a temporary name and rename it, durably unless told otherwise."""
-    write_json(sidecar.to_json(), path, durable=durable)
+def write(content: Content, path: Path, companion: bytes = b"", *, durable: bool = True) -> None:
+    """Write a sidecar, and before it its companion, each under a temporary name first.
+
+    Without `durable` it is not waited for the disk.
+    """
+    if companion:
+        _replace(path.with_name(companion_name(path)), companion, durable)
+    _replace(path, dump(content).encode(), durable)
+    if not companion:
+        path.with_name(companion_name(path)).unlink(missing_ok=True)
+
+
+def companion_name(path: Path) -> str:
+    """Return the name of the companion of the sidecar `path`."""
+    return path.name.removesuffix(SUFFIX).removesuffix(".json") + COMPANION
+
+
+def dump(content: Content) -> str:
+    """Return the text of a sidecar: a line for each key, field, file and layout."""
+    lines = []
+    for key, value in content.to_json().items():
+        if isinstance(value, list) and len(value) > 1:
+            inner = ",\n  ".join(map(_compact, value))
+            lines.append(f"{_compact(key)}: [\n  {inner}\n ]")
+        else:
+            lines.append(f"{_compact(key)}: {_compact(value)}")
+    return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def _compact(value: Any) -> str:
+    """Return JSON in one line; names that are no Unicode are escaped, as is all else then."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(value, default=str)
+    return text
 
 
 def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) -> None:
     """Replace the file `path` by `content` as JSON, all or nothing."""
+    _replace(path, dump_json(content).encode(), durable)
+
+
+def _replace(path: Path, content: bytes, durable: bool) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
-        file.write(dump_json(content).encode())
+        file.write(content)
         file.flush()
         if durable:
             os.fsync(file.fileno())
@@ -193,10 +416,10 @@ def dump_json(content: Any) -> str:
     return text
 
 
-def find(files: Sequence[Path]) -> tuple[Sidecar, Path] | None:
+def find(files: Sequence[Path]) -> tuple[Content, Path] | None:
     """Return the sidecar that covers `files`, reduced to them, and the dataset; None without one.
 
-    It lies beside the only file, or beside the directory that holds them all, and lists them.
+    It lies beside the only file, or beside a directory that holds them all, and lists them.
 
     Raises
     ------
@@ -204,30 +427,18 @@ def find(files: Sequence[Path]) -> tuple[Sidecar, Path] | None:
         If there is one and it cannot be read, or lists other files.
     """
     absolute = [f.absolute() for f in files]
-    candidates = [absolute[0].parent] if len(files) > 1 else [absolute[0], absolute[0].parent]
-    for dataset in candidates:
+    common = Path(os.path.commonpath(absolute))
+    for dataset in [common, common.parent] if len(files) == 1 else [common]:
         where = sidecar_path(dataset)
         if not where.is_file():
             continue
-        sidecar = read(where)
-        entries = {dataset / e.path: e for e in sidecar.files}
+        content = read(where)
+        entries = {dataset / e.path: e for e in content.files}
         unknown = [f for f in absolute if f not in entries]
         if unknown:
             raise FormatError("it does not list this file", where=where, found=unknown[0].name)
-        return replace(sidecar, files=tuple(entries[f] for f in absolute)), dataset
+        return replace(content, files=tuple(entries[f] for f in absolute)), dataset
     return None
-
-
-def changes(sidecar: Sidecar, dataset: Path) -> list[str]:
-    """Return how the files differ from what the sidecar says, one clause each."""
-    lines = []
-    for entry in sidecar.files:
-        path = dataset / entry.path
-        if not path.exists():
-            lines.append(f"{path.name} is missing")
-        elif (found := tree_nbytes(path)) != entry.nbytes:
-            lines.append(f"{path.name} has {found} bytes, expected {entry.nbytes}")
-    return lines
 
 
 def encode_attr(value: Any) -> Any:
@@ -260,18 +471,3 @@ def decode_attr(json: Any) -> Any:
         return np.array(json["strings"], object).reshape(shape)
     array = np.frombuffer(base64.b64decode(json["data"]), decode_dtype(json["dtype"]))
     return array.reshape(shape) if shape else array.reshape(())[()]
-
-
-def make(
-    format: str,
-    schema: Schema,
-    files: list[tuple[Path, int]],
-    dataset: Path,
-    lineage: Mapping[str, Any],
-) -> Sidecar:
-    """Return the sidecar of finished `files` (path and samples) of `dataset`."""
-    entries = tuple(
-        FileEntry(os.path.relpath(path, dataset), samples, tree_nbytes(path))
-        for path, samples in files
-    )
-    return Sidecar(format, schema, entries, lineage)

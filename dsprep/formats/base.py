@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self, TypeAlias, overload
@@ -75,6 +75,53 @@ class OpenOptions:
     keys_as: str | None = None
     records: Literal["auto", "opaque"] = "auto"
     check_crc: bool = True
+
+    @property
+    def meaning(self) -> OpenOptions:
+        """The options that decide what the samples are; the rest decides what is checked."""
+        return replace(self, check_crc=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is not as by default, without `check_crc`; `from_json` is the inverse."""
+        json: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value != getattr(OpenOptions(), f.name) and f.name != "check_crc":
+                json[f.name] = value
+        if self.fields:
+            json["fields"] = [str(s) for s in self.fields]
+        if self.skip_keys:
+            json["skip_keys"] = [k.decode("utf-8", "surrogateescape") for k in self.skip_keys]
+        return json
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> OpenOptions:
+        """Return the options that `to_json` wrote.
+
+        Raises
+        ------
+        FormatError
+            If they are no such options.
+        """
+        known = {f.name for f in fields(cls)}
+        texts = {k: json[k] for k in ("sample_axis", "order", "values", "records") if k in json}
+        allowed = {"auto", "first", "none", "key", "file", "numeric", "opaque", "datum"}
+        lists = [json.get("fields", []), json.get("skip_keys", [])]
+        names = [json.get("database"), json.get("keys_as")]
+        if (
+            not json.keys() <= known
+            or not all(t in allowed for t in texts.values())
+            or not all(isinstance(x, list) and all(isinstance(s, str) for s in x) for x in lists)
+            or not all(n is None or isinstance(n, str) for n in names)
+        ):
+            raise FormatError("the reading options of a sidecar are damaged", found=str(json)[:80])
+        return cls(
+            fields=tuple(map(FieldSpec.parse, lists[0])),
+            skip_keys=tuple(k.encode("utf-8", "surrogateescape") for k in lists[1]),
+            database=names[0],
+            keys_as=names[1],
+            **texts,
+        )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ a number      the same for every index
 ``runs``      affine runs: nearly everything that was written in some order
 ``table``     a number for each index: lengths that vary
 ``follow``    offsets of blocks one behind another, from their lengths
+``periodic``  a law that begins again every so many indices: the chunks of equal shards
 ``tree``      LMDB: a database written in one transaction, or copied compactly (closed form)
 ``replay``    LMDB: a database written in key order in several transactions
 ============= ===================================================================================
@@ -50,6 +51,7 @@ LAWS = {
     "runs": "dsprep.laws.runs:Runs",
     "table": "dsprep.laws.table:Table",
     "follow": "dsprep.laws.follow:Follow",
+    "periodic": "dsprep.laws.periodic:Periodic",
     "tree": "dsprep.laws.tree:Tree",
     "replay": "dsprep.laws.replay:Replay",
 }

@@ -1,0 +1,471 @@
+"""Reading a dataset through its sidecar: places are computed, bytes come by ``preadv``.
+
+No format library is opened. Whatever the sidecar says is compared with the files before it is
+used, and whether the files are still the ones that it was written for is checked at the start.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+
+from dsprep import sidecar
+from dsprep.errors import FormatError, UsageError
+from dsprep.identity import differences
+from dsprep.layout import codec
+from dsprep.layout.codec import file_path
+from dsprep.layout.extents import locate
+from dsprep.layout.model import FileLayout
+from dsprep.packing import Tables, digest
+from dsprep.reading.columns import ColumnReader
+from dsprep.reading.files import File, Files
+from dsprep.reading.records import RecordReader, Verify
+from dsprep.schema import Arena, Array, Batch, Ints, Ragged, Schema, concatenate
+from dsprep.sidecar import Content
+from dsprep.spans import ranges
+
+Indices: TypeAlias = int | slice | Sequence[int] | Array
+
+CHECKED = 64
+"""Files that are compared with the sidecar when it is opened; of more, so many spread evenly."""
+
+MAX_COMPANION = 8 << 30
+
+
+class StaleError(FormatError):
+    """The data are not those that the sidecar was written for."""
+
+
+class StaleWarning(UserWarning):
+    """A sidecar is not used, since it is damaged or the data changed."""
+
+
+def changes(content: Content, dataset: Path, most: int | None = None) -> list[str]:
+    """Return how the files differ from what a sidecar says, one clause each.
+
+    Parameters
+    ----------
+    most
+        Look only at so many of the files, spread evenly; None: at all.
+    """
+    files = content.files
+    chosen: Iterable[int] = range(len(files))
+    if most is not None and len(files) > most:
+        chosen = np.unique(np.linspace(0, len(files) - 1, most).astype(int)).tolist()
+    lines = []
+    for i in chosen:
+        path = dataset / files[i].path
+        found = differences(path, content.format, files[i].identity)
+        lines += [f"{path.name}: {line}" for line in found]
+    return lines
+
+
+def stale(change: str, path: Path, dataset: Path) -> StaleError:
+    """Return the error for data that changed since the sidecar `path` was written."""
+    return StaleError(
+        f"the data changed since the sidecar was written: {change}",
+        where=path,
+        fix=f"write it again with dsprep provenance {dataset}",
+    )
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Bytes that hold a field of a sample, or a part of it.
+
+    Attributes
+    ----------
+    index
+        The sample.
+    field
+        The field.
+    file
+        The file, relative to the directory of the sidecar.
+    offset, length
+        The stored bytes; offset -1: not stored, fill values.
+    inside, inside_nbytes
+        Of a chunk that has to be decoded: where in it, once decoded, the sample's bytes are; None
+        where the stored bytes are the sample's.
+    """
+
+    index: int
+    field: str
+    file: str
+    offset: int
+    length: int
+    inside: int | None = None
+    inside_nbytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON, ``inside`` only for chunks."""
+        return {k: v for k, v in vars(self).items() if v is not None}
+
+
+class Sidecar:
+    """A dataset, read through its sidecar; closed by `close` or by leaving a ``with`` block.
+
+    Safe to use from several threads.
+
+    Attributes
+    ----------
+    path
+        The sidecar.
+    dataset
+        What it lies beside: a file, a store, or a directory of files.
+    content
+        What it says.
+    schema
+        The fields of every sample.
+    """
+
+    def __init__(self, content: Content, dataset: Path, path: Path) -> None:
+        self.content, self.dataset, self.path = content, dataset, path
+        self.schema = content.schema
+        if not content.layouts:
+            raise FormatError(
+                "the sidecar does not tell where samples lie",
+                where=path,
+                fix=f"write it again with dsprep provenance {dataset}",
+            )
+        self._files = Files()
+        counts = [f.samples for f in content.files]
+        self._starts: Ints = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._tables: Tables | None = None
+        self._lock = threading.Lock()
+        self._layout = lru_cache(maxsize=1024)(self._parse_layout)
+        self._reader = lru_cache(maxsize=256)(self._make_reader)
+
+    @classmethod
+    def open(
+        cls, path: str | Path, data: str | Path | None = None, *, check: bool = True
+    ) -> Sidecar:
+        """Open a sidecar.
+
+        Parameters
+        ----------
+        path
+            The sidecar, or the dataset that it lies beside.
+        data
+            The dataset, where it is not the one beside the sidecar.
+        check
+            Whether to see that the data did not change since.
+
+        Raises
+        ------
+        StaleError
+            If they did; the message names the command that mends it.
+        FormatError
+            If it is no sidecar, or says nothing about places.
+        """
+        path = Path(path)
+        if not path.name.endswith(sidecar.SUFFIX) and data is None:
+            data, path = path, sidecar.sidecar_path(path)
+        dataset = Path(data) if data is not None else path.with_name(_stem(path))
+        found = cls(sidecar.read(path), dataset, path)
+        if check:
+            found.check()
+        return found
+
+    def check(self) -> None:
+        """Raise `StaleError` if the data changed since the sidecar was written; a few reads."""
+        changed = changes(self.content, self.dataset, CHECKED)
+        if changed:
+            raise stale(changed[0], self.path, self.dataset)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    # --- layouts -----------------------------------------------------------------------------
+
+    def layout(self, file: int) -> FileLayout:
+        """Return the layout of file number `file`."""
+        entry = self.content.files[file]
+        return self._layout(entry.layout, entry.samples)
+
+    def _parse_layout(self, number: int, samples: int) -> FileLayout:
+        with self._lock:
+            if self._tables is None:
+                self._tables = Tables(self._companion(), self.path)
+        json = self.content.layouts[number]
+        return codec.from_json(json, samples, self.schema, self._tables)
+
+    def _companion(self) -> bytes | None:
+        known = self.content.companion
+        if known is None:
+            return None
+        path = self.path.with_name(sidecar.companion_name(self.path))
+        fix = f"write the sidecar again with dsprep provenance {self.dataset}"
+        if not path.is_file():
+            raise FormatError("the companion of the sidecar is missing", where=path, fix=fix)
+        if path.stat().st_size != known.get("nbytes") or path.stat().st_size > MAX_COMPANION:
+            raise FormatError(
+                "the companion is of another sidecar",
+                where=path,
+                expected=known.get("nbytes"),
+                found=path.stat().st_size,
+                fix=fix,
+            )
+        data = path.read_bytes()
+        if digest(data) != known.get("blake2b"):
+            raise FormatError("the companion is of another sidecar", where=path, fix=fix)
+        return data
+
+    def file_of(self, sample: int) -> tuple[int, int]:
+        """Return the number of the file that holds `sample`, and the sample's number in it."""
+        file = int(np.searchsorted(self._starts, sample, "right")) - 1
+        return file, sample - int(self._starts[file])
+
+    def files_of(self, start: int, stop: int) -> Iterator[tuple[FileLayout, int, Ints]]:
+        """Yield ``(layout, first, numbers)`` of each file that holds some of ``start .. stop``.
+
+        `first` is the first of these samples that it holds, `numbers` are theirs in the file.
+        """
+        while start < stop:
+            file, local = self.file_of(start)
+            end = min(stop, int(self._starts[file + 1]))
+            yield self.layout(file), start, np.arange(local, local + end - start, dtype=np.int64)
+            start = end
+
+    # --- places ------------------------------------------------------------------------------
+
+    def indices(self, chosen: Indices) -> Ints:
+        """Return sample numbers as int64, shape ``(n,)``, negative ones counted from the end.
+
+        Raises
+        ------
+        IndexError
+            If one is not in the dataset.
+        """
+        n = len(self)
+        if isinstance(chosen, slice):
+            return np.arange(*chosen.indices(n), dtype=np.int64)
+        found = np.atleast_1d(np.asarray(chosen))
+        if found.size and found.dtype.kind not in "iu":
+            raise UsageError("samples are chosen by integers", found=found.dtype)
+        found = found.astype(np.int64).reshape(-1)
+        if not len(found):
+            return found
+        low = int(found.min())
+        if low < -n or int(found.max()) >= n:
+            wrong = low if low < -n else int(found.max())
+            raise IndexError(f"sample {wrong} of {n} in {self.dataset}")
+        return np.where(found < 0, found + n, found) if low < 0 else found
+
+    def _by_file(self, indices: Ints) -> list[tuple[int, Ints, Ints]]:
+        """Return, for each file that holds some, ``(file, which of the indices, theirs in it)``."""
+        if len(self.content.files) == 1:
+            return [(0, np.arange(len(indices), dtype=np.int64), indices)]
+        file = np.searchsorted(self._starts, indices, "right") - 1
+        order = np.argsort(file, kind="stable")
+        edges = np.flatnonzero(np.diff(file[order])) + 1
+        parts = []
+        for which in np.split(order, edges):
+            if len(which):
+                number = int(file[which[0]])
+                parts.append((number, which, indices[which] - self._starts[number]))
+        return parts
+
+    def locate(self, chosen: Indices, field: str) -> tuple[Array, Ints, Ints, Ints]:
+        """Return where a field lies whose values lie in one piece each.
+
+        Returns
+        -------
+        ``(request, file, offset, length)``, each of shape ``(m,)``: which of the indices, the
+        number of the entry in ``content.files``, and the stored bytes; see `extents`.
+
+        Raises
+        ------
+        UsageError, SchemaError
+            If there is no such field, or only the format's library finds it.
+        """
+        indices = self.indices(chosen)
+        self.schema[field]
+        parts = []
+        for number, which, local in self._by_file(indices):
+            found = locate(self.layout(number), field, local)
+            file = np.full(len(found.offset), number, np.int64)
+            parts.append((which[found.request], file, found.offset, found.length))
+        if len(parts) == 1:
+            return parts[0]
+        joined = [np.concatenate([p[k] for p in parts]) for k in range(4)] if parts else []
+        if not joined:
+            return tuple(np.zeros(0, np.int64) for _ in range(4))  # type: ignore[return-value]
+        order = np.argsort(joined[0], kind="stable")
+        return tuple(a[order] for a in joined)  # type: ignore[return-value]
+
+    def extents(self, chosen: Indices, fields: Sequence[str] = ()) -> list[Extent]:
+        """Return every range of bytes that holds the fields of the samples, in their order."""
+        indices = self.indices(chosen)
+        rows: list[tuple[int, int, Extent]] = []
+        for k, name in enumerate(fields or self.schema.names):
+            self.schema[name]
+            for number, which, local in self._by_file(indices):
+                found = locate(self.layout(number), name, local)
+                entry = self.dataset / self.content.files[number].path
+                for j, request in enumerate(which[found.request].tolist()):
+                    path = found.template
+                    if found.place is not None:
+                        path = file_path(path, found.place[:, j].tolist())
+                    inside = inside_nbytes = None
+                    if found.inside is not None and found.inside_nbytes is not None:
+                        inside = int(found.inside[j])
+                        inside_nbytes = int(found.inside_nbytes[j])
+                    extent = Extent(
+                        int(indices[request]),
+                        name,
+                        _relative(entry / path if path else entry, self.path.parent),
+                        int(found.offset[j]),
+                        int(found.length[j]),
+                        inside,
+                        inside_nbytes,
+                    )
+                    rows.append((request, k, extent))
+        rows.sort(key=lambda row: row[:2])
+        return [extent for _, _, extent in rows]
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def read(
+        self,
+        chosen: Indices,
+        fields: Sequence[str] = (),
+        *,
+        verify: Verify = None,
+        arena: Arena | None = None,
+    ) -> Batch:
+        """Return samples by their numbers, in the order asked for.
+
+        Parameters
+        ----------
+        chosen
+            A number, a slice, or numbers in any order, also several times the same.
+        fields
+            The fields wanted; all when empty.
+        verify
+            ``"header"``: compare what stands before each record (LMDB's overflow page, a
+            TFRecord's length and its CRC) with what the sidecar says; ``"full"``: and the CRCs
+            of the payloads, where the format has them.
+        arena
+            Memory to use; see `Source.read`.
+
+        Raises
+        ------
+        FormatError
+            If the files do not fit the sidecar, or are damaged.
+        UsageError
+            If only the format's library can read a field.
+        """
+        indices = self.indices(chosen)
+        names = list(fields or self.schema.names)
+        for name in names:
+            self.schema[name]
+        groups = self._by_file(indices)
+        if len(groups) == 1:
+            number, _, local = groups[0]
+            return self._read_file(number, local, names, verify, arena)
+        schema = Schema(tuple(self.schema[n] for n in names))
+        parts, order = [], []
+        for number, which, local in groups:
+            batch = self._read_file(number, local, names, verify, None)
+            parts.append({n: batch[n] for n in names})
+            order.append(which)
+        joined = concatenate(schema, parts) if parts else concatenate(schema, [])
+        back = np.argsort(np.concatenate([np.zeros(0, np.int64), *order]), kind="stable")
+        if len(back) and bool((back == np.arange(len(back))).all()):
+            return joined
+        return {n: _taken(c, back) for n, c in joined.items()}
+
+    def _read_file(
+        self, number: int, local: Ints, names: list[str], verify: Verify, arena: Arena | None
+    ) -> Batch:
+        entry = self.content.files[number]
+        layout, (records, columns) = self.layout(number), self._reader(number)
+        lost = [n for n in names if n in layout.unlocated]
+        if lost:
+            raise UsageError(
+                f"field {lost[0]} can be read only by the format's own library: "
+                f"{layout.unlocated[lost[0]]}",
+                where=self.dataset / entry.path,
+                fix="leave it out, or open the dataset with dsprep.open",
+            )
+        out: Batch = {}
+        inside = [n for n in names if n not in columns]
+        if inside and records is not None:
+            path = records.records.blocks.path
+            file = self._open(number, path)
+            first = int(self._starts[number])
+            out = records.read(file, local, inside, verify, arena, first)
+        for name in names:
+            if name in columns:
+                out[name] = columns[name].read(local, arena)
+        return {name: out[name] for name in names}
+
+    def _make_reader(self, number: int) -> tuple[RecordReader | None, dict[str, ColumnReader]]:
+        layout = self.layout(number)
+        records = None
+        if layout.records is not None:
+            records = RecordReader(layout.records, self.schema)
+        columns = {
+            name: ColumnReader(column, self.schema[name], lambda path: self._open(number, path))
+            for name, column in layout.columns.items()
+        }
+        return records, columns
+
+    def _open(self, number: int, path: str) -> File:
+        entry = self.dataset / self.content.files[number].path
+        return self._files.get(entry / path if path else entry)
+
+    def resident_nbytes(self) -> int:
+        """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
+        if not self.content.files:
+            return 0
+        _, columns = self._reader(0)
+        return sum(c.resident_nbytes() for c in columns.values())
+
+    def close(self) -> None:
+        """Close all files; reading opens them again."""
+        self._files.close()
+        self._reader.cache_clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Sidecar of {self.dataset}: {len(self)} samples of {self.schema}>"
+
+
+def _stem(path: Path) -> str:
+    if not path.name.endswith(sidecar.SUFFIX) or path.name == sidecar.SUFFIX:
+        raise UsageError(
+            f"{path.name} does not end in {sidecar.SUFFIX}", fix="name its dataset too"
+        )
+    return path.name.removesuffix(sidecar.SUFFIX)
+
+
+def _relative(path: Path, to: Path) -> str:
+    return os.path.relpath(path, to)
+
+
+def _taken(column: Array | Ragged, order: Ints) -> Array | Ragged:
+    """Return the samples of a column in another order."""
+    if not isinstance(column, Ragged):
+        return column[order]
+    lengths = column.lengths[order]
+    starts = column.offsets[:-1][order]
+    return Ragged.from_lengths(column.values[ranges(starts, lengths)], lengths, column.kind)

@@ -1,0 +1,346 @@
+"""Writing sidecars: a look at the real structure, the smallest laws that give exactly it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from dsprep import __version__, identity, sidecar
+from dsprep.dataset import Known, MultiSource, find_files, open_native
+from dsprep.errors import DsprepError, UnsupportedError, UsageError
+from dsprep.formats.base import Format, OpenOptions, Source, check_options
+from dsprep.layout import codec, fitting
+from dsprep.layout.model import Column, FileLayout
+from dsprep.packing import Tables, digest
+from dsprep.schema import Schema
+from dsprep.sidecar import Content, FileEntry, Identity
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+THREADS = 8
+
+
+@dataclass(frozen=True)
+class Made:
+    """A sidecar that was made.
+
+    Attributes
+    ----------
+    content
+        What it says.
+    companion
+        The bytes of its companion; empty if it has none.
+    dataset
+        What it describes.
+    path
+        Where it lies, or would.
+    """
+
+    content: Content
+    companion: bytes
+    dataset: Path
+    path: Path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sidecar and its companion."""
+        return len(sidecar.dump(self.content).encode()) + len(self.companion)
+
+    def write(self, *, durable: bool = True) -> None:
+        """Write it; what was there is replaced at once."""
+        sidecar.write(self.content, self.path, self.companion, durable=durable)
+
+
+def provenance(
+    paths: str | Path | Sequence[str | Path],
+    options: OpenOptions | None = None,
+    *,
+    out: str | Path | None = None,
+    law: str | None = None,
+    checksums: bool = False,
+    write: bool = True,
+    progress: Progress | None = None,
+) -> Made:
+    """Write the sidecar of a dataset, whoever made it.
+
+    Parameters
+    ----------
+    paths
+        A file, a directory, a glob, ``@list.txt``, or a sequence of these.
+    options
+        How to tell the samples, recorded in the sidecar.
+    out
+        Where to write it, if not beside the dataset.
+    law
+        The law that offsets must have; the smallest exact one if None.
+    checksums
+        Read all data once and keep the CRC-32C of every 16 MiB.
+    write
+        False: only make it.
+    progress
+        Called with (done, in all) where it takes long.
+
+    Raises
+    ------
+    UnsupportedError
+        If the samples have no offsets, as in a TFRecord file that is one gzip stream.
+    UsageError
+        If `law` does not hold exactly, or the files have no directory in common.
+    DsprepError, OSError
+        If the data are damaged or gone.
+    """
+    if isinstance(paths, str | Path):
+        paths = [paths]
+    files, notes = find_files(paths)
+    format, names = files[0][1], [p.absolute() for p, _ in files]
+    if any(other is not format for _, other in files):
+        raise UsageError("the dataset mixes formats", fix="name the files of one format")
+    options = options or OpenOptions()
+    check_options(options, format.open_options, format.name)
+    dataset = dataset_of(names)
+    path = Path(out) if out is not None else sidecar.sidecar_path(dataset)
+    old = _old(names, format)
+    with _open(format, names, options, old, notes) as source:
+        lineage = _lineage(old)
+        made = make(
+            format,
+            source,
+            names,
+            dataset,
+            path,
+            schema=source.schema,
+            lineage=lineage,
+            options=options,
+            law=law,
+            checksums=checksums,
+            progress=progress,
+        )
+    if write:
+        made.write()
+    return made
+
+
+def describe(
+    format: Format,
+    schema: Schema,
+    files: Sequence[tuple[Path, int]],
+    dataset: Path,
+    lineage: Mapping[str, Any],
+) -> Made:
+    """Return the sidecar of a dataset that has just been written.
+
+    Where samples have no offsets it says nothing of their places.
+
+    Parameters
+    ----------
+    files
+        Path and samples of each file.
+    """
+    paths, path = [p for p, _ in files], sidecar.sidecar_path(dataset)
+    try:
+        with open_native(format, paths, OpenOptions(), schema) as source:
+            made = make(format, source, paths, dataset, path, schema=schema, lineage=lineage)
+        return replace(made, content=replace(made.content, notes=()))
+    except UnsupportedError:
+        entries = tuple(
+            FileEntry(os.path.relpath(p, dataset), n, identity.take(p, format.name))
+            for p, n in files
+        )
+        return Made(Content(format.name, schema, entries, lineage), b"", dataset, path)
+
+
+def dataset_of(files: Sequence[Path]) -> Path:
+    """Return what a sidecar of `files` lies beside: the only file, or their common directory."""
+    common = Path(os.path.commonpath(files))
+    if common == Path(common.anchor):
+        raise UsageError(
+            "the files have no directory in common that could have a sidecar",
+            found=f"{files[0]} and {files[-1]}",
+        )
+    return common
+
+
+def _old(files: Sequence[Path], format: Format) -> Known | None:
+    """Return the sidecar that is there, valid or not: it may know types that the file does not."""
+    try:
+        found = sidecar.find(files)
+    except DsprepError:
+        return None
+    if found is None or found[0].format != format.name:
+        return None
+    return Known(found[0], found[1], sidecar.sidecar_path(found[1]))
+
+
+def _open(
+    format: Format,
+    files: Sequence[Path],
+    options: OpenOptions,
+    old: Known | None,
+    notes: Sequence[str],
+) -> Source:
+    """Open the files with the types of the old sidecar if they still fit, else without."""
+    if old is not None and options.meaning == OpenOptions():
+        try:
+            return open_native(format, files, options, old.content.schema, notes)
+        except DsprepError:
+            pass
+    return open_native(format, files, options, None, notes)
+
+
+def _lineage(old: Known | None) -> dict[str, Any]:
+    """Return who made this sidecar, and what an older one says about the data."""
+    now = made_by("dsprep.provenance")
+    if old is None or not old.content.lineage:
+        return now
+    kept = {k: v for k, v in old.content.lineage.items() if k != "sidecar"}
+    return {**kept, "sidecar": now}
+
+
+def made_by(function: str) -> dict[str, Any]:
+    """Return what runs, for a lineage: the command as it was typed, or else `function`."""
+    program = Path(sys.argv[0]).name if sys.argv else ""
+    typed = program in ("dsprep", "__main__.py")
+    return {
+        "command": shlex.join(["dsprep", *sys.argv[1:]]) if typed else function,
+        "version": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+# --- making ----------------------------------------------------------------------------------
+
+
+def make(
+    format: Format,
+    source: Source,
+    files: Sequence[Path],
+    dataset: Path,
+    path: Path,
+    *,
+    schema: Schema,
+    lineage: Mapping[str, Any],
+    options: OpenOptions | None = None,
+    law: str | None = None,
+    checksums: bool = False,
+    progress: Progress | None = None,
+) -> Made:
+    """Return the sidecar of an open dataset.
+
+    Parameters
+    ----------
+    source
+        The dataset, opened by the format's own library.
+    files
+        Its files.
+    schema
+        Its fields, with the attributes that the files may have no place for.
+    """
+    tables = Tables()
+    layouts: dict[str, int] = {}
+    entries = []
+    looked = _look(format, source, files, law, checksums, progress)
+    for file, (layout, who, crcs) in zip(files, looked, strict=True):
+        text = json.dumps(codec.to_json(layout, schema, tables))
+        number = layouts.setdefault(text, len(layouts))
+        relative = os.path.relpath(file, dataset)
+        crc32c = {"block": CRC_BLOCK, "data": tables.put(crcs)} if crcs is not None else None
+        entries.append(FileEntry(relative, layout.count, who, number, crc32c))
+    companion = bytes(tables.written)
+    known = {"nbytes": len(companion), "blake2b": digest(companion)} if companion else None
+    content = Content(
+        format.name,
+        schema,
+        tuple(entries),
+        lineage,
+        layouts=tuple(json.loads(text) for text in layouts),
+        reading=(options or OpenOptions()).to_json(),
+        companion=known,
+        notes=tuple(source.notes),
+    )
+    return Made(content, companion, dataset, path)
+
+
+Looked: TypeAlias = tuple[FileLayout, Identity, bytes | None]
+
+
+def _look(
+    format: Format,
+    source: Source,
+    files: Sequence[Path],
+    law: str | None,
+    checksums: bool,
+    progress: Progress | None,
+) -> list[Looked]:
+    """Return layout, identity and checksums of every file, several files at a time."""
+    done = 0
+
+    def one(i: int) -> Looked:
+        nonlocal done
+        # First who it is, then what is in it: a change in between shows later.
+        who = identity.take(files[i], format.name)
+        inside = progress if len(files) == 1 else None
+        with _file(source, i) as opened:
+            layout = _fitted(opened, source.schema, law, inside)
+        crcs = checksums_of(files[i]) if checksums else None
+        done += 1
+        if progress is not None and len(files) > 1:
+            progress(done, len(files))
+        return layout, who, crcs
+
+    if len(files) == 1:
+        return [one(0)]
+    with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
+        return list(pool.map(one, range(len(files))))
+
+
+def _file(source: Source, i: int) -> AbstractContextManager[Source]:
+    return source.file(i) if isinstance(source, MultiSource) else nullcontext(source)
+
+
+def _fitted(
+    source: Source, schema: Schema, law: str | None, progress: Progress | None
+) -> FileLayout:
+    """Return the layout of one file, by the smallest laws."""
+    if not len(source):
+        return FileLayout(0, None, {name: Column(None) for name in schema.names})
+    return fitting.fit(source.extents(progress), law)
+
+
+# --- checksums -------------------------------------------------------------------------------
+
+CRC_BLOCK = 16 << 20
+
+
+def checksums_of(path: Path) -> bytes:
+    """Return the CRC-32C of each `CRC_BLOCK` bytes of a file, or of a directory's data files.
+
+    Those of a directory are taken one behind another, in the order of their paths.
+    """
+    import google_crc32c
+    import numpy as np
+
+    from dsprep.packing import to_planes
+    from dsprep.storage import data_files
+
+    crcs: list[int] = []
+    crc = filled = 0
+    for file in sorted(data_files(path)):
+        with file.open("rb", buffering=0) as opened:
+            while data := opened.read(CRC_BLOCK - filled):
+                crc = int(google_crc32c.extend(crc, data))
+                filled += len(data)
+                if filled == CRC_BLOCK:
+                    crcs.append(crc)
+                    crc = filled = 0
+    if filled:
+        crcs.append(crc)
+    return to_planes(np.array(crcs, np.int64))

@@ -1,0 +1,96 @@
+"""The files of a dataset, opened when they are needed, and some of them kept open."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+from dsprep.errors import FormatError
+from dsprep.schema import Ints
+
+KEPT = 64
+"""Files that stay open."""
+
+
+class File:
+    """A file open for reading, closed when nothing refers to it any more.
+
+    Attributes
+    ----------
+    fd
+        Its descriptor.
+    nbytes
+        Its size when it was opened.
+    path
+        Where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.fd = -1
+        self.path = path
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.nbytes = os.fstat(self.fd).st_size
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    def check(self, offsets: Ints, lengths: Ints, what: str) -> None:
+        """Raise `FormatError` unless every range lies within the file.
+
+        Parameters
+        ----------
+        offsets, lengths
+            int64, shape ``(n,)``, from a sidecar: they may be anything.
+        what
+            What they are, for the message.
+        """
+        bad = (offsets < 0) | (lengths < 0) | (lengths > self.nbytes)
+        bad |= offsets > self.nbytes - lengths
+        if bad.any():
+            i = int(bad.argmax())
+            raise FormatError(
+                f"the sidecar gives a place of {what} that is not in the file",
+                where=self.path,
+                expected=f"within {self.nbytes} bytes",
+                found=f"{lengths[i]} bytes at {offsets[i]}",
+                fix="write the sidecar again with dsprep provenance",
+            )
+
+
+class Files:
+    """The files that were opened last; safe to use from several threads.
+
+    A file that is dropped from here stays open as long as someone reads it.
+    """
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[Path, File] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, path: Path) -> File:
+        """Return `path`, open.
+
+        Raises
+        ------
+        OSError
+            If it cannot be opened.
+        """
+        with self._lock:
+            found = self._open.get(path)
+            if found is not None:
+                self._open.move_to_end(path)
+                return found
+        made = File(path)
+        with self._lock:
+            found = self._open.setdefault(path, made)
+            if len(self._open) > KEPT:
+                self._open.popitem(last=False)
+        return found
+
+    def close(self) -> None:
+        """Forget all files."""
+        with self._lock:
+            self._open.clear()

@@ -1,0 +1,400 @@
+"""Samples from records: byte ranges read with few calls, and what they decode to.
+
+Records near each other are read together. Where they also have one size and one distance, as in
+most TFRecord files, the result is a view of the bytes as they lie, without another copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from dsprep.errors import FormatError
+from dsprep.layout.model import Part, Records
+from dsprep.reading.files import File
+from dsprep.schema import Arena, Array, Batch, Bytes, Column, Field, Ints, Ragged, Schema, new_array
+from dsprep.spans import move_spans, packed, read_spans
+from dsprep.storage import pread_into
+
+Verify: TypeAlias = Literal["header", "full"] | None
+
+WASTE = 1.25
+"""Bytes read per byte wanted up to which a range of the file is read in one piece."""
+
+_U8 = np.dtype(np.uint8)
+
+
+class Frame(Protocol):
+    """What lies around each block and can prove it.
+
+    Attributes
+    ----------
+    before, after
+        Its bytes on either side.
+    """
+
+    before: int
+    after: int
+
+    def wrong(self, before: Bytes, offsets: Ints, lengths: Ints) -> NDArray[np.bool_]:
+        """Return which blocks are not proven by the bytes before them, shape ``(n, before)``."""
+
+    def payload_wrong(
+        self, buffer: Bytes, starts: Ints, lengths: Ints, after: Bytes
+    ) -> NDArray[np.bool_] | None:
+        """Return which blocks differ from their checksums; None if they have none.
+
+        Block i is ``buffer[starts[i]:][:lengths[i]]``; `after` has shape ``(n, after)``.
+        """
+
+
+class Recipe(Protocol):
+    """Takes records apart whose fields have no constant place."""
+
+    def decode(
+        self, buffer: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]
+    ) -> Batch:
+        """Return the fields of the records ``buffer[starts[i]:][:lengths[i]]``."""
+
+
+FRAMES = {
+    "lmdb": "dsprep.formats.lmdb.frame:Frame",
+    "tfrecord": "dsprep.formats.tfrecord.frame:Frame",
+}
+RECIPES = {
+    "values": "dsprep.formats.lmdb.recipe:values",
+    "datum": "dsprep.formats.lmdb.recipe:datum",
+    "example": "dsprep.formats.tfrecord.recipe:example",
+}
+
+
+@cache
+def _load(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _named(json: Mapping[str, Any], known: Mapping[str, str], what: str) -> Any:
+    name = json.get("name")
+    if not isinstance(name, str) or name not in known:
+        raise FormatError(
+            f"the sidecar names a {what} that does not exist",
+            expected="one of " + ", ".join(known),
+            found=repr(name)[:80],
+        )
+    return _load(known[name])
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Records in memory: record i is ``buffer[starts[i]:][:lengths[i]]``.
+
+    With a `stride` they begin that many bytes apart. If `cut`, only a part of each is there.
+    """
+
+    buffer: Bytes
+    starts: Ints
+    lengths: Ints
+    stride: int = 0
+    cut: bool = False
+
+
+class RecordReader:
+    """Reads the fields of one file that lie in records.
+
+    Parameters
+    ----------
+    records
+        Where they lie.
+    schema
+        All fields of the dataset.
+
+    Raises
+    ------
+    FormatError
+        If the frame or the recipe does not exist, or has wrong parameters.
+    """
+
+    def __init__(self, records: Records, schema: Schema) -> None:
+        self.records, self.schema = records, schema
+        self._frame: Frame | None = None
+        if records.frame is not None:
+            self._frame = _named(records.frame, FRAMES, "frame")(records.frame)
+        self._recipe: Recipe | None = None
+        if records.recipe is not None:
+            make = _named(records.recipe, RECIPES, "recipe")
+            self._recipe = make(records.recipe, schema)
+
+    def read(
+        self,
+        file: File,
+        indices: Ints,
+        names: Sequence[str],
+        verify: Verify,
+        arena: Arena | None,
+        first: int = 0,
+    ) -> Batch:
+        """Return fields `names` of the samples `indices` of the file.
+
+        Parameters
+        ----------
+        verify
+            ``"header"``: compare what frames the records; ``"full"``: their checksums too.
+        first
+            The dataset's number of the file's sample 0, for messages.
+        """
+        records, blocks = self.records, self.records.blocks
+        numbers = indices if records.order is None else records.order.at(indices)
+        if len(numbers) and records.order is not None:
+            _check_numbers(numbers, blocks.count, file.path)
+        offsets, lengths = blocks.offsets.at(numbers), blocks.lengths.at(numbers)
+        file.check(offsets, lengths, "a record")
+        _check_disjoint(offsets, lengths, file)
+        parts = [(self.schema[n], records.parts[n]) for n in names]
+        whole = any(part.at is None for _, part in parts) or verify == "full"
+        taken = self._take(file, offsets, lengths, [] if whole else parts, verify, arena, first)
+
+        def label(i: int) -> str:
+            return f"{file.path}, sample {first + int(indices[i])}"
+
+        out: Batch = {}
+        if any(part.at is None for _, part in parts) and self._recipe is not None:
+            out = self._recipe.decode(taken[0].buffer, taken[0].starts, taken[0].lengths, label)
+            return {name: out[name] for name in names}
+        for i, (field, part) in enumerate(parts):
+            found = taken[i] if taken[0].cut else taken[0]
+            at = 0 if found.cut else int(part.at or 0)
+            out[field.name] = _field(found, field, part, at, label)
+        return out
+
+    def _take(
+        self,
+        file: File,
+        offsets: Ints,
+        lengths: Ints,
+        parts: Sequence[tuple[Field, Part]],
+        verify: Verify,
+        arena: Arena | None,
+        first: int,
+    ) -> list[Taken]:
+        """Return the records whole as one `Taken`, or, if `parts` are given, perhaps each part."""
+        frame = self._frame if verify is not None else None
+        before = frame.before if frame is not None else 0
+        after = frame.after if frame is not None and verify == "full" else 0
+        wanted = int(lengths.sum())
+        if parts:
+            wanted = sum(int(_part_lengths(lengths, part, file).sum()) for _, part in parts)
+        n = len(offsets)
+        begin = int(offsets[0]) - before if n else 0
+        end = int(offsets[-1] + lengths[-1]) + after if n else 0
+        rising = n > 0 and bool((offsets[1:] >= offsets[:-1] + lengths[:-1]).all())
+        begin, end = max(0, begin), min(end, file.nbytes)
+        if n and rising and end - begin <= wanted * WASTE + 4096:
+            buffer = new_array(arena, "sidecar.range", (end - begin,), _U8)
+            pread_into(file.fd, buffer, begin, file.path)
+            starts = offsets - begin
+            step = int(starts[1] - starts[0]) if n > 1 else int(lengths[0])
+            even = bool((np.diff(starts) == step).all()) and bool((lengths == lengths[0]).all())
+            taken = [Taken(buffer, starts, lengths, step if even else 0)]
+            if frame is not None:
+                self._verify_range(frame, taken[0], offsets, verify, file)
+            return taken
+        return self._take_spans(file, offsets, lengths, parts, frame, verify, arena)
+
+    def _take_spans(
+        self,
+        file: File,
+        offsets: Ints,
+        lengths: Ints,
+        parts: Sequence[tuple[Field, Part]],
+        frame: Frame | None,
+        verify: Verify,
+        arena: Arena | None,
+    ) -> list[Taken]:
+        """Read the records, or only their `parts`, and what frames them, packed."""
+        n = len(offsets)
+        pieces: list[tuple[Ints, Ints]] = [(offsets, lengths)]
+        if parts:
+            pieces = [
+                (offsets + int(part.at or 0), _part_lengths(lengths, part, file))
+                for _, part in parts
+            ]
+        wanted = len(pieces)
+        if frame is not None:
+            wide = np.minimum(offsets, frame.before)
+            pieces.append((offsets - wide, wide))
+            if verify == "full" and frame.after:
+                ends = offsets + lengths
+                pieces.append((ends, np.minimum(file.nbytes - ends, frame.after)))
+        sizes = np.array([int(length.sum()) for _, length in pieces], np.int64)
+        bases = packed(sizes)
+        out = new_array(arena, "sidecar.spans", (int(bases[-1]),), _U8)
+        places = [
+            base + packed(length)[:-1]
+            for base, (_, length) in zip(bases[:-1].tolist(), pieces, strict=True)
+        ]
+        read_spans(
+            file.fd,
+            np.concatenate([o for o, _ in pieces]),
+            np.concatenate([length for _, length in pieces]),
+            out,
+            np.concatenate(places),
+            file.path,
+        )
+        taken = []
+        for i in range(wanted):
+            length = pieces[i][1]
+            stride = int(length[0]) if n and bool((length == length[0]).all()) else 0
+            part = out[int(bases[i]) : int(bases[i + 1])]
+            taken.append(Taken(part, places[i] - int(bases[i]), length, stride, bool(parts)))
+        if frame is not None:
+            before = _rows(out, places[wanted], pieces[wanted][1], frame.before)
+            behind = np.zeros((n, frame.after), np.uint8)
+            if len(pieces) > wanted + 1:
+                behind = _rows(out, places[-1], pieces[-1][1], frame.after)
+            self._verify(frame, before, behind, taken[0], offsets, lengths, verify, file)
+        return taken
+
+    def _verify_range(
+        self, frame: Frame, taken: Taken, offsets: Ints, verify: Verify, file: File
+    ) -> None:
+        """Compare frames that were read along with the records."""
+        wide = np.minimum(taken.starts, frame.before)
+        before = _rows(taken.buffer, taken.starts - wide, wide, frame.before)
+        ends = taken.starts + taken.lengths
+        rest = np.minimum(len(taken.buffer) - ends, frame.after)
+        behind = _rows(taken.buffer, ends, rest, frame.after)
+        self._verify(frame, before, behind, taken, offsets, taken.lengths, verify, file)
+
+    def _verify(
+        self,
+        frame: Frame,
+        before: Bytes,
+        behind: Bytes,
+        taken: Taken,
+        offsets: Ints,
+        lengths: Ints,
+        verify: Verify,
+        file: File,
+    ) -> None:
+        bad = frame.wrong(before, offsets, lengths)
+        what = "there is another record at the place that the sidecar gives"
+        if verify == "full" and not bad.any():
+            found = frame.payload_wrong(taken.buffer, taken.starts, taken.lengths, behind)
+            bad = bad if found is None else found
+            what = "the checksum of the payload is wrong"
+        if bad.any():
+            i = int(bad.argmax())
+            raise FormatError(
+                what,
+                where=f"{file.path}, offset {offsets[i]}",
+                fix="the file was changed or is damaged: dsprep provenance --check full tells",
+            )
+
+
+def _check_numbers(numbers: Ints, count: int, where: object) -> None:
+    if int(numbers.min()) < 0 or int(numbers.max()) >= count:
+        raise FormatError(
+            "the sidecar gives a sample a record that does not exist",
+            where=where,
+            expected=f"below {count}",
+            found=int(numbers.max()) if int(numbers.max()) >= count else int(numbers.min()),
+            fix="write the sidecar again with dsprep provenance",
+        )
+
+
+def _check_disjoint(offsets: Ints, lengths: Ints, file: File) -> None:
+    """Raise if records that are not the same overlap, before memory is taken for all of them."""
+    if int(lengths.sum()) > file.nbytes:
+        _, chosen = np.unique(offsets, return_index=True)
+        if int(lengths[chosen].sum()) > file.nbytes:
+            raise FormatError(
+                "the sidecar gives records that overlap",
+                where=file.path,
+                fix="write the sidecar again with dsprep provenance",
+            )
+
+
+def _part_lengths(lengths: Ints, part: Part, file: File) -> Ints:
+    """Return the bytes of a part of each record, which must hold it."""
+    at = int(part.at or 0)
+    rest = lengths - at
+    least = 0 if part.nbytes is None else part.nbytes
+    if len(rest) and int(rest.min()) < least:
+        raise FormatError(
+            "the sidecar gives a field a place beyond its record",
+            where=file.path,
+            expected=f"at most {int(lengths.min())} bytes",
+            found=at + least,
+            fix="write the sidecar again with dsprep provenance",
+        )
+    return rest if part.nbytes is None else np.full(len(lengths), part.nbytes, np.int64)
+
+
+def _rows(buffer: Bytes, starts: Ints, lengths: Ints, width: int) -> Bytes:
+    """Return ``buffer[starts[i]:][:lengths[i]]`` as rows of `width` bytes, zeros where shorter."""
+    out = np.zeros((len(starts), width), np.uint8)
+    if len(starts) and bool((lengths == width).all()):
+        out[:] = buffer[starts[:, None] + np.arange(width)]
+        return out
+    for i in np.flatnonzero(lengths > 0).tolist():
+        a, k = int(starts[i]), int(lengths[i])
+        out[i, width - k :] = buffer[a : a + k]
+    return out
+
+
+def _field(taken: Taken, field: Field, part: Part, at: int, label: Callable[[int], str]) -> Column:
+    """Return one field of records in memory; it begins `at` bytes into each."""
+    n = len(taken.starts)
+    sizes = taken.lengths - at if part.nbytes is None else np.full(n, part.nbytes, np.int64)
+    if n and (int(sizes.min()) < 0 or bool((taken.lengths < at + sizes).any())):
+        i = int((taken.lengths < at + sizes).argmax())
+        raise FormatError(f"the record is too short for field {field}", where=label(i))
+    if not field.ragged:
+        return _fixed(taken, field, at, sizes)
+    width = max(1, field.row_nbytes)
+    uneven = sizes % width != 0
+    if uneven.any():
+        i = int(uneven.argmax())
+        raise FormatError(
+            f"the value does not fit {field}",
+            where=label(i),
+            expected=f"a multiple of {width} bytes",
+            found=f"{sizes[i]} bytes",
+        )
+    flat = _packed(taken, at, sizes)
+    rows = flat.view(field.dtype).reshape(-1, *field.inner)
+    return Ragged.from_lengths(rows, sizes // width, field.kind)
+
+
+def _fixed(taken: Taken, field: Field, at: int, sizes: Ints) -> Array:
+    shape = (len(sizes), *field.inner)
+    nbytes = field.row_nbytes
+    if not nbytes or not len(sizes):
+        return np.empty(shape, field.dtype)
+    if taken.stride:
+        start = int(taken.starts[0]) + at
+        rows = as_strided(
+            taken.buffer[start:], (len(sizes), nbytes), (taken.stride, 1), writeable=False
+        )
+    else:
+        rows = _packed(taken, at, sizes).reshape(len(sizes), nbytes)
+    return rows.view(field.dtype).reshape(shape)
+
+
+def _packed(taken: Taken, at: int, sizes: Ints) -> Bytes:
+    """Return the bytes of a field of all records, one after another."""
+    places = packed(sizes)
+    if len(sizes) and bool((np.diff(taken.starts) == sizes[:-1]).all()):
+        start = int(taken.starts[0]) + at
+        return taken.buffer[start : start + int(places[-1])]
+    out = np.empty(int(places[-1]), np.uint8)
+    move_spans(taken.buffer, taken.starts + at, sizes, out, places[:-1])
+    return out
