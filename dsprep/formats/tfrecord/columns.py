@@ -6,11 +6,12 @@ Ranges that lie evenly, one per record, become a view; everything else is gather
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import example
 from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, Places, Value, WireError
 from dsprep.formats.tfrecord.features import Feature
@@ -45,6 +46,16 @@ class Misfit(Exception):
         self.record, self.what = record, what
         self.expected, self.found, self.fix = expected, found, fix
 
+    def named(self, label: Callable[[int], str]) -> FormatError:
+        """Return the error, given the names of the records at hand."""
+        return FormatError(
+            self.what,
+            where=label(self.record),
+            expected=self.expected,
+            found=self.found,
+            fix=self.fix,
+        )
+
 
 def locate(
     buffer: NDArray[np.uint8],
@@ -64,7 +75,7 @@ def locate(
     """
     found: dict[str, Places] | None = None
     if (lengths == lengths[0]).all():
-        found = example.parse_alike(buffer, int(lengths[0]) + FRAME, starts, int(lengths[0]))
+        found = example.parse_alike(buffer, _stride(starts, lengths), starts, int(lengths[0]))
     if found is None:
         found = parse_together(buffer, starts, lengths)
     if (
@@ -84,6 +95,15 @@ def locate(
                 fix="name the fields wanted with --field, or take records whole with --raw-records",
             )
     return {f.name: _join(records, f) for f in wanted}
+
+
+def _stride(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
+    """Return how far apart the payloads are, or 0 if they do not lie evenly one after another."""
+    steps = np.diff(starts)
+    if not len(steps):
+        return int(lengths[0]) + FRAME
+    even = steps[0] >= lengths[0] and bool((steps == steps[0]).all())
+    return int(steps[0]) if even else 0
 
 
 def _join(records: Sequence[dict[str, Value] | WireError], feature: Feature) -> Places:
@@ -126,7 +146,7 @@ def column(
     if feature.type == INT64:
         return _integers(buffer, places, feature)
     nbytes, count = field.row_nbytes, len(places.totals)
-    _check_sizes(places.totals, nbytes, feature, field.dtype.itemsize)
+    check_sizes(places.totals, nbytes, feature, field.dtype.itemsize)
     if field.ragged:
         values = gather(buffer, places, arena, f"read.{field.name}")
         rows = values.view(field.dtype).reshape(-1, *field.inner)
@@ -147,7 +167,7 @@ def _integers(buffer: NDArray[np.uint8], places: Places, feature: Feature) -> Co
         values, counts = example.decode_varints(gather(buffer, places, None, ""), places.totals)
     except WireError as error:
         raise Misfit(0, f"feature {feature.name} is damaged", found=error) from error
-    _check_sizes(counts, rows, feature, 1)
+    check_sizes(counts, rows, feature, 1)
     cast: Array = values
     if field.dtype != values.dtype:
         cast = values.astype(field.dtype)
@@ -161,7 +181,7 @@ def _integers(buffer: NDArray[np.uint8], places: Places, feature: Feature) -> Co
     return cast.reshape(len(counts), *field.inner)
 
 
-def _check_sizes(have: NDArray[np.int64], want: int, feature: Feature, unit: int) -> None:
+def check_sizes(have: NDArray[np.int64], want: int, feature: Feature, unit: int) -> None:
     """Raise `Misfit` for the first record whose values do not fill the field's shape.
 
     `want` is the size of a sample, or of a row of a ragged field; both count `unit` per element.

@@ -18,7 +18,7 @@ side. The last two return None for records that are not so alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -46,11 +46,13 @@ class Value:
     """One feature of one record: its list's field number, and its values' ranges in the buffer.
 
     For `BYTES` each range is one value. For `FLOAT` and `INT64` the ranges, joined, are the
-    packed values, whether the record has them packed or not.
+    packed values, whether the record has them packed or not; `loose` says that an int64 is not, so
+    that its own bytes tell where it ends.
     """
 
     type: int
     ranges: list[tuple[int, int]]
+    loose: bool = False
 
 
 @dataclass
@@ -178,9 +180,23 @@ def _feature(data: memoryview, start: int, stop: int) -> Value | None:
                 raise WireError(f"not a value of a {TYPES[number]} list")
             if number == FLOAT and (d - c) % 4:
                 raise WireError("half a float")
+            value.loose |= wire_inner == 0
             if d > c or number == BYTES:
                 value.ranges.append((c, d))
     return value
+
+
+def glue(features: Mapping[str, Value], begin: int, end: int) -> list[tuple[int, int]] | None:
+    """Return the ranges of the message ``begin:end`` outside of its values.
+
+    Messages of one length that agree in them have the same features at the same places. None if
+    a feature has several ranges, or no byte string where there should be one.
+    """
+    if any(len(v.ranges) > 1 or (v.type == BYTES and not v.ranges) for v in features.values()):
+        return None
+    ranges = sorted(r for value in features.values() for r in value.ranges)
+    edges = [begin, *(edge for r in ranges for edge in r), end]
+    return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
 
 
 def parse_alike(
@@ -188,28 +204,34 @@ def parse_alike(
 ) -> dict[str, Places] | None:
     """Return the features of records of one size that differ only in their values.
 
-    `buffer` holds records of `stride` bytes, whose messages of `length` bytes begin at `starts`.
-    None if any byte outside of the values differs between the records, their headers included,
-    or if the first one is not an Example.
+    The messages of `length` bytes begin at `starts`, which are `stride` bytes apart; or, if it is
+    0, anywhere. None if any byte outside of the values differs between them, or if the first one
+    is not an Example.
     """
-    begin, end, count = int(starts[0]), int(starts[0]) + length, len(starts)
+    begin, count = int(starts[0]), len(starts)
     try:
-        first = parse(view(buffer), begin, end)
+        first = parse(view(buffer), begin, begin + length)
     except WireError:
         return None
-    ranges = sorted(r for value in first.values() for r in value.ranges)
-    if any(len(v.ranges) > 1 for v in first.values()):
+    ranges = glue(first, begin, begin + length)
+    if ranges is None:
         return None
-    rows = buffer.reshape(count, stride)
-    edges = [0, *(edge for r in ranges for edge in r), end]
-    for a, b in zip(edges[::2], edges[1::2], strict=True):
-        if not (rows[:, a:b] == rows[0, a:b]).all():
-            return None
     steps = starts - begin
+
+    def rows(a: int, b: int) -> NDArray[np.uint8]:
+        if stride:
+            shape, strides = (count, b - a), (stride, 1)
+            return np.lib.stride_tricks.as_strided(buffer[a:], shape, strides, writeable=False)
+        taken: NDArray[np.uint8] = buffer[(steps + a)[:, None] + np.arange(b - a)]
+        return taken
+
+    if any((rows(a, b) != buffer[a:b]).any() for a, b in ranges):
+        return None
+    loose = [r for value in first.values() if value.loose for r in value.ranges]
+    if any((rows(a, b) ^ buffer[a:b] > 127).any() for a, b in loose):
+        return None  # a number of another size, and what follows it is taken for its end
     found = {}
     for name, value in first.items():
-        if value.type == BYTES and not value.ranges:
-            return None
         a, b = value.ranges[0] if value.ranges else (begin, begin)
         lengths = np.full(count, b - a, np.int64)
         found[name] = Places(value.type, steps + a, lengths, lengths, stride)

@@ -24,7 +24,7 @@ class Lockstep:
 
     def __init__(self, buffer: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
         self.buffer, self.pos = buffer, starts.copy()
-        self.limit = len(buffer) - 1
+        self.limit = len(buffer)
 
     def peek(self, count: int) -> NDArray[np.uint8]:
         """Return the next `count` bytes of each, shape ``(n, count)``."""
@@ -65,8 +65,8 @@ def parse_together(
 ) -> dict[str, Places] | None:
     """Return the features of records that have the same features in the same order, one range each.
 
-    The messages are ``buffer[start:start + length]``; `buffer` goes on behind them. None if they
-    differ in more than the lengths of their values, or are anything out of the ordinary.
+    The messages are ``buffer[start:start + length]``. None if they differ in more than the lengths
+    of their values, or are anything out of the ordinary.
     """
     try:
         return _walk(Lockstep(buffer, starts), starts + lengths)

@@ -7,6 +7,7 @@ Every header is checked when the file is opened, every payload's CRC when it is 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ from dsprep.formats.tfrecord import columns, example, features, framing
 from dsprep.formats.tfrecord.code import loading_code
 from dsprep.formats.tfrecord.columns import Misfit
 from dsprep.formats.tfrecord.example import BYTES, INT64, Places, WireError
+from dsprep.formats.tfrecord.extents import file_layout
 from dsprep.formats.tfrecord.features import RECORD, Feature, Seen
 from dsprep.formats.tfrecord.stream import open_stream
+from dsprep.layout.model import FileLayout
 from dsprep.schema import Arena, Batch, Field, Schema, empty_batch, new_array
 
 INSPECTED = 200
@@ -135,13 +138,7 @@ class TFRecordSource(Source):
                 for f in self._features
             }
         except Misfit as m:
-            raise FormatError(
-                m.what,
-                where=f"{self.path}, record {start + m.record}",
-                expected=m.expected,
-                found=m.found,
-                fix=m.fix,
-            ) from m
+            raise m.named(lambda i: f"{self.path}, record {start + i}") from m
 
     def _records(
         self, start: int, stop: int, arena: Arena | None
@@ -178,6 +175,18 @@ class TFRecordSource(Source):
         if not self.schema.ragged:
             return np.full(stop - start, self.schema.fixed_nbytes, np.int64)
         return self._index.lengths_of(start, stop)
+
+    def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
+        """Return where every record lies, and the fields that have one place in all of them.
+
+        See `Source.extents`, and `dsprep.formats.tfrecord.extents`.
+        """
+        try:
+            return file_layout(
+                self._stream, self._index, self._features, self._opaque, self._known, progress
+            )
+        except Misfit as m:
+            raise m.named(lambda i: f"{self.path}, record {i}") from m
 
     # --- what a person sees ---
 

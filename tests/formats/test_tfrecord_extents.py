@@ -1,0 +1,452 @@
+"""Fields lie where the extents say, in files of dsprep's and of TensorFlow's making."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import assert_same_batch, random_batch, raw, schemas, write_batch
+
+from dsprep.errors import FormatError, UnsupportedError
+from dsprep.formats import load
+from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
+from dsprep.formats.tfrecord import example, framing
+from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
+from dsprep.formats.tfrecord.frame import Frame
+from dsprep.formats.tfrecord.recipe import example as recipe
+from dsprep.laws import Affine
+from dsprep.layout.model import FileLayout
+from dsprep.schema import Batch, Field, FieldSpec, Ragged, Schema
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+TFR = load("tfrecord")
+ALL = dict(schemas())
+RNG = np.random.default_rng(12)
+F4, U1, I8 = np.dtype("<f4"), np.dtype("u1"), np.dtype("<i8")
+
+
+@pytest.fixture(scope="module")
+def tf() -> Any:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tensorflow
+    return tensorflow
+
+
+def frame(payload: bytes) -> bytes:
+    data = np.frombuffer(payload, np.uint8)
+    crc = framing.payload_crcs(data, np.array([0]), np.array([len(data)]))
+    return framing.headers(np.array([len(data)])).tobytes() + payload + crc.tobytes()
+
+
+def entry(name: str, type_: int, data: bytes) -> bytes:
+    return example.entry_head(name.encode(), type_, len(data)) + data
+
+
+def message(*entries: bytes) -> bytes:
+    return example.example_head(sum(map(len, entries))) + b"".join(entries)
+
+
+def write(path: Path, *payloads: bytes) -> Path:
+    path.write_bytes(b"".join(map(frame, payloads)))
+    return path
+
+
+def opened(path: Path, *specs: str, hint: Schema | None = None, **options: Any) -> Source:
+    fields = tuple(map(FieldSpec.parse, specs))
+    return TFR.open(path, OpenOptions(fields=fields, **options), hint)
+
+
+def blocks(layout: FileLayout) -> tuple[np.ndarray, np.ndarray]:
+    found = layout.records.blocks
+    return found.offsets.span(0, layout.count), found.lengths.span(0, layout.count)
+
+
+def pread(path: Path, offsets: np.ndarray, lengths: np.ndarray) -> list[bytes]:
+    with path.open("rb") as file:
+        found = [
+            os.pread(file.fileno(), int(n), int(at)) for at, n in zip(offsets, lengths, strict=True)
+        ]
+    assert [len(data) for data in found] == lengths.tolist()
+    return found
+
+
+def bits(column: Any, i: int) -> bytes:
+    if isinstance(column, Ragged):
+        return raw(column.values[column.offsets[i] : column.offsets[i + 1]])
+    return raw(column[i : i + 1])
+
+
+def pick(column: Any, field: Field, some: np.ndarray) -> Any:
+    if isinstance(column, Ragged):
+        return Ragged.pack([column[i] for i in some.tolist()], field)
+    return column[some]
+
+
+def decoded(layout: FileLayout, schema: Schema, records: list[bytes], even: bool = False) -> Batch:
+    """The records through the recipe, from a buffer that has them in another order, with gaps."""
+    starts, parts, at = np.empty(len(records), np.int64), [], 0
+    for i in np.arange(len(records)) if even else RNG.permutation(len(records)):
+        gap = 3 if even else int(RNG.integers(0, 5))
+        starts[i] = at + gap
+        parts += [b"\xff" * gap, records[i]]
+        at += gap + len(records[i])
+    lengths = np.array([len(r) for r in records], np.int64)
+    buffer = np.frombuffer(b"".join(parts), np.uint8)
+    decode = recipe(layout.records.recipe, schema).decode
+    return decode(buffer, starts, lengths, "sample {}".format)
+
+
+def assert_told_right(path: Path, source: Source) -> FileLayout:
+    """Every field of every sample is where the layout says, or what the recipe makes of it."""
+    layout = source.extents()
+    n = len(source)
+    records = layout.records
+    assert layout.count == n
+    assert records.order is None
+    assert set(records.parts) == set(source.schema.names)
+    whole = source.read(0, n)
+    offsets, lengths = blocks(layout)
+    payloads = pread(path, offsets, lengths)
+    for name, part in records.parts.items():
+        field = source.schema[name]
+        if part.at is None:
+            assert records.recipe is not None
+            continue
+        assert field.ragged or part.nbytes == field.row_nbytes
+        stop = None if part.nbytes is None else part.at + part.nbytes
+        for i, payload in enumerate(payloads):
+            data = np.frombuffer(payload[part.at : stop], np.uint8)
+            found = data.view(field.dtype) if data.size else np.empty(0, field.dtype)
+            assert raw(found) == bits(whole[name], i)
+    if records.recipe is not None and n:
+        for size in (1, n // 2 + 1, n):
+            some = RNG.choice(n, size)
+            for even in (False, True):
+                found = decoded(layout, source.schema, [payloads[i] for i in some], even)
+                expected = {f.name: pick(whole[f.name], f, some) for f in source.schema}
+                assert_same_batch(found, expected, source.schema)
+    assert_framed(path, layout)
+    return layout
+
+
+def assert_framed(path: Path, layout: FileLayout) -> None:
+    made = Frame(layout.records.frame)
+    assert layout.records.frame == {"name": "tfrecord"}
+    assert (made.before, made.after) == (12, 4)
+    offsets, lengths = blocks(layout)
+    n = layout.count
+    if not n:
+        return
+    before = np.frombuffer(b"".join(pread(path, offsets - 12, np.full(n, 12))), np.uint8).reshape(
+        n, 12
+    )
+    after = np.frombuffer(
+        b"".join(pread(path, offsets + lengths, np.full(n, 4))), np.uint8
+    ).reshape(n, 4)
+    assert not made.wrong(before, offsets, lengths).any()
+    assert made.wrong(before, offsets, lengths + 1).all()
+    for k in (0, 7, 8, 11):
+        other = before.copy()
+        other[:, k] ^= 64
+        assert made.wrong(other, offsets, lengths).all()
+    buffer = np.frombuffer(path.read_bytes(), np.uint8)
+    assert not made.payload_wrong(buffer, offsets, lengths, after).any()
+    assert made.payload_wrong(buffer, offsets, lengths, after ^ 1).all()
+    full = lengths > 0
+    flipped = buffer.copy()
+    flipped[offsets[full]] ^= 1
+    assert (made.payload_wrong(flipped, offsets, lengths, after) == full).all()
+
+
+# --- what dsprep writes ---
+
+
+@pytest.mark.parametrize("label", ALL)
+def test_every_schema(tmp_path: Path, label: str) -> None:
+    schema = ALL[label]
+    path = tmp_path / "x.tfrecord"
+    write_batch(TFR, path, schema, random_batch(schema, 60, seed=4), WriteOptions(), (13, 40))
+    with opened(path, hint=schema) as source:
+        layout = assert_told_right(path, source)
+    if not schema.ragged:  # all have a place but lists of int64
+        assert isinstance(layout.records.blocks.offsets, Affine)
+        for f in schema:
+            assert (layout.records.parts[f.name].at is None) == (f.dtype == I8)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_few_samples(tmp_path: Path, count: int) -> None:
+    for label in ("fixed-<i2", "mixed", "ragged-<f4"):
+        path = tmp_path / f"{label[:5]}.tfrecord"
+        write_batch(TFR, path, ALL[label], random_batch(ALL[label], count, seed=1))
+        with opened(path, hint=ALL[label]) as source:
+            assert_told_right(path, source)
+
+
+def test_other_lists(tmp_path: Path) -> None:
+    schema = Schema((Field("a", np.dtype("?")), Field("b", np.dtype("<i2"), (2,)), Field("c", I8)))
+    path = tmp_path / "x.tfrecord"
+    options = WriteOptions(features={"a": "int64", "b": "int64", "c": "bytes"})
+    write_batch(TFR, path, schema, random_batch(schema, 30), options)
+    with opened(path, hint=schema) as source:
+        layout = assert_told_right(path, source)
+        assert [n for n, p in layout.records.parts.items() if p.at is not None] == ["c"]
+
+
+def test_fields_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "x.tfrecord"
+    write_batch(TFR, path, ALL["mixed"], random_batch(ALL["mixed"], 30))
+    with opened(path, "pts=points:float32[None,3]", "y=label", "jpeg", hint=ALL["mixed"]) as source:
+        layout = assert_told_right(path, source)
+        assert layout.records.recipe["others"] is True
+        one = Schema((source.schema["y"],))
+        offsets, lengths = blocks(layout)
+        assert list(decoded(layout, one, pread(path, offsets, lengths))) == ["y"]
+
+
+def test_whole_records(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.tfrecord", *(RNG.bytes(12 * i) for i in range(20)))
+    with opened(path, records="opaque") as source:
+        layout = assert_told_right(path, source)
+        assert layout.records.recipe is None
+    with opened(path, "x=record:float32[None,3]", records="opaque") as source:
+        assert_told_right(path, source)
+    typed = "x=record:float32[6]"
+    with (
+        opened(path, typed, records="opaque") as source,
+        pytest.raises(FormatError, match="record 0"),
+    ):
+        source.extents()
+    path = write(tmp_path / "y.tfrecord", *(RNG.bytes(24) for i in range(20)))
+    with opened(path, "x=record:float32[6]", records="opaque") as source:
+        assert_told_right(path, source)
+
+
+@pytest.mark.parametrize("codec", ["gzip"])
+def test_compressed_files_have_no_offsets(tmp_path: Path, codec: Any) -> None:
+    path = tmp_path / "x.tfrecord"
+    options = WriteOptions(compress=Compression(codec))
+    write_batch(TFR, path, ALL["mixed"], random_batch(ALL["mixed"], 30), options)
+    with opened(path) as source, pytest.raises(UnsupportedError, match=r"gzip stream.*convert"):
+        source.extents()
+
+
+# --- what others write ---
+
+
+def test_files_of_tensorflow(tmp_path: Path, tf: Any) -> None:
+    """Labels of one and two bytes, features in any order, lists of any length."""
+    train = tf.train
+
+    def bytes_(value: bytes) -> Any:
+        return train.Feature(bytes_list=train.BytesList(value=[value]))
+
+    for kind in ("same", "labels", "lengths"):
+        images = [RNG.bytes(300 if kind != "lengths" else 10 * i) for i in range(50)]
+        numbers = [RNG.random(4).astype(np.float32) for _ in range(50)]
+        path = tmp_path / f"{kind}.tfrecord"
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for i in range(50):
+                features = {
+                    "image": bytes_(images[i]),
+                    "label": train.Feature(
+                        int64_list=train.Int64List(value=[i * (5 if kind == "labels" else 2)])
+                    ),
+                    "numbers": train.Feature(float_list=train.FloatList(value=numbers[i])),
+                }
+                names = list(features)
+                RNG.shuffle(names)
+                made = train.Example(
+                    features=train.Features(feature={name: features[name] for name in names})
+                )
+                writer.write(made.SerializeToString(deterministic=kind == "same"))
+        with opened(path) as source:
+            layout = assert_told_right(path, source)
+        placed = {n for n, p in layout.records.parts.items() if p.at is not None}
+        if kind == "same":
+            assert placed == {"image", "numbers"}
+            offsets, _ = blocks(layout)
+            for name, values in (("image", images), ("numbers", numbers)):
+                part = layout.records.parts[name]
+                found = pread(path, offsets + part.at, np.full(50, part.nbytes))
+                assert found == [bytes(v) for v in values]
+        if kind != "same":
+            assert not placed
+        offsets, lengths = blocks(layout)
+        records = [r.numpy() for r in tf.data.TFRecordDataset(str(path))]
+        assert pread(path, offsets, lengths) == records
+
+
+def test_records_of_one_length_that_are_not_alike(tmp_path: Path) -> None:
+    """The lengths of two features differ, and their sum does not; or their order does."""
+    a, b = RNG.bytes(40), RNG.bytes(60)
+    one = message(entry("a", BYTES, a), entry("b", BYTES, b))
+    for k, other in enumerate(
+        [
+            message(entry("a", BYTES, b), entry("b", BYTES, a)),
+            message(entry("b", BYTES, b), entry("a", BYTES, a)),
+        ]
+    ):
+        assert len(one) == len(other)
+        path = write(tmp_path / f"{k}.tfrecord", *[one] * 30, other, *[one] * 5)
+        with opened(path) as source:
+            layout = assert_told_right(path, source)
+        assert all(part.at is None for part in layout.records.parts.values())
+    path = write(tmp_path / "same.tfrecord", *[one] * 30)
+    with opened(path) as source:
+        layout = assert_told_right(path, source)
+    assert all(part.at is not None for part in layout.records.parts.values())
+
+
+def test_a_feature_beyond_the_schema_is_found(tmp_path: Path) -> None:
+    """In one of many records, and of records that are all alike: as reading has it."""
+    plain = message(entry("a", BYTES, RNG.bytes(100)))
+    extra = message(entry("a", BYTES, RNG.bytes(50)), entry("b", BYTES, RNG.bytes(40)))
+    payloads = [plain] * 999 + [extra] + [plain] * 999
+    path = write(tmp_path / "x.tfrecord", *payloads)
+    with opened(path) as source:
+        assert source.schema.names in (("a",), ("a", "b"))
+        layout = source.extents()
+        offsets, lengths = blocks(layout)
+        records = pread(path, offsets[990:1010], lengths[990:1010])
+        if source.schema.names == ("a",):
+            with pytest.raises(FormatError, match="sample 9: feature b"):
+                decoded(layout, source.schema, records)
+    with opened(path, "a") as source:
+        assert_told_right(path, source)
+    path = write(tmp_path / "y.tfrecord", *[extra] * 9)
+    with opened(path, hint=Schema((Field.opaque("a"),))) as source:
+        assert source.extents().records.parts["a"].at is None
+        with pytest.raises(FormatError, match="feature b"):
+            source.read(0, 9)
+        offsets, lengths = blocks(source.extents())
+        with pytest.raises(FormatError, match="feature b"):
+            decoded(source.extents(), source.schema, pread(path, offsets, lengths))
+
+
+def test_numbers_that_are_not_packed(tmp_path: Path) -> None:
+    """Where such a number ends, only its own bytes say."""
+
+    def loose(name: str, data: bytes) -> bytes:
+        values = bytes([INT64 << 3 | 2, len(data)]) + data
+        inner = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x12" + bytes([len(values)])
+        return b"\x0a" + bytes([len(inner) + len(values)]) + inner + values
+
+    one = message(loose("n", b"\x08" + b"\xff" * 9 + b"\x01"))
+    five = message(loose("n", b"\x08\x05\x08\x06\x08\x07\x08\x01\x08\x81\x01"))
+    path = write(tmp_path / "x.tfrecord", one, one, five, one)
+    with opened(path) as source:
+        found = source.read(0, 4)["n"]
+        assert [list(row) for row in found] == [[-1], [-1], [5, 6, 7, 1, 129], [-1]]
+        assert_told_right(path, source)
+
+
+def test_of_large_records_only_headers_are_read(tmp_path: Path, monkeypatch: Any) -> None:
+    schema = Schema(
+        (
+            Field("x", np.dtype("<i2"), (5000,)),
+            Field("y", F4, (3,)),
+            Field("z", U1, (4000,)),
+            Field("label", I8),
+        )
+    )
+    path = tmp_path / "x.tfrecord"
+    n = 700
+    write_batch(TFR, path, schema, random_batch(schema, n))
+    calls, nbytes = 0, 0
+    pread_ = os.pread
+
+    def counted(fd: int, size: int, offset: int) -> bytes:
+        nonlocal calls, nbytes
+        calls, nbytes = calls + 1, nbytes + size
+        return pread_(fd, size, offset)
+
+    seen = []
+    with opened(path, hint=schema) as source:
+        monkeypatch.setattr(os, "pread", counted)
+        layout = source.extents(lambda *done: seen.append(done))
+        monkeypatch.undo()
+        assert 0 < nbytes < path.stat().st_size / 50
+        assert calls <= 3 * n
+        assert seen[-1] == (n, n)
+        assert [p.at is None for p in layout.records.parts.values()] == [False] * 3 + [True]
+        assert_told_right(path, source)
+    data = bytearray(path.read_bytes())
+    offsets, _ = blocks(layout)
+    data[int(offsets[n // 2]) + layout.records.parts["z"].at - 1] ^= 1  # a length before a value
+    path.write_bytes(data)
+    with opened(path, hint=schema, check_crc=False) as source:
+        assert all(p.at is None for p in source.extents().records.parts.values())
+
+
+def test_a_file_that_became_shorter(tmp_path: Path) -> None:
+    schema = Schema((Field("x", U1, (9000,)),))
+    path = tmp_path / "x.tfrecord"
+    write_batch(TFR, path, schema, random_batch(schema, 20))
+    with opened(path, hint=schema) as source:
+        os.truncate(path, 100_000)
+        with pytest.raises(FormatError, match="shorter"):
+            source.extents()
+
+
+# --- hostile sidecars ---
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"features": None},
+        {"features": ["x"]},
+        {"features": {"x": "x"}},
+        {"features": {"x": ["x"]}},
+        {"features": {"x": ["x", "double"]}},
+        {"features": {"x": ["x", 1]}},
+        {"features": {"x": [[], "bytes"]}},
+        {"features": {"x": ["x", "int64"]}},
+        {"features": {"x": ["x", "bytes"]}, "others": 1},
+        {"features": {"x": ["x", "bytes"], "other": 7}},
+    ],
+    ids=str,
+)
+def test_hostile_parameters(params: Any) -> None:
+    with pytest.raises(FormatError):
+        recipe(params, Schema((Field("x", F4),)))
+
+
+def test_hostile_schemas_and_records() -> None:
+    rng = np.random.default_rng(1)
+    kinds = [
+        Field("x", F4, (None,)),
+        Field("x", F4, (1 << 40,)),
+        Field("x", F4, (0, 1 << 40)),
+        Field("x", F4, (None, 0)),
+        Field.opaque("x"),
+        Field("x", I8, (2,)),
+    ]
+    good = message(entry("x", FLOAT, b"\0" * 8))
+    for field in kinds:
+        for name in ("bytes", "float", "int64"):
+            schema = Schema((field,))
+            try:
+                made = recipe({"features": {"x": ["x", name]}}, schema)
+            except FormatError:
+                continue
+            for _ in range(60):
+                n = int(rng.integers(0, 5))
+                data = np.frombuffer(good * 6, np.uint8).copy()
+                data[rng.integers(0, len(data), 4)] = rng.integers(0, 256, 4)
+                starts = rng.integers(0, 4, n) * len(good) + rng.integers(0, 2)
+                lengths = rng.choice([len(good), 0, 5, len(good) - 1], n)
+                try:
+                    found = made.decode(data, starts, lengths, str)
+                except FormatError:
+                    continue
+                assert len(found["x"]) == n
