@@ -126,10 +126,16 @@ class Rows:
             for offset, low, high in place.runs(first, first + len(lines)):
                 pread_into(self._fd, lines[low - first : high - first], offset, self.where)
             return
-        from h5py import h5s, h5t
+        from h5py import h5d, h5s, h5t
 
-        if has_padding(self.dtype):
-            # The library writes the members only, and the memory may hold anything.
+        plist = self.dataset.id.get_create_plist()
+        unfilled = (
+            plist.get_fill_time() == h5d.FILL_TIME_NEVER
+            or plist.fill_value_defined() == h5d.FILL_VALUE_UNDEFINED
+        )
+        if unfilled or has_padding(self.dtype):
+            # The memory may hold anything, and the library writes neither padding nor chunks
+            # that are not there and have no fill value.
             out.reshape(-1).view("u1")[...] = 0
         with library(f"{self.where}, samples {start} to {stop - 1}", "the data cannot be read"):
             shape = self.dataset.shape

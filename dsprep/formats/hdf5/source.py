@@ -12,6 +12,7 @@ table is no field: it says only where samples begin.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
-from dsprep.formats.hdf5 import describe
+from dsprep.formats.hdf5 import describe, extents
 from dsprep.formats.hdf5.attributes import (
     KIND_ATTRIBUTE,
     LAYOUT_ATTRIBUTE,
@@ -38,6 +39,7 @@ from dsprep.formats.hdf5.lengths import Lengths
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.hdf5.tables import Table
 from dsprep.formats.hdf5.walk import walk
+from dsprep.layout.model import FileLayout
 from dsprep.schema import Arena, Batch, Field, FieldSpec, Schema
 
 _CHUNK_CACHE = 16 << 20
@@ -308,6 +310,10 @@ class Hdf5Source(Source):
             name: describe.layout(column, self._count)
             for name, (column, _) in self._columns.items()
         }
+
+    def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
+        """Return where every sample lies; see `Source.extents`."""
+        return extents.find(self.path, self._fd, self._file, self._columns, self._count, progress)
 
     def loading_code(self) -> str:
         """Return a program that loads sample 0 with h5py."""
