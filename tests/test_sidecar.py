@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import schemas
 
-from dsprep import sidecar
+from dsprep import identity, located, sidecar
 from dsprep.errors import FormatError
 from dsprep.schema import Field, Schema
-from dsprep.sidecar import FileEntry, Sidecar, decode_attr, encode_attr
+from dsprep.sidecar import Content, FileEntry, Identity, decode_attr, encode_attr
 
 ATTRS = {
     "text": "naïve",
@@ -40,12 +40,19 @@ def assert_same_attrs(a, b):
 
 @pytest.mark.parametrize(("name", "schema"), list(schemas()))
 def test_a_sidecar_survives_a_file(name, schema, tmp_path):
-    made = Sidecar(
+    made = Content(
         "tfrecord",
         schema,
-        (FileEntry("d/a", 2, 33), FileEntry("d/b", 0, 1 << 50)),
+        (
+            FileEntry("d/a", 2, Identity(33, 5, 6, 7, {"end": 3}, "abc"), 1, {"block": 3}),
+            FileEntry("d/b", 0, Identity(1 << 50)),
+        ),
         {"command": "dsprep convert x y"},
         {"future": [1, {"a": None}]},
+        layouts=({"a": 1}, {"b": [2]}),
+        reading={"order": "file"},
+        companion={"nbytes": 3, "blake2b": "x"},
+        notes=("one", "two"),
     )
     sidecar.write(made, tmp_path / "x.dsprep.json")
     assert sidecar.read(tmp_path / "x.dsprep.json") == made
@@ -54,7 +61,7 @@ def test_a_sidecar_survives_a_file(name, schema, tmp_path):
 
 def test_attributes_survive(tmp_path):
     schema = Schema((Field("x", np.dtype("f4"), (), "array", ATTRS),), {"of": "the dataset"})
-    sidecar.write(Sidecar("lmdb", schema, ()), tmp_path / "x")
+    sidecar.write(Content("lmdb", schema, ()), tmp_path / "x")
     back = sidecar.read(tmp_path / "x").schema
     assert_same_attrs(back["x"].attrs, ATTRS)
     assert back.attrs == {"of": "the dataset"}
@@ -80,9 +87,17 @@ def make(directory: Path, *names: str) -> list[Path]:
 SCHEMA = Schema((Field("x", np.dtype("f4")),))
 
 
+def described(files, dataset):
+    """The sidecar of files that hold nothing a format would know."""
+    entries = tuple(
+        FileEntry(str(p.relative_to(dataset)), n, identity.take(p, "tfrecord")) for p, n in files
+    )
+    return Content("tfrecord", SCHEMA, entries)
+
+
 def test_found_beside_a_file_and_beside_its_directory(tmp_path):
     one, two, other = make(tmp_path, "set/one", "set/two", "set/other")
-    made = sidecar.make("hdf5", SCHEMA, [(one, 3), (two, 4)], tmp_path / "set", {})
+    made = described([(one, 3), (two, 4)], tmp_path / "set")
     assert [f.path for f in made.files] == ["one", "two"]
     sidecar.write(made, sidecar.sidecar_path(tmp_path / "set"))
     assert sidecar.find([one, two]) == (made, tmp_path / "set")
@@ -93,32 +108,33 @@ def test_found_beside_a_file_and_beside_its_directory(tmp_path):
     (tmp_path / "set").rename(tmp_path / "moved")  # the sidecar names no place but the dataset's
     sidecar.sidecar_path(tmp_path / "set").rename(sidecar.sidecar_path(tmp_path / "moved"))
     found, where = sidecar.find([tmp_path / "moved/one", tmp_path / "moved/two"])
-    assert sidecar.changes(found, where) == []
+    assert located.changes(found, where) == []
 
 
 def test_a_single_file_and_its_sidecar_may_be_renamed(tmp_path):
     (one,) = make(tmp_path, "one")
-    made = sidecar.make("hdf5", SCHEMA, [(one, 3)], one, {})
+    made = described([(one, 3)], one)
     assert [f.path for f in made.files] == ["."]
     sidecar.write(made, sidecar.sidecar_path(tmp_path / "new"))
     one.rename(tmp_path / "new")
     assert sidecar.find([tmp_path / "new"]) == (made, tmp_path / "new")
-    assert sidecar.changes(made, tmp_path / "new") == []
+    assert located.changes(made, tmp_path / "new") == []
 
 
 def test_changes_are_noticed(tmp_path):
     one, two = make(tmp_path, "one", "two")
-    made = sidecar.make("hdf5", SCHEMA, [(one, 3), (two, 4)], tmp_path, {})
-    assert sidecar.changes(made, tmp_path) == []
+    made = described([(one, 3), (two, 4)], tmp_path)
+    assert located.changes(made, tmp_path) == []
     one.write_bytes(b"123456")
     two.unlink()
-    assert sidecar.changes(made, tmp_path) == [
-        "one has 6 bytes, expected 5",
-        "two is missing",
+    assert located.changes(made, tmp_path) == [
+        "one: it has 6 bytes, expected 5",
+        "one: it was written to (its time stamp changed)",
+        "two: it is missing",
     ]
 
 
-GOOD = Sidecar("hdf5", SCHEMA, (FileEntry("a", 1, 2),)).to_json()
+GOOD = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2)),)).to_json()
 
 
 @pytest.mark.parametrize(
@@ -139,6 +155,29 @@ GOOD = Sidecar("hdf5", SCHEMA, (FileEntry("a", 1, 2),)).to_json()
                 {"schema": {}},
                 {"files": [{"path": "a"}]},
                 {"files": 3},
+                *(
+                    {"files": [{**GOOD["files"][0], **bad}]}
+                    for bad in (
+                        {"path": "/etc/passwd"},
+                        {"path": "a/../../b"},
+                        {"path": 3},
+                        {"samples": -1},
+                        {"samples": 1.5},
+                        {"samples": 1 << 70},
+                        {"nbytes": "many"},
+                        {"mtime_ns": -1},
+                        {"facts": []},
+                        {"layout": -1},
+                        {"crc32c": 3},
+                    )
+                ),
+                {"layouts": [{}], "files": [{**GOOD["files"][0], "layout": 1}]},
+                {"layouts": 3},
+                {"layouts": [3]},
+                {"lineage": 3},
+                {"reading": []},
+                {"companion": 3},
+                {"notes": 3},
                 {"attrs": {"x": 3}},
                 {"attrs": {"x": {"a": {"dtype": "f4", "shape": [3], "data": ""}}}},
             )
