@@ -16,6 +16,7 @@ import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from dsprep.errors import DsprepError, UnsupportedError
 from dsprep.formats.base import (
@@ -74,6 +75,12 @@ class Zarr(Format):
 
         check_options(options, self.open_options, self.name)
         return ZarrSource(path, options)
+
+    def identity(self, path: Path) -> dict[str, Any]:
+        """See `base.Format.identity`: a digest of the metadata documents, or of the ZIP's end."""
+        from dsprep.formats.zarr.identity import facts
+
+        return facts(path)
 
     def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
         """See `base.Format.plan_fields`."""

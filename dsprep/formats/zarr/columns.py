@@ -35,6 +35,8 @@ from dsprep.schema import Arena, Column, Field, Kind, Ragged
 VLEN_CODECS = {"str": "vlen-utf8", "bytes": "vlen-bytes", "array": "vlen-array"}
 """The codecs of elements that vary in length, by kind of field."""
 
+_STEP = 1 << 20  # samples whose rows are looked up at a time
+
 
 class Reading(ABC):
     """A field that can be read.
@@ -188,6 +190,14 @@ class Parts(Reading):
                 found=f"first {first[i]}, count {count[i]}",
             )
         return edges[: stop - start + 1]
+
+    def partition(self) -> NDArray[np.int64]:
+        """Return where the rows of all samples begin, and where the last one's end."""
+        edges = np.zeros(self.count + 1, np.int64)
+        for start in range(0, self.count, _STEP):
+            stop = min(start + _STEP, self.count)
+            edges[start : stop + 1] = self._edges(start, stop)
+        return edges
 
     def read(self, start: int, stop: int, arena: Arena | None) -> Column:
         """See `Reading.read`."""

@@ -286,11 +286,11 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         raise FormatError("unknown chunk grid", found=repr(document["chunk_grid"]["name"]))
     if document.get("storage_transformers"):
         raise FormatError("storage transformers are not known")
-    codecs = [_named(c) for c in document["codecs"]]
+    codecs = [named(c) for c in document["codecs"]]
     kind, vlen = _kind_v3(document["data_type"])
     dtype = np.dtype(np.uint8) if vlen else _dtype_v3(document["data_type"])
     check_dtype(dtype)
-    if _byte_order(codecs) == ">":
+    if byte_order(codecs) == ">":
         dtype = dtype.newbyteorder(">")
     grid = chunk = _grid(shape, document["chunk_grid"]["configuration"]["chunk_shape"], dtype)
     raw, sharding = _is_bytes(codecs) and _splits_rows_only(shape, grid), None
@@ -321,7 +321,7 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
     )
 
 
-def _named(value: Any) -> tuple[str, Mapping[str, Any]]:
+def named(value: Any) -> tuple[str, Mapping[str, Any]]:
     """Return name and configuration: v3 writes ``"bytes"`` or ``{"name": "bytes", ...}``."""
     if isinstance(value, str):
         return value, {}
@@ -338,14 +338,15 @@ def _names(codecs: list[tuple[str, Mapping[str, Any]]]) -> list[str]:
     for name, configuration in codecs:
         names.append(name)
         if name == "sharding_indexed":
-            names += _names([_named(c) for c in configuration["codecs"]])
+            names += _names([named(c) for c in configuration["codecs"]])
     return names
 
 
-def _byte_order(codecs: list[tuple[str, Mapping[str, Any]]]) -> Any:
+def byte_order(codecs: list[tuple[str, Mapping[str, Any]]]) -> Any:
+    """Return ``<`` or ``>``, as the codec ``bytes`` has it, also that of a shard's chunks."""
     for name, configuration in codecs:
         if name == "sharding_indexed":
-            return _byte_order([_named(c) for c in configuration["codecs"]])
+            return byte_order([named(c) for c in configuration["codecs"]])
         if name == "bytes":
             return {"little": "<", "big": ">"}[configuration.get("endian", "little")]
     return "<"
@@ -357,15 +358,15 @@ def _is_bytes(codecs: list[tuple[str, Mapping[str, Any]]]) -> bool:
 
 def _sharding(configuration: Mapping[str, Any]) -> Sharding | None:
     """Return where the index is, or None if only zarr-python can read it."""
-    index = [_named(c) for c in configuration["index_codecs"]]
+    index = [named(c) for c in configuration["index_codecs"]]
     crc = [name for name, _ in index] == ["bytes", "crc32c"]
-    if not (crc or _is_bytes(index)) or _byte_order(index) != "<":
+    if not (crc or _is_bytes(index)) or byte_order(index) != "<":
         return None
     return Sharding(configuration.get("index_location", "end") == "start", crc)
 
 
 def _keys_v3(value: Any) -> tuple[str, str]:
-    name, configuration = _named(value)
+    name, configuration = named(value)
     separator = configuration.get("separator", "/" if name == "default" else ".")
     if name not in ("default", "v2") or separator not in (".", "/"):
         raise FormatError("unknown chunk key encoding", found=str(value)[:200])
@@ -373,12 +374,12 @@ def _keys_v3(value: Any) -> tuple[str, str]:
 
 
 def _kind_v3(value: Any) -> tuple[Kind, bool]:
-    name, _ = _named(value)
+    name, _ = named(value)
     return VLEN_KINDS.get(name, "array"), name in VLEN_KINDS
 
 
 def _dtype_v3(value: Any) -> DType:
-    name, configuration = _named(value)
+    name, configuration = named(value)
     if name in V3_TYPES:
         return V3_TYPES[name]
     if name[:1] == "r" and name[1:].isdecimal() and int(name[1:]) % 8 == 0:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.errors import FormatError
+from dsprep.schema import Ints
 
 MISSING = 2**64 - 1
 ENTRY = 16
@@ -67,17 +68,13 @@ def entries(data: bytes, crc: bool, where: object) -> NDArray[np.uint64]:
     return np.frombuffer(body, "<u8").reshape(-1, 2)
 
 
-def raw_offsets(
-    index: NDArray[np.uint64], chunk_nbytes: int, shard_nbytes: int, where: object
-) -> NDArray[np.int64]:
-    """Return the offset of each chunk of a shard without compression, -1 where it is missing.
+def extents(index: NDArray[np.uint64], shard_nbytes: int, where: object) -> tuple[Ints, Ints]:
+    """Return offset and bytes of each chunk of a shard, -1 and 0 where it is missing.
 
     Parameters
     ----------
     index
         As from `entries`.
-    chunk_nbytes
-        Bytes of one chunk; all are alike.
     shard_nbytes
         Bytes of the file.
     where
@@ -86,18 +83,51 @@ def raw_offsets(
     Raises
     ------
     FormatError
-        If an entry does not lie within the file, or has another size.
+        If an entry does not lie within the file, or has no bytes.
     """
     missing = (index == MISSING).all(axis=1)
     offsets, sizes = index[:, 0], index[:, 1]
-    last = shard_nbytes - chunk_nbytes
-    bad = ~missing & ((sizes != chunk_nbytes) | (offsets > max(0, last)) | (last < 0))
+    nbytes = np.uint64(shard_nbytes)
+    # Compared so that no sum of two large numbers is needed.
+    bad = ~missing & (
+        (sizes == 0) | (sizes > nbytes) | (offsets > nbytes - np.minimum(sizes, nbytes))
+    )
     if bad.any():
-        i = int(bad.argmax())
-        raise FormatError(
-            f"entry {i} of the shard index is wrong",
-            where=where,
-            expected=f"{chunk_nbytes} bytes at {last} or before",
-            found=f"{sizes[i]} bytes at {offsets[i]}",
-        )
-    return np.where(missing, -1, offsets.astype(np.int64))
+        raise _wrong(index, int(bad.argmax()), f"bytes within {shard_nbytes}", where)
+    return (
+        np.where(missing, -1, offsets.view(np.int64)),
+        np.where(missing, 0, sizes.view(np.int64)),
+    )
+
+
+def raw_offsets(
+    index: NDArray[np.uint64], chunk_nbytes: int, shard_nbytes: int, where: object
+) -> Ints:
+    """Return the offset of each chunk of a shard without compression, -1 where it is missing.
+
+    Parameters
+    ----------
+    index, shard_nbytes, where
+        As for `extents`.
+    chunk_nbytes
+        Bytes of one chunk; all are alike.
+
+    Raises
+    ------
+    FormatError
+        If an entry does not lie within the file, or has another size.
+    """
+    offsets, sizes = extents(index, shard_nbytes, where)
+    bad = (offsets >= 0) & (sizes != chunk_nbytes)
+    if bad.any():
+        raise _wrong(index, int(bad.argmax()), f"{chunk_nbytes} bytes", where)
+    return offsets
+
+
+def _wrong(index: NDArray[np.uint64], i: int, expected: str, where: object) -> FormatError:
+    return FormatError(
+        f"entry {i} of the shard index is wrong",
+        where=where,
+        expected=expected,
+        found=f"{index[i, 1]} bytes at {index[i, 0]}",
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
+from dsprep.formats.zarr import extents
 from dsprep.formats.zarr.attributes import FIELDS, from_json
 from dsprep.formats.zarr.columns import Elements, Parts, Reading, Samples, Whole, declared
 from dsprep.formats.zarr.loading import program
@@ -19,6 +20,7 @@ from dsprep.formats.zarr.losses import missing, unkept
 from dsprep.formats.zarr.metadata import ArrayMeta, read_array, read_document
 from dsprep.formats.zarr.rows import StoredArray
 from dsprep.formats.zarr.store import Directory, Store, Zip, join
+from dsprep.layout.model import FileLayout
 from dsprep.schema import Arena, Attrs, Batch, Field, Schema
 
 ROOT_NAME = "data"
@@ -98,6 +100,10 @@ class ZarrSource(Source):
             field.name: retype(reading.read(start, stop, arena), field, self.path, start)
             for field, reading in self._columns
         }
+
+    def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
+        """See `Source.extents`."""
+        return extents.find(self._columns, len(self), progress)
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """See `Source.sizes`."""

@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,14 @@ class Store(ABC):
         """Return how many of `keys` are not there, without a look at each of them."""
 
     @abstractmethod
+    def listed(self, folder: str, depth: int) -> Iterator[tuple[str, int, int]]:
+        """Yield ``(name, offset, nbytes)`` of all that is `depth` folders below `folder`.
+
+        The name is what follows `folder` in the key. Its bytes begin at ``offset`` of a file of
+        their own, or of the ZIP file; ``nbytes`` is -1 where they do not lie in the open.
+        """
+
+    @abstractmethod
     def chunk(self, key: str) -> Any:
         """Return a context: the `Chunk` of `key`, or None if its bytes do not lie in the open."""
 
@@ -91,6 +99,12 @@ class Store(ABC):
     def close(self) -> None:
         """Release files."""
         return
+
+
+def is_number(name: str) -> bool:
+    """Whether `name` is a number as the keys of chunks have it: no sign, no leading zeros."""
+    plain = name.isascii() and name.isdecimal() and len(name) < 20
+    return plain and (name == "0" or name[0] != "0")
 
 
 def join(*parts: str) -> str:
@@ -151,6 +165,22 @@ class Directory(Store):
                     listed[folder] = set()
             missing += name not in listed[folder]
         return missing
+
+    def listed(self, folder: str, depth: int) -> Iterator[tuple[str, int, int]]:
+        """See `Store.listed`: every directory is listed once, and no other looked into."""
+        try:
+            with os.scandir(self.path / folder) as entries:
+                for entry in entries:
+                    if not depth:
+                        with suppress(FileNotFoundError):  # a link that leads nowhere
+                            facts = entry.stat()
+                            regular = stat.S_ISREG(facts.st_mode)
+                            yield entry.name, 0, facts.st_size if regular else -1
+                    elif is_number(entry.name) and entry.is_dir():
+                        below = self.listed(f"{folder}/{entry.name}", depth - 1)
+                        yield from ((f"{entry.name}/{n}", at, size) for n, at, size in below)
+        except (FileNotFoundError, NotADirectoryError):
+            return
 
     @contextmanager
     def chunk(self, key: str) -> Iterator[Chunk | None]:
@@ -248,6 +278,32 @@ class Zip(Store):
         """See `Store.count_missing`."""
         return sum(not self.has(key) for key in keys)
 
+    def listed(self, folder: str, depth: int) -> Iterator[tuple[str, int, int]]:
+        """See `Store.listed`.
+
+        Raises
+        ------
+        FormatError
+            If a member leaves the file, or its two sizes differ.
+        """
+        prefix = join(self._root, folder)
+        prefix = prefix and prefix + "/"
+        for name, info in self._zip.NameToInfo.items():
+            if not name.startswith(prefix) or name.count("/", len(prefix)) != depth:
+                continue
+            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+                yield name[len(prefix) :], 0, -1
+                continue
+            start = self._start(info)
+            if info.compress_size != info.file_size or start + info.file_size > self._size:
+                raise FormatError(
+                    "the ZIP member leaves the file",
+                    where=f"{self.path}, {name}",
+                    expected=f"{info.file_size} bytes at {start}",
+                    found=f"{self._size} bytes in all",
+                )
+            yield name[len(prefix) :], start, info.file_size
+
     @contextmanager
     def chunk(self, key: str) -> Iterator[Chunk | None]:
         """See `Store.chunk`."""
@@ -256,13 +312,18 @@ class Zip(Store):
             yield None
             return
         where = f"{self.path}, {info.filename}"
-        fd = self._file.fileno()
-        header = pread_exact(fd, LOCAL_HEADER, info.header_offset, where)
+        start = self._start(info)
+        nbytes = max(0, min(info.file_size, self._size - start))
+        yield Chunk(self._file.fileno(), start, nbytes, where)
+
+    def _start(self, info: zipfile.ZipInfo) -> int:
+        """Return where the bytes of a member begin, which only its local header says."""
+        where = f"{self.path}, {info.filename}"
+        header = pread_exact(self._file.fileno(), LOCAL_HEADER, info.header_offset, where)
         if header[:4] != b"PK\3\4":
             raise FormatError("the local header is wrong", where=where)
         behind = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-        start = info.header_offset + LOCAL_HEADER + behind
-        yield Chunk(fd, start, max(0, min(info.file_size, self._size - start)), where)
+        return info.header_offset + LOCAL_HEADER + behind
 
     def library(self) -> tuple[Any, str]:
         """See `Store.library`."""
