@@ -13,7 +13,7 @@ from dsprep.errors import FormatError
 from dsprep.formats.base import OpenOptions, WriteOptions
 from dsprep.formats.lmdb import Lmdb, recipe
 from dsprep.formats.lmdb.frame import Frame
-from dsprep.laws import Affine
+from dsprep.laws import Affine, found_exact
 from dsprep.schema import Batch, Field, FieldSpec, Ragged, Schema
 
 LMDB = Lmdb()
@@ -197,8 +197,8 @@ def test_order_and_left_out(tmp_path, order, skip):
     with LMDB.open(path, options, None) as source:
         layout = assert_told_right(path, source)
         keys = [bytes(k) for k in source.read(0, len(source))["key"]]
-    assert layout.records.blocks.offsets.count == 81
-    assert layout.records.order is not None
+    assert layout.records.blocks.offsets.count == layout.count == 80 - len(skip)
+    assert (layout.records.order is None) == (order == "key")
     assert "leaf pages" in layout.unlocated["key"]
     stored = dict(records)
     offsets, lengths = places(layout, np.arange(layout.count))
@@ -409,3 +409,30 @@ def test_random_bytes_never_do_harm():
                 made.decode(data, starts, lengths, str)
             except FormatError:
                 continue
+
+
+@pytest.mark.parametrize("skip", [(), (b"length",)])
+@pytest.mark.parametrize("per_commit", [7, 10**9])
+def test_how_it_was_made_shows(tmp_path, skip, per_commit):
+    """Facts and laws are of the samples; a record beside them, put last, does no harm."""
+    records = [(b"%06d" % i, RNG.bytes(5000)) for i in range(500)]
+    records += [(key, b"500") for key in skip]
+    path = build(tmp_path / "x", records, per_commit=per_commit)
+    with LMDB.open(path, OpenOptions(skip_keys=skip), None) as source:
+        layout = assert_told_right(path, source)
+    offsets = layout.records.blocks.offsets.values
+    assert layout.candidates
+    assert all(found_exact(law, offsets) for law in layout.candidates)
+    assert layout.facts["commit interval"] == (7 if per_commit == 7 else "one transaction")
+
+
+def test_nothing_is_said_of_what_shows_no_rule(tmp_path):
+    records = [(b"%06d" % i, RNG.bytes(5000)) for i in RNG.permutation(300)]
+    for path in (
+        build(tmp_path / "x", records),
+        build(tmp_path / "y", [*records[:1], (b"1", b"")]),
+    ):
+        with LMDB.open(path, OpenOptions(), None) as source:
+            layout = assert_told_right(path, source)
+        assert layout.candidates == ()
+        assert layout.facts == {}

@@ -1,21 +1,23 @@
 """Where every value of a database lies in its file: the truth that a sidecar is made from.
 
-The leaf pages alone are read, each of them once; of each record stay 16 bytes, and 8 more if the
-samples are not simply the records in key order. Whether a field has a place of its own in every
-value follows from the encoding and the lengths of all values.
+The leaf pages alone are read, each of them once; of each sample stay 16 bytes, and 8 more if they
+are not in key order. Whether a field has a place of its own in every value follows from the
+encoding and the lengths of all values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dsprep.errors import FormatError
-from dsprep.formats.lmdb import frame, recipe
+from dsprep.formats.lmdb import frame, recipe, recover
 from dsprep.formats.lmdb.datum import Datum
 from dsprep.formats.lmdb.index import Index
+from dsprep.formats.lmdb.meta import Meta
 from dsprep.formats.lmdb.pages import Pages
 from dsprep.formats.lmdb.values import Values
 from dsprep.laws import Affine, Explicit, Law, affine
@@ -28,7 +30,7 @@ _SLICE = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """All records of a database, in key order.
+    """The records that are samples, in key order.
 
     Attributes
     ----------
@@ -36,6 +38,8 @@ class Found:
         int64, shape ``(n,)``: where each value lies, and its bytes.
     big
         How many of them are on overflow pages.
+    key_sizes
+        Bytes of the shortest and of the longest key.
     psize
         Bytes per page.
     """
@@ -43,6 +47,7 @@ class Found:
     offsets: Ints
     lengths: Ints
     big: int
+    key_sizes: tuple[int, int]
     psize: int
 
 
@@ -54,10 +59,11 @@ def find(pages: Pages, index: Index, progress: Callable[[int, int], None] | None
     FormatError
         If a page is damaged, a value reaches beyond the file, or the file has been changed.
     """
-    n = int(index.first[-1])
+    n = len(index)
     offsets, lengths = np.empty(n, np.int64), np.empty(n, np.int64)
     expected = np.diff(index.first)
-    page = record = big = 0
+    shortest, longest = 1 << 16, 0
+    page = record = done = big = 0
     for counts, nodes in pages.every_node(index.leaves):
         if not np.array_equal(counts, expected[page : page + len(counts)]):
             raise FormatError(
@@ -66,13 +72,51 @@ def find(pages: Pages, index: Index, progress: Callable[[int, int], None] | None
                 fix="the file was changed since it was opened",
             )
         page += len(counts)
-        offsets[record : record + len(nodes)] = nodes.offset
-        lengths[record : record + len(nodes)] = nodes.size
+        kept = np.ones(len(nodes), bool)
+        low, high = np.searchsorted(index.left_out, [record, record + len(nodes)])
+        kept[index.left_out[low:high] - record] = False
         record += len(nodes)
-        big += int(nodes.big.sum())
+        some = int(kept.sum())
+        offsets[done : done + some] = nodes.offset[kept]
+        lengths[done : done + some] = nodes.size[kept]
+        done += some
+        big += int(nodes.big[kept].sum())
+        sizes = nodes.key_size[kept]
+        shortest = min(shortest, int(sizes.min(initial=shortest)))
+        longest = max(longest, int(sizes.max(initial=0)))
         if progress is not None:
             progress(page, len(index.leaves))
-    return Found(offsets, lengths, big, pages.psize)
+    return Found(offsets, lengths, big, (shortest, longest), pages.psize)
+
+
+def history(
+    found: Found, meta: Meta, depth: int, named: bool
+) -> tuple[tuple[Law, ...], Mapping[str, Any]]:
+    """Return the laws of the offsets that follow from how the file was made, and that as facts.
+
+    Parameters
+    ----------
+    found
+        The records.
+    meta
+        The head of the file.
+    depth, named
+        The levels of the database's tree, and whether it is a named one.
+    """
+    shortest, longest = found.key_sizes
+    if shortest != longest:
+        return (), {}
+    told = recover.Found(
+        psize=found.psize,
+        offsets=found.offsets,
+        sizes=found.lengths,
+        key_sizes=np.broadcast_to(np.int64(shortest), found.offsets.shape),
+        transaction=meta.transaction,
+        last_page=meta.last_page,
+        depth=depth,
+        named=named,
+    )
+    return recover.recover(told)
 
 
 def file_layout(
@@ -88,7 +132,7 @@ def file_layout(
     Parameters
     ----------
     found, index
-        All records, and which of them are samples.
+        The records, and which of them is which sample.
     decoder, fields
         What is in a value, and ``(name there, field)`` of what is wanted; other names are keys.
     path
@@ -104,7 +148,7 @@ def file_layout(
     order = _order(index)
     inside = [(name, f) for name, f in fields if name in decoder.schema.names]
     if isinstance(decoder, Values):
-        _check(found, index, decoder, label)
+        _check(found.lengths, order, decoder, label)
         parts = _parts(decoder, inside)
     else:
         parts = {f.name: Part() for _, f in inside}
@@ -125,11 +169,11 @@ def _hidden(parts: dict[str, Part]) -> bool:
 
 
 def _order(index: Index) -> Ints | None:
-    """Return the record of each sample; None if they are all records in key order."""
-    if index.order is None and not len(index.left_out):
+    """Return which of the records found is each sample; None if they are in key order."""
+    if index.order is None:
         return None
-    order = index.records(0, len(index))
-    law = affine.fit(order) if len(order) == int(index.first[-1]) else None
+    order: Ints = index.order - np.searchsorted(index.left_out, index.order)
+    law = affine.fit(order)
     return None if law is not None and law.base == 0 else order
 
 
@@ -141,15 +185,15 @@ def _lengths(lengths: Ints) -> Law:
     return Explicit(lengths)
 
 
-def _check(found: Found, index: Index, decoder: Values, label: Callable[[int], str]) -> None:
-    """Raise `FormatError` unless every sample has a length that its fields can have."""
-    for start in range(0, len(index), _SLICE):
-        records = index.records(start, min(start + _SLICE, len(index)))
+def _check(lengths: Ints, order: Ints | None, decoder: Values, label: Callable[[int], str]) -> None:
+    """Raise `FormatError` unless every record has a length that its fields can have."""
+    for start in range(0, len(lengths), _SLICE):
 
         def here(i: int, start: int = start) -> str:
-            return label(start + i)
+            record = start + i
+            return label(record if order is None else int((order == record).argmax()))
 
-        decoder.check_lengths(found.lengths[records], here)
+        decoder.check_lengths(lengths[start : start + _SLICE], here)
 
 
 def _parts(decoder: Values, fields: Sequence[tuple[str, Field]]) -> dict[str, Part]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
 from dsprep.formats.lmdb.datum import Datum, looks_like_datum
-from dsprep.formats.lmdb.extents import file_layout, find
+from dsprep.formats.lmdb.extents import file_layout, find, history
 from dsprep.formats.lmdb.frame import wrong_headers
 from dsprep.formats.lmdb.index import Index, build, named_databases, numbers
 from dsprep.formats.lmdb.loading import loading_code
@@ -87,6 +88,7 @@ class LmdbSource(Source):
         database = pages.meta.main
         if options.database is not None:
             database = self._named(options.database)
+        self._database = database
         index = build(pages, database, options.order, options.skip_keys)
         if index.databases and not len(index):
             raise SchemaError(
@@ -305,16 +307,20 @@ class LmdbSource(Source):
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         """Return where every value lies: the leaf pages are read again; see `Source.extents`.
 
-        The blocks are all records of the database in key order. Keys have no place in them.
+        The blocks are the records that are samples, in key order. Keys have no place in them.
         """
+        pages, index = self._pages, self._index
 
         def label(i: int) -> str:
             key = self._nodes(self._index.records(i, i + 1), None).key(0)
             return f"{self.path}, sample {i}, key {key!r}"
 
-        records = find(self._pages, self._index, progress)
+        records = find(pages, index, progress)
         inside = "" if self._file == self.path else self._file.name
-        return file_layout(records, self._index, self._decoder, self._fields, inside, label)
+        layout = file_layout(records, index, self._decoder, self._fields, inside, label)
+        named = self._options.database is not None
+        laws, facts = history(records, pages.meta, self._database.depth, named)
+        return replace(layout, candidates=laws, facts=facts)
 
     # --- describing --------------------------------------------------------------------------
 
