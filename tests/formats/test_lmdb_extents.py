@@ -281,7 +281,9 @@ def test_datum(tmp_path, kind):
         values.append(datum(shape, data, label, floats))
     path = build(tmp_path / "x", [(b"%05d_x" % i, v) for i, v in enumerate(values)], per_commit=9)
     with LMDB.open(path, DATUM, None) as source:
-        assert_told_right(path, source)
+        layout = assert_told_right(path, source)
+        assert (layout.records.parts["data"].at is None) == (kind in ("floats", "shapes"))
+        assert layout.records.parts["label"].at is None
     if kind == "shapes":
         specs = tuple(map(FieldSpec.parse, ["pixels=data:uint8[None,5]", "label"]))
         with LMDB.open(path, OpenOptions(values="datum", fields=specs), None) as source:
@@ -290,6 +292,25 @@ def test_datum(tmp_path, kind):
             wrong = Schema((Field("pixels", np.dtype("u1"), (60,)),))
             with pytest.raises(FormatError, match="sample 1, field pixels"):
                 decoded(path, layout, wrong, np.arange(6))
+
+
+@pytest.mark.parametrize("kind", ["order", "replaced", "reshaped", "no datum"])
+def test_an_image_elsewhere_has_no_place(tmp_path, kind):
+    """In one message of many the image lies elsewhere, or is not what it seems."""
+    shape, size = (1, 8, 10), 80
+    values = [datum(shape, RNG.bytes(size), 1) for _ in range(200)]
+    sizes = {
+        "order": b"\x28\x01" + datum(shape, RNG.bytes(size), 1)[:-2],
+        "replaced": datum(shape, RNG.bytes(size), 1) + b"\x22\x01a",
+        "reshaped": datum(shape, RNG.bytes(size), 1) + b"\x10\x0a\x18\x08",
+        "no datum": datum(shape, RNG.bytes(size), 1) + b"\x28",
+    }
+    values[77] = sizes[kind]
+    path = build(tmp_path / "x", [(b"%05d" % i, v) for i, v in enumerate(values)])
+    with LMDB.open(path, DATUM, None) as source:
+        if kind == "order":
+            assert_told_right(path, source)
+        assert source.extents().records.parts["data"].at is None
 
 
 def test_the_leaves_alone_are_read(tmp_path, monkeypatch):

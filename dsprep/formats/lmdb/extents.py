@@ -1,12 +1,14 @@
 """Where every value of a database lies in its file: the truth that a sidecar is made from.
 
-The leaf pages alone are read, each of them once; of each sample stay 16 bytes, and 8 more if they
+The leaf pages alone are read, each of them once (and of Caffe's Datum messages what surrounds the
+image); of each sample stay 16 bytes, and 8 more if they
 are not in key order. Whether a field has a place of its own in every value follows from the
 encoding and the lengths of all values.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +17,8 @@ import numpy as np
 
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb import frame, recipe, recover
-from dsprep.formats.lmdb.datum import Datum
+from dsprep.formats.lmdb.datum import CHANNELS, HEIGHT, WIDTH, Datum, parse
 from dsprep.formats.lmdb.index import Index
-from dsprep.formats.lmdb.meta import Meta
 from dsprep.formats.lmdb.pages import Pages
 from dsprep.formats.lmdb.values import Values
 from dsprep.laws import Affine, Explicit, Law, affine
@@ -26,6 +27,8 @@ from dsprep.schema import Field, Ints
 
 KEYS = "keys lie in the leaf pages of the tree, not in the values"
 _SLICE = 1 << 20
+_AT_ONCE = 1 << 16
+_MARGIN = 256  # bytes of a message on either side of its image that are read of every one
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,21 +37,21 @@ class Found:
 
     Attributes
     ----------
+    pages
+        The file.
     offsets, lengths
         int64, shape ``(n,)``: where each value lies, and its bytes.
     big
         How many of them are on overflow pages.
     key_sizes
         Bytes of the shortest and of the longest key.
-    psize
-        Bytes per page.
     """
 
+    pages: Pages
     offsets: Ints
     lengths: Ints
     big: int
     key_sizes: tuple[int, int]
-    psize: int
 
 
 def find(pages: Pages, index: Index, progress: Callable[[int, int], None] | None) -> Found:
@@ -86,20 +89,16 @@ def find(pages: Pages, index: Index, progress: Callable[[int, int], None] | None
         longest = max(longest, int(sizes.max(initial=0)))
         if progress is not None:
             progress(page, len(index.leaves))
-    return Found(offsets, lengths, big, (shortest, longest), pages.psize)
+    return Found(pages, offsets, lengths, big, (shortest, longest))
 
 
-def history(
-    found: Found, meta: Meta, depth: int, named: bool
-) -> tuple[tuple[Law, ...], Mapping[str, Any]]:
+def history(found: Found, depth: int, named: bool) -> tuple[tuple[Law, ...], Mapping[str, Any]]:
     """Return the laws of the offsets that follow from how the file was made, and that as facts.
 
     Parameters
     ----------
     found
         The records.
-    meta
-        The head of the file.
     depth, named
         The levels of the database's tree, and whether it is a named one.
     """
@@ -107,12 +106,12 @@ def history(
     if shortest != longest:
         return (), {}
     told = recover.Found(
-        psize=found.psize,
+        psize=found.pages.psize,
         offsets=found.offsets,
         sizes=found.lengths,
         key_sizes=np.broadcast_to(np.int64(shortest), found.offsets.shape),
-        transaction=meta.transaction,
-        last_page=meta.last_page,
+        transaction=found.pages.meta.transaction,
+        last_page=found.pages.meta.last_page,
         depth=depth,
         named=named,
     )
@@ -151,13 +150,14 @@ def file_layout(
         _check(found.lengths, order, decoder, label)
         parts = _parts(decoder, inside)
     else:
-        parts = {f.name: Part() for _, f in inside}
+        data = _data_part(found, decoder)
+        parts = {f.name: data if name == "data" else Part() for name, f in inside}
     records = Records(
         Blocks(Explicit(found.offsets), _lengths(found.lengths), path),
         parts,
         order=None if order is None else Explicit(order),
         recipe=recipe.describe(decoder, inside) if _hidden(parts) else None,
-        frame=frame.describe(found.psize) if found.big else None,
+        frame=frame.describe(found.pages.psize) if found.big else None,
     )
     keys = {f.name: KEYS for name, f in fields if name not in decoder.schema.names}
     return FileLayout(len(index), records, unlocated=keys)
@@ -206,3 +206,46 @@ def _parts(decoder: Values, fields: Sequence[tuple[str, Field]]) -> dict[str, Pa
     for f in decoder.ragged:
         places[f.name] = Part() if decoder.table else Part(at)
     return {f.name: places[name] for name, f in fields}
+
+
+# --- Datum messages --------------------------------------------------------------------------
+
+
+def _data_part(found: Found, decoder: Datum) -> Part:
+    """Return the place of the image in every message, if it is one and that is proven.
+
+    A message is its fields one after another. If all begin with the same bytes, up to the image,
+    and none has a field behind it that would replace or reshape it, the image is there in all.
+    """
+    n, lengths = len(found.lengths), found.lengths
+    if not n or not decoder.fixed or decoder.floats:
+        return Part()
+    fd = found.pages.fd
+    try:
+        first = parse(os.pread(fd, int(lengths[0]), int(found.offsets[0])))
+    except ValueError:  # reading says so, with the sample
+        return Part()
+    start, stop = first.data or (0, 0)
+    if first.shape != decoder.shape or stop - start != decoder.nbytes or not decoder.nbytes:
+        return Part()
+    if start > _MARGIN or int(lengths.min()) < stop or int(lengths.max()) > stop + _MARGIN:
+        return Part()
+    head = os.pread(fd, start, int(found.offsets[0]))
+    for a in range(0, n, _AT_ONCE):
+        offsets = found.offsets[a : a + _AT_ONCE].tolist()
+        rest = (lengths[a : a + _AT_ONCE] - stop).tolist()
+        if {os.pread(fd, start, at) for at in offsets} != {head}:
+            return Part()
+        tails = {os.pread(fd, k, at + stop) for at, k in zip(offsets, rest, strict=True)}
+        if not all(map(_leaves_image, tails)):
+            return Part()
+    return Part(start, stop - start)
+
+
+def _leaves_image(tail: bytes) -> bool:
+    """Whether what follows an image in a message neither replaces nor reshapes it."""
+    try:
+        found = parse(tail)
+    except ValueError:
+        return False
+    return found.data is None and not found.numbers.keys() & {CHANNELS, HEIGHT, WIDTH}

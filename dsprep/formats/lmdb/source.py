@@ -309,17 +309,17 @@ class LmdbSource(Source):
 
         The blocks are the records that are samples, in key order. Keys have no place in them.
         """
-        pages, index = self._pages, self._index
+        index = self._index
 
         def label(i: int) -> str:
             key = self._nodes(self._index.records(i, i + 1), None).key(0)
             return f"{self.path}, sample {i}, key {key!r}"
 
-        records = find(pages, index, progress)
+        records = find(self._pages, index, progress)
         inside = "" if self._file == self.path else self._file.name
         layout = file_layout(records, index, self._decoder, self._fields, inside, label)
         named = self._options.database is not None
-        laws, facts = history(records, pages.meta, self._database.depth, named)
+        laws, facts = history(records, self._database.depth, named)
         return replace(layout, candidates=laws, facts=facts)
 
     # --- describing --------------------------------------------------------------------------
