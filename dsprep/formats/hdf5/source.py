@@ -89,7 +89,8 @@ class Hdf5Source(Source):
         if specs:
             plain = [s.path for s in specs if not s.index and s.path in self._contents.datasets]
             plain = [p for p in dict.fromkeys(plain) if p not in available]
-            available = {s.path: available[s.path] for s in specs if s.path in available}
+            asked = [s.path for s in specs if not s.index and s.path in available]
+            available = {path: available[path] for path in asked}
         self._notes += ragged.notes if not specs else []
         columns = self._choose_axis(available | explicit, plain)
         self._choose_fields(columns, explicit)

@@ -1,0 +1,536 @@
+"""HDF5 extents: plain reads at the places that they tell give what h5py gives, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import h5py
+import hdf5plugin
+import numpy as np
+import pytest
+from support import DTYPES, STRUCT, random_array, random_batch, raw, schemas, write_batch
+
+from dsprep.errors import DsprepError, FormatError
+from dsprep.filters import check, decode
+from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
+from dsprep.formats.hdf5 import Hdf5
+from dsprep.layout import codec, fitting
+from dsprep.layout.model import Column, FileLayout, Grid
+from dsprep.packing import Tables
+from dsprep.schema import FieldSpec, Ragged
+
+HDF5 = Hdf5()
+X = random_array(np.dtype("<f4"), (20, 6, 10))
+LIBVERS: list[Any] = ["earliest", ("v110", "v110"), "latest"]
+
+
+def opened(path: Path, *fields: str, axis: Any = "auto") -> Source:
+    specs = tuple(map(FieldSpec.parse, fields))
+    return HDF5.open(path, OpenOptions(fields=specs, sample_axis=axis), None)
+
+
+def content(path: Path, grid: Grid) -> bytes:
+    """The whole array, read by plain reads and decoded chunk by chunk."""
+    check(grid.filters, "test")
+    padded = [n * c for n, c in zip(grid.chunks, grid.chunk, strict=True)]
+    whole = np.empty((*padded, grid.itemsize), "u1")
+    with path.open("rb") as file:
+        for place in itertools.product(*map(range, grid.chunks)):
+            number, which = grid.numbers(np.array(place, np.int64)[:, None])
+            assert which is None
+            offset = int(grid.blocks.offsets.at(number)[0])
+            length = int(grid.blocks.lengths.at(number)[0])
+            mask = 0 if grid.masks is None else int(grid.masks.at(number)[0])
+            if offset < 0:
+                assert length == 0
+                assert grid.fill is not None
+                chunk = np.frombuffer(grid.fill * math.prod(grid.chunk), "u1")
+            else:
+                stored = os.pread(file.fileno(), length, offset)
+                assert len(stored) == length
+                chunk = decode(stored, grid.filters, mask, grid.chunk_nbytes, "test")
+            at = tuple(slice(p * c, p * c + c) for p, c in zip(place, grid.chunk, strict=True))
+            whole[at] = chunk.reshape(*grid.chunk, grid.itemsize)
+    return whole[tuple(map(slice, grid.shape))].tobytes()
+
+
+def stored_layout(layout: FileLayout, source: Source) -> FileLayout:
+    """The layout as a sidecar gives it back."""
+    tables = Tables()
+    text = json.dumps(codec.to_json(fitting.fit(layout), source.schema, tables))
+    again = Tables(bytes(tables.written))
+    return codec.from_json(json.loads(text), len(source), source.schema, again)
+
+
+def samples_of(path: Path, column: Column, count: int, ragged: bool) -> list[bytes]:
+    indices = np.arange(count, dtype=np.int64)
+    if column.first is not None and column.count is not None:
+        first, number = column.first.at(indices), column.count.at(indices)
+    else:
+        assert not ragged
+        first, number = indices * column.lines, np.full(count, column.lines)
+    if column.grid is None:
+        return [b""] * count
+    flat, row = content(path, column.grid), column.grid.row_nbytes
+    return [
+        flat[a * row : (a + n) * row] for a, n in zip(first.tolist(), number.tolist(), strict=True)
+    ]
+
+
+def compare(path: Path, *fields: str, axis: Any = "auto") -> FileLayout:
+    """Compare all samples of the fields that have extents with what the source reads."""
+    with opened(path, *fields, axis=axis) as source:
+        found = source.extents()
+        assert found.count == len(source)
+        assert sorted([*found.columns, *found.unlocated]) == sorted(source.schema.names)
+        batch = source.read(0, len(source))
+        for layout in (found, stored_layout(found, source)):
+            for name, column in layout.columns.items():
+                field = source.schema[name]
+                values = batch[name]
+                samples = samples_of(path, column, len(source), field.ragged)
+                if isinstance(values, Ragged):
+                    rows = [values.values[a:b] for a, b in itertools.pairwise(values.offsets)]
+                else:
+                    rows = [values[i : i + 1] for i in range(len(values))]
+                for sample, expected in zip(samples, rows, strict=True):
+                    bits = np.frombuffer(sample, field.dtype) if sample else np.empty(0)
+                    assert raw(bits) == raw(expected), name
+        return found
+
+
+def compare_whole(path: Path) -> FileLayout:
+    """As `compare`, and all arrays with what h5py reads; every field must have extents."""
+    layout = compare(path)
+    assert not layout.unlocated
+    with h5py.File(path) as file:
+        for name, column in layout.columns.items():
+            values = file[name][()]
+            assert column.grid is not None
+            assert raw(np.frombuffer(content(path, column.grid), values.dtype)) == raw(values)
+    return layout
+
+
+# --- arrays ----------------------------------------------------------------------------------
+
+GZIP = {"compression": "gzip"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "contiguous": {},
+    "first axis": {"chunks": (6, 6, 10)},
+    "one chunk": {"chunks": (20, 6, 10)},
+    "one chunk, gzip": {"chunks": (20, 6, 10), **GZIP},
+    "larger than the array": {"chunks": (32, 8, 10), "maxshape": (None, None, 10)},
+    "tiles": {"chunks": (3, 4, 7)},
+    "tiles, one axis grows": {"chunks": (3, 4, 7), "maxshape": (None, 6, 10)},
+    "tiles, all axes grow": {"chunks": (3, 4, 7), "maxshape": (None, None, None)},
+    "gzip": {"chunks": (3, 4, 7), **GZIP},
+    "gzip, one axis grows": {"chunks": (1, 6, 10), "maxshape": (None, 6, 10), **GZIP},
+    "all": {"chunks": (7, 6, 3), "shuffle": True, "fletcher32": True, **GZIP},
+    "fletcher32": {"chunks": (7, 6, 3), "fletcher32": True},
+    "shuffle": {"chunks": (4, 6, 5), "shuffle": True},
+    "zstd": {"chunks": (3, 4, 7), **hdf5plugin.Zstd()},
+    "blosc": {"chunks": (3, 4, 7), **hdf5plugin.Blosc("zstd", 5, hdf5plugin.Blosc.BITSHUFFLE)},
+    "blosc lz4": {"chunks": (8, 6, 10), **hdf5plugin.Blosc("lz4", 5)},
+}
+
+
+@pytest.mark.parametrize("userblock", [0, 1024])
+@pytest.mark.parametrize("libver", LIBVERS, ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_arrays(tmp_path: Path, name: str, libver: Any, userblock: int) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w", libver=libver, userblock_size=userblock) as file:
+        file.create_dataset("x", data=X, **OPTIONS[name])
+        file.create_dataset("group/y", data=np.arange(20), **({"chunks": (7,)} if name else {}))
+    layout = compare_whole(path)
+    grid = layout.columns["x"].grid
+    assert grid is not None
+    assert grid.fill is None
+    assert grid.shape == X.shape
+    expected = OPTIONS[name].get("chunks", X.shape)
+    assert grid.chunk == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("chunks", [None, (2, 2)])
+def test_types(tmp_path: Path, dtype: np.dtype[Any], chunks: Any) -> None:
+    if dtype.kind == "U" or "bfloat16" in str(dtype):
+        pytest.skip("no type of HDF5; see the schemas")
+    with h5py.File(tmp_path / "a", "w") as file:
+        shuffled = {"shuffle": True, **GZIP} if chunks else {}
+        file.create_dataset("x", data=random_array(dtype, (5, 3)), chunks=chunks, **shuffled)
+    compare_whole(tmp_path / "a")
+
+
+def test_array_types_and_enums(tmp_path: Path) -> None:
+    values = np.arange(24, dtype=">i2").reshape(4, 2, 3)
+    with h5py.File(tmp_path / "a", "w") as file:
+        for name, chunks in (("plain", None), ("chunked", (3,))):
+            made = file.create_dataset(name, (4,), np.dtype((">i2", (2, 3))), chunks=chunks)
+            made[...] = values
+        kinds = h5py.enum_dtype({"a": 1, "b": 2}, "i1")
+        file.create_dataset("enum", data=np.array([1, 2, 2, 1], "i1"), dtype=kinds)
+    layout = compare(tmp_path / "a")
+    assert set(layout.columns) == {"plain", "chunked", "enum"}
+    with h5py.File(tmp_path / "b", "w") as file:
+        file.create_dataset("x", (), np.dtype((">i2", (4, 3))))[...] = values[:2].reshape(4, 3)
+    for axis in ("auto", "none", "first"):
+        assert set(compare(tmp_path / "b", axis=axis).columns) == {"x"}
+
+
+@pytest.mark.parametrize("libver", LIBVERS, ids=str)
+@pytest.mark.parametrize("maxshape", [None, (None, 6), (None, None)])
+def test_chunks_with_filters_left_out(tmp_path: Path, libver: Any, maxshape: Any) -> None:
+    x = random_array(np.dtype("<f8"), (9, 6))
+    path = tmp_path / "a"
+    with h5py.File(path, "w", libver=libver) as file:
+        made = file.create_dataset(
+            "x", x.shape, "<f8", chunks=(2, 6), maxshape=maxshape, shuffle=True, **GZIP
+        )
+        for i, mask in enumerate((0, 1, 2, 3, 0)):
+            rows = np.zeros((2, 6), "<f8")
+            rows[: len(x[2 * i : 2 * i + 2])] = x[2 * i : 2 * i + 2]
+            data = rows.tobytes()
+            if not mask & 1:
+                data = np.frombuffer(data, "u1").reshape(-1, 8).T.tobytes()
+            if not mask & 2:
+                data = zlib.compress(data)
+            made.id.write_direct_chunk((2 * i, 0), data, mask)
+    layout = compare_whole(path)
+    grid = layout.columns["x"].grid
+    assert grid is not None
+    assert grid.masks is not None
+    assert grid.masks.span(0, 5).tolist() == [0, 1, 2, 3, 0]
+    with h5py.File(path) as file:
+        assert raw(file["x"][()]) == raw(x)
+
+
+STRUCT_FILL = np.zeros((), STRUCT)
+STRUCT_FILL["id"], STRUCT_FILL["value"] = 7, -2.5
+FILLS: list[tuple[Any, Any]] = [
+    ("<i4", None),
+    ("<f4", np.nan),
+    (">i2", 258),
+    ("S5", b"none"),
+    ("?", True),
+    (STRUCT, STRUCT_FILL),
+    (np.dtype((">u2", (2,))), None),
+]
+
+
+@pytest.mark.parametrize("fill_time", ["ifset", "alloc", "never"])
+@pytest.mark.parametrize("libver", LIBVERS, ids=str)
+@pytest.mark.parametrize(("dtype", "value"), FILLS, ids=str)
+def test_missing_chunks(
+    tmp_path: Path, dtype: Any, value: Any, libver: Any, fill_time: str
+) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w", libver=libver) as file:
+        made = file.create_dataset(
+            "x", (9, 4), dtype, chunks=(2, 3), fillvalue=value, fill_time=fill_time
+        )
+        made[4, 3] = random_array(made.dtype.base, made.dtype.shape)
+        none = file.create_dataset("none", (9, 4), dtype, chunks=(2, 3), fillvalue=value, **GZIP)
+        assert none.id.get_num_chunks() == 0
+    layout = compare_whole(path)
+    for name, stored in (("x", 1), ("none", 0)):
+        grid = layout.columns[name].grid
+        assert grid is not None
+        offsets = grid.blocks.offsets.span(0, 10)
+        assert np.count_nonzero(offsets >= 0) == stored
+        assert grid.fill is not None
+        assert len(grid.fill) == np.dtype(dtype).itemsize
+
+
+def test_missing_chunks_after_growing_and_shrinking(tmp_path: Path) -> None:
+    for libver in LIBVERS:
+        with h5py.File(tmp_path / "a", "w", libver=libver) as file:
+            made = file.create_dataset("x", data=X, chunks=(3, 4, 7), maxshape=(None, None, None))
+            made.resize((7, 5, 8))
+            made.resize((11, 20, 8))
+        compare_whole(tmp_path / "a")
+
+
+def test_chunks_that_were_allocated_at_once(tmp_path: Path) -> None:
+    """In the newest format they have no index: their places are implied."""
+    for libver in LIBVERS:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((3, 4, 7))
+        plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        with h5py.File(tmp_path / "a", "w", libver=libver) as file:
+            space = h5py.h5s.create_simple(X.shape)
+            made = h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, space, plist)
+            h5py.Dataset(made)[...] = X
+        compare_whole(tmp_path / "a")
+
+
+# --- samples ---------------------------------------------------------------------------------
+
+
+def test_whole_files_as_one_sample(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a", "w") as file:
+        file["x"] = X
+        file["scalar"] = 3.5
+        file["text"] = np.bytes_(b"fixed")
+        file.create_dataset("z", data=X, chunks=(7, 6, 3), **GZIP)
+        file.create_dataset("empty", (0, 3))
+    layout = compare(tmp_path / "a", axis="none")
+    assert layout.count == 1
+    assert set(layout.columns) == {"x", "scalar", "text", "z", "empty"}
+    assert layout.columns["x"].lines == 20
+    assert layout.columns["empty"].grid is None
+    grid = layout.columns["scalar"].grid
+    assert grid is not None
+    assert grid.shape == (1,)
+
+
+def test_samples_without_bytes(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a", "w") as file:
+        file.create_dataset("x", (5, 0, 3))
+        file.create_dataset("y", data=np.arange(5))
+    assert compare(tmp_path / "a").columns["x"].grid is None
+    with h5py.File(tmp_path / "a", "w") as file:
+        file.create_dataset("x", (0, 3), chunks=(4, 3), maxshape=(None, 3), **GZIP)
+    assert compare(tmp_path / "a").columns["x"].grid is None
+
+
+@pytest.mark.parametrize("compress", [None, Compression("gzip"), Compression("zstd")], ids=str)
+@pytest.mark.parametrize(
+    ("name", "schema"), list(schemas()), ids=lambda v: v if type(v) is str else ""
+)
+def test_what_dsprep_writes(tmp_path: Path, name: str, schema: Any, compress: Any) -> None:
+    options = WriteOptions(compress=compress, chunk=5 if compress else None)
+    for count in (0, 1, 13):
+        path = tmp_path / f"{count}.h5"
+        write_batch(HDF5, path, schema, random_batch(schema, count), options)
+        layout = compare(path)
+        assert layout.count == count
+        assert not layout.unlocated
+
+
+@pytest.mark.parametrize("chunks", [None, (4,)])
+def test_ragged_fields_through_tables(tmp_path: Path, chunks: Any) -> None:
+    rng = np.random.default_rng(1)
+    with h5py.File(tmp_path / "a", "w") as file:
+        outer = rng.integers(0, 4, 9)
+        inner = rng.integers(0, 5, int(outer.sum()))
+        table = np.zeros(len(inner), [("first", "<u8"), ("n", "<u8"), ("id", "<u4")])
+        table["n"], table["first"] = inner, np.cumsum(inner) - inner
+        events = np.zeros(9, [("first", "<u8"), ("n", "<u8")])
+        events["n"], events["first"] = outer, np.cumsum(outer) - outer
+        values = random_array(STRUCT, (int(inner.sum()),))
+        for name, data in (("extents", events), ("voxel_extents", table), ("voxels", values)):
+            file.create_dataset(name, data=data, chunks=chunks)
+    layout = compare(tmp_path / "a")
+    assert set(layout.columns) == {"voxels"}
+    assert "counts rows of another dataset" in layout.unlocated["voxel_extents"]
+    explicit = compare(tmp_path / "a", "v=voxels@voxel_extents")
+    assert set(explicit.columns) == {"v"}
+    assert explicit.count == len(inner)
+
+
+def test_samples_of_equal_length(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a", "w") as file:
+        file["x"], file["x_start"], file["x_len"] = np.arange(12), np.arange(0, 12, 3), [3] * 4
+    column = compare(tmp_path / "a").columns["x"]
+    assert column.count is not None
+    assert column.count.to_json(Tables()) == 3
+
+
+def test_bytes_of_a_given_type(tmp_path: Path) -> None:
+    from dsprep.schema import Field, Schema
+
+    def write(lengths: list[int], options: WriteOptions) -> Path:
+        schema = Schema((Field.opaque("blob"),))
+        values = np.random.default_rng(0).integers(0, 256, sum(lengths), "u1")
+        batch = {"blob": Ragged.from_lengths(values, np.array(lengths), "bytes")}
+        (tmp_path / "a.h5").unlink(missing_ok=True)
+        write_batch(HDF5, tmp_path / "a.h5", schema, batch, options)
+        return tmp_path / "a.h5"
+
+    plain, zipped = WriteOptions(), WriteOptions(compress=Compression("gzip"), chunk=2)
+    for options in (plain, zipped):
+        path = write([24] * 5, options)
+        assert set(compare(path, "x=blob:<i4[2,3]").columns) == {"x"}
+        assert set(compare(path, "x=blob:S24").columns) == {"x"}
+        path = write([24, 0, 48, 12, 0], options)
+        assert len(compare(path, "x=blob:str").columns) == 1
+        ragged = compare(path, "x=blob:>i4[None,3]")
+        with opened(path, "x=blob:>i4[None,5]") as source, pytest.raises(FormatError, match="fit"):
+            source.extents()
+    assert set(ragged.columns) | set(ragged.unlocated) == {"x"}
+    assert set(compare(write([24, 0, 48], plain), "x=blob:>i4[None,3]").columns) == {"x"}
+
+
+# --- what only the library finds -------------------------------------------------------------
+
+
+def _unlocated(path: Path) -> dict[str, str]:
+    layout = compare(path)
+    return dict(layout.unlocated)
+
+
+def test_what_only_the_library_finds(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w", userblock_size=1024) as file:
+        compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        compact.set_layout(h5py.h5d.COMPACT)
+        space = h5py.h5s.create_simple((4, 2))
+        h5py.h5d.create(file.id, b"compact", h5py.h5t.STD_I32LE, space, compact)
+        file.create_dataset("unwritten", (4, 2))
+        (tmp_path / "raw").write_bytes(bytes(32))
+        file.create_dataset("external", (4, 2), "<f4", external=[(str(tmp_path / "raw"), 0, 32)])
+        virtual = h5py.VirtualLayout((4, 2), "<f4")
+        virtual[:] = h5py.VirtualSource(file.create_dataset("good", data=np.ones((4, 2), "<f4")))
+        file.create_virtual_dataset("virtual", virtual)
+        file.create_dataset("lzf", data=np.ones((4, 2)), chunks=(2, 2), compression="lzf")
+        file.create_dataset("scaled", data=np.ones((4, 2), "i4"), chunks=(2, 2), scaleoffset=3)
+        file.create_dataset("text", data=["a", "b", "c", "d"], dtype=h5py.string_dtype())
+        terminated = h5py.h5t.C_S1.copy()
+        terminated.set_size(4)
+        line = h5py.h5s.create_simple((4,))
+        made = h5py.h5d.create(file.id, b"terminated", terminated, line)
+        h5py.Dataset(made)[...] = np.array([b"abc", b"", b"x", b"yz"], "S4")
+        odd = h5py.h5t.STD_I32LE.copy()
+        odd.set_precision(20)
+        h5py.h5d.create(file.id, b"odd", odd, line)
+    found = _unlocated(path)
+    assert {n: w for n, w in found.items() if n != "odd"} == {
+        "compact": "it is compact: it lies inside the file's metadata",
+        "unwritten": "nothing was ever written to it",
+        "external": "it lies in external files",
+        "virtual": "it is virtual: it is made of parts of other datasets",
+        "lzf": "its chunks are encoded by lzf, which only HDF5 libraries decode",
+        "scaled": "its chunks are encoded by scaleoffset, which only HDF5 libraries decode",
+        "text": "its values lie in the global heap, where only the HDF5 library finds them; "
+        "dsprep convert makes them addressable",
+        "terminated": "the HDF5 library converts its type when it reads",
+    }
+    assert found["odd"]
+
+
+def test_edges_that_may_be_stored_without_filters(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a", "w", libver="latest") as file:
+        file.create_dataset("x", data=np.arange(10), chunks=(4,), shuffle=True)
+        file.create_dataset("y", data=np.arange(10), chunks=(5,), shuffle=True)
+        file.create_dataset("z", data=np.arange(10), chunks=(4,), shuffle=True, **GZIP)
+    layout = compare(tmp_path / "a")
+    assert list(layout.unlocated) == ["x"]
+    assert "edges" in layout.unlocated["x"]
+
+
+def test_missing_chunks_without_fill_values_read_as_zeros(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a", "w") as file:
+        made = file.create_dataset("x", (400, 100), "<f8", chunks=(100, 100), fill_time="never")
+        made[0] = 1
+    from dsprep.schema import Arena
+
+    with opened(tmp_path / "a") as source:
+        arena = Arena()
+        arena.empty("read.x", (400, 100), np.dtype("<f8")).fill(7)
+        assert not np.asarray(source.read(100, 400, arena)["x"]).any()
+
+
+def test_progress(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a", "w") as file:
+        file.create_dataset("x", data=np.arange(50), chunks=(1,))
+        file.create_dataset("y", data=np.arange(50), chunks=(2,))
+    calls: list[tuple[int, int]] = []
+    with opened(tmp_path / "a") as source:
+        source.extents(lambda done, total: calls.append((done, total)))
+    assert calls == [(50, 75), (75, 75)]
+
+
+# --- damage ----------------------------------------------------------------------------------
+
+
+def _sample_file(path: Path, libver: Any) -> bytes:
+    with h5py.File(path, "w", libver=libver) as file:
+        file.create_dataset("x", data=X, chunks=(3, 4, 7))
+        file.create_dataset("z", data=X, chunks=(5, 6, 10), shuffle=True, **GZIP)
+        file.create_dataset("flat", data=X)
+        file.create_dataset("p", data=np.arange(60), chunks=(9,))
+        file["p_first"], file["p_count"] = np.arange(0, 60, 3), np.full(20, 3)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("libver", LIBVERS, ids=str)
+def test_damaged_files(tmp_path: Path, libver: Any) -> None:
+    good = _sample_file(tmp_path / "good", libver)
+    path, rng = tmp_path / "bad", np.random.default_rng(0)
+    for k in range(150):
+        bad = bytearray(good)
+        if k % 5 == 0:
+            del bad[int(rng.integers(0, len(bad))) :]
+        else:
+            for _ in range(3):
+                at = int(rng.integers(0, min(len(bad), 16000)))
+                bad[at] = int(rng.integers(0, 256))
+        path.write_bytes(bad)
+        try:
+            with opened(path) as source:
+                layout = source.extents()
+        except DsprepError:
+            continue
+        for column in layout.columns.values():
+            if column.grid is not None:
+                blocks = column.grid.blocks
+                offsets = blocks.offsets.span(0, blocks.count)
+                lengths = blocks.lengths.span(0, blocks.count)
+                assert (offsets + lengths <= len(bad)).all()
+                assert ((offsets > 0) | (lengths == 0)).all()
+
+
+# --- identity --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("userblock", [0, 512, 2048])
+@pytest.mark.parametrize(("libver", "version"), [("earliest", 0), ("v108", 2), ("latest", 3)])
+def test_identity(tmp_path: Path, libver: str, version: int, userblock: int) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w", libver=(libver, "latest"), userblock_size=userblock) as file:
+        file["x"] = np.arange(1000)
+        known = file.id.get_create_plist().get_version()[0]
+    found = HDF5.identity(path)
+    assert found["superblock"] == known == version
+    assert found["end_of_file"] == path.stat().st_size
+    with h5py.File(path, "r+") as file:
+        file["y"] = np.arange(10)
+    assert HDF5.identity(path)["end_of_file"] > found["end_of_file"]
+
+
+def test_identity_with_other_address_sizes(tmp_path: Path) -> None:
+    plist = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    plist.set_sizes(4, 4)
+    h5py.h5f.create(bytes(tmp_path / "a"), h5py.h5f.ACC_TRUNC, plist).close()
+    size = (tmp_path / "a").stat().st_size
+    assert HDF5.identity(tmp_path / "a") == {"end_of_file": size, "superblock": 0}
+
+
+def test_identity_of_superblock_1(tmp_path: Path) -> None:
+    """Four more bytes than in version 0, for the B-trees of chunks; h5py writes none."""
+    head = b"\x89HDF\r\n\x1a\n\x01\0\0\0\0\x08\x08\0" + bytes(8) + b"\x40\0\0\0"
+    (tmp_path / "a").write_bytes(head + b"".join(n.to_bytes(8, "little") for n in (0, 1, 777, 2)))
+    assert HDF5.identity(tmp_path / "a") == {"end_of_file": 777, "superblock": 1}
+
+
+def test_identity_of_what_is_no_hdf5(tmp_path: Path) -> None:
+    for name, data in (
+        ("empty", b""),
+        ("text", b"text" * 999),
+        ("short", b"\x89HDF\r\n\x1a\n"),
+        ("cut", b"\x89HDF\r\n\x1a\n\0\0\0\0\0\x08\x08"),
+        ("version", b"\x89HDF\r\n\x1a\n" + b"\x09" * 99),
+        ("sizes", b"\x89HDF\r\n\x1a\n\x02\x07\x08" + bytes(99)),
+    ):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(FormatError):
+            HDF5.identity(tmp_path / name)
+    with pytest.raises(OSError, match="missing"):
+        HDF5.identity(tmp_path / "missing")
