@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dsprep import __version__, identity, sidecar
-from dsprep.dataset import Known, MultiSource, find_files, open_native
+from dsprep.dataset import MultiSource, find_files, open_native
 from dsprep.errors import DsprepError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, OpenOptions, Source, check_options
 from dsprep.layout import codec, fitting
@@ -77,7 +77,7 @@ def provenance(
     paths
         A file, a directory, a glob, ``@list.txt``, or a sequence of these.
     options
-        How to tell the samples, recorded in the sidecar.
+        How to tell the samples, recorded in the sidecar; if left out, as an older sidecar says.
     out
         Where to write it, if not beside the dataset.
     law
@@ -109,7 +109,10 @@ def provenance(
     dataset = dataset_of(names)
     path = Path(out) if out is not None else sidecar.sidecar_path(dataset)
     old = _old(names, format)
-    with _open(format, names, options, old, notes) as source:
+    hint = None
+    if old is not None and options.meaning == OpenOptions():
+        options, hint = OpenOptions.from_json(old.reading), old.schema
+    with _open(format, names, options, hint, notes) as source:
         lineage = _lineage(old)
         made = make(
             format,
@@ -169,39 +172,37 @@ def dataset_of(files: Sequence[Path]) -> Path:
     return common
 
 
-def _old(files: Sequence[Path], format: Format) -> Known | None:
+def _old(files: Sequence[Path], format: Format) -> Content | None:
     """Return the sidecar that is there, valid or not: it may know types that the file does not."""
     try:
         found = sidecar.find(files)
     except DsprepError:
         return None
-    if found is None or found[0].format != format.name:
-        return None
-    return Known(found[0], found[1], sidecar.sidecar_path(found[1]))
+    return found[0] if found is not None and found[0].format == format.name else None
 
 
 def _open(
     format: Format,
     files: Sequence[Path],
     options: OpenOptions,
-    old: Known | None,
+    hint: Schema | None,
     notes: Sequence[str],
 ) -> Source:
     """Open the files with the types of the old sidecar if they still fit, else without."""
-    if old is not None and options.meaning == OpenOptions():
+    if hint is not None:
         try:
-            return open_native(format, files, options, old.content.schema, notes)
+            return open_native(format, files, options, hint, notes)
         except DsprepError:
             pass
     return open_native(format, files, options, None, notes)
 
 
-def _lineage(old: Known | None) -> dict[str, Any]:
+def _lineage(old: Content | None) -> dict[str, Any]:
     """Return who made this sidecar, and what an older one says about the data."""
     now = made_by("dsprep.provenance")
-    if old is None or not old.content.lineage:
+    if old is None or not old.lineage:
         return now
-    kept = {k: v for k, v in old.content.lineage.items() if k != "sidecar"}
+    kept = {k: v for k, v in old.lineage.items() if k != "sidecar"}
     return {**kept, "sidecar": now}
 
 

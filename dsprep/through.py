@@ -82,8 +82,7 @@ class SidecarSource(Source):
     def layouts(self) -> dict[str, Layout]:
         """Return how each field lies on disk, as the format's own library tells."""
         with self._native() as source:
-            found = source.layouts()
-        return {new: found[name] for name, new in self._new.items() if name in found}
+            return source.layouts()
 
     def loading_code(self) -> str:
         """Return a program that loads sample 0 with the format's own library."""

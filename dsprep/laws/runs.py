@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.laws.base import LARGEST, Law, damaged
+from dsprep.laws.base import LARGEST, Law, damaged, integer
 from dsprep.packing import Tables, from_varints, to_varints, unzigzag, zigzag
 from dsprep.schema import Ints
 
@@ -77,8 +77,8 @@ class Runs(Law):
             numbers = from_varints(tables.get(json.get("data")))
         except ValueError as error:
             raise damaged("the runs of a law are damaged", tables, found=error) from error
-        if len(numbers) != 3 * json.get("runs", -1):
-            raise damaged("a law has another number of runs", tables, json.get("runs"))
+        if len(numbers) != 3 * integer(json, "runs", tables, 0):
+            raise damaged("a law has another number of runs", tables, json["runs"])
         rows = numbers.reshape(-1, 3)
         counts = rows[:, 0].astype(np.int64)
         if bool((counts < 1).any()) or sum_of(counts) != count:

@@ -167,6 +167,14 @@ class RecordReader:
         out: Batch = {}
         if any(part.at is None for _, part in parts) and self._recipe is not None:
             out = self._recipe.decode(taken[0].buffer, taken[0].starts, taken[0].lengths, label)
+            if not out.keys() >= set(names):
+                raise FormatError(
+                    "the sidecar's recipe does not give all fields",
+                    where=file.path,
+                    expected=", ".join(names),
+                    found=", ".join(out),
+                    fix="write the sidecar again with dsprep provenance",
+                )
             return {name: out[name] for name in names}
         for i, (field, part) in enumerate(parts):
             found = taken[i] if taken[0].cut else taken[0]

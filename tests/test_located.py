@@ -1,0 +1,391 @@
+"""Reading through sidecars: the same bits as the formats' own libraries, in any order."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from support import assert_same_batch, random_batch, schemas, write_batch
+
+import dsprep
+from dsprep import formats, sidecar
+from dsprep.dataset import open_dataset
+from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
+from dsprep.formats.base import Compression, WriteOptions
+from dsprep.located import Sidecar, StaleError, StaleWarning
+from dsprep.provenance import describe, provenance
+from dsprep.schema import Arena, Field, Ragged, Schema
+from dsprep.through import SidecarSource
+
+FORMATS = sorted(formats.FORMATS)
+SUFFIX = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
+SCHEMAS = dict(schemas())
+MIXED = Schema(
+    (
+        Field("image", np.dtype("<f4"), (8, 5)),
+        Field("label", np.dtype("<i8")),
+        Field("points", np.dtype("<i2"), (None, 3)),
+        Field.opaque("name", "str"),
+        Field("id", np.dtype(">u4"), (2,)),
+    )
+)
+
+
+def written(format, directory, schema, batch, count, **options):
+    """A dataset of one file and its sidecar."""
+    path = directory / f"set{SUFFIX[format]}"
+    write_batch(formats.load(format), path, schema, batch, WriteOptions(**options))
+    describe(formats.load(format), schema, [(path, count)], path, {}).write(durable=False)
+    return path
+
+
+def taken(batch, indices):
+    out = {}
+    for name, column in batch.items():
+        if isinstance(column, Ragged):
+            values = [column.values[column.offsets[i] : column.offsets[i + 1]] for i in indices]
+            joined = np.concatenate([column.values[:0], *values], dtype=column.values.dtype)
+            out[name] = Ragged.from_lengths(joined, [len(v) for v in values], column.kind)
+        else:
+            out[name] = column[np.asarray(indices, int)]
+    return out
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_schema_is_read_in_any_order(format, name, tmp_path):
+    schema, count = SCHEMAS[name], 37
+    batch = random_batch(schema, count, seed=1)
+    try:
+        formats.load(format).plan_fields(schema, WriteOptions())
+    except UnsupportedError:
+        return  # that is checked with the formats
+    path = written(format, tmp_path, schema, batch, count)
+    rng = np.random.default_rng(0)
+    with Sidecar.open(path) as opened:
+        assert opened.schema == schema
+        assert len(opened) == count
+        for chosen in (
+            slice(None),
+            slice(3, 29),
+            slice(20, 4, -3),
+            rng.permutation(count),
+            rng.integers(0, count, 50),
+            [5],
+            [-1, 0, -count],
+            [],
+        ):
+            indices = np.arange(count)[chosen if isinstance(chosen, slice) else list(chosen)]
+            for verify in (None, "header", "full"):
+                found = opened.read(chosen, verify=verify, arena=Arena())
+                assert_same_batch(found, taken(batch, indices), schema)
+        for field in schema:
+            alone = opened.read([7, 3, 11], [field.name])
+            expected = {field.name: taken(batch, [7, 3, 11])[field.name]}
+            assert_same_batch(alone, expected, Schema((field,)))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_places_hold_the_bytes(format, tmp_path):
+    """What `extents` names, read by hand, is the field, wherever it is not encoded."""
+    schema = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field.opaque("tail")))
+    if format == "tfrecord":  # of records that differ in length, only the recipe knows the inside
+        schema = Schema((schema["x"], Field("tail", np.dtype("<u2"), (5,))))
+    batch = random_batch(schema, 50, seed=2)
+    path = written(format, tmp_path, schema, batch, 50)
+    with Sidecar.open(path) as opened:
+        found = opened.extents([7, 49, 0, 7])
+        assert [e.index for e in found if e.field == "x"] == [7, 49, 0, 7]
+        read = 0
+        for extent in found:
+            layout = opened.layout(0)
+            if layout.records and layout.records.parts[extent.field].at is None:
+                continue
+            data = (tmp_path / extent.file).read_bytes()
+            part = data[extent.offset :][: extent.length]
+            value = batch[extent.field][extent.index]
+            assert part == (value if isinstance(value, bytes) else value.tobytes())
+            read += 1
+        assert read >= 4
+        request, file, offset, length = opened.locate([7, 49], "x")
+        assert request.tolist() == [0, 1]
+        assert file.tolist() == [0, 0]
+        assert offset.tolist() == [e.offset for e in found if e.field == "x"][:2]
+        assert length.tolist() == [4800, 4800]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_many_files_are_one_dataset(format, tmp_path):
+    batch = random_batch(MIXED, 100, seed=3)
+    origin = written("hdf5", tmp_path, MIXED, batch, 100)
+    target = tmp_path / "shards"
+    dsprep.convert(origin, target, to=format, samples_per_file=17, workers=1)
+    with dsprep.open(target) as source:
+        assert isinstance(source, SidecarSource)
+        assert source.schema == MIXED
+        assert_same_batch(source[:], batch, MIXED)
+        assert_same_batch(source[15:40], taken(batch, range(15, 40)), MIXED)
+        order = np.random.default_rng(1).permutation(100)
+        assert_same_batch(source.sidecar.read(order), taken(batch, order), MIXED)
+        with open_dataset(target, through="library") as native:
+            assert type(native) is not SidecarSource
+            sizes, expected = source.sizes(3, 90), native.sizes(3, 90)
+            assert sizes is None or expected is None or (sizes == expected).all()
+            assert source.locate(40) == native.locate(40)
+    some = sorted(target.iterdir())[1:3]
+    with dsprep.open([str(p) for p in some]) as source:  # also a part of it
+        assert isinstance(source, SidecarSource)
+        assert_same_batch(source[:], taken(batch, range(17, 51)), MIXED)
+
+
+@pytest.mark.parametrize("codec", ["gzip", "zstd"])
+@pytest.mark.parametrize("format", ["hdf5", "zarr"])
+def test_encoded_chunks(format, codec, tmp_path):
+    batch = random_batch(MIXED, 100, seed=4)
+    batch["image"] = np.arange(4000, dtype="<f4").reshape(100, 8, 5)
+    path = written(format, tmp_path, MIXED, batch, 100, chunk=13, compress=Compression.parse(codec))
+    with Sidecar.open(path) as opened:
+        order = np.random.default_rng(2).permutation(100)
+        assert_same_batch(opened.read(order), taken(batch, order), MIXED)
+        (extent,) = opened.extents([30], ["image"])
+        assert (extent.inside, extent.inside_nbytes) == (4 * 160, 160)
+        with dsprep.open(path) as source:
+            assert source.resident_nbytes() > 0
+
+
+def test_fields_and_options(tmp_path):
+    batch = random_batch(MIXED, 20, seed=5)
+    path = written("zarr", tmp_path, MIXED, batch, 20)
+    with dsprep.open(path, dsprep.OpenOptions(fields=(dsprep.FieldSpec.parse("y=label"),))) as s:
+        assert isinstance(s, SidecarSource)
+        assert s.schema.names == ("y",)
+        assert (s[3:7]["y"] == batch["label"][3:7]).all()
+        assert s.layouts().keys() == {"y"}
+        assert "zarr" in s.loading_code()
+    with dsprep.open(path, dsprep.OpenOptions(sample_axis="first")) as s:
+        assert not isinstance(s, SidecarSource)
+    with pytest.raises(UsageError, match="these options"):
+        open_dataset(path, dsprep.OpenOptions(sample_axis="first"), through="strict")
+    with Sidecar.open(path) as opened:
+        with pytest.raises(DsprepError, match="no field"):
+            opened.read([0], ["nothing"])
+        for wrong in ([20], [-21], [0, 1 << 62]):
+            with pytest.raises(IndexError):
+                opened.read(wrong)
+        with pytest.raises(UsageError, match="integers"):
+            opened.read([0.5])
+
+
+def test_how_it_was_read_is_remembered(tmp_path):
+    """A sidecar made with options serves those who open the dataset without them."""
+    import lmdb
+
+    with lmdb.open(str(tmp_path / "db"), map_size=1 << 24) as env, env.begin(write=True) as txn:
+        for i in range(12):
+            txn.put(str(i).encode(), np.full(3, i, "<i4").tobytes())
+        txn.put(b"length", b"12")
+    spec = dsprep.FieldSpec.parse("v:int32[3]")
+    options = dsprep.OpenOptions(fields=(spec,), order="numeric", skip_keys=(b"length",))
+    made = provenance(tmp_path / "db", options)
+    assert made.content.reading == {
+        "fields": ["v:int32[3]"],
+        "order": "numeric",
+        "skip_keys": ["length"],
+    }
+    for through in ("sidecar", "library"):
+        with open_dataset(tmp_path / "db", through=through) as source:
+            assert isinstance(source, SidecarSource) == (through == "sidecar")
+            assert source.schema.names == ("v",)
+            assert source[:]["v"][:, 0].tolist() == list(range(12))
+    provenance(tmp_path / "db")  # made again, it knows the types still, but not the order
+    with dsprep.open(tmp_path / "db", dsprep.OpenOptions(order="file")) as source:
+        assert not isinstance(source, SidecarSource)
+
+
+# --- staleness -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_any_change_is_noticed(format, tmp_path):
+    schema = Schema((Field("x", np.dtype("<f4"), (100,)),))
+    batch = random_batch(schema, 40, seed=6)
+    path = written(format, tmp_path, schema, batch, 40)
+    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    data = max((p for p in files if p.name != "lock.mdb"), key=lambda p: p.stat().st_size)
+    middle = data.stat().st_size // 2 + 5
+
+    def append():
+        with data.open("ab") as f:
+            f.write(b"\0")
+
+    def cut():
+        os.truncate(data, data.stat().st_size - 1)
+
+    def flip():
+        with data.open("r+b") as f:
+            f.seek(middle)
+            byte = f.read(1)[0]
+            f.seek(middle)
+            f.write(bytes([byte ^ 1]))
+
+    def flip_and_hide():
+        stat = data.stat()
+        with data.open("r+b") as f:  # the last sampled block, where the time stamp tells nothing
+            f.seek(stat.st_size - 100)
+            f.write(b"\xff\xfe\xfd")
+        os.utime(data, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    def replace():
+        other = random_batch(schema, 40, seed=7)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        write_batch(formats.load(format), path, schema, other)
+
+    def remove():
+        data.unlink()
+
+    kept = tmp_path / "kept"
+    shutil.copytree(path, kept) if path.is_dir() else shutil.copy(path, kept)
+    for change in (append, cut, flip, flip_and_hide, replace, remove):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        shutil.copytree(kept, path) if path.is_dir() or kept.is_dir() else shutil.copy(kept, path)
+        describe(formats.load(format), schema, [(path, 40)], path, {}).write(durable=False)
+        Sidecar.open(path).close()
+        change()
+        with pytest.raises((StaleError, FormatError, FileNotFoundError)) as caught:
+            Sidecar.open(path)
+        assert change is remove or "dsprep provenance" in str(caught.value)
+        with pytest.raises(DsprepError if change is not remove else Exception):
+            open_dataset(path, through="strict")
+
+
+def test_a_copy_is_the_same_dataset(tmp_path):
+    batch = random_batch(MIXED, 10, seed=8)
+    path = written("hdf5", tmp_path, MIXED, batch, 10)
+    (tmp_path / "elsewhere").mkdir()
+    copy = tmp_path / "elsewhere" / path.name
+    shutil.copyfile(path, copy)  # with a new time stamp
+    shutil.copyfile(sidecar.sidecar_path(path), sidecar.sidecar_path(copy))
+    with open_dataset(copy, through="strict") as source:
+        assert_same_batch(source[:], batch, MIXED)
+
+
+def test_stale_falls_back_with_a_warning(tmp_path):
+    batch = random_batch(MIXED, 10, seed=9)
+    path = written("hdf5", tmp_path, MIXED, batch, 10)
+    os.utime(path)
+    with (
+        pytest.warns(StaleWarning, match="dsprep provenance"),
+        dsprep.open(path) as source,
+    ):
+        assert not isinstance(source, SidecarSource)
+        assert any("time stamp" in note for note in source.notes)
+        assert_same_batch(source[:], batch, MIXED)
+    with pytest.raises(StaleError, match="time stamp"):
+        open_dataset(path, through="strict")
+    provenance(path)
+    with open_dataset(path, through="strict") as source:
+        assert_same_batch(source[:], batch, MIXED)
+
+
+def test_records_prove_themselves(tmp_path):
+    """With verify, bytes that moved or changed since the sidecar was written are noticed."""
+    schema = Schema((Field("x", np.dtype("<f4"), (1500,)),))
+    batch = random_batch(schema, 30, seed=10)
+    for format, verify in (("lmdb", "header"), ("tfrecord", "header"), ("tfrecord", "full")):
+        (tmp_path / (format + verify)).mkdir()
+        path = written(format, tmp_path / (format + verify), schema, batch, 30)
+        with Sidecar.open(path) as opened:
+            _, _, offset, _ = opened.locate([12], "x")
+            file = path / "data.mdb" if format == "lmdb" else path
+            at = int(offset[0]) + 100
+            if verify == "header":
+                frame = 16 if format == "lmdb" else 12 + 30  # before the record, not the field
+                part = opened.layout(0).records.parts["x"].at
+                at = int(offset[0]) - part - (frame if format == "lmdb" else 12)
+            with file.open("r+b") as f:
+                f.seek(at)
+                byte = f.read(1)[0]
+                f.seek(at)
+                f.write(bytes([byte ^ 1]))
+            opened.read(range(12), verify=verify)
+            opened.read([12])
+            for chosen in ([12], slice(None), [20, 12, 3]):
+                with pytest.raises(FormatError, match=r"offset|provenance"):
+                    opened.read(chosen, verify=verify)
+
+
+# --- hostile sidecars ------------------------------------------------------------------------
+
+
+def mutations(json_, rng):
+    """Change one value somewhere in a JSON tree."""
+    places = []
+
+    def walk(node, path):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        for key, value in items:
+            places.append((path, key))
+            if isinstance(value, dict | list):
+                walk(value, [*path, key])
+
+    walk(json_, [])
+    path, key = places[int(rng.integers(len(places)))]
+    node = json_
+    for step in path:
+        node = node[step]
+    old = node[key]
+    choices = [
+        None,
+        -1,
+        0,
+        1,
+        3.5,
+        "x",
+        "../../etc",
+        [],
+        {},
+        True,
+        1 << 40,
+        1 << 62,
+        1 << 70,
+        -(1 << 60),
+    ]
+    if isinstance(old, int):
+        choices += [old + 1, old - 1, old * 2, -old, old + 4096]
+    if isinstance(old, str) and old:
+        i = int(rng.integers(len(old)))
+        choices += [old[:i] + "A" + old[i + 1 :], old[:-4], old * 2]
+    choice = choices[int(rng.integers(len(choices)))]
+    if rng.random() < 0.1:
+        del node[key]
+    else:
+        node[key] = choice
+    return path, key, choice
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_hostile_sidecars_are_refused_or_harmless(format, tmp_path):
+    batch = random_batch(MIXED, 60, seed=11)
+    options = {"chunk": 7, "compress": Compression("gzip")} if format in ("hdf5", "zarr") else {}
+    path = written(format, tmp_path, MIXED, batch, 60, **options)
+    where = sidecar.sidecar_path(path)
+    good = where.read_text()
+    rng = np.random.default_rng(12)
+    refused = 0
+    for _ in range(300):
+        content = json.loads(good)
+        for _ in range(int(rng.integers(1, 3))):
+            mutations(content, rng)
+        where.write_text(json.dumps(content))
+        try:
+            with Sidecar.open(path, check=False) as opened:
+                n = min(len(opened), 60)
+                opened.read(slice(0, n))
+                opened.read(rng.integers(0, n, 9), verify="full") if n else None
+                opened.extents(slice(0, min(n, 5)))
+        except (DsprepError, FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            refused += 1
+    assert refused > 100
