@@ -331,6 +331,69 @@ def test_shapes_at_the_root_and_without_axes(tmp_path: Path) -> None:
             assert layout.columns["none"].grid is None
 
 
+@pytest.mark.parametrize("dtype", [">f4", "<U3", "<M8[ms]", "<c16", ">i8", "?"])
+@pytest.mark.parametrize("endian", ["little", "big"])
+def test_dtypes_of_v3(tmp_path: Path, dtype: str, endian: str) -> None:
+    values = random_array(np.dtype(dtype), (11, 3))
+    array = zarr.create_array(tmp_path / "a", shape=(15, 3), dtype=np.dtype(dtype), chunks=(4, 2),
+                              compressors=None, serializer=BytesCodec(endian=endian))  # fmt: skip
+    array[:11] = values
+    with opened(tmp_path / "a") as source:
+        layout = check(tmp_path / "a", source)
+        assert not layout.unlocated
+        field = source.schema["data"]
+        found = read_field(tmp_path / "a", layout.columns["data"], field, 15)
+        assert np.frombuffer(b"".join(found), field.dtype).astype(dtype).tobytes() == (
+            np.asarray(array[:]).astype(dtype).tobytes()
+        )
+
+
+def test_structures_of_v3(tmp_path: Path) -> None:
+    values = random_array(np.dtype([("a", "<i4"), ("b", "<f8")]), (11,))
+    path = tmp_path / "a"
+    array = zarr.create_array(path, shape=(11,), dtype=values.dtype, chunks=(4,), compressors=None)
+    array[:] = values
+    with opened(path) as source:
+        assert not check(path, source).unlocated
+    codec = {"name": "bytes", "configuration": {"endian": "big"}}
+    document = json.loads((path / "zarr.json").read_text())
+    (path / "zarr.json").write_text(json.dumps({**document, "codecs": [codec]}))
+    with opened(path) as source:
+        assert "big-endian" in source.extents().unlocated["data"]
+
+
+def test_keys_at_the_root_and_roots_in_a_folder(tmp_path: Path) -> None:
+    for version in (2, 3):
+        path = tmp_path / f"a{version}"
+        keys = {"name": "v2", "separator": "/"}
+        zarr.create_array(path, data=X, chunks=(5, 2, 3), zarr_format=version, compressors=None,
+                          chunk_key_encoding=keys)  # fmt: skip
+        with opened(path) as source:
+            grid = check(path, source).columns["data"].grid
+        assert grid.blocks.path == "{0}/{1}/{2}"
+        assert grid.fill is None
+        with zipfile.ZipFile(tmp_path / f"{version}.zip", "w") as target:
+            for member in path.rglob("*"):
+                target.write(member, Path("in/here") / member.relative_to(path))
+        with opened(tmp_path / f"{version}.zip") as source:
+            grid = check(tmp_path / f"{version}.zip", source).columns["data"].grid
+        assert (grid.blocks.path, grid.files, grid.fill) == ("", None, None)
+
+
+def test_links(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    zarr.create_array(path, data=X, chunks=(5, 2, 6), compressors=None)
+    (path / "c/1").rename(tmp_path / "elsewhere")
+    (path / "c/1").symlink_to(tmp_path / "elsewhere")
+    with opened(path) as source:
+        assert check(path, source).columns["data"].grid.fill is None
+    for name in ("0", "1"):
+        shutil.move(path / "c" / name, tmp_path / f"moved{name}")
+        (path / "c" / name).symlink_to("../c")
+    with opened(path) as source, pytest.raises(FormatError, match="links"):
+        source.extents()
+
+
 UNLOCATED = {
     "fortran": (2, {"chunks": (5, 4, 6), "order": "F"}, "Fortran"),
     "delta": (2, {"chunks": (5, 4, 6), "filters": [numcodecs.Delta("<f4")]}, "delta"),

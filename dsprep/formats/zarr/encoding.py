@@ -70,7 +70,9 @@ def _v3(document: Mapping[str, Any], meta: ArrayMeta) -> Filters:
         codecs = [named(c) for c in codecs[0][1]["codecs"]]
     if codecs[0][0] != "bytes":
         raise Unlocated(f"only zarr reads codec {codecs[0][0]}")
-    if is_extension(meta.dtype) and meta.dtype.itemsize > 1 and byte_order(codecs) == ">":
+    # zarr-python passes over the order of bytes of these.
+    composed = meta.dtype.names is not None or is_extension(meta.dtype)
+    if composed and meta.dtype.itemsize > 1 and byte_order(codecs) == ">":
         raise Unlocated(f"only zarr reads big-endian {meta.dtype}")
     return _known(codecs[1:])
 

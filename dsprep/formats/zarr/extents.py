@@ -51,15 +51,17 @@ def find(
         nonlocal done
         done += files
         if progress is not None:
-            progress(min(done, total), total)
+            progress(done, total)
 
     found: dict[str, Column] = {}
     unlocated: dict[str, str] = {}
     for field, reading in columns:
+        upto = done + reading.arrays[0].meta.files()
         try:
             found[field.name] = _column(field, reading, count, step)
         except Unlocated as reason:
             unlocated[field.name] = str(reason)
+        step(upto - done)
     return FileLayout(count, columns=found, unlocated=unlocated)
 
 

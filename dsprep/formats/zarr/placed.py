@@ -20,7 +20,7 @@ from dsprep.formats.zarr.checks import shard_index
 from dsprep.formats.zarr.encoding import Unlocated, chunk_filters
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.rows import StoredArray, translated
-from dsprep.formats.zarr.shards import extents
+from dsprep.formats.zarr.shards import extents, raw_offsets
 from dsprep.formats.zarr.store import Zip, is_number, join
 from dsprep.laws import LARGEST, Explicit, Law, affine
 from dsprep.layout.codec import MAX_CHUNK, file_path
@@ -34,7 +34,7 @@ FEW_BLOCKS = 1 << 20
 SPARSE = 256
 """An array of more than `FEW_BLOCKS` chunks has files for at least one in `SPARSE`."""
 
-AT_ONCE = 64
+AT_ONCE = 8
 """Shard indexes that a thread reads between two reports of progress."""
 
 Step = Callable[[int], None]
@@ -285,17 +285,10 @@ def _index(array: StoredArray, frame: _Frame, number: int, encoded: bool) -> tup
         if shard is None:
             raise FormatError("a shard has vanished", where=f"{array.where}, {key}")
         index = shard_index(shard, meta)
-        offsets, lengths = extents(index, shard.nbytes, shard.where)
-        wrong = (offsets >= 0) & (lengths != frame.chunk_nbytes)
-        if not encoded and wrong.any():
-            i = int(wrong.argmax())
-            raise FormatError(
-                f"entry {i} of the shard index is wrong",
-                where=shard.where,
-                expected=f"{frame.chunk_nbytes} bytes",
-                found=f"{lengths[i]}",
-            )
-        return offsets, lengths
+        if encoded:
+            return extents(index, shard.nbytes, shard.where)
+        offsets = raw_offsets(index, frame.chunk_nbytes, shard.nbytes, shard.where)
+        return offsets, np.where(offsets < 0, 0, frame.chunk_nbytes)
 
 
 # --- laws ------------------------------------------------------------------------------------

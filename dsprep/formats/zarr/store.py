@@ -167,7 +167,18 @@ class Directory(Store):
         return missing
 
     def listed(self, folder: str, depth: int) -> Iterator[tuple[str, int, int]]:
-        """See `Store.listed`: every directory is listed once, and no other looked into."""
+        """See `Store.listed`: every directory is listed once, and no other looked into.
+
+        Raises
+        ------
+        FormatError
+            If two links lead to the same directory: they may go round in circles.
+        """
+        return self._listed(folder, depth, set())
+
+    def _listed(
+        self, folder: str, depth: int, linked: set[tuple[int, int]]
+    ) -> Iterator[tuple[str, int, int]]:
         try:
             with os.scandir(self.path / folder) as entries:
                 for entry in entries:
@@ -177,10 +188,19 @@ class Directory(Store):
                             regular = stat.S_ISREG(facts.st_mode)
                             yield entry.name, 0, facts.st_size if regular else -1
                     elif is_number(entry.name) and entry.is_dir():
-                        below = self.listed(f"{folder}/{entry.name}", depth - 1)
+                        if entry.is_symlink():
+                            self._follow(entry, linked)
+                        below = self._listed(join(folder, entry.name), depth - 1, linked)
                         yield from ((f"{entry.name}/{n}", at, size) for n, at, size in below)
         except (FileNotFoundError, NotADirectoryError):
             return
+
+    def _follow(self, link: os.DirEntry[str], linked: set[tuple[int, int]]) -> None:
+        facts = link.stat()
+        target = (facts.st_dev, facts.st_ino)
+        if target in linked:
+            raise FormatError("two links lead to one directory of chunks", where=link.path)
+        linked.add(target)
 
     @contextmanager
     def chunk(self, key: str) -> Iterator[Chunk | None]:
@@ -319,6 +339,8 @@ class Zip(Store):
     def _start(self, info: zipfile.ZipInfo) -> int:
         """Return where the bytes of a member begin, which only its local header says."""
         where = f"{self.path}, {info.filename}"
+        if not 0 <= info.header_offset <= self._size:
+            raise FormatError("the ZIP member leaves the file", where=where)
         header = pread_exact(self._file.fileno(), LOCAL_HEADER, info.header_offset, where)
         if header[:4] != b"PK\3\4":
             raise FormatError("the local header is wrong", where=where)
