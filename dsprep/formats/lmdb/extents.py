@@ -1,9 +1,8 @@
 """Where every value of a database lies in its file: the truth that a sidecar is made from.
 
-The leaf pages alone are read, each of them once (and of Caffe's Datum messages what surrounds the
-image); of each sample stay 16 bytes, and 8 more if they
-are not in key order. Whether a field has a place of its own in every value follows from the
-encoding and the lengths of all values.
+The leaf pages alone are read, each of them once; and of Caffe's Datum messages what surrounds the
+image. Of each sample stay 16 bytes, and 8 more if they are not in key order. Whether a field has a
+place of its own in every value follows from the encoding and the lengths of all values.
 """
 
 from __future__ import annotations
