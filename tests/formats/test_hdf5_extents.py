@@ -445,6 +445,11 @@ def test_progress(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as source:
         source.extents(lambda done, total: calls.append((done, total)))
     assert calls == [(50, 75), (75, 75)]
+    with h5py.File(tmp_path / "a", "w") as file:
+        file.create_dataset("x", (50,), chunks=(1,))[3] = 1
+    with opened(tmp_path / "a") as source:
+        source.extents(lambda done, total: calls.append((done, total)))
+    assert calls[2:] == [(1, 50), (50, 50)]
 
 
 # --- damage ----------------------------------------------------------------------------------

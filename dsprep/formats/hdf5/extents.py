@@ -55,6 +55,11 @@ class _Steps:
             self._done = min(self._total, self._done + steps)
             self._progress(self._done, self._total)
 
+    def finish(self) -> None:
+        """Report the end: chunks that are not stored, or known already, were not stepped over."""
+        if self._done < self._total:
+            self(self._total - self._done)
+
 
 def find(
     path: Path,
@@ -94,6 +99,7 @@ def find(
                 found[name] = _column(column, field, here, grids, steps, where)
         except _Unlocated as reason:
             unlocated[name] = str(reason)
+    steps.finish()
     return FileLayout(count, columns=found, unlocated=unlocated)
 
 
