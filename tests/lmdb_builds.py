@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
@@ -129,7 +130,6 @@ def read_back(path, offsets, named=False, sample=None):
     return wrong + abs(count - len(offsets))
 
 
-if __name__ == "__main__":  # a build in a process of its own, for another page size
-    import json
-
-    build(**json.loads(sys.argv[1]))
+if __name__ == "__main__":  # builds in a process of their own, for another page size
+    for job in json.load(sys.stdin):
+        build(**job)

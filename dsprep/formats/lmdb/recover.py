@@ -21,6 +21,7 @@ _STEP = 1 << 20
 _TRIED = 48
 """Commit intervals that are tried where the file leaves several open."""
 _WIDEST = 1 << 12
+_CHECKED = 200_000  # leaves that are replayed to see what else would give the same
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def recover(found: Found) -> tuple[tuple[Law, ...], dict[str, Any]]:
         How the file was made, for a person and for JSON; empty if there is no law. ``commit
         interval`` (a number of records or ``"one transaction"``), ``append`` and ``copied
         compactly`` are there only if the file tells; a compact copy does not tell the first. The
-        commit interval is the roundest number where several give the same places.
+        commit interval is the roundest number where several give the same places, and ``commit
+        interval range`` is then the smallest and the largest of them.
     """
     n = len(found)
     if not n or int(found.key_sizes.min()) != int(found.key_sizes.max()):
@@ -158,10 +160,25 @@ def _intervals(found: Found, tree: Tree, parted: int) -> list[int]:
     return sorted(some, key=lambda c: (c not in near, c not in like, -_roundness(c), c))[:_TRIED]
 
 
+def _alike(law: Replay, found: Found) -> tuple[int, int]:
+    """Return the smallest and the largest commit interval about that of `law` that is exact too."""
+    n, leaf = len(found), law.shape.leaf
+    ends = []
+    for by in (-1, 1):
+        each, tries = law.plan[0][1], min(leaf, _CHECKED // (n // law.shape.step + 1))
+        while not law.shape.big and tries > 0 and 1 <= each + by < n:
+            other = Replay(law.shape, Affine(n, law.shape.value), regular(n, each + by))
+            if not other.agrees(found.offsets):
+                break
+            each, tries = each + by, tries - 1
+        ends.append(each)
+    return ends[0], ends[1]
+
+
 def _roundness(number: int) -> int:
     """Return how round a number is: the zeros at its end, decimal or binary, whichever are more."""
     zeros = len(str(number)) - len(str(number).rstrip("0"))
-    return max(6 * zeros, 2 * ((number & -number).bit_length() - 1))
+    return max(4 * zeros, (number & -number).bit_length() - 1)
 
 
 def _facts(exact: list[Law], found: Found) -> dict[str, Any]:
@@ -189,6 +206,9 @@ def _facts(exact: list[Law], found: Found) -> dict[str, Any]:
         facts["copied compactly"] = kinds == {"compact"}
     if isinstance(law, Replay):
         facts["commit interval"] = law.plan[0][1]
+        least, most = _alike(law, found)
+        if least < most:
+            facts["commit interval range"] = [least, most]
     elif kinds == {"one"}:
         facts["commit interval"] = "one transaction"
     return facts

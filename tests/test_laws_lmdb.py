@@ -1,0 +1,529 @@
+"""The laws of LMDB give the place of every record, or say that they do not.
+
+The truth is what py-lmdb wrote, found by the walk of its pages and read back by py-lmdb; and, for
+parameters that py-lmdb does not offer, the page-level simulator in `lmdb_sim`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import lmdb_builds
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lmdb_builds import KEYS, build, read_back, value, walk
+from lmdb_sim import Simulator
+from support import write_batch
+
+from dsprep import laws
+from dsprep.errors import FormatError
+from dsprep.formats.base import WriteOptions
+from dsprep.formats.lmdb import Lmdb
+from dsprep.formats.lmdb.recover import Found, recover
+from dsprep.laws import Affine, Explicit, Table
+from dsprep.laws.lmdb import Shape
+from dsprep.laws.replay import MOST, Replay, regular
+from dsprep.laws.tree import Tree
+from dsprep.packing import Tables
+from dsprep.schema import Field, Ragged, Schema
+
+FULL = os.environ.get("DSPREP_FULL") == "1"
+
+
+def through_json(law, lengths):
+    """The law as a sidecar gives it back."""
+    tables = Tables()
+    text = json.dumps(law.to_json(tables))
+    return laws.parse(json.loads(text), law.count, Tables(bytes(tables.written)), lengths)
+
+
+def assert_exact(law, found):
+    n = len(found.offsets)
+    sizes = found.sizes
+    lengths = Affine(n, int(sizes[0])) if n and (sizes == sizes[0]).all() else Table(sizes)
+    back = through_json(law, lengths)
+    assert back.to_json(Tables()) == law.to_json(Tables())
+    for each in (law, back):
+        assert np.array_equal(each.span(0, n), found.offsets)
+        some = np.random.default_rng(n).integers(0, max(n, 1), min(n, 1000))
+        assert np.array_equal(each.at(some), found.offsets[some])
+    assert len(law.words().splitlines()) == 1
+
+
+def assert_recovered(path, n, commit, append, named, compact):
+    """That the file is explained, exactly, and by what it was made with."""
+    found = walk(path, named)
+    assert len(found) == n
+    given_back, facts = recover(found)
+    assert given_back, f"no law for commit={commit}, append={append}, named={named}"
+    for law in given_back:
+        assert_exact(law, found)
+    one = commit is None or commit >= n
+    assert facts["database"] == ("named" if named else "main")
+    assert facts.get("append", append) == append
+    assert facts.get("copied compactly", compact) == compact
+    if compact:
+        assert isinstance(given_back[0], Tree)
+    else:
+        told = facts.get("commit interval")
+        if one:
+            assert told in ("one transaction", None)
+        elif told != commit:
+            low, high = facts.get("commit interval range", (0, 0)) if told else (1, n)
+            assert low <= commit <= high
+    assert facts["order"] == "ascending keys"
+    assert json.loads(json.dumps(facts)) == facts
+    return found
+
+
+# --- py-lmdb -----------------------------------------------------------------------------------
+
+QUICK = {8: 3000, 100: 1500, 784: 500, 2022: 400, 2023: 700, 3072: 1000, 4081: 400, 12288: 400}
+
+
+@pytest.mark.parametrize("append", [True, False])
+@pytest.mark.parametrize("commit", [None, 1000, 100, 10, 1])
+@pytest.mark.parametrize("size", QUICK)
+def test_matrix(tmp_path, size, commit, append):
+    n = QUICK[size] if commit != 1 else QUICK[size] // 2
+    for named in (False, True):
+        path = build(tmp_path / "a", n, size, commit=commit, append=append, named=named)
+        found = assert_recovered(path, n, commit, append, named, compact=False)
+        assert not read_back(path, found.offsets, named)
+
+
+@pytest.mark.parametrize("append", [True, False])
+@pytest.mark.parametrize("size", [8, 784, 3072])
+@pytest.mark.parametrize("key", ["be4", "dec9", "dec255", "dec500"])
+def test_keys_and_compact_copies(tmp_path, key, size, append):
+    for n, commit, named in ((900, 70, False), (500, None, True)):
+        for compact in (False, True):
+            path = build(
+                tmp_path / "a",
+                n,
+                size,
+                key=key,
+                commit=commit,
+                append=append,
+                named=named,
+                compact=compact,
+            )
+            found = assert_recovered(path, n, commit, append, named, compact)
+            assert not read_back(path, found.offsets, named)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 155, 156, 157, 311, 312, 313])
+@pytest.mark.parametrize("size", [8, 3072])
+def test_few_records(tmp_path, n, size):
+    for commit in (None, 1, 2, 100):
+        for compact in (False, True):
+            path = build(tmp_path / "a", n, size, commit=commit, compact=compact)
+            found = walk(path)
+            given_back, facts = recover(found)
+            assert given_back
+            assert facts["record size"] == size
+            for law in given_back:
+                assert_exact(law, found)
+
+
+@pytest.mark.parametrize("commit", [None, 100, 7])
+@pytest.mark.parametrize("append", [True, False])
+def test_values_of_many_sizes(tmp_path, commit, append):
+    sizes = np.random.default_rng(3).integers(2100, 30000, 700)
+    for named in (False, True):
+        for compact in (False, True):
+            path = build(
+                tmp_path / "a",
+                len(sizes),
+                sizes,
+                commit=commit,
+                append=append,
+                named=named,
+                compact=compact,
+            )
+            found = assert_recovered(path, len(sizes), commit, append, named, compact)
+            assert not read_back(path, found.offsets, named)
+
+
+def test_large_values(tmp_path):
+    for size, n in ((1 << 20, 12), (8 << 20, 4)):
+        for commit in (None, 3, 1):
+            path = build(tmp_path / "a", n, size, commit=commit)
+            found = assert_recovered(path, n, commit, True, False, compact=False)
+            assert not read_back(path, found.offsets)
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_pages_of_16_kib(tmp_path):
+    """LMDB takes its page size from the system, which is told another one here."""
+    source, library = tmp_path / "pages.c", tmp_path / "pages.so"
+    source.write_text(
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <unistd.h>\n"
+        "long sysconf(int n) {\n"
+        "  if (n == _SC_PAGESIZE) return 16384;\n"
+        '  return ((long (*)(int)) dlsym(RTLD_NEXT, "sysconf"))(n);\n}\n'
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    jobs = []
+    for size in (8, 3072, 8200, 16369, 40000):
+        for commit, append, named, compact in (
+            (None, True, False, False),
+            (None, False, True, False),
+            (100, True, True, False),
+            (30, False, False, False),
+            (100, True, False, True),
+        ):
+            jobs.append(
+                {
+                    "path": str(tmp_path / f"{len(jobs)}.mdb"),
+                    "n": 3000 if size == 8 else 1500 if size < 16000 else 300,
+                    "size": size,
+                    "commit": commit,
+                    "append": append,
+                    "named": named,
+                    "compact": compact,
+                }
+            )
+    subprocess.run(
+        [sys.executable, lmdb_builds.__file__],
+        input=json.dumps(jobs),
+        text=True,
+        check=True,
+        env={**os.environ, "LD_PRELOAD": str(library)},
+    )
+    for job in jobs:
+        path, n = Path(job["path"]), job["n"]
+        assert walk(path, job["named"]).psize == 16384
+        assert_recovered(path, n, job["commit"], job["append"], job["named"], job["compact"])
+        path.unlink()
+
+
+# --- databases that were not built in order ----------------------------------------------------
+
+
+def assert_never_wrong(path):
+    found = walk(path)
+    given_back, facts = recover(found)
+    for law in given_back:
+        assert_exact(law, found)
+    assert bool(facts) == bool(given_back)
+    runs = laws.fit(found.offsets, given_back)
+    assert np.array_equal(runs.span(0, len(found)), found.offsets)
+    assert not read_back(path, found.offsets)
+    return given_back
+
+
+@pytest.mark.parametrize("size", [8, 784, 3072, 12288])
+@pytest.mark.parametrize("commit", [None, 100])
+def test_random_order_deletes_and_overwrites(tmp_path, size, commit):
+    n = 800
+    order = np.random.default_rng(size).permutation(n)
+    path = tmp_path / "a"
+    build(path, n, size, commit=commit, append=False, order=order)
+    assert assert_never_wrong(path) == ()
+    build(path, n, size, commit=commit, append=False, order=order, compact=True)
+    assert_never_wrong(path)
+
+    def delete(transaction):
+        for i in range(0, n, 9):
+            transaction.delete(KEYS["be8"](i))
+
+    def overwrite(transaction):
+        for i in range(0, n, 9):
+            transaction.put(KEYS["be8"](i), value(i + n, size + i % 2))
+
+    for then in (delete, overwrite):
+        build(path, n, size, commit=commit, then=then)
+        assert assert_never_wrong(path) == ()
+
+
+def test_caffe_and_oc20_keys(tmp_path):
+    """Keys of several lengths; numbers as text, whose order is not that of the numbers."""
+    for size in (20, 3081):
+        build(tmp_path / "a", 1500, size, key="caffe", commit=100, append=False)
+        assert_never_wrong(tmp_path / "a")
+        build(tmp_path / "a", 1500, size, key="oc20", commit=100, append=False)
+        assert_never_wrong(tmp_path / "a")
+    # Caffe's own key, where all names have one length, is a key of one size
+    build(tmp_path / "a", 3000, 3081, key="dec20", commit=1000, append=False)
+    assert_recovered(tmp_path / "a", 3000, 1000, False, False, compact=False)
+
+
+def test_irregular_commits_are_never_guessed(tmp_path):
+    rng = random.Random(5)
+    for size in (8, 784, 3072, 12288):
+        plan = []
+        while sum(plan) < 1200:
+            plan.append(rng.randint(20, 150))
+        build(tmp_path / "a", sum(plan), size, commit=plan)
+        assert_never_wrong(tmp_path / "a")
+        found = walk(tmp_path / "a")
+        law = Replay(
+            Shape(4096, 8, size, True, False),
+            Affine(sum(plan), size),
+            tuple((1, records) for records in plan),
+        )
+        assert law.agrees(found.offsets)
+        assert_exact(law, found)
+
+
+def test_a_reader_that_was_open_is_never_guessed(tmp_path):
+    import lmdb
+
+    path = tmp_path / "a"
+    with lmdb.open(str(path), subdir=False, map_size=1 << 30, sync=False) as env:
+        reader = None
+        for t in range(60):
+            if t == 5:
+                reader = env.begin()
+            with env.begin(write=True) as transaction:
+                for i in range(t * 20, t * 20 + 20):
+                    transaction.put(KEYS["be8"](i), value(i, 3072), append=True)
+        reader.abort()
+    assert assert_never_wrong(path) == ()
+
+
+def test_what_dsprep_writes(tmp_path):
+    """Also where a piece ends so that a branch cannot be put where a copy would have it."""
+    each = 226 * 156
+    for n, cuts, moved in ((1000, (70,), 0), (each + 200, (each + 10,), 1)):
+        lengths = np.random.default_rng(n).integers(2100, 2300, n)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        batch = {"x": Ragged(np.zeros(int(offsets[-1]), np.uint8), offsets)}
+        path = tmp_path / f"{n}.mdb"
+        options = WriteOptions(key_format="u64be")
+        write_batch(Lmdb(), path, Schema((Field.opaque("x"),)), batch, options, cuts)
+        found = walk(path)
+        (law,), facts = recover(found)
+        assert_exact(law, found)
+        assert isinstance(law, Tree)
+        assert law.kind == "compact"
+        assert len(law.moved) == moved
+        assert facts["copied compactly"] is True
+        path.unlink()
+
+
+# --- the simulator -----------------------------------------------------------------------------
+
+
+@st.composite
+def builds(draw):
+    psize = 1 << draw(st.integers(8, 15))
+    key = draw(st.integers(1, min(511, (psize - 16) // 2 - 20)))
+    top = min(3 * psize, 40000)
+    value_size = draw(st.one_of(st.integers(0, 64), st.integers(0, top)))
+    n = draw(st.integers(1, 500))
+    sizes = [value_size] * n
+    edge = (psize - 16) // 2 // 2 * 2 - 2 - 8 - key
+    if value_size > edge and draw(st.booleans()):
+        seed = draw(st.integers(0, 99))
+        sizes = np.random.default_rng(seed).integers(edge + 1, top + psize, n).tolist()
+    if draw(st.booleans()):
+        plan = [n for times, n in regular(n, draw(st.integers(1, n))) for _ in range(times)]
+    else:
+        cuts = draw(st.lists(st.integers(0, n), max_size=12))
+        plan = [b - a for a, b in zip(sorted([0, *cuts]), sorted([*cuts, n]), strict=True)]
+        plan = [records for records in plan if records]
+    return psize, key, sizes, plan, draw(st.booleans()), draw(st.booleans())
+
+
+@settings(max_examples=3000 if FULL else 150, deadline=None)
+@given(builds())
+def test_laws_against_the_simulator(parameters):
+    psize, key, sizes, plan, append, named = parameters
+    n = len(sizes)
+    keys = [key] * n
+    shape = Shape(psize, key, min(sizes), append, named)
+    column = np.array(sizes, np.int64)
+    lengths = Affine(n, sizes[0]) if len(set(sizes)) == 1 else Explicit(column)
+
+    one = Simulator(psize, append, named).build(keys, sizes, [n])
+    tree = Tree("one", shape, lengths)
+    assert tree.span(0, n).tolist() == one.offsets()
+    compact = Tree("compact", shape, lengths)
+    assert compact.span(0, n).tolist() == one.compact()
+
+    try:
+        sim = Simulator(psize, append, named).build(keys, sizes, plan)
+    except AssertionError:  # the free database has two pages: the law must say so
+        law = Replay(shape, lengths, tuple((1, records) for records in plan))
+        with pytest.raises(FormatError, match="does not hold"):
+            law.span(0, n)
+        return
+    offsets = np.array(sim.offsets(), np.int64)
+    law = Replay(shape, lengths, tuple((1, records) for records in plan))
+    assert law.span(0, n).tolist() == offsets.tolist()
+    assert law.agrees(offsets)
+    assert sim.compact() == one.compact()
+
+    found = Found(
+        psize, offsets, column, np.array(keys), sim.txn, sim.end - 1, len(sim.right_edge()), named
+    )
+    given_back, _ = recover(found)
+    for each in given_back:
+        assert_exact(each, found)
+    if len(set(plan[:-1])) <= 1 and plan[-1] <= plan[0]:
+        assert given_back
+
+
+def test_one_transaction_and_its_replay_are_the_same_at_large_numbers():
+    n = 20_000_000
+    some = np.unique(np.random.default_rng(0).integers(0, n, 100_000))
+    for size in (100, 3072):
+        for append in (True, False):
+            shape = Shape(4096, 8, size, append, True)
+            law = Replay(shape, Affine(n, size), ((1, n),))
+            assert np.array_equal(law.at(some), Tree("one", shape, Affine(n, size)).at(some))
+
+
+def test_places_do_not_overlap_at_1e9():
+    n = 10**9
+    some = np.sort(np.random.default_rng(0).integers(0, n - 1, 10_000))
+    for kind in ("one", "compact"):
+        law = Tree(kind, Shape(4096, 8, 3072, True, False), Affine(n, 3072))
+        text = json.dumps(law.to_json(Tables()))
+        assert len(text) < 120
+        steps = law.at(some + 1) - law.at(some)
+        assert set((steps // 4096).tolist()) <= {1, 2, 3, 4, 5}
+        assert not (steps % 4096).any()
+
+
+# --- sidecars that are damaged or made to harm ---------------------------------------------------
+
+TREE = {"law": "tree", "kind": "one", "psize": 4096, "key": 8, "append": True, "named": False}
+REPLAY = {**TREE, "law": "replay", "commit": 10}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"psize": 4095},
+        {"psize": 128},
+        {"psize": 1 << 16},
+        {"psize": "4096"},
+        {"psize": 4096.0},
+        {"psize": None},
+        {"key": 0},
+        {"key": 512},
+        {"key": -8},
+        {"key": True},
+        {"psize": 512, "key": 400},
+        {"append": 1},
+        {"named": "no"},
+        {"law": "tree", "kind": "two"},
+        {"law": "tree", "kind": ["one"]},
+        {"law": "tree", "moved": 7},
+        {"law": "tree", "moved": [[5]]},
+        {"law": "tree", "moved": [[5, 1], [5, 2]]},
+        {"law": "tree", "moved": [[-1, 1]]},
+        {"law": "tree", "moved": [[1, 1 << 40]]},
+        {"law": "tree", "moved": [[i, 1] for i in range(1000)]},
+        {"law": "replay", "commit": 0},
+        {"law": "replay", "commit": -1},
+        {"law": "replay", "commit": None},
+        {"law": "replay", "commit": "10"},
+        {"law": "replay", "commit": []},
+        {"law": "replay", "commit": [[1, 999]]},
+        {"law": "replay", "commit": [[-1, 10], [101, 10]]},
+        {"law": "replay", "commit": [[1, 1000.0]]},
+        {"law": "replay", "commit": [[1 << 200, 1000]]},
+        {"law": "replay", "commit": [[1, 1]] * 1000_0},
+        {"law": "replay", "commit": [[1000, 1, 1]]},
+    ],
+)
+def test_hostile_parameters(change):
+    for base in (TREE, REPLAY):
+        if change.get("law", base["law"]) == base["law"]:
+            with pytest.raises(FormatError):
+                laws.parse({**base, **change}, 1000, Tables(), Affine(1000, 3072))
+
+
+@pytest.mark.parametrize("base", [TREE, REPLAY], ids=["tree", "replay"])
+def test_hostile_lengths_and_counts(base):
+    cases = [
+        (1000, None),
+        (1000, Affine(999, 3072)),
+        (1000, Affine(1000, -1)),
+        (1000, Affine(1000, 1 << 32)),
+        (1000, Affine(1000, 100, 1)),
+        (1000, Affine(1000, 3072, -10)),
+        (1000, Table(np.arange(1000))),
+        (1 << 58, Affine(1 << 58, 3072)),
+    ]
+    for count, lengths in cases:
+        with pytest.raises(FormatError):
+            laws.parse(base, count, Tables(), lengths)
+
+
+def test_a_replay_without_end_is_refused():
+    count = 10 * MOST
+    with pytest.raises(FormatError, match="too long"):
+        laws.parse({**REPLAY, "commit": 1}, count, Tables(), Affine(count, 3072))
+
+
+def test_nothing_is_a_law_too():
+    for base in (TREE, {**TREE, "kind": "compact"}, REPLAY):
+        law = laws.parse(base, 0, Tables(), Affine(0, 0))
+        assert not len(law.span(0, 0))
+        assert law.words()
+        assert law.to_json(Tables())["psize"] == 4096
+    none = np.zeros(0, np.int64)
+    assert recover(Found(4096, none, none, none, 0, 1, 0, False)) == ((), {})
+
+
+# --- everything, once: DSPREP_FULL=1 -------------------------------------------------------------
+
+MATRIX = [
+    (8, 1_000_000, (None, 1000, 100, 10)),
+    (8, 100_000, (1,)),
+    (100, 200_000, (None, 1000, 100, 10)),
+    (100, 30_000, (1,)),
+    (784, 50_000, (None, 1000, 100, 10)),
+    (784, 20_000, (1,)),
+    (2000, 30_000, (None, 1000, 100, 10, 1)),
+    (2022, 20_000, (None, 1000, 10, 1)),
+    (2023, 20_000, (None, 1000, 10, 1)),
+    (3072, 60_000, (None, 1000, 100, 10)),
+    (3072, 20_000, (1,)),
+    (4080, 20_000, (None, 1000, 100, 10, 1)),
+    (4081, 20_000, (None, 1000, 100, 10, 1)),
+    (12288, 15_000, (None, 1000, 100, 10, 1)),
+    (65536, 3_000, (None, 1000, 100, 10, 1)),
+    (196608, 1_500, (None, 1000, 100, 10, 1)),
+    (1 << 20, 300, (None, 100, 10, 1)),
+    (8 << 20, 40, (None, 10, 1)),
+]
+
+
+@pytest.mark.skipif(not FULL, reason="the full matrix takes minutes: DSPREP_FULL=1")
+@pytest.mark.parametrize(
+    ("size", "n", "commit"), [(size, n, c) for size, n, commits in MATRIX for c in commits]
+)
+def test_full_matrix(tmp_path, size, n, commit):
+    kinds = [("be8", True, False), ("be8", False, False), ("be8", True, True)]
+    if size in (8, 3072):
+        kinds += [("be4", False, True), ("dec8", False, False), ("dec20", True, False)]
+    for key, append, named in kinds:
+        for compact in (False, True) if commit in (None, 100) else (False,):
+            path = build(
+                tmp_path / "a",
+                n,
+                size,
+                key=key,
+                commit=commit,
+                append=append,
+                named=named,
+                compact=compact,
+            )
+            found = assert_recovered(path, n, commit, append, named, compact)
+            sample = None if n * size < 1 << 28 else 4000
+            assert not read_back(path, found.offsets, named, sample)
+            path.unlink()
