@@ -59,13 +59,14 @@ def chunk_table(
     table = np.zeros(chunks, CHUNK)
     table["address"] = -1
     shape = np.array(dataset.chunks, np.int64)
+    where = f"{dataset.file.filename}, field {str(dataset.name).strip('/')}"
     pending: list[Any] = []
     noted = 0
 
     def flush() -> None:
         nonlocal noted
         if pending:
-            noted += _enter(pending, table, shape, grid)
+            noted += _enter(pending, table, shape, grid, where)
             if progress is not None:
                 progress(len(pending))
             pending.clear()
@@ -78,11 +79,13 @@ def chunk_table(
     dataset.id.chunk_iter(note)
     flush()
     if noted != int(np.count_nonzero(table["address"] >= 0)):
-        raise FormatError("the index of the chunks names one of them twice")
+        raise FormatError("the index of the chunks names one of them twice", where=where)
     return table
 
 
-def _enter(pending: list[Any], table: NDArray[Any], shape: Ints, grid: tuple[int, ...]) -> int:
+def _enter(
+    pending: list[Any], table: NDArray[Any], shape: Ints, grid: tuple[int, ...], where: str
+) -> int:
     """Put what the library told into the table; return how many chunks that are."""
     n = len(pending)
     corners = chain.from_iterable(map(itemgetter(0), pending))
@@ -94,7 +97,9 @@ def _enter(pending: list[Any], table: NDArray[Any], shape: Ints, grid: tuple[int
     inside = (places < np.array(grid)).all(axis=1) & (address >= 0) & (nbytes > 0)
     numbers = np.ravel_multi_index(tuple(places[inside].T), grid)
     if bool((nbytes >> 32).any()):
-        raise FormatError("a chunk is larger than the format allows", found=int(nbytes.max()))
+        raise FormatError(
+            "a chunk is larger than the format allows", where=where, found=f"{nbytes.max()} bytes"
+        )
     table["address"][numbers] = address[inside]
     table["nbytes"][numbers] = nbytes[inside]
     table["mask"][numbers] = mask[inside] & 0xFFFFFFFF
