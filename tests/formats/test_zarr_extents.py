@@ -31,8 +31,10 @@ from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.laws import Affine
 from dsprep.laws.periodic import fit as fit_periodic
+from dsprep.layout import codec, fitting
 from dsprep.layout.codec import file_path
 from dsprep.layout.model import Column, FileLayout, Grid
+from dsprep.packing import Tables
 from dsprep.schema import Field, FieldSpec, Ragged, Schema
 
 pytestmark = [
@@ -126,6 +128,13 @@ def sample(column: np.ndarray | Ragged, i: int) -> np.ndarray:
     return column.reshape(-1)
 
 
+def kept(layout: FileLayout, schema: Schema) -> FileLayout:
+    """The layout as a sidecar keeps it."""
+    tables = Tables()
+    text = json.dumps(codec.to_json(fitting.fit(layout), schema, tables))
+    return codec.from_json(json.loads(text), layout.count, schema, Tables(bytes(tables.written)))
+
+
 def check(path: Path, source) -> FileLayout:
     """Every field of every sample is the same through the layout and through the source."""
     reports: list[tuple[int, int]] = []
@@ -135,7 +144,7 @@ def check(path: Path, source) -> FileLayout:
     assert layout.records is None
     assert sorted([*layout.columns, *layout.unlocated]) == sorted(source.schema.names)
     batch = source.read(0, len(source))
-    for name, column in layout.columns.items():
+    for name, column in kept(layout, source.schema).columns.items():
         field = source.schema[name]
         found = read_field(path, column, field, len(source))
         for i, data in enumerate(found):
@@ -236,7 +245,8 @@ def test_arrays_of_zarr_python(tmp_path: Path, version: int, how: dict, zipped: 
     create(root, "deep/down/x", X, **how)
     create(root, "y", np.arange(23, dtype="i2"), chunks=(7,))
     root.store.close()
-    gc.collect()
+    if zipped:
+        gc.collect()
     with opened(path) as source:
         layout = check(path, source)
     assert not layout.unlocated
@@ -271,7 +281,8 @@ def test_missing_chunks_are_fill_values(tmp_path: Path, version: int, zipped: bo
                 **{"compressors": None, **how},
             )
     root.store.close()
-    gc.collect()
+    if zipped:
+        gc.collect()
     with opened(path) as source:
         layout = check(path, source)
         assert not layout.unlocated
@@ -495,7 +506,8 @@ OPTIONS = {
 
 @pytest.mark.parametrize("how", OPTIONS)
 def test_every_schema(tmp_path: Path, how: str) -> None:
-    for k, (name, schema) in enumerate(schemas()):
+    every = list(enumerate(schemas()))
+    for k, (name, schema) in every if how in ("v3", "v2-blosc") else every[::3]:
         path = tmp_path / f"{k}{'.zip' * (k % 4 == 3)}"
         batch = random_batch(schema, 17)
         try:
