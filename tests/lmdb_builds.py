@@ -6,6 +6,7 @@ import json
 import os
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 import lmdb
@@ -48,14 +49,19 @@ def build(
     order=None,
     compact=False,
     then=None,
+    together=False,
 ):
-    """Write a database; `size` and `commit` may be one number or as many as needed."""
+    """Write a database; `size` and `commit` may be one number or as many as needed.
+
+    `then` gets a transaction of its own at the end; `together`: the named database is created in
+    the first.
+    """
     for old in (Path(path), Path(f"{path}-lock")):
         old.unlink(missing_ok=True)
     env = lmdb.open(
         str(path), subdir=False, map_size=1 << 36, max_dbs=2, sync=False, metasync=False
     )
-    db = env.open_db(b"train") if named else None
+    db = env.open_db(b"train") if named and not together else None
     make = KEYS[key]
     numbers = iter(range(n) if order is None else order)
     if commit is None:
@@ -67,7 +73,9 @@ def build(
     one = isinstance(size, int)
     for records in plan:
         with env.begin(write=True, db=db) as transaction:
-            put = transaction.put
+            if db is None and named:
+                db = env.open_db(b"train", txn=transaction)
+            put = partial(transaction.put, db=db)
             for _ in range(records):
                 i = int(next(numbers))
                 put(make(i), value(i, size if one else int(size[i])), append=append)

@@ -153,6 +153,29 @@ def test_values_of_many_sizes(tmp_path, commit, append):
             assert not read_back(path, found.offsets, named)
 
 
+@pytest.mark.parametrize("size", [8, 784, 3072, 12288])
+@pytest.mark.parametrize("commit", [None, 100, 7])
+def test_named_database_created_with_its_first_records(tmp_path, size, commit):
+    for append in (True, False):
+        path = build(
+            tmp_path / "a", 900, size, commit=commit, append=append, named=True, together=True
+        )
+        found = assert_recovered(path, 900, commit, append, True, compact=False)
+        assert not read_back(path, found.offsets, named=True)
+
+
+@pytest.mark.parametrize("size", [784, 3072, 12288])
+def test_a_last_record_put_after_all_others(tmp_path, size):
+    def add(transaction):
+        transaction.put(b"\xff" * 8, value(9, size), append=True)
+
+    path = build(tmp_path / "a", 950, size, commit=100, then=add)
+    found = walk(path)
+    given_back, facts = recover(found)
+    assert_exact(given_back[0], found)
+    assert facts["commit interval"] == 100
+
+
 def test_large_values(tmp_path):
     for size, n in ((1 << 20, 12), (8 << 20, 4)):
         for commit in (None, 3, 1):
@@ -375,7 +398,7 @@ def test_laws_against_the_simulator(parameters):
 
 
 def test_one_transaction_and_its_replay_are_the_same_at_large_numbers():
-    n = 20_000_000
+    n = 3_000_000
     some = np.unique(np.random.default_rng(0).integers(0, n, 100_000))
     for size in (100, 3072):
         for append in (True, False):
@@ -437,6 +460,10 @@ REPLAY = {**TREE, "law": "replay", "commit": 10}
         {"law": "replay", "commit": [[1 << 200, 1000]]},
         {"law": "replay", "commit": [[1, 1]] * 1000_0},
         {"law": "replay", "commit": [[1000, 1, 1]]},
+        {"law": "replay", "together": True},
+        {"law": "replay", "named": True, "together": 1},
+        {"law": "tree", "moved": [[0, -2]]},
+        {"law": "tree", "moved": [[1000, 1]]},
     ],
 )
 def test_hostile_parameters(change):

@@ -39,7 +39,9 @@ class Replay(Law):
 
     In a sidecar: ``{"law": "replay", "psize": 4096, "key": 8, "append": true, "named": false,
     "commit": 1000}``, the last transaction with what remains; or ``"commit": [[10, 1000], [1,
-    57]]``, transactions and the records of each. The law of the lengths beside it tells the rest.
+    57]]``, transactions and the records of each. ``"together": true`` where the named database was
+    created in the transaction that put the first records, not in one before it. The law of the
+    lengths beside it tells the rest.
 
     Parameters
     ----------
@@ -49,13 +51,15 @@ class Replay(Law):
         The law of the values' lengths, as many as `plan` has records.
     plan
         The transactions.
+    together
+        As above.
     """
 
     name = "replay"
 
-    def __init__(self, shape: Shape, lengths: Law, plan: Plan) -> None:
+    def __init__(self, shape: Shape, lengths: Law, plan: Plan, together: bool = False) -> None:
         self.count = lengths.count
-        self.shape, self.plan = shape, plan
+        self.shape, self.plan, self.together = shape, plan, together
         self._lengths = lengths
         self._law: Law | None = None
 
@@ -70,7 +74,7 @@ class Replay(Law):
     def _replayed(self) -> Law:
         """Return the law of what came out; `FormatError` if there is none."""
         if self._law is None:
-            build = Build(self.shape, self._lengths)
+            build = Build(self.shape, self._lengths, self.together)
             try:
                 for records in transactions(self.plan):
                     build.commit(records)
@@ -88,7 +92,7 @@ class Replay(Law):
         """Whether the law gives exactly `values`; a replay ends where they part."""
         if len(values) != self.count:
             return False
-        build = Build(self.shape, self._lengths)
+        build = Build(self.shape, self._lengths, self.together)
         compared, due = 0, 64
         try:
             for number, records in enumerate(transactions(self.plan)):
@@ -114,7 +118,8 @@ class Replay(Law):
         commit: Any = max(1, self.plan[0][1])
         if self.plan != regular(self.count, commit):
             commit = [list(line) for line in self.plan]
-        return {"law": self.name, **self.shape.to_json(), "commit": commit}
+        json = {"law": self.name, **self.shape.to_json(), "commit": commit}
+        return {**json, "together": True} if self.together else json
 
     @classmethod
     def from_json(
@@ -132,7 +137,10 @@ class Replay(Law):
             raise damaged("the transactions of a law do not add up", tables, count)
         if not feasible(shape, count, plan):
             raise damaged("a law takes too long to follow", tables, f"{MOST} steps", commit)
-        return cls(shape, lengths, plan)
+        together = json.get("together", False)
+        if not isinstance(together, bool) or (together and not shape.named):
+            raise damaged("together of a law is wrong", tables, "true for a named one", together)
+        return cls(shape, lengths, plan, together)
 
     def words(self) -> str:
         """See `Law.words`."""
@@ -177,7 +185,7 @@ class Build:
 
     Parameters
     ----------
-    shape, lengths
+    shape, lengths, together
         As for `Replay`.
 
     Attributes
@@ -188,7 +196,7 @@ class Build:
         Where the right edge is: page numbers from the leaf to the root.
     """
 
-    def __init__(self, shape: Shape, lengths: Law) -> None:
+    def __init__(self, shape: Shape, lengths: Law, together: bool = False) -> None:
         self._shape, self._lengths = shape, lengths
         self._alloc = Allocator(shape.psize)
         self._big, self._leaf = shape.big, shape.leaf
@@ -205,8 +213,9 @@ class Build:
         self._nodes: list[int] = []
         self._first = 0  # the first record of the open leaf
         self._from, self._rest = array("q"), array("q")  # runs, as `law` puts them together
-        self._main = 0
-        if shape.named:  # the name was put in a transaction of its own
+        self._main = 0  # the leaf with the name of the database
+        self._together = together
+        if shape.named and not together:
             self._alloc.begin()
             self._main = self._alloc.take(1)
             self._alloc.commit()
@@ -222,6 +231,8 @@ class Build:
         alloc.begin()
         new = not pages
         if new:
+            if self._together:
+                self._main = alloc.take(1)
             pages.append(alloc.take(1))
             self._nodes.append(0)
         else:
@@ -238,7 +249,7 @@ class Build:
                 self._overflow(self.put, self.put + some)
             self.put += some
             self._nodes[0] += some
-        if new and self._main:
+        if new and self._main and not self._together:
             self._main = alloc.replace(self._main)
         alloc.commit()
 

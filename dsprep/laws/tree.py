@@ -167,9 +167,12 @@ class Tree(Law):
             if not isinstance(pair, list) or len(pair) != 2:
                 raise damaged("moved of a law has pairs", tables, "[record, pages]", pair)
             numbers = dict(zip(("record", "pages"), pair, strict=True))
-            record = integer(numbers, "record", tables, moved[-1][0] + 1 if moved else 0, count)
+            record = integer(numbers, "record", tables, moved[-1][0] + 1 if moved else 0, count - 1)
             moved.append((record, integer(numbers, "pages", tables, -_FURTHEST, _FURTHEST)))
-        return cls(kind, shape, lengths, tuple(moved))
+        law = cls(kind, shape, lengths, tuple(moved))
+        if bool((law.at(law._from) < 2 * shape.psize).any()):
+            raise damaged("moved of a law leaves the file", tables, found=given)
+        return law
 
     def words(self) -> str:
         """See `Law.words`."""

@@ -94,7 +94,7 @@ def recover(found: Found) -> tuple[tuple[Law, ...], dict[str, Any]]:
         Tree(kind, shape, lengths, before=before) for kind in ("one", "compact") for shape in shapes
     ]
     exact: list[Law] = [tree for tree in trees if found_exact(tree, found.offsets)]
-    if not exact and found.transaction - found.named > 1:
+    if not exact and found.transaction > 1:
         exact = [*_replays(found, lengths, trees)]
     if not exact and low != high and found.transaction == 1:
         exact = [*_mended(found, lengths, trees)]
@@ -113,18 +113,27 @@ def _mended(found: Found, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
 
 def _replays(found: Found, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
     """Yield the replays that are exact, for each shape at most one."""
-    for tree in trees:
-        if tree.kind != "one":
-            continue
-        shape = tree.shape
-        for each in _intervals(found, tree, _parts(tree, found.offsets)):
-            plan: Plan = regular(len(found), each)
-            if not feasible(shape, len(found), plan):
-                continue
-            law = Replay(shape, lengths, plan)
+    n = len(found)
+    for tree in trees[:2]:
+        parted = _parts(tree, found.offsets)
+        tried = [
+            Replay(tree.shape, lengths, plan, together)
+            for together in ((False, True) if found.named else (False,))
+            for each in _intervals(tree, parted, found.transaction - (found.named and not together))
+            for plan in _plans(n, each)
+            if feasible(tree.shape, n, plan)
+        ]
+        for law in tried:
             if law.agrees(found.offsets) and found_exact(law, found.offsets):
                 yield law
                 break
+
+
+def _plans(count: int, each: int) -> Iterator[Plan]:
+    """Yield a commit every so many records, and the same with a last record put after them all."""
+    yield regular(count, each)
+    if count % each != 1:
+        yield (*regular(count - 1, each), (1, 1))
 
 
 def _parts(tree: Tree, offsets: Ints) -> int:
@@ -140,19 +149,20 @@ def _parts(tree: Tree, offsets: Ints) -> int:
     return start
 
 
-def _intervals(found: Found, tree: Tree, parted: int) -> list[int]:
+def _intervals(tree: Tree, parted: int, times: int) -> list[int]:
     """Return the records per transaction that the file leaves open, the likeliest first.
 
     The first transaction lies as one transaction does. The second begins with copies of the pages
     at the right edge of the tree. They push the next value on overflow pages away from its place,
     so that the first such value tells. Values in leaves are pushed away with the leaf that was
     open, so any of its records may have been the last one, and the leaf may even have come back
-    to its place later; how many transactions there were tells the rest.
+    to its place later; how many `times` records were put tells the rest.
     """
-    n, shape = len(found), tree.shape
+    n, shape = tree.count, tree.shape
     if shape.big:
         return [parted] if 0 < parted < n else []
-    times = found.transaction - found.named
+    if times < 2:
+        return []
     near = range(parted + 1, min(parted + shape.leaf, n - 1) + 1)
     like = range(-(-n // times), min(n - 1, (n - 1) // (times - 1)) + 1)
     made = [c for c in near if abs(-(-n // c) - times) <= 1]  # one may have put other records
@@ -167,7 +177,8 @@ def _alike(law: Replay, found: Found) -> tuple[int, int]:
     for by in (-1, 1):
         each, tries = law.plan[0][1], min(leaf, _CHECKED // (n // law.shape.step + 1))
         while not law.shape.big and tries > 0 and 1 <= each + by < n:
-            other = Replay(law.shape, Affine(n, law.shape.value), regular(n, each + by))
+            plan = regular(n, each + by)
+            other = Replay(law.shape, Affine(n, law.shape.value), plan, law.together)
             if not other.agrees(found.offsets):
                 break
             each, tries = each + by, tries - 1
