@@ -6,7 +6,7 @@ import json
 import os
 import random
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import lmdb
@@ -33,8 +33,12 @@ KEYS = {
 def value(i, size):
     """A value that no other sample has, nor itself at another place."""
     start = i * 7919 % 4096
-    body = (POOL * (size // len(POOL) + 2))[start : start + max(0, size - 8)]
-    return i.to_bytes(8, "little")[:size] + body
+    return i.to_bytes(8, "little")[:size] + _pool(size)[start : start + max(0, size - 8)]
+
+
+@cache
+def _pool(size):
+    return POOL * (size // len(POOL) + 2) if size > len(POOL) - 4096 else POOL
 
 
 def build(

@@ -30,6 +30,8 @@ from dsprep.packing import Tables
 HEADER, NODE = 16, 8
 MAX_KEY = 511
 MAX_VALUE = (1 << 32) - 1
+MOST_SIZES = 1 << 27
+"""Values of different sizes that a law is for: their pages are added up in memory."""
 _SLICE = 1 << 20
 
 
@@ -136,6 +138,9 @@ def parse(json: Mapping[str, Any], count: int, tables: Tables, lengths: Law | No
         raise damaged("append and named of a law are true or false", tables, found=flags)
     if lengths is None or lengths.count != count:
         raise damaged("a law needs the lengths of values, of which there are none", tables)
+    even = isinstance(lengths, Affine) and not lengths.stride
+    if not even and count > MOST_SIZES:
+        raise damaged("a law is for fewer values of different sizes", tables, MOST_SIZES, count)
     low, high, total = extent(lengths)
     if count and not 0 <= low <= high <= MAX_VALUE:
         raise damaged("values of such lengths are in no LMDB", tables, f"0 to {MAX_VALUE}", low)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsprep.laws import Affine, Explicit, Law, found_exact
-from dsprep.laws.lmdb import Shape, overflow
+from dsprep.laws.lmdb import MOST_SIZES, Shape, overflow
 from dsprep.laws.replay import Plan, Replay, feasible, regular
 from dsprep.laws.tree import Tree, mend
 from dsprep.schema import Ints
@@ -86,7 +86,7 @@ def recover(found: Found) -> tuple[tuple[Law, ...], dict[str, Any]]:
         Shape(found.psize, int(found.key_sizes[0]), low, append, found.named)
         for append in (True, False)
     ]
-    if not shapes[0].possible or (low != high and not shapes[0].big):
+    if not shapes[0].possible or (low != high and (not shapes[0].big or n > MOST_SIZES)):
         return (), {}
     lengths: Law = Affine(n, low) if low == high else Explicit(found.sizes)
     before = overflow(shapes[0], lengths)
@@ -121,7 +121,7 @@ def _replays(found: Found, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
             for together in ((False, True) if found.named else (False,))
             for each in _intervals(tree, parted, found.transaction - (found.named and not together))
             for plan in _plans(n, each)
-            if feasible(tree.shape, n, plan)
+            if feasible(tree.shape, lengths, plan)
         ]
         for law in tried:
             if law.agrees(found.offsets) and found_exact(law, found.offsets):
