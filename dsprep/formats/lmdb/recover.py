@@ -155,7 +155,7 @@ def _intervals(tree: Tree, parted: int, times: int) -> list[int]:
     The first transaction lies as one transaction does. The second begins with copies of the pages
     at the right edge of the tree. They push the next value on overflow pages away from its place,
     so that the first such value tells. Values in leaves are pushed away with the leaf that was
-    open, so any of its records may have been the last one, and the leaf may even have come back
+    open, so any of its records may have been the last one; or one before, as a leaf can come back
     to its place later; how many `times` records were put tells the rest.
     """
     n, shape = tree.count, tree.shape
@@ -166,7 +166,7 @@ def _intervals(tree: Tree, parted: int, times: int) -> list[int]:
     near = range(parted + 1, min(parted + shape.leaf, n - 1) + 1)
     like = range(-(-n // times), min(n - 1, (n - 1) // (times - 1)) + 1)
     made = [c for c in near if abs(-(-n // c) - times) <= 1]  # one may have put other records
-    some = {*made, *like[:_WIDEST]}
+    some = {*made, *(c for c in like[:_WIDEST] if c <= parted + shape.leaf)}
     return sorted(some, key=lambda c: (c not in near, c not in like, -_roundness(c), c))[:_TRIED]
 
 
