@@ -719,6 +719,32 @@ def test_impossible_sizes(tmp_path: Path, changes: dict) -> None:
     assert "x" in layout.unlocated
 
 
+@pytest.mark.parametrize("dtype", ["f4,(07,2)f4", "(((", "<U99999999999999"])
+@pytest.mark.parametrize("at", ["dtype", "attribute"])
+def test_dtypes_that_numpy_cannot_parse(tmp_path: Path, dtype: str, at: str) -> None:
+    root = zarr.create_group(tmp_path / "a", zarr_format=2)
+    create(root, "x", X, chunks=(5, 4, 6))
+    file = tmp_path / "a/x" / (".zarray" if at == "dtype" else ".zattrs")
+    document = json.loads(file.read_text())
+    document["dtype" if at == "dtype" else "dsprep_dtype"] = dtype
+    file.write_text(json.dumps(document))
+    with pytest.raises(DsprepError):
+        opened(tmp_path / "a")
+
+
+def test_zip_members_before_the_file(tmp_path: Path) -> None:
+    schema = Schema((Field("x", F4, (3,)),))
+    path = tmp_path / "a.zip"
+    write_batch(ZARR, path, schema, random_batch(schema, 20))
+    data = bytearray(path.read_bytes())
+    end = data.rindex(b"PK\5\6")
+    at = int.from_bytes(data[end + 16 : end + 20], "little") + 1000
+    data[end + 16 : end + 20] = at.to_bytes(4, "little")  # so all offsets are 1000 too large
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="leaves the file"):
+        opened(path)
+
+
 @pytest.mark.parametrize("how", ["v3", "v3-zstd", "v2", "zip"])
 def test_mutations(tmp_path: Path, how: str) -> None:
     """Bytes changed anywhere: a layout whose places are in the files, or a clear error."""

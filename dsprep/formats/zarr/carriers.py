@@ -97,7 +97,7 @@ def restore(
     """
     try:
         dtype = decode_dtype(declared)
-    except (SchemaError, RecursionError) as error:
+    except (SchemaError, SyntaxError, RecursionError) as error:
         raise FormatError(f"attribute {DTYPE} is not a dtype", where=where) from error
     if dtype.subdtype is None and stored.names is None:
         if dtype.itemsize == stored.itemsize:

@@ -26,6 +26,9 @@ from dsprep.schema import DType, Kind, check_dtype, extension
 MAX_ROW = 2**40
 """Bytes of the largest sample or chunk that is believed."""
 
+WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError, SyntaxError, SchemaError)
+"""What wrong metadata raise; `SyntaxError` is from `numpy.dtype`."""
+
 V3_TYPES = {
     np.dtype(code).name: np.dtype(code)
     for code in "? i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split()  # noqa: SIM905
@@ -184,7 +187,7 @@ def read_array(
         found = read(document, attrs, path)
     except FormatError as error:
         raise FormatError(error.what, where=where, found=error.found, fix=error.fix) from error
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, SchemaError) as error:
+    except WRONG as error:
         reason = f"{type(error).__name__}: {error}"
         raise FormatError(f"the metadata is wrong ({reason})", where=where) from error
     except RecursionError as error:

@@ -250,6 +250,11 @@ class Zip(Store):
 
     def _check_members(self) -> None:
         for info in self._zip.infolist():
+            if not 0 <= info.header_offset < self._size:
+                self.close()
+                raise FormatError(
+                    "a ZIP member leaves the file", where=f"{self.path}, {info.filename}"
+                )
             if info.compress_type != zipfile.ZIP_STORED and info.file_size > MAX_INFLATED:
                 self.close()
                 raise FormatError(
@@ -339,8 +344,6 @@ class Zip(Store):
     def _start(self, info: zipfile.ZipInfo) -> int:
         """Return where the bytes of a member begin, which only its local header says."""
         where = f"{self.path}, {info.filename}"
-        if not 0 <= info.header_offset <= self._size:
-            raise FormatError("the ZIP member leaves the file", where=where)
         header = pread_exact(self._file.fileno(), LOCAL_HEADER, info.header_offset, where)
         if header[:4] != b"PK\3\4":
             raise FormatError("the local header is wrong", where=where)
