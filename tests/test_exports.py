@@ -1,0 +1,492 @@
+"""Other readers find the samples by what is exported: zarr with fsspec, DALI, DLIO."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from support import random_batch, raw, schemas, take, write_batch
+
+from dsprep.errors import FormatError, TargetError, UsageError
+from dsprep.exports import KINDS, export
+from dsprep.exports import kerchunk as kerchunk_module
+from dsprep.exports.chunks import Part
+from dsprep.exports.planning import _applied, _samples
+from dsprep.formats import load, recognise
+from dsprep.formats.base import Compression, WriteOptions
+from dsprep.laws import Affine, Explicit
+from dsprep.layout.model import Blocks, FileLayout, Grid
+from dsprep.located import Sidecar
+from dsprep.provenance import describe, provenance
+from dsprep.schema import Batch, Field, Schema
+
+SUFFIXES = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
+F4, U1, I8 = np.dtype("<f4"), np.dtype("u1"), np.dtype("<i8")
+PLAIN = Schema((Field("x", np.dtype(">f4"), (40, 40)), Field("d/y", np.dtype("<f8"), (3,))))
+
+
+def described(path: Path, schema: Schema | None = None, *files: tuple[Path, int]) -> Sidecar:
+    """The sidecar of a dataset; with a schema, of what was written with `write`."""
+    if schema is None:
+        provenance(path)
+    else:
+        format = recognise(files[0][0])
+        describe(format, schema, files, path, {}).write()
+    return Sidecar.open(path)
+
+
+def group(path: Path, **options: Any) -> Any:
+    """The references as a group of zarr: the recipe of `dsprep.exports.kerchunk`."""
+    import fsspec
+    import zarr
+    from zarr.storage import FsspecStore
+
+    fs = fsspec.filesystem(
+        "reference", fo=str(path), asynchronous=True, skip_instance_cache=True, **options
+    )
+    return zarr.open_group(FsspecStore(fs, read_only=True, path=""), mode="r", zarr_format=2)
+
+
+def references(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text())
+    assert found["version"] == 1
+    return found["refs"]
+
+
+def write(
+    directory: Path,
+    format: str,
+    schema: Schema,
+    batch: Batch,
+    name: str = "data",
+    options: WriteOptions | None = None,
+) -> Path:
+    path = directory / (name + SUFFIXES[format])
+    write_batch(load(format), path, schema, batch, options)
+    return path
+
+
+def assert_same(found: Any, batch: Batch, names: Sequence[str]) -> None:
+    for name in names:
+        array = found[name][...]
+        assert array.dtype == batch[name].dtype, name
+        assert array.shape == batch[name].shape, name
+        assert raw(array) == raw(batch[name]), name
+
+
+# --- kerchunk --------------------------------------------------------------------------------
+
+
+def every_field(ragged: bool) -> Schema:
+    """Fields of every dtype, rank and kind; all of them, or those of fixed shape."""
+    fields: dict[tuple[Any, ...], Field] = {}
+    for _, schema in schemas():
+        for f in schema:
+            if ragged or not f.ragged:
+                key = (str(f.dtype), f.dtype.str, f.shape, f.kind)
+                fields.setdefault(key, replace(f, name=f"field{len(fields)}"))
+    return Schema(tuple(fields.values()))
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("format", SUFFIXES)
+def test_zarr_reads_every_field_or_a_note_says_why_not(format, ragged, tmp_path):
+    schema = every_field(ragged)
+    batch = random_batch(schema, 7)
+    path = write(tmp_path, format, schema, batch)
+    made = described(path, schema, (path, 7))
+    notes: list[str] = []
+    (path,) = export(made, "kerchunk", notes=notes)
+    refs = references(path)
+    names = [n for n in schema.names if f"{n}/.zarray" in refs]
+    for name in set(schema.names) - set(names):
+        assert any(f"field {name}: " in note for note in notes), name
+    assert len(names) + len(notes) == len(schema.names)
+    if not ragged and format != "tfrecord":  # which has values of its own for integers
+        assert all("Zarr version 2 has no dtype" in note for note in notes)
+    assert_same(group(path), batch, names)
+
+
+@pytest.mark.parametrize("format", SUFFIXES)
+def test_fields_of_fixed_shape_are_all_there(format, tmp_path):
+    batch = random_batch(PLAIN, 11)
+    path = write(tmp_path, format, PLAIN, batch)
+    made = described(path, PLAIN, (path, 11))
+    notes: list[str] = []
+    (path,) = export(made, "kerchunk", notes=notes)
+    assert path == tmp_path / f"data{SUFFIXES[format]}.kerchunk.json"
+    assert notes == []
+    assert_same(group(path), batch, PLAIN.names)
+    assert group(path)["x"].attrs["_ARRAY_DIMENSIONS"] == ["sample", "x_1", "x_2"]
+
+
+def hdf5(path: Path, x: np.ndarray, **options: Any) -> Sidecar:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=x, **options)
+    return described(path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"chunks": (5, 6, 3)},
+        {"chunks": (4, 4, 2), "compression": "gzip", "shuffle": True},
+        {"chunks": (4, 6, 3), "compression": "gzip", "fletcher32": True},
+        {"chunks": (1, 6, 3), "shuffle": True},
+    ],
+    ids=lambda o: "-".join(o) or "contiguous",
+)
+def test_zarr_reads_arrays_of_hdf5(options, tmp_path):
+    x = np.random.default_rng(1).integers(0, 9, (23, 6, 3)).astype(">i4")
+    made = hdf5(tmp_path / "a.h5", x, **options)
+    (path,) = export(made, "kerchunk")
+    found = group(path)["x"]
+    assert found.dtype == x.dtype
+    assert np.array_equal(found[...], x)
+    if "chunks" in options:
+        assert found.chunks == options["chunks"]
+
+
+def test_chunks_that_hdf5_did_not_store_are_filled(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        x = file.create_dataset("x", (20, 4), "f4", chunks=(4, 4), fillvalue=-0.5, compression=4)
+        x[8:12] = 3
+    (path,) = export(described(tmp_path / "a.h5"), "kerchunk")
+    expected = np.full((20, 4), -0.5, "f4")
+    expected[8:12] = 3
+    assert np.array_equal(group(path)["x"][...], expected)
+    assert sum(isinstance(r, list) for r in references(path).values()) == 1
+
+
+def test_a_fill_value_that_json_does_not_keep(tmp_path):
+    strange = np.array([0x7FC00001], "u4").view("f4")[0]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        x = file.create_dataset("x", (20, 4), "f4", chunks=(4, 4), fillvalue=strange)
+        x[8:12] = 3
+    with pytest.raises(UsageError, match="field x has chunks that are not stored"):
+        export(described(tmp_path / "a.h5"), "kerchunk")
+    assert [p.name for p in tmp_path.iterdir() if "kerchunk" in p.name] == []
+
+
+@pytest.mark.parametrize("behind", [0, 64 << 20])
+def test_rows_of_a_prime_number_end_in_a_part_of_a_chunk(behind, tmp_path):
+    x = np.arange(65537 * 64, dtype="u4").reshape(65537, 64)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = x
+    made = described(tmp_path / "a.h5")
+    if behind:  # more of the file comes after the rows
+        with (tmp_path / "a.h5").open("r+b") as raw_file:
+            raw_file.truncate(behind)
+    (path,) = export(made, "kerchunk")
+    refs = references(path)
+    held = [k for k, r in refs.items() if isinstance(r, str) and r.startswith("base64:")]
+    assert held == ([] if behind else ["x/4.0"])
+    assert len([k for k in refs if k.startswith("x/") and ".z" not in k]) == 5
+    assert np.array_equal(group(path)["x"][...], x)
+
+
+@pytest.mark.parametrize(
+    ("bound", "last", "nbytes", "expected"),
+    [
+        (0, 4096, 1024, 4096),  # all of it
+        (0, 1 << 20, 1024, 16384),  # the largest that divides
+        (0, 1000003, 3000, 1398),  # none does
+        (0, 1000003, 20 << 20, 1),
+        (6, 4, 8, 6),
+        (1, 1000, 8, 1),
+        (1 << 40, 1 << 40, 1, 16 << 20),
+        (1 << 20, 3, 1024, 16384),
+    ],
+)
+def test_samples_of_a_chunk(bound, last, nbytes, expected):
+    assert _samples(bound, last, nbytes) == expected
+
+
+@pytest.mark.parametrize("sizes", [(6, 6, 6), (6, 4, 3), (5, 3, 7), (1, 0, 2)])
+@pytest.mark.parametrize("format", ["hdf5", "tfrecord", "lmdb"])
+def test_chunks_are_counted_through_several_files(format, sizes, tmp_path):
+    batch = random_batch(PLAIN, sum(sizes))
+    directory = tmp_path / "train"
+    directory.mkdir()
+    start, files = 0, []
+    for k, n in enumerate(sizes):
+        part = take(batch, start, start + n)
+        files.append((write(directory, format, PLAIN, part, f"part{k}"), n))
+        start += n
+    (path,) = export(described(directory, PLAIN, *files), "kerchunk")
+    assert path == tmp_path / "train.kerchunk.json"
+    assert_same(group(path), batch, PLAIN.names)
+
+
+def test_filtered_files_that_end_within_a_chunk_are_left_out(tmp_path):
+    directory = tmp_path / "train"
+    directory.mkdir()
+    for k in range(2):
+        with h5py.File(directory / f"{k}.h5", "w") as file:
+            file.create_dataset("x", (10, 4), "f4", chunks=(4, 4), compression=1)
+            file.create_dataset("y", (10, 4), "f4", chunks=(5, 4), compression=1)
+            file["y"][...] = np.arange(40).reshape(10, 4) + k
+    notes: list[str] = []
+    (path,) = export(described(directory), "kerchunk", notes=notes)
+    assert notes == ["left out field x: a file ends within a chunk, and others follow"]
+    assert np.array_equal(group(path)["y"][10:], np.arange(40).reshape(10, 4) + 1)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("codec", ["gzip", "zstd", "blosc", None])
+def test_zarr_reads_zarr(codec, version, tmp_path):
+    x = np.arange(30 * 8, dtype="<i2").reshape(30, 8)
+    schema = Schema((Field("x", x.dtype, (8,)),))
+    options = WriteOptions(
+        compress=Compression(codec) if codec else None, chunk=7, zarr_format=version
+    )
+    path = write(tmp_path, "zarr", schema, {"x": x}, options=options)
+    (path,) = export(described(path, schema, (path, 30)), "kerchunk")
+    found = group(path)["x"]
+    assert found.chunks == (7, 8)
+    assert np.array_equal(found[...], x)
+
+
+def test_attributes_are_told_and_what_json_does_not_keep_is_noted(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        x = file.create_dataset("x", data=np.zeros((3, 2)))
+        x.attrs["units"] = "mm"
+        x.attrs["scale"] = np.arange(3.0)
+        x.attrs["pair"] = np.array((1, 2), [("a", "i4"), ("b", "i4")])
+        file.attrs["run"] = 7
+    notes: list[str] = []
+    (path,) = export(described(tmp_path / "a.h5"), "kerchunk", notes=notes)
+    found = group(path)
+    assert found.attrs["run"] == 7
+    assert found["x"].attrs["units"] == "mm"
+    assert found["x"].attrs["scale"] == [0, 1, 2]
+    assert [n.split(":")[0] for n in notes] == ["left out attribute pair of field x"]
+
+
+@pytest.mark.parametrize("name", ["a b", "a{b}c", "{{d}}", "sä%20tze#?*", "日本"])
+def test_names_of_files_are_taken_as_they_are(name, tmp_path):
+    directory = tmp_path / name
+    directory.mkdir()
+    x = np.arange(12.0).reshape(4, 3)
+    made = hdf5(directory / f"{name}.h5", x)
+    (path,) = export(made, "kerchunk", tmp_path / "out.json")
+    assert path == tmp_path / "out.json"
+    assert np.array_equal(group(path)["x"][...], x)
+
+
+def test_a_dataset_that_moved_is_found_by_its_template(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("old").mkdir()
+    x = np.arange(12.0).reshape(4, 3)
+    hdf5(Path("old/a.h5"), x).close()
+    (path,) = export(Sidecar.open("old/a.h5"), "kerchunk")
+    assert np.array_equal(group(path)["x"][...], x)
+    Path("old").rename("new")
+    found = group(tmp_path / "new" / path.name, template_overrides={"d": f"{tmp_path}/new/"})
+    assert np.array_equal(found["x"][...], x)
+
+
+def test_names_that_are_no_paths_in_zarr_are_left_out():
+    x, y = Field("x", F4), Field("x/y", F4)
+    check = kerchunk_module._check_name
+    check(x, [])
+    check(y, [])
+    with pytest.raises(kerchunk_module.Inexpressible, match="field x is an array"):
+        check(y, [kerchunk_module.Plan(x, (1,))])
+    for name in ("a//b", "../x", ".zarray", "a/.zgroup", "x/"):
+        with pytest.raises(kerchunk_module.Inexpressible):
+            check(Field(name, F4), [])
+
+
+def masked(masks: np.ndarray) -> Part:
+    n = len(masks)
+    blocks = Blocks(Affine(n, 0, 10), Affine(n, 10))
+    filters = ({"id": "shuffle", "elementsize": 4}, {"id": "zlib", "level": 1})
+    grid = Grid(blocks, (n, 2), 4, (1, 2), filters=filters, masks=Explicit(masks))
+    return Part(Path("a.h5"), FileLayout(n), 0, grid)
+
+
+def test_filters_left_out_for_all_chunks_are_no_filters_and_for_some_are_refused():
+    field = Field("x", F4, (2,))
+    part = masked(np.full(5, 2))
+    assert part.grid is not None
+    assert [f["id"] for f in _applied(field, part, part.grid)] == ["shuffle"]
+    part = masked(np.array([0, 0, 2]))
+    assert part.grid is not None
+    with pytest.raises(UsageError, match="field x cannot be told in Zarr"):
+        _applied(field, part, part.grid)
+
+
+def test_too_many_chunks_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(kerchunk_module, "MAX_REFERENCES", 5)
+    schema = Schema((Field("x", F4, (3,)),))
+    path = write(tmp_path, "lmdb", schema, random_batch(schema, 6))
+    made = described(path, schema, (path, 6))
+    with pytest.raises(UsageError, match="field x has too many chunks"):
+        export(made, "kerchunk")
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_places_behind_the_end_of_the_file_are_refused(kind, tmp_path):
+    schema = Schema((Field.opaque("x"),)) if kind == "dali-idx" else PLAIN
+    path = write(tmp_path, "tfrecord", schema, random_batch(schema, 6))
+    described(path, schema, (path, 6)).close()
+    path.write_bytes(path.read_bytes()[:-5])
+    made = Sidecar.open(path, check=False)
+    with pytest.raises(FormatError, match="behind the end"):
+        export(made, kind)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "data.tfrecord",
+        "data.tfrecord.dsprep.json",
+    ]
+
+
+# --- indexes ---------------------------------------------------------------------------------
+
+
+def scanned(path: Path) -> list[tuple[int, int]]:
+    """Offset and size of every record, header and checksums included."""
+    data, at, found = path.read_bytes(), 0, []
+    while at < len(data):
+        (length,) = struct.unpack_from("<q", data, at)
+        found.append((at, length + 16))
+        at += length + 16
+    return found
+
+
+@pytest.mark.parametrize("field", [Field("x", F4, (30,)), Field.opaque("x")], ids=str)
+def test_dali_finds_records(field, tmp_path):
+    schema = Schema((field,))
+    directory = tmp_path / "train"
+    directory.mkdir()
+    files = [
+        write(directory, "tfrecord", schema, random_batch(schema, n, n), f"{n}") for n in (4, 9)
+    ]
+    found = export(described(directory), "dali-idx")
+    assert found == [f.with_name(f.name + ".idx") for f in files]
+    for file, index in zip(files, found, strict=True):
+        expected = "".join(f"{at} {size}\n" for at, size in scanned(file))
+        assert index.read_text() == expected
+
+
+def test_dali_has_no_index_of_other_formats(tmp_path):
+    made = hdf5(tmp_path / "a.h5", np.zeros((3, 2)))
+    with pytest.raises(UsageError, match="TFRecord"):
+        export(made, "dali-idx")
+
+
+def dlio(file: Path, index: Path) -> list[bytes]:
+    """The samples, read as DLIO's reader of indexed binary files reads them."""
+    offsets = np.fromfile(f"{index}.off.idx", "<i8")
+    sizes = np.fromfile(f"{index}.sz.idx", "<i8")
+    assert len(offsets) == len(sizes)
+    data = file.read_bytes()
+    return [data[a : a + n] for a, n in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("field", [Field("x", F4, (1500,)), Field.opaque("x")], ids=str)
+def test_dlio_finds_the_values_of_lmdb(field, tmp_path):
+    import lmdb
+
+    schema = Schema((field,))
+    path = write(tmp_path, "lmdb", schema, random_batch(schema, 40, longest=9000))
+    made = described(path, schema, (path, 40))
+    found = export(made, "off-idx")
+    assert [p.name for p in found] == ["data.lmdb.off.idx", "data.lmdb.sz.idx"]
+    environment = lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False)
+    with environment as env, env.begin() as transaction:
+        values = [bytes(v) for _, v in transaction.cursor()]
+    file = path / "data.mdb" if path.is_dir() else path
+    read = dlio(file, path)
+    assert len(read) == 40
+    assert read == [v for v in values if v in set(read)]
+    made.check()  # what was written is no part of the dataset
+
+
+def test_dlio_finds_the_payloads_of_tfrecord(tmp_path):
+    schema = Schema((Field.opaque("x"), Field("y", F4, (3,))))
+    path = write(tmp_path, "tfrecord", schema, random_batch(schema, 20))
+    export(described(path), "off-idx")
+    data = path.read_bytes()
+    assert dlio(path, path) == [data[at + 12 : at + n - 4] for at, n in scanned(path)]
+
+
+def test_dlio_finds_the_rows_of_hdf5(tmp_path):
+    x = np.arange(60.0).reshape(20, 3)
+    export(hdf5(tmp_path / "a.h5", x), "off-idx")
+    assert dlio(tmp_path / "a.h5", tmp_path / "a.h5") == [row.tobytes() for row in x]
+    export(hdf5(tmp_path / "b.h5", x, chunks=(6, 3)), "off-idx")
+    assert dlio(tmp_path / "b.h5", tmp_path / "b.h5") == [row.tobytes() for row in x]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"chunks": (4, 3), "compression": "gzip"}, ["x"]),
+        ({"chunks": (4, 2)}, ["x"]),
+        ({}, ["x", "y"]),
+    ],
+)
+def test_samples_that_are_not_one_range_have_no_offsets(options, names, tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name in names:
+            file.create_dataset(name, data=np.arange(60.0).reshape(20, 3), **options)
+    with pytest.raises(UsageError, match=", ".join(names)):
+        export(described(tmp_path / "a.h5"), "off-idx")
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def test_nothing_is_overwritten_unless_asked_for(tmp_path):
+    made = hdf5(tmp_path / "a.h5", np.zeros((3, 2)))
+    (tmp_path / "a.h5.sz.idx").write_text("mine")
+    with pytest.raises(TargetError, match="there already"):
+        export(made, "off-idx")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "a.h5",
+        "a.h5.dsprep.json",
+        "a.h5.sz.idx",
+    ]
+    assert (tmp_path / "a.h5.sz.idx").read_text() == "mine"
+    export(made, "off-idx", overwrite=True)
+    assert np.fromfile(tmp_path / "a.h5.sz.idx", "<i8").tolist() == [16] * 3
+
+
+def test_files_go_where_they_are_wanted(tmp_path):
+    made = hdf5(tmp_path / "a.h5", np.zeros((3, 2)))
+    (tmp_path / "out").mkdir()
+    found = export(made, "off-idx", tmp_path / "out")
+    assert [p.relative_to(tmp_path).as_posix() for p in found] == [
+        "out/a.h5.off.idx",
+        "out/a.h5.sz.idx",
+    ]
+    with pytest.raises(UsageError, match="2 files"):
+        export(made, "off-idx", tmp_path / "there")
+    (only,) = export(made, "kerchunk", tmp_path / "refs.json")
+    assert only == tmp_path / "refs.json"
+    assert np.array_equal(group(only)["x"][...], np.zeros((3, 2)))
+
+
+def test_unknown_kinds_are_named(tmp_path):
+    made = hdf5(tmp_path / "a.h5", np.zeros((3, 2)))
+    with pytest.raises(UsageError, match="kerchunk, dali-idx, off-idx"):
+        export(made, "parquet")
+
+
+def test_a_dataset_without_samples(tmp_path):
+    schema = Schema((Field("x", F4, (3,)),))
+    path = write(tmp_path, "tfrecord", schema, random_batch(schema, 0))
+    made = described(path, schema, (path, 0))
+    assert [p.read_bytes() for p in export(made, "dali-idx")] == [b""]
+    assert [p.read_bytes() for p in export(made, "off-idx")] == [b"", b""]
+    (refs,) = export(made, "kerchunk")
+    assert group(refs)["x"].shape == (0, 3)
