@@ -240,14 +240,13 @@ def test_filtered_files_that_end_within_a_chunk_are_left_out(tmp_path):
     assert np.array_equal(group(path)["y"][10:], np.arange(40).reshape(10, 4) + 1)
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize(("version", "shard"), [(2, None), (3, 0), (3, 14)])
 @pytest.mark.parametrize("codec", ["gzip", "zstd", "blosc", None])
-def test_zarr_reads_zarr(codec, version, tmp_path):
+def test_zarr_reads_zarr(codec, version, shard, tmp_path):
     x = np.arange(30 * 8, dtype="<i2").reshape(30, 8)
     schema = Schema((Field("x", x.dtype, (8,)),))
-    options = WriteOptions(
-        compress=Compression(codec) if codec else None, chunk=7, zarr_format=version
-    )
+    compress = Compression(codec) if codec else None
+    options = WriteOptions(compress=compress, chunk=7, zarr_format=version, zarr_shard=shard)
     path = write(tmp_path, "zarr", schema, {"x": x}, options=options)
     (path,) = export(described(path, schema, (path, 30)), "kerchunk")
     found = group(path)["x"]
@@ -444,6 +443,22 @@ def test_samples_that_are_not_one_range_have_no_offsets(options, names, tmp_path
 
 
 # --- files -----------------------------------------------------------------------------------
+
+
+def test_exports_in_a_directory_are_no_part_of_its_dataset(tmp_path):
+    directory = tmp_path / "train"
+    directory.mkdir()
+    schema = Schema((Field.opaque("x"),))
+    for n in (3, 4):
+        write(directory, "tfrecord", schema, random_batch(schema, n), f"{n}")
+    with described(directory) as made:
+        for kind in KINDS:
+            if kind != "kerchunk":  # bytes are ragged
+                export(made, kind)
+    assert len(list(directory.iterdir())) == 2 + 2 + 4
+    with described(directory) as again:
+        again.check()
+        assert len(again) == 7
 
 
 def test_nothing_is_overwritten_unless_asked_for(tmp_path):
