@@ -22,7 +22,7 @@ from dsprep.errors import FormatError, UsageError
 from dsprep.identity import differences
 from dsprep.layout import codec
 from dsprep.layout.codec import file_path
-from dsprep.layout.extents import locate
+from dsprep.layout.extents import Extents, locate
 from dsprep.layout.model import FileLayout
 from dsprep.packing import Tables, digest
 from dsprep.reading.columns import ColumnReader
@@ -33,6 +33,11 @@ from dsprep.sidecar import Content
 from dsprep.spans import ranges
 
 Indices: TypeAlias = int | slice | Sequence[int] | Array
+
+Row: TypeAlias = tuple[int, str, str, int, int, int | None, int | None]
+"""The attributes of an `Extent`, in their order."""
+
+_ROWS = 1 << 16
 
 CHECKED = 64
 """Files that are compared with the sidecar when it is opened; of more, so many spread evenly."""
@@ -142,6 +147,7 @@ class Sidecar:
         self._lock = threading.Lock()
         self._layout = lru_cache(maxsize=1024)(self._parse_layout)
         self._reader = lru_cache(maxsize=256)(self._make_reader)
+        self._names = lru_cache(maxsize=64)(self._find_names)
 
     @classmethod
     def open(
@@ -220,6 +226,8 @@ class Sidecar:
 
     def file_of(self, sample: int) -> tuple[int, int]:
         """Return the number of the file that holds `sample`, and the sample's number in it."""
+        if len(self.content.files) == 1:
+            return 0, sample
         file = int(np.searchsorted(self._starts, sample, "right")) - 1
         return file, sample - int(self._starts[file])
 
@@ -247,6 +255,8 @@ class Sidecar:
         n = len(self)
         if isinstance(chosen, slice):
             return np.arange(*chosen.indices(n), dtype=np.int64)
+        if isinstance(chosen, int) and 0 <= chosen < n:
+            return np.array([chosen], np.int64)
         found = np.atleast_1d(np.asarray(chosen))
         if found.size and found.dtype.kind not in "iu":
             raise UsageError("samples are chosen by integers", found=found.dtype)
@@ -303,33 +313,58 @@ class Sidecar:
 
     def extents(self, chosen: Indices, fields: Sequence[str] = ()) -> list[Extent]:
         """Return every range of bytes that holds the fields of the samples, in their order."""
-        indices = self.indices(chosen)
-        rows: list[tuple[int, int, Extent]] = []
-        for k, name in enumerate(fields or self.schema.names):
+        return [Extent(*row) for row in self.rows(chosen, fields)]
+
+    def rows(self, chosen: Indices, fields: Sequence[str] = ()) -> Iterator[Row]:
+        """Yield the attributes of each `Extent`, as it comes; memory does not grow with them."""
+        names = list(fields or self.schema.names)
+        for name in names:
             self.schema[name]
+        if isinstance(chosen, slice):
+            every = range(*chosen.indices(len(self)))
+            parts = (every[a : a + _ROWS] for a in range(0, len(every), _ROWS))
+            for part in parts:
+                indices = np.arange(part.start, part.stop, part.step, dtype=np.int64)
+                yield from self._rows(indices, names)
+            return
+        indices = self.indices(chosen)
+        for a in range(0, len(indices), _ROWS):
+            yield from self._rows(indices[a : a + _ROWS], names)
+
+    def _rows(self, indices: Ints, names: Sequence[str]) -> Iterator[Row]:
+        """Yield the rows of some samples, sorted by sample and field."""
+        keys: list[Ints] = []
+        columns: list[list[Any]] = [[], [], [], [], []]
+        for k, name in enumerate(names):
             for number, which, local in self._by_file(indices):
                 found = locate(self.layout(number), name, local)
-                entry = self.dataset / self.content.files[number].path
-                for j, request in enumerate(which[found.request].tolist()):
-                    path = found.template
-                    if found.place is not None:
-                        path = file_path(path, found.place[:, j].tolist())
-                    inside = inside_nbytes = None
-                    if found.inside is not None and found.inside_nbytes is not None:
-                        inside = int(found.inside[j])
-                        inside_nbytes = int(found.inside_nbytes[j])
-                    extent = Extent(
-                        int(indices[request]),
-                        name,
-                        _relative(entry / path if path else entry, self.path.parent),
-                        int(found.offset[j]),
-                        int(found.length[j]),
-                        inside,
-                        inside_nbytes,
-                    )
-                    rows.append((request, k, extent))
-        rows.sort(key=lambda row: row[:2])
-        return [extent for _, _, extent in rows]
+                n = len(found.offset)
+                keys.append(which[found.request] * len(names) + k)
+                columns[0] += self._file_names(number, found)
+                columns[1] += found.offset.tolist()
+                columns[2] += found.length.tolist()
+                columns[3] += [None] * n if found.inside is None else found.inside.tolist()
+                size = found.inside_nbytes
+                columns[4] += [None] * n if size is None else size.tolist()
+        key = np.concatenate([np.zeros(0, np.int64), *keys])
+        order = np.argsort(key, kind="stable")
+        sample, field = np.divmod(key[order], max(1, len(names)))
+        file, offset, length, inside, inside_nbytes = columns
+        at = indices[sample].tolist()
+        for i, k, j in zip(at, field.tolist(), order.tolist(), strict=True):
+            yield i, names[k], file[j], offset[j], length[j], inside[j], inside_nbytes[j]
+
+    def _file_names(self, number: int, found: Extents) -> list[str]:
+        """Return the file of each range, relative to the directory of the sidecar."""
+        entry = self.dataset / self.content.files[number].path
+        template, parent = found.template, self.path.parent
+        if found.place is None:
+            name = _relative(entry / template if template else entry, parent)
+            return [name] * len(found.offset)
+        places, which = np.unique(found.place, axis=1, return_inverse=True)
+        paths = [file_path(template, place) for place in places.T.tolist()]
+        names = [_relative(entry / path if path else entry, parent) for path in paths]
+        return [names[k] for k in which.reshape(-1).tolist()]
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -363,10 +398,12 @@ class Sidecar:
         UsageError
             If only the format's library can read a field.
         """
+        names = self._names(tuple(fields))
+        if verify is None and isinstance(chosen, int) and 0 <= chosen < len(self):
+            one = self._read_one(chosen, names)
+            if one is not None:
+                return one
         indices = self.indices(chosen)
-        names = list(fields or self.schema.names)
-        for name in names:
-            self.schema[name]
         groups = self._by_file(indices)
         if len(groups) == 1:
             number, _, local = groups[0]
@@ -383,17 +420,31 @@ class Sidecar:
             return joined
         return {n: _taken(c, back) for n, c in joined.items()}
 
+    def _find_names(self, fields: tuple[str, ...]) -> tuple[str, ...]:
+        for name in fields:
+            self.schema[name]
+        return fields or self.schema.names
+
+    def _read_one(self, sample: int, names: tuple[str, ...]) -> Batch | None:
+        """Return a sample of a dataset of records, None where it takes more than one range."""
+        number, index = self.file_of(sample)
+        records, columns = self._reader(number)
+        if records is None or columns or self.layout(number).unlocated:
+            return None
+        file = self._open(number, records.records.blocks.path)
+        return records.read_one(file, index, names)
+
     def _read_file(
-        self, number: int, local: Ints, names: list[str], verify: Verify, arena: Arena | None
+        self, number: int, local: Ints, names: Sequence[str], verify: Verify, arena: Arena | None
     ) -> Batch:
-        entry = self.content.files[number]
-        layout, (records, columns) = self.layout(number), self._reader(number)
-        lost = [n for n in names if n in layout.unlocated]
+        records, columns = self._reader(number)
+        unlocated = self.layout(number).unlocated
+        lost = [n for n in names if n in unlocated]
         if lost:
             raise UsageError(
                 f"field {lost[0]} can be read only by the format's own library: "
-                f"{layout.unlocated[lost[0]]}",
-                where=self.dataset / entry.path,
+                f"{unlocated[lost[0]]}",
+                where=self._root(number),
                 fix="leave it out, or open the dataset with dsprep.open",
             )
         out: Batch = {}
@@ -420,8 +471,10 @@ class Sidecar:
         return records, columns
 
     def _open(self, number: int, path: str) -> File:
-        entry = self.dataset / self.content.files[number].path
-        return self._files.get(entry / path if path else entry)
+        return self._files.get(number, path, self._root)
+
+    def _root(self, number: int) -> Path:
+        return self.dataset / self.content.files[number].path
 
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""

@@ -95,8 +95,8 @@ def decode_dtype(text: Any) -> DType:
                     "itemsize": int(text["itemsize"]),
                 }
             )
-    except (TypeError, ValueError, KeyError) as error:
-        raise SchemaError(f"{text!r} is not a dtype") from error
+    except (TypeError, ValueError, KeyError, SyntaxError, OverflowError, RecursionError) as error:
+        raise SchemaError(f"{str(text)[:80]!r} is not a dtype") from error
     check_dtype(dtype)
     return dtype
 

@@ -26,6 +26,10 @@ class Affine(Law):
         out += self.base
         return out
 
+    def one(self, index: int) -> int:
+        """See `Law.one`."""
+        return self.base + index * self.stride
+
     def to_json(self, tables: Tables) -> Any:
         """Return a number if all are the same, else ``{"law": "affine", "base", "stride"}``."""
         if not self.stride:

@@ -43,6 +43,10 @@ class Law(ABC):
         """Return a(i) for ``start <= i < stop``."""
         return self.at(np.arange(start, stop, dtype=np.int64))
 
+    def one(self, index: int) -> int:
+        """Return a(index), for reads of single samples, where arrays would cost more."""
+        return int(self.at(np.array([index], np.int64))[0])
+
     @abstractmethod
     def to_json(self, tables: Tables) -> Any:
         """Return the law as JSON; what is long goes to `tables`. `count` is not part of it."""

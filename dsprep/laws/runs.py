@@ -43,6 +43,11 @@ class Runs(Law):
         out += self._base[run]
         return out
 
+    def one(self, index: int) -> int:
+        """See `Law.one`."""
+        run = int(self.first.searchsorted(index, "right")) - 1
+        return int(self._base[run]) + index * int(self.stride[run])
+
     def span(self, start: int, stop: int) -> Ints:
         """See `Law.span`."""
         if start >= stop:

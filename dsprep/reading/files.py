@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 from dsprep.errors import FormatError
@@ -67,25 +68,35 @@ class Files:
     """
 
     def __init__(self) -> None:
-        self._open: OrderedDict[Path, File] = OrderedDict()
+        self._open: OrderedDict[tuple[int, str], File] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, path: Path) -> File:
-        """Return `path`, open.
+    def get(self, entry: int, path: str, root: Callable[[int], Path]) -> File:
+        """Return a file, open.
+
+        Parameters
+        ----------
+        entry
+            The number of the file entry.
+        path
+            The file's path below it; empty for itself.
+        root
+            Gives the path of a file entry.
 
         Raises
         ------
         OSError
             If it cannot be opened.
         """
+        key = entry, path
         with self._lock:
-            found = self._open.get(path)
+            found = self._open.get(key)
             if found is not None:
-                self._open.move_to_end(path)
+                self._open.move_to_end(key)
                 return found
-        made = File(path)
+        made = File(root(entry) / path if path else root(entry))
         with self._lock:
-            found = self._open.setdefault(path, made)
+            found = self._open.setdefault(key, made)
             if len(self._open) > KEPT:
                 self._open.popitem(last=False)
         return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -29,6 +29,7 @@ WASTE = 1.25
 """Bytes read per byte wanted up to which a range of the file is read in one piece."""
 
 _U8 = np.dtype(np.uint8)
+_Place: TypeAlias = tuple[Field, int, int | None, int, tuple[int, ...]]
 
 
 class Frame(Protocol):
@@ -124,6 +125,7 @@ class RecordReader:
 
     def __init__(self, records: Records, schema: Schema) -> None:
         self.records, self.schema = records, schema
+        self._places = lru_cache(maxsize=16)(self._find_places)
         self._frame: Frame | None = None
         if records.frame is not None:
             self._frame = _named(records.frame, FRAMES, "frame")(records.frame)
@@ -156,10 +158,11 @@ class RecordReader:
             _check_numbers(numbers, blocks.count, file.path)
         offsets, lengths = blocks.offsets.at(numbers), blocks.lengths.at(numbers)
         file.check(offsets, lengths, "a record")
-        _check_disjoint(offsets, lengths, file)
+        if len(offsets) > 1:
+            _check_disjoint(offsets, lengths, file)
         parts = [(self.schema[n], records.parts[n]) for n in names]
         whole = any(part.at is None for _, part in parts) or verify == "full"
-        taken = self._take(file, offsets, lengths, [] if whole else parts, verify, arena, first)
+        taken = self._take(file, offsets, lengths, [] if whole else parts, verify, arena)
 
         def label(i: int) -> str:
             return f"{file.path}, sample {first + int(indices[i])}"
@@ -182,6 +185,53 @@ class RecordReader:
             out[field.name] = _field(found, field, part, at, label)
         return out
 
+    def read_one(self, file: File, index: int, names: tuple[str, ...]) -> Batch | None:
+        """Return fields of one sample, at little more than the cost of the system call.
+
+        None where a field's place has to be looked for in the record.
+        """
+        blocks, order = self.records.blocks, self.records.order
+        places = self._places(names)
+        if places is None:
+            return None
+        number = index if order is None else order.one(index)
+        if not 0 <= number < blocks.count:
+            _check_numbers(np.array([number]), blocks.count, file.path)
+        offset, nbytes = blocks.offsets.one(number), blocks.lengths.one(number)
+        if not (0 <= nbytes <= file.nbytes and 0 <= offset <= file.nbytes - nbytes):
+            file.check(np.array([offset]), np.array([nbytes]), "a record")
+        data = np.empty(nbytes, np.uint8)
+        if nbytes:
+            pread_into(file.fd, data, offset, file.path)
+        out: Batch = {}
+        for field, at, size, width, inner in places:
+            if size is None:
+                size = nbytes - at
+            if size < 0 or at + size > nbytes or size % width:
+                raise FormatError(
+                    f"the record does not hold {field}",
+                    where=f"{file.path}, offset {offset}",
+                    expected=f"{size} bytes at {at}",
+                    found=f"{nbytes} bytes",
+                )
+            values = data[at : at + size].view(field.dtype)
+            if field.ragged:
+                rows = values.reshape(-1, *inner) if inner else values
+                out[field.name] = Ragged(rows, np.array([0, size // width]), field.kind)
+            else:
+                out[field.name] = values.reshape(1, *inner)
+        return out
+
+    def _find_places(self, names: tuple[str, ...]) -> list[_Place] | None:
+        """Return the fields and where they are in every record; None if one has no place."""
+        found: list[_Place] = []
+        for name in names:
+            field, part = self.schema[name], self.records.parts[name]
+            if part.at is None:
+                return None
+            found.append((field, part.at, part.nbytes, field.row_nbytes or 1, field.inner))
+        return found
+
     def _take(
         self,
         file: File,
@@ -190,7 +240,6 @@ class RecordReader:
         parts: Sequence[tuple[Field, Part]],
         verify: Verify,
         arena: Arena | None,
-        first: int,
     ) -> list[Taken]:
         """Return the records whole as one `Taken`, or, if `parts` are given, perhaps each part."""
         frame = self._frame if verify is not None else None
