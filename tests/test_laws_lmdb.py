@@ -6,6 +6,7 @@ parameters that py-lmdb does not offer, the page-level simulator in `lmdb_sim`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -195,15 +196,21 @@ def test_pages_of_16_kib(tmp_path):
         '  return ((long (*)(int)) dlsym(RTLD_NEXT, "sysconf"))(n);\n}\n'
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    some = [
+        (None, True, False, False),
+        (None, False, True, False),
+        (100, True, True, False),
+        (30, False, False, False),
+        (100, True, False, True),
+    ]
+    sizes = (8, 3072, 8200, 16369, 40000)
+    if FULL:
+        commits, both = (None, 1000, 100, 10, 1), (False, True)
+        some = list(itertools.product(commits, both, both, both))
+        sizes = (8, 100, 784, 3072, 8164, 8170, 9000, 16368, 16369, 196608)
     jobs = []
-    for size in (8, 3072, 8200, 16369, 40000):
-        for commit, append, named, compact in (
-            (None, True, False, False),
-            (None, False, True, False),
-            (100, True, True, False),
-            (30, False, False, False),
-            (100, True, False, True),
-        ):
+    for size in sizes:
+        for commit, append, named, compact in some:
             jobs.append(
                 {
                     "path": str(tmp_path / f"{len(jobs)}.mdb"),
@@ -541,9 +548,9 @@ def test_nothing_is_a_law_too():
 # --- everything, once: DSPREP_FULL=1 -------------------------------------------------------------
 
 MATRIX = [
-    (8, 300_000, (None, 1000, 100, 10)),
+    (8, 1_000_000, (None, 1000, 100, 10)),
     (8, 50_000, (1,)),
-    (100, 100_000, (None, 1000, 100, 10)),
+    (100, 300_000, (None, 1000, 100, 10)),
     (100, 30_000, (1,)),
     (784, 50_000, (None, 1000, 100, 10)),
     (784, 20_000, (1,)),
