@@ -24,7 +24,7 @@ _WIDEST = 1 << 12
 _CHECKED = 200_000  # leaves that are replayed to see what else would give the same
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Found:
     """What a file says.
 
@@ -32,9 +32,10 @@ class Found:
     ----------
     psize
         Bytes per page.
-    offsets, sizes, key_sizes
-        int64, shape ``(n,)``: where each value lies, its bytes and those of its key, in key
-        order.
+    offsets, sizes
+        int64, shape ``(n,)``: where each value lies, and its bytes, in key order.
+    key_sizes
+        int64: the bytes of each key, or only the smallest and the largest of them.
     transaction
         The number of the newest meta.
     last_page
