@@ -197,11 +197,15 @@ class Sidecar:
         return self._layout(entry.layout, entry.samples)
 
     def _parse_layout(self, number: int, samples: int) -> FileLayout:
+        json = self.content.layouts[number]
+        return codec.from_json(json, samples, self.schema, self.tables())
+
+    def tables(self) -> Tables:
+        """Return the packed tables, with those of the companion."""
         with self._lock:
             if self._tables is None:
                 self._tables = Tables(self._companion(), self.path)
-        json = self.content.layouts[number]
-        return codec.from_json(json, samples, self.schema, self._tables)
+            return self._tables
 
     def _companion(self) -> bytes | None:
         known = self.content.companion

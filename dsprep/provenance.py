@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from dsprep import __version__, identity, sidecar
 from dsprep.dataset import MultiSource, find_files, open_native
-from dsprep.errors import DsprepError, UnsupportedError, UsageError
+from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, OpenOptions, Source, check_options
 from dsprep.layout import codec, fitting
 from dsprep.layout.model import Column, FileLayout
@@ -127,9 +127,38 @@ def provenance(
             checksums=checksums,
             progress=progress,
         )
+    _check_located(made)
     if write:
         made.write()
     return made
+
+
+def _check_replaceable(path: Path, files: Sequence[Path]) -> None:
+    """Raise `UsageError` if a sidecar at `path` would replace something else."""
+    if path.absolute() in files or path.is_dir():
+        raise UsageError("this is no place for a sidecar: there are data", where=path)
+    if not path.is_file() or path.name.endswith(sidecar.SUFFIX):
+        return
+    try:
+        sidecar.read(path)
+    except FormatError as error:
+        raise UsageError(
+            "this is no place for a sidecar: there is another file", where=path
+        ) from error
+
+
+def _check_located(made: Made) -> None:
+    """Raise `UnsupportedError` if no field of any file has places."""
+    layouts, names = made.content.layouts, made.content.schema.names
+    if not names or any(len(layout.get("unlocated", ())) < len(names) for layout in layouts):
+        return
+    for layout in layouts:
+        name, reason = next(iter(layout["unlocated"].items()))
+        raise UnsupportedError(
+            f"no field has places, {name} since {reason.partition(';')[0]}",
+            where=made.dataset,
+            fix=f"dsprep convert {made.dataset} DST writes them so that they do",
+        )
 
 
 def describe(
@@ -321,8 +350,8 @@ def _fitted(
 CRC_BLOCK = 16 << 20
 
 
-def checksums_of(path: Path) -> bytes:
-    """Return the CRC-32C of each `CRC_BLOCK` bytes of a file, or of a directory's data files.
+def checksums_of(path: Path, block: int = CRC_BLOCK) -> bytes:
+    """Return the CRC-32C of each `block` bytes of a file, or of a directory's data files.
 
     Those of a directory are taken one behind another, in the order of their paths.
     """
@@ -336,10 +365,10 @@ def checksums_of(path: Path) -> bytes:
     crc = filled = 0
     for file in sorted(data_files(path)):
         with file.open("rb", buffering=0) as opened:
-            while data := opened.read(CRC_BLOCK - filled):
+            while data := opened.read(min(CRC_BLOCK, block - filled)):
                 crc = int(google_crc32c.extend(crc, data))
                 filled += len(data)
-                if filled == CRC_BLOCK:
+                if filled == block:
                     crcs.append(crc)
                     crc = filled = 0
     if filled:

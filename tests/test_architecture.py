@@ -27,9 +27,9 @@ LAYERS = [
     ("located",),
     ("through",),
     ("dataset", "plan", "staging", "synth"),
-    ("transfer", "comparison", "provenance"),
+    ("transfer", "comparison", "provenance", "exports"),
     ("conversion",),
-    ("inspection",),
+    ("inspection", "explaining", "problems", "rechecking", "checking", "using"),
     ("cli", "__main__"),
 ]
 

@@ -17,6 +17,7 @@ from dsprep import __version__
 from dsprep.cli.convert import register as convert
 from dsprep.cli.demo import register as demo
 from dsprep.cli.inspect import register as inspect
+from dsprep.cli.provenance import register as provenance
 from dsprep.cli.synth import register as synth
 from dsprep.cli.verify import register as verify
 
@@ -45,7 +46,7 @@ def dsprep(
     """Prepare datasets for deep learning: HDF5, LMDB, TFRecord and Zarr."""
 
 
-for register in (inspect, convert, verify, synth, demo):
+for register in (inspect, convert, verify, provenance, synth, demo):
     register(app)
 
 

@@ -1,0 +1,437 @@
+"""``dsprep provenance``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from dsprep.cli import options as opt
+from dsprep.cli.report import count_bar, fail, guarded, note, print_json, print_rows
+
+if TYPE_CHECKING:
+    from dsprep.explaining import Explanation, LayoutWords
+    from dsprep.formats.base import OpenOptions
+    from dsprep.located import Sidecar
+    from dsprep.problems import Problem
+    from dsprep.provenance import Made
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dsprep provenance train.lmdb
+
+dsprep provenance 'shards/*.tfrecord' --checksums
+
+dsprep provenance train.h5 --show
+
+dsprep provenance train.h5 --locate 5,100:200 --field x --json
+
+dsprep provenance train.lmdb --check full
+
+Exit status: 0 fine, 1 a problem, 2 wrong usage.
+"""
+
+USING = "Use the sidecar that is there (it is written first if there is none)"
+
+
+class Check(StrEnum):
+    """Choices of ``--check``."""
+
+    cheap = "cheap"
+    full = "full"
+
+
+class Command(TyperCommand):
+    """A command whose ``--check`` may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a ``--check`` that no kind of check follows the cheap one."""
+        end = args.index("--") if "--" in args else len(args)
+        kinds = [kind.value for kind in Check]
+        told = [
+            "--check=cheap" if i < end and word == "--check" and not _next(args, i, kinds) else word
+            for i, word in enumerate(args)
+        ]
+        return list(super().parse_args(ctx, told))
+
+
+def _next(args: list[str], i: int, kinds: list[str]) -> bool:
+    return i + 1 < len(args) and args[i + 1] in kinds
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("provenance", epilog=EPILOG, cls=Command)(guarded(opt.reads_datasets(provenance)))
+
+
+def provenance(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATA...",
+            help="Files, directories, quoted globs or @list.txt: one dataset.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="F",
+            help="Where the sidecar is, if not beside the dataset; with --export: what is written.",
+        ),
+    ] = None,
+    law: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The law that offsets must have: affine, runs, table, follow, periodic, tree or "
+            "replay; the smallest exact one if not given.",
+        ),
+    ] = None,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Read all data and keep CRC-32Cs of it.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Make the sidecar, and do not write it.")
+    ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Explain it in words.", rich_help_panel=USING)
+    ] = False,
+    locate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SAMPLES",
+            help="Print the places of samples, such as 5,100:200 or -1; --field tells of which "
+            "fields.",
+            rich_help_panel=USING,
+        ),
+    ] = None,
+    check: Annotated[
+        Check | None,
+        typer.Option(
+            metavar="[full]",
+            help="Find all problems of the sidecar and its data; full: compare every place with "
+            "the format's own library, and every checksum.",
+            rich_help_panel=USING,
+        ),
+    ] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Write kerchunk references, or a dali-idx or off-idx index.",
+            rich_help_panel=USING,
+        ),
+    ] = None,
+    json: opt.Json = False,
+    *,
+    reading: OpenOptions,
+) -> None:
+    """Write a small sidecar from which the place of every sample is computed, or use it."""
+    uses = {"--show": show, "--locate": locate, "--check": check, "--export": export}
+    chosen = [name for name, value in uses.items() if value not in (None, False)]
+    if len(chosen) > 1:
+        fail(f"{' and '.join(chosen)} do not go together", 2)
+    if chosen and (law is not None or checksums or dry_run):
+        fail(f"--law, --checksums and --dry-run are for writing a sidecar, not for {chosen[0]}", 2)
+    if check is not None:
+        _check(paths, out, check, json)
+        return
+    if not chosen:
+        made = _make(paths, reading, out, law, checksums, dry_run, json)
+        _report_made(made, dry_run, json)
+        return
+    with _existing(paths, reading, None if export is not None else out, json) as opened:
+        names = _fields(opened, reading)
+        if show:
+            _show(opened, json)
+        elif locate is not None:
+            _locate(opened, locate, names, json)
+        elif export is not None:
+            _export(opened, export, out, names, json)
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def _make(
+    paths: list[str],
+    reading: OpenOptions,
+    out: Path | None,
+    law: str | None,
+    checksums: bool,
+    dry_run: bool,
+    json: bool,
+) -> Made:
+    from dsprep.provenance import provenance as make
+
+    with count_bar("provenance", not json) as update:
+        return make(
+            paths,
+            reading,
+            out=out,
+            law=law,
+            checksums=checksums,
+            write=not dry_run,
+            progress=update,
+        )
+
+
+def _report_made(made: Made, dry_run: bool, json: bool) -> None:
+    from dsprep.explaining import laws_of
+
+    laws = laws_of(made)
+    if json:
+        print_json(
+            {
+                "path": str(made.path),
+                "nbytes": made.nbytes,
+                "written": not dry_run,
+                "format": made.content.format,
+                "files": len(made.content.files),
+                "samples": made.content.samples,
+                "fields": laws,
+                "notes": list(made.content.notes),
+            }
+        )
+        return
+    rows = [
+        ("sidecar", str(made.path)),
+        ("bytes", f"{made.nbytes:,}"),
+        ("samples", f"{made.content.samples:,} in {_files(len(made.content.files))}"),
+        *((f"field {name}", law) for name, law in laws.items()),
+    ]
+    print_rows(rows)
+    for line in made.content.notes:
+        note(line)
+    if dry_run:
+        typer.echo("Nothing was written.")
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file{'' if count == 1 else 's'}"
+
+
+# --- using -----------------------------------------------------------------------------------
+
+
+def _existing(paths: list[str], reading: OpenOptions, out: Path | None, json: bool) -> Sidecar:
+    """Return the sidecar that is there, valid, or write it if there is none."""
+    from dataclasses import replace
+
+    from dsprep.located import Sidecar
+    from dsprep.using import find
+
+    found = find(paths, reading, out)
+    if found is not None:
+        return found
+    whole = all(s.name == s.path and s.dtype is None and not s.index for s in reading.fields)
+    options = replace(reading, fields=()) if whole else reading
+    made = _make(paths, options, out, None, False, False, json)
+    note(f"there was no sidecar; wrote {made.path}")
+    return Sidecar(made.content, made.dataset, made.path)
+
+
+def _fields(opened: Sidecar, reading: OpenOptions) -> list[str]:
+    """Return the fields that ``--field`` names, each of which the sidecar has."""
+    return [opened.schema[spec.name].name for spec in reading.fields]
+
+
+def _show(opened: Sidecar, json: bool) -> None:
+    from dsprep.explaining import explain
+
+    found = explain(opened)
+    if json:
+        print_json(found.to_json())
+    else:
+        _print_explained(found)
+
+
+def _print_explained(found: Explanation) -> None:
+    from dsprep.plan import show_nbytes
+
+    per = found.nbytes_per_sample
+    rows = [
+        ("sidecar", found.path),
+        ("bytes", f"{found.nbytes:,}" + (f", {per:.3g} per sample" if per is not None else "")),
+        ("dataset", f"{found.dataset}, {found.format}, {_files(found.files)}"),
+        ("samples", f"{found.samples:,}"),
+        ("data", show_nbytes(found.data_nbytes)),
+    ]
+    if found.payload_share is not None and found.payload_nbytes is not None:
+        about = "" if found.exact else "about "
+        share = f"{about}{found.payload_share:.1%}, {show_nbytes(found.payload_nbytes)}"
+        rows.append(("payload share", share))
+    if found.runs is not None:
+        of = f"{found.run_samples:,}" if found.run_samples == 1000 else f"all {found.run_samples:,}"
+        text = f"{found.runs:,.1f} per {of} samples in a row"
+        rows.append(("runs", f"{text} (gaps up to 64 KiB read along)"))
+    made = found.lineage
+    source = made.get("source", [])
+    if source:
+        rows.append(("made from", ", ".join(source) if isinstance(source, list) else str(source)))
+    rows += [("by", str(made["command"]))] if "command" in made else []
+    when = [str(made[k]) for k in ("version", "created") if k in made]
+    if when:
+        rows.append(("with", f"dsprep {', '.join(when)}"))
+    print_rows(rows)
+    for layout in found.layouts:
+        _print_layout(layout, found)
+    for line in found.notes:
+        note(line)
+
+
+def _print_layout(layout: LayoutWords, found: Explanation) -> None:
+    if len(found.layouts) > 1:
+        typer.echo(f"\n{layout.samples:,} samples in {_files(layout.files)} that lie alike:")
+    for words in layout.fields:
+        typer.echo(f"\n{words.type}")
+        rows = [("  stored", words.stored)]
+        if words.unlocated is not None:
+            rows += [
+                ("  no places", words.unlocated),
+                (
+                    "  way out",
+                    f"dsprep convert {found.dataset} DST writes it so that it has places",
+                ),
+            ]
+        elif words.offsets:
+            rows += [("  offsets", words.offsets), ("  lengths", words.lengths)]
+            rows.append(("  decode", "; ".join(words.decode)))
+        print_rows(rows)
+    if layout.groups:
+        typer.echo(f"\ngroups of {layout.groups}")
+    if layout.history:
+        typer.echo(f"\n{layout.history}")
+
+
+def _locate(opened: Sidecar, text: str, names: list[str], json: bool) -> None:
+    from dsprep.using import parse_samples, unlocated
+
+    chosen = parse_samples(text, len(opened))
+    if not names:
+        lost = unlocated(opened)
+        names = [n for n in opened.schema.names if n not in lost]
+        for name, reason in lost.items():
+            note(f"field {name} has no places: {reason}")
+        if not names:
+            return print_json([]) if json else None
+    rows = chain.from_iterable(opened.rows(part, names) for part in chosen)
+    if json:
+        _print_rows_json(rows)
+    else:
+        _print_rows_table(rows)
+    return None
+
+
+_AT_ONCE = 1 << 14
+
+
+def _print_rows_json(rows: Iterator[Any]) -> None:
+    """Print places as a JSON list, one in a line, as they come."""
+    from json import dumps
+
+    shown: dict[str, str] = {}
+
+    def text(word: str) -> str:
+        if word not in shown:
+            if len(shown) > _AT_ONCE:
+                shown.clear()
+            shown[word] = dumps(word)
+        return shown[word]
+
+    before = "[\n "
+    while some := list(islice(rows, _AT_ONCE)):
+        lines = [
+            f'{{"index": {i}, "field": {text(field)}, "file": {text(file)}, '
+            f'"offset": {offset}, "length": {length}'
+            + (
+                "}"
+                if inside is None
+                else f', "inside": {inside}, "inside_nbytes": {inside_nbytes}}}'
+            )
+            for i, field, file, offset, length, inside, inside_nbytes in some
+        ]
+        typer.echo(before + ",\n ".join(lines), nl=False)
+        before = ",\n "
+    typer.echo("[]" if before == "[\n " else "\n]")
+
+
+def _print_rows_table(rows: Iterator[Any]) -> None:
+    """Print places as a table; the widths are those of its beginning."""
+    heads = ("index", "field", "file", "offset", "length", "inside", "bytes inside")
+    widths: list[int] = []
+    while some := list(islice(rows, _AT_ONCE)):
+        cells = [["" if v is None else str(v) for v in row] for row in some]
+        lines = cells
+        if not widths:
+            lines = [list(heads if any(row[5] for row in cells) else heads[:5]), *cells]
+            widths = [max(map(len, column)) for column in zip(*lines, strict=False)]
+        typer.echo(
+            "\n".join(
+                "  ".join(
+                    f"{cell:<{width}}" if k in (1, 2) else f"{cell:>{width}}"
+                    for k, (cell, width) in enumerate(zip(line, widths, strict=False))
+                ).rstrip()
+                for line in lines
+            )
+        )
+
+
+def _export(opened: Sidecar, kind: str, out: Path | None, names: list[str], json: bool) -> None:
+    from dsprep import exports
+
+    if names:
+        fail("--field does not go with --export: all fields are exported", 2)
+    if kind not in exports.KINDS:
+        fail(f"there is no export {kind} (expected one of {', '.join(exports.KINDS)})", 2)
+    notes: list[str] = []
+    written = exports.export(opened, kind, out, notes=notes)
+    if json:
+        print_json({"export": kind, "files": [str(p) for p in written], "notes": notes})
+        return
+    for path in written:
+        typer.echo(str(path))
+    for line in notes:
+        note(line)
+
+
+# --- checking --------------------------------------------------------------------------------
+
+
+def _check(paths: list[str], at: Path | None, check: Check, json: bool) -> None:
+    from dsprep.checking import check as look
+
+    full = check is Check.full
+    with count_bar("check", not json) as update:
+        problems = look(paths, full=full, at=at, progress=update)
+    if json:
+        found = [p.to_json() for p in problems]
+        print_json({"valid": not problems, "full": full, "problems": found})
+    else:
+        _print_problems(problems, paths, full)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _print_problems(problems: list[Problem], paths: list[str], full: bool) -> None:
+    for found in problems:
+        typer.echo(f"problem: {found}")
+    if problems:
+        import shlex
+
+        count = f"{len(problems):,} problem{'' if len(problems) == 1 else 's'}"
+        typer.echo(
+            f"{count}; if the data are as they should be, write the sidecar again with "
+            f"dsprep provenance {shlex.join(paths)}"
+        )
+    elif full:
+        typer.echo("valid: every place and checksum agrees with the format's own library")
+    else:
+        typer.echo("valid: no change is seen, and every place is in its file (--check full reads)")

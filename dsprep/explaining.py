@@ -1,0 +1,478 @@
+"""What a sidecar says, in words: where samples lie, by which law, and how reading them will go.
+
+Everything is told by the sidecar itself and the sizes of the files; no sample is read. Of large
+datasets samples spread evenly are looked at, and what is estimated from them is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsprep import sidecar
+from dsprep.laws import Affine, Law
+from dsprep.layout import codec
+from dsprep.layout.extents import locate, rows_of
+from dsprep.layout.model import Blocks, Column, FileLayout, Records
+from dsprep.located import Sidecar
+from dsprep.packing import Tables
+from dsprep.provenance import Made
+from dsprep.schema import Field, Ints, Schema
+
+NEAR = 64 << 10
+"""Bytes between two reads that do not make them two: skipping them takes no longer."""
+IN_A_ROW = 1000
+"""Consecutive samples whose reads are counted together."""
+
+_WINDOWS = 64
+_SUMMED = 1 << 22  # numbers of a law that are added up one by one
+_SLICE = 1 << 20
+_APART = 1 << 41  # between ranges of different files
+
+
+@dataclass(frozen=True)
+class FieldWords:
+    """Where a field of a file lies.
+
+    Attributes
+    ----------
+    field
+        Its name.
+    type
+        Its type and shape.
+    stored
+        What it is stored in.
+    offsets, lengths
+        The laws in words; empty if it has no places.
+    decode
+        What turns the stored bytes into values, step by step.
+    unlocated
+        Why only the format's library can read it; None: it has places.
+    """
+
+    field: str
+    type: str
+    stored: str
+    offsets: str = ""
+    lengths: str = ""
+    decode: tuple[str, ...] = ()
+    unlocated: str | None = None
+
+
+@dataclass(frozen=True)
+class LayoutWords:
+    """What files have in common that have one layout.
+
+    Attributes
+    ----------
+    files, samples
+        How many files have it, and their samples.
+    fields
+        The fields, in the schema's order.
+    groups
+        How samples are grouped; empty if they are not.
+    facts
+        How the files were made, as far as it shows.
+    history
+        The same as a sentence; empty if nothing is known.
+    """
+
+    files: int
+    samples: int
+    fields: tuple[FieldWords, ...]
+    groups: str
+    facts: Mapping[str, Any]
+    history: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a sidecar says.
+
+    Attributes
+    ----------
+    path, dataset
+        The sidecar, and what it describes.
+    format, files, samples
+        Of the dataset.
+    nbytes
+        Of the sidecar and its companion.
+    data_nbytes
+        Of all files.
+    payload_nbytes
+        Bytes of the files that hold samples; None where no field has a place.
+    exact
+        Whether they were added up, not estimated.
+    runs
+        Contiguous ranges that a read of `run_samples` consecutive samples takes, on the average;
+        ranges that are less than 64 KiB apart count as one. None if no field has a place.
+    run_samples
+        1,000, or all if there are fewer.
+    layouts
+        How the files lie.
+    lineage, notes
+        As in the sidecar.
+    """
+
+    path: str
+    dataset: str
+    format: str
+    files: int
+    samples: int
+    nbytes: int
+    data_nbytes: int
+    payload_nbytes: int | None
+    exact: bool
+    runs: float | None
+    run_samples: int
+    layouts: tuple[LayoutWords, ...]
+    lineage: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+    @property
+    def payload_share(self) -> float | None:
+        """Share of the files' bytes that hold samples."""
+        if self.payload_nbytes is None or not self.data_nbytes:
+            return None
+        return self.payload_nbytes / self.data_nbytes
+
+    @property
+    def nbytes_per_sample(self) -> float | None:
+        """Bytes of the sidecar for each sample."""
+        return self.nbytes / self.samples if self.samples else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        derived = {
+            "payload_share": self.payload_share,
+            "nbytes_per_sample": self.nbytes_per_sample,
+        }
+        return {**asdict(self), **derived}
+
+
+def explain(opened: Sidecar) -> Explanation:
+    """Return what a sidecar says.
+
+    Raises
+    ------
+    FormatError
+        If it is damaged.
+    """
+    content = opened.content
+    payload, exact = _payload(opened)
+    return Explanation(
+        str(opened.path),
+        str(opened.dataset),
+        content.format,
+        len(content.files),
+        len(opened),
+        sidecar_nbytes(opened.path),
+        sum(f.identity.nbytes for f in content.files),
+        payload,
+        exact,
+        _runs(opened),
+        min(IN_A_ROW, len(opened)),
+        tuple(_layouts(opened)),
+        content.lineage,
+        content.notes,
+    )
+
+
+def sidecar_nbytes(path: Path) -> int:
+    """Return the bytes of a sidecar and its companion."""
+    companion = path.with_name(sidecar.companion_name(path))
+    return path.stat().st_size + (companion.stat().st_size if companion.is_file() else 0)
+
+
+def _layouts(opened: Sidecar) -> Iterator[LayoutWords]:
+    files: dict[int, list[int]] = {}
+    for i, entry in enumerate(opened.content.files):
+        files.setdefault(entry.layout, []).append(i)
+    for numbers in files.values():
+        layout = opened.layout(numbers[0])
+        groups = layout.groups
+        yield LayoutWords(
+            len(numbers),
+            sum(opened.content.files[i].samples for i in numbers),
+            tuple(fields_of(layout, opened.schema)),
+            "" if groups is None else f"{groups.samples:,} samples, at {_law(groups.blocks)}",
+            layout.facts,
+            history(layout.facts),
+        )
+
+
+def laws_of(made: Made) -> dict[str, str]:
+    """Return the law of each field of a new sidecar; of the first layout, if there are several."""
+    tables = Tables(made.companion or None, made.path)
+    content = made.content
+    laws: dict[str, str] = {}
+    if not content.files or not content.layouts:
+        return laws
+    first = next((f for f in content.files if f.samples), content.files[0])
+    json = content.layouts[first.layout]
+    layout = codec.from_json(json, first.samples, content.schema, tables)
+    for words in fields_of(layout, content.schema):
+        if words.unlocated is not None:
+            laws[words.field] = f"has no places: {words.unlocated}"
+        else:
+            laws[words.field] = words.offsets or words.stored
+    if len(content.layouts) > 1:
+        more = f" ({len(content.layouts):,} layouts, this is the first)"
+        laws = {name: law + more for name, law in laws.items()}
+    return laws
+
+
+# --- words -----------------------------------------------------------------------------------
+
+
+def fields_of(layout: FileLayout, schema: Schema) -> Iterator[FieldWords]:
+    """Yield where each field lies, in words."""
+    for field in schema:
+        name = field.name
+        if layout.records is not None and name in layout.records.parts:
+            yield _record_words(layout.records, field)
+        elif name in layout.columns:
+            yield _column_words(layout.columns[name], field)
+        else:
+            reason = layout.unlocated.get(name, "it is not in the layout")
+            yield FieldWords(name, str(field), "by the format's own library", unlocated=reason)
+
+
+def _law(blocks: Blocks) -> str:
+    return blocks.offsets.words()
+
+
+def _bytes(law: Law) -> str:
+    return law.words() + " bytes"
+
+
+def _record_words(records: Records, field: Field) -> FieldWords:
+    part, frame, recipe = records.parts[field.name], records.frame, records.recipe
+    where = f" of {records.blocks.path}" if records.blocks.path else ""
+    stored = f"records{where}"
+    if records.order is not None:
+        stored += f", sample i in record {records.order.words()}"
+    steps = []
+    if frame is not None:
+        steps.append(f"framed by {_called(frame)}")
+    if part.at is not None:
+        end = "the end" if part.nbytes is None else f"{part.at + part.nbytes:,}"
+        steps.append(f"bytes {part.at:,} to {end} of the record")
+    elif recipe is not None:
+        steps.append(f"found in the record by recipe {_called(recipe)}")
+    steps += _typed(field)
+    return FieldWords(
+        field.name,
+        str(field),
+        stored,
+        _law(records.blocks),
+        _bytes(records.blocks.lengths),
+        tuple(steps),
+    )
+
+
+def _column_words(column: Column, field: Field) -> FieldWords:
+    grid = column.grid
+    if grid is None:
+        return FieldWords(field.name, str(field), "nothing: it has no bytes")
+    where = f" of {grid.blocks.path}" if grid.blocks.path else ""
+    shape = " x ".join(f"{n:,}" for n in grid.shape)
+    if grid.block_count == 1 and grid.plain:
+        stored = f"an array of {shape}, in one piece{where}"
+    else:
+        chunk = " x ".join(f"{n:,}" for n in grid.chunk)
+        stored = f"an array of {shape}, in {grid.block_count:,} chunks of {chunk}{where}"
+    if grid.files is not None:
+        stored += f", {int(np.prod(grid.files)):,} in each file"
+    if column.first is not None and column.count is not None:
+        stored += f"; rows from {column.first.words()} on, {column.count.words()} of them"
+    elif column.lines != 1:
+        stored += f"; {column.lines:,} rows each"
+    steps = [f"undo {_called(f, 'id')}" for f in reversed(grid.filters)]
+    if grid.masks is not None:
+        steps.append(f"filters left out by the mask {grid.masks.words()}")
+    if grid.fill is not None and any(grid.fill):
+        steps.append("fill value where nothing is stored")
+    steps += _typed(field)
+    offsets, lengths = _law(grid.blocks), _bytes(grid.blocks.lengths)
+    base = grid.blocks.offsets
+    if grid.block_count == 1 and grid.plain and isinstance(base, Affine) and base.base >= 0:
+        rows = 1 if column.first is not None else column.lines
+        of = "row" if column.first is not None else "i"
+        offsets = f"{base.base:,} + {of} * {rows * grid.row_nbytes:,}"
+        lengths = f"{rows * grid.row_nbytes:,} bytes{' a row' if of == 'row' else ''}"
+    return FieldWords(field.name, str(field), stored, offsets, lengths, tuple(steps))
+
+
+def _called(json: Mapping[str, Any], key: str = "name") -> str:
+    rest = {k: v for k, v in json.items() if k != key and isinstance(v, int | str | float)}
+    inside = ", ".join(f"{k} {v}" for k, v in rest.items())
+    return f"{json.get(key)} ({inside})" if inside else str(json.get(key))
+
+
+def _typed(field: Field) -> list[str]:
+    if field.kind != "array":
+        return ["as it is" if field.kind == "bytes" else "UTF-8"]
+    order = {">": "big-endian ", "<": "little-endian "}.get(field.dtype.str[0], "")
+    return [f"read as {order}{field.dtype.name}"]
+
+
+def history(facts: Mapping[str, Any]) -> str:
+    """Return how a file was made as a sentence; empty if nothing is known."""
+    if not facts:
+        return ""
+    said = []
+    known = dict(facts)
+
+    def tell(key: str, text: str) -> None:
+        if key in known:
+            value = known.pop(key)
+            said.append(text.format(f"{value:,}" if isinstance(value, int) else value))
+
+    tell("order", "with {}")
+    interval, several = known.pop("commit interval", None), known.pop("commit interval range", None)
+    if isinstance(interval, int):
+        said.append(f"{interval:,} records per transaction")
+        if isinstance(several, list) and len(several) == 2:
+            said[-1] += f" (any number from {several[0]:,} to {several[1]:,} gives the same file)"
+    elif interval is not None:
+        said.append(f"in {interval}")
+    if (append := known.pop("append", None)) is not None:
+        said.append("with MDB_APPEND" if append else "without MDB_APPEND")
+    if (compact := known.pop("copied compactly", None)) is not None and compact:
+        said.append("and copied compactly")
+    if (database := known.pop("database", None)) is not None:
+        said.append(f"in the {database} database")
+    tell("record size", "values of {} bytes")
+    if (place := known.pop("values", None)) is not None and said:
+        said[-1] += f" {place}"
+    tell("key size", "keys of {} bytes")
+    tell("leaf capacity", "{} records per leaf")
+    tell("branch capacity", "{} children per branch")
+    tell("page size", "pages of {} bytes")
+    tell("meta pages", "{} meta pages")
+    said += [f"{key} {value}" for key, value in known.items()]
+    return f"Records were put {', '.join(said)}."
+
+
+# --- figures ---------------------------------------------------------------------------------
+
+
+def total(law: Law) -> tuple[int, bool]:
+    """Return the sum of the numbers above 0, and whether it is exact, not estimated."""
+    n = law.count
+    if isinstance(law, Affine) and (not law.stride or law.base >= 0):
+        if not law.stride:
+            return max(0, law.base) * n, True
+        if law.stride > 0:
+            return n * law.base + law.stride * (n * (n - 1) // 2), True
+    if n <= _SUMMED:
+        parts = (law.span(a, min(a + _SLICE, n)) for a in range(0, n, _SLICE))
+        return sum(int(np.maximum(p, 0).sum()) for p in parts), True
+    some = np.linspace(0, n - 1, _SUMMED >> 4).astype(np.int64)
+    return int(float(np.maximum(law.at(some), 0).mean()) * n), False
+
+
+def _payload(opened: Sidecar) -> tuple[int | None, bool]:
+    """Return the bytes in the files that hold samples, and whether that is exact."""
+    known: dict[tuple[int, int], tuple[int | None, bool]] = {}
+    found: int | None = None
+    exact = True
+    for i, entry in enumerate(opened.content.files):
+        key = entry.layout, entry.samples
+        if key not in known:
+            known[key] = _payload_of(opened.layout(i))
+        nbytes, sure = known[key]
+        if nbytes is not None:
+            found = (found or 0) + nbytes
+        exact &= sure
+    return found, exact
+
+
+def _payload_of(layout: FileLayout) -> tuple[int | None, bool]:
+    sums: list[tuple[int, bool]] = []
+    records = layout.records
+    if records is not None:
+        sizes = [p.nbytes for p in records.parts.values() if p.at is not None]
+        if len(sizes) == len(records.parts) and None not in sizes:
+            sums.append((layout.count * sum(n or 0 for n in sizes), True))
+        else:
+            sums.append(total(records.blocks.lengths))
+    for column in layout.columns.values():
+        grid = column.grid
+        if grid is None:
+            sums.append((0, True))
+        elif not grid.plain:
+            sums.append(total(grid.blocks.lengths))
+        elif column.count is not None:
+            rows, sure = total(column.count)
+            sums.append((rows * grid.row_nbytes, sure))
+        else:
+            sums.append((layout.count * column.lines * grid.row_nbytes, True))
+    if not sums:
+        return None, True
+    return sum(n for n, _ in sums), all(sure for _, sure in sums)
+
+
+def _runs(opened: Sidecar) -> float | None:
+    """Return the mean number of ranges that consecutive samples take."""
+    n = len(opened)
+    step = min(IN_A_ROW, n)
+    if not n:
+        return None
+    most = n // step
+    begins = np.unique(np.linspace(0, most - 1, min(most, _WINDOWS)).astype(np.int64)) * step
+    counted = [_ranges(opened, int(a), int(a) + step) for a in begins]
+    told = [k for k in counted if k is not None]
+    return float(np.mean(told)) if told else None
+
+
+def _ranges(opened: Sidecar, start: int, stop: int) -> int | None:
+    """Return how many ranges a read of some samples takes, one field after another."""
+    count, any_field = 0, False
+    for layout, _, local in opened.files_of(start, stop):
+        for name in _streams(layout):
+            any_field = True
+            found = _stored(layout, name, local)
+            if found is None:
+                continue
+            offset, length = found
+            if len(offset):
+                once = np.sort(np.unique(offset, return_index=True)[1])  # a chunk is read once
+                offset, length = offset[once], length[once]
+                ends = offset + length
+                far = (offset[1:] - ends[:-1] > NEAR) | (offset[:-1] - ends[1:] > NEAR)
+                count += 1 + int(far.sum())
+    return count if any_field else None
+
+
+def _streams(layout: FileLayout) -> Iterator[str]:
+    """Yield the fields that are read one by one: those of records come together."""
+    if layout.records is not None and layout.records.parts:
+        yield next(iter(layout.records.parts))
+    yield from (n for n, c in layout.columns.items() if c.grid is not None)
+
+
+def _stored(layout: FileLayout, name: str, local: Ints) -> tuple[Ints, Ints] | None:
+    """Return the stored ranges of some samples, in order; files of one field count as one."""
+    column = layout.columns.get(name)
+    if column is not None and column.grid is not None:
+        _, rows = rows_of(column, local)
+        if len(rows) and int(np.abs(rows).max()) > _SLICE * max(1, column.grid.chunk[0]):
+            return None  # a sample of that size takes as many reads as it has chunks
+    if layout.records is not None and name in layout.records.parts:
+        records = layout.records
+        numbers = local if records.order is None else records.order.at(local)
+        return records.blocks.offsets.at(numbers), records.blocks.lengths.at(numbers)
+    found = locate(layout, name, local)
+    offset, length = found.offset, found.length
+    if found.place is not None and len(offset):
+        new = np.zeros(len(offset), np.int64)
+        new[1:] = (np.diff(found.place, axis=1) != 0).any(axis=0)
+        offset = offset + np.cumsum(new) * _APART
+    kept = found.offset >= 0
+    return offset[kept], length[kept]

@@ -1,0 +1,453 @@
+"""The thorough part of checking a sidecar: every place, every checksum, and values, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dsprep import formats, sidecar
+from dsprep.comparison import differing_samples
+from dsprep.dataset import MultiSource, open_native
+from dsprep.errors import FormatError
+from dsprep.formats.base import OpenOptions, Source
+from dsprep.laws import Law
+from dsprep.layout.model import Blocks, Column, FileLayout, Groups, Records
+from dsprep.located import Sidecar
+from dsprep.packing import Tables, from_planes
+from dsprep.problems import CAUGHT, Problem, problem
+from dsprep.provenance import checksums_of
+from dsprep.reading.files import File
+from dsprep.schema import Ints, Schema, differences
+from dsprep.sidecar import Content, FileEntry
+from dsprep.storage import pread_exact
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+SLICE = 1 << 18
+"""Places that are compared at once."""
+PIECE = 8 << 20
+"""Bytes of samples that are read at once."""
+ALL_SAMPLES, ALL_NBYTES = 10_000, 64 << 20
+"""Datasets below either are compared sample by sample; of larger ones `BLOCKS` blocks are."""
+BLOCKS, BLOCK = 256, 8
+
+
+def against_files(
+    content: Content,
+    opened: Sidecar | None,
+    dataset: Path,
+    path: Path,
+    progress: Progress | None,
+) -> list[Problem]:
+    """Return how a sidecar differs from what the format's own library finds in the files.
+
+    Parameters
+    ----------
+    opened
+        The sidecar, if its layouts can be used.
+    path
+        Where it lies.
+    """
+    problems = list(_checksums(content, dataset, path))
+    format = formats.load(content.format)
+    paths = [dataset / f.path for f in content.files]
+    if not paths:
+        return problems
+    try:
+        options = OpenOptions.from_json(content.reading)
+        source = open_native(format, paths, options, content.schema)
+    except CAUGHT as error:
+        problems.append(problem(error, dataset))
+        problems += _payloads_alone(opened)
+        return problems
+    with source:
+        problems += _schemas(content.schema, source, dataset)
+        if opened is not None:
+            for number, entry in enumerate(content.files):
+                problems += _layouts(source, opened, number, entry, paths[number])
+            problems += _groups_crcs(opened, paths)
+            problems += _values(opened, source, progress)
+    return problems
+
+
+def _schemas(schema: Schema, source: Source, dataset: Path) -> Iterator[Problem]:
+    """Yield how fields and attributes differ; attributes that only the sidecar keeps do not."""
+    for line in differences(schema, source.schema):
+        yield Problem(str(dataset), f"its schema is not that of the sidecar: {line}")
+    ours = {"": schema.attrs, **{f.name: f.attrs for f in schema}}
+    theirs = {"": source.schema.attrs, **{f.name: f.attrs for f in source.schema}}
+    for owner, attrs in theirs.items():
+        known = ours.get(owner, {})
+        for key, value in attrs.items():
+            there = sidecar.encode_attr(value)
+            here = sidecar.encode_attr(known[key]) if key in known else None
+            if here != there:
+                text = f"its attribute {key} is not that of the sidecar"
+                yield Problem(str(dataset), text, str(there), str(here), owner or None)
+
+
+# --- places ----------------------------------------------------------------------------------
+
+
+def _file(source: Source, number: int) -> AbstractContextManager[Source]:
+    return source.file(number) if isinstance(source, MultiSource) else nullcontext(source)
+
+
+def _layouts(
+    source: Source, opened: Sidecar, number: int, entry: FileEntry, path: Path
+) -> list[Problem]:
+    """Return how the laws of one file differ from what is in it."""
+    try:
+        with _file(source, number) as native:
+            if len(native) != entry.samples:
+                text = "it has another number of samples"
+                return [Problem(str(path), text, len(native), entry.samples)]
+            if not len(native):
+                return []
+            truth = native.extents(None)
+        first = sum(f.samples for f in opened.content.files[:number])
+        return [
+            Problem(
+                str(path),
+                p.what,
+                p.expected,
+                p.found,
+                p.field,
+                None if p.sample is None else p.sample + first,
+            )
+            for p in compare(truth, opened.layout(number))
+        ]
+    except CAUGHT as error:
+        return [problem(error, path)]
+
+
+def compare(truth: FileLayout, known: FileLayout) -> Iterator[Problem]:
+    """Yield how a layout differs from what was found in the file; `file` is left empty."""
+    if truth.records is not None and known.records is not None:
+        yield from _compare_records(truth.records, known.records, truth.count)
+    for name in sorted({*_kinds(truth), *_kinds(known)}):
+        a, b = _kinds(truth).get(name), _kinds(known).get(name)
+        if a != b:
+            yield Problem("", "the sidecar has it in another place than the file", a, b, name)
+        elif name in truth.columns:
+            yield from _compare_columns(truth.columns[name], known.columns[name], name)
+    if (truth.groups is None) != (known.groups is None):
+        yield Problem("", "the sidecar and the file disagree on groups of samples")
+    elif truth.groups is not None and known.groups is not None:
+        yield from _compare_groups(truth.groups, known.groups)
+
+
+def _kinds(layout: FileLayout) -> dict[str, str]:
+    kinds = dict.fromkeys(layout.columns, "an array")
+    kinds |= dict.fromkeys(layout.unlocated, "for the format's own library only")
+    if layout.records is not None:
+        kinds |= dict.fromkeys(layout.records.parts, "records")
+    return kinds
+
+
+def _plain(value: Any) -> Any:
+    """Return a parameter as JSON gives it back, to compare."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _words(a: Any, b: Any, what: str, name: str | None = None) -> Iterator[Problem]:
+    if _plain(a) != _plain(b):
+        yield Problem("", f"the sidecar gives another {what} than the file", str(a), str(b), name)
+
+
+def _compare_records(a: Records, b: Records, count: int) -> Iterator[Problem]:
+    yield from _words(a.blocks.path, b.blocks.path, "path")
+    yield from _words(a.recipe, b.recipe, "recipe")
+    yield from _words(a.frame, b.frame, "frame")
+    for name in a.parts:
+        if name in b.parts:
+            yield from _words(vars(a.parts[name]), vars(b.parts[name]), "place in records", name)
+
+    def of(records: Records, pick: Callable[[Blocks], Law]) -> Callable[[int, int], Ints]:
+        law = pick(records.blocks)
+
+        def numbers(start: int, stop: int) -> Ints:
+            if records.order is None:
+                return law.span(start, stop)
+            which = records.order.span(start, stop)
+            if len(which) and not 0 <= int(which.min()) <= int(which.max()) < law.count:
+                raise FormatError("the sidecar gives a sample a record that does not exist")
+            return law.at(which)
+
+        return numbers
+
+    for what, pick in (("offset", _offsets), ("length", _lengths)):
+        yield from _numbers(of(a, pick), of(b, pick), count, what)
+
+
+def _offsets(blocks: Blocks) -> Law:
+    return blocks.offsets
+
+
+def _lengths(blocks: Blocks) -> Law:
+    return blocks.lengths
+
+
+def _numbers(
+    a: Callable[[int, int], Ints],
+    b: Callable[[int, int], Ints],
+    count: int,
+    what: str,
+    name: str | None = None,
+    sample_of: Callable[[int], int | None] = lambda i: i,
+    unit: str = "samples",
+) -> Iterator[Problem]:
+    """Yield the problem of numbers that differ: the first, and of how many."""
+    wrong, first = 0, (0, 0, 0)
+    for start in range(0, count, SLICE):
+        stop = min(start + SLICE, count)
+        x, y = a(start, stop), b(start, stop)
+        bad = x != y
+        if bad.any():
+            i = int(bad.argmax())
+            if not wrong:
+                first = start + i, int(x[i]), int(y[i])
+            wrong += int(bad.sum())
+    if wrong:
+        text = f"the sidecar gives {wrong:,} of {count:,} {unit} another {what} than the file"
+        yield Problem("", text, first[1], first[2], name, sample_of(first[0]))
+
+
+def _compare_columns(a: Column, b: Column, name: str) -> Iterator[Problem]:
+    yield from _words(a.lines, b.lines, "number of rows per sample", name)
+    for what, x, y in (("first row", a.first, b.first), ("number of rows", a.count, b.count)):
+        if (x is None) != (y is None):
+            yield Problem("", f"the sidecar and the file disagree on {what}", field=name)
+        elif x is not None and y is not None:
+            yield from _numbers(x.span, y.span, x.count, what, name)
+    g, h = a.grid, b.grid
+    if g is None or h is None:
+        if g is not h:
+            text = "the sidecar and the file disagree on whether it has bytes"
+            yield Problem("", text, field=name)
+        return
+    alike = True
+    for what in ("shape", "chunk", "itemsize", "files", "filters", "fill"):
+        for found in _words(getattr(g, what), getattr(h, what), what, name):
+            alike = alike and what not in ("shape", "chunk", "files")
+            yield found
+    yield from _words(g.blocks.path, h.blocks.path, "path", name)
+    if not alike:
+        return
+
+    def sample_of(block: int) -> int | None:
+        if a.first is not None:
+            return None
+        per = g.files or g.chunks
+        along = tuple(-(-n // p) for n, p in zip(g.chunks, per, strict=True))
+        file, inside = divmod(block, math.prod(per))
+        row = (file // math.prod(along[1:])) * per[0] + inside // math.prod(per[1:])
+        return row * g.chunk[0] // a.lines
+
+    pairs: list[tuple[str, Law | None, Law | None]] = [
+        ("offset", g.blocks.offsets, h.blocks.offsets),
+        ("length", g.blocks.lengths, h.blocks.lengths),
+        ("mask", g.masks, h.masks),
+    ]
+    for what, x, y in pairs:
+        if x is None or y is None:
+            if x is not y:
+                yield Problem("", f"the sidecar and the file disagree on a {what}", field=name)
+            continue
+        unit = "samples" if g.block_count == 1 else "chunks"
+        yield from _numbers(x.span, y.span, x.count, what, name, sample_of, unit)
+
+
+def _compare_groups(a: Groups, b: Groups) -> Iterator[Problem]:
+    if a.samples != b.samples:
+        yield from _words(a.samples, b.samples, "number of samples in a group")
+        return
+    for what, x, y in (
+        ("offset", a.blocks.offsets, b.blocks.offsets),
+        ("length", a.blocks.lengths, b.blocks.lengths),
+    ):
+        yield from _numbers(x.span, y.span, x.count, what, None, lambda i: i * a.samples, "groups")
+
+
+# --- checksums -------------------------------------------------------------------------------
+
+
+def _checksums(content: Content, dataset: Path, where: Path) -> Iterator[Problem]:
+    """Yield the files whose checksums are not those of the sidecar."""
+    tables: Tables | None = None
+    for entry in content.files:
+        if entry.crc32c is None:
+            continue
+        path = dataset / entry.path
+        try:
+            if tables is None:
+                tables = Sidecar(content, dataset, where).tables()
+            block = entry.crc32c.get("block")
+            if not isinstance(block, int) or not 1 << 12 <= block <= 1 << 32:
+                raise FormatError("the checksums of a file are damaged", found=block)
+            expected = from_planes(tables.get(entry.crc32c.get("data")))
+            found = from_planes(checksums_of(path, block))
+        except CAUGHT as error:
+            yield problem(error, path)
+            continue
+        except ValueError as error:
+            yield Problem(str(path), f"the checksums of a file are damaged: {error}")
+            continue
+        if len(expected) != len(found):
+            text = "it has another number of checksums"
+            yield Problem(str(path), text, len(expected), len(found))
+        n = min(len(expected), len(found))
+        for i in np.flatnonzero(expected[:n] != found[:n]).tolist():
+            text = f"the CRC-32C of bytes {i * block:,} to {(i + 1) * block:,} is wrong"
+            yield Problem(str(path), text, f"{expected[i]:#010x}", f"{found[i]:#010x}")
+
+
+def _groups_crcs(opened: Sidecar, paths: Sequence[Path]) -> Iterator[Problem]:
+    """Yield the groups whose checksum is wrong."""
+    first = 0
+    for number, entry in enumerate(opened.content.files):
+        groups = opened.layout(number).groups
+        if groups is not None and groups.crc32c is not None:
+            inside = groups.blocks.path
+            path = paths[number] / inside if inside else paths[number]
+            try:
+                yield from _wrong_groups(File(path), groups, groups.crc32c, first)
+            except CAUGHT as error:
+                yield problem(error, path)
+        first += entry.samples
+
+
+def _wrong_groups(file: File, groups: Groups, crcs: Law, first: int) -> Iterator[Problem]:
+    import google_crc32c
+
+    for i in range(groups.blocks.count):
+        one = np.array([i], np.int64)
+        offset, length = groups.blocks.offsets.at(one), groups.blocks.lengths.at(one)
+        file.check(offset, length, "a group")
+        data = pread_exact(file.fd, int(length[0]), int(offset[0]), file.path)
+        found, expected = int(google_crc32c.value(data)), int(crcs.at(one)[0])
+        if found != expected:
+            text = f"the CRC-32C of group {i:,} is wrong"
+            sample = first + i * groups.samples
+            yield Problem(str(file.path), text, f"{expected:#010x}", f"{found:#010x}", None, sample)
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+def _pieces(opened: Sidecar, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of samples of about `PIECE` bytes, none across files."""
+    per = max(1, sum(f.identity.nbytes for f in opened.content.files) // max(1, len(opened)))
+    step = max(1, min(1 << 16, PIECE // per))
+    begin = 0
+    for entry in opened.content.files:
+        end = begin + entry.samples
+        for a in range(max(begin, start), min(end, stop), step):
+            yield a, min(a + step, end, stop)
+        begin = end
+
+
+def _names(opened: Sidecar, file: int) -> list[str]:
+    unlocated = opened.layout(file).unlocated
+    return [n for n in opened.schema.names if n not in unlocated]
+
+
+def _framed(opened: Sidecar) -> bool:
+    layouts = (opened.layout(i) for i in range(len(opened.content.files)))
+    return any(x.records is not None and x.records.frame is not None for x in layouts)
+
+
+def _chosen(opened: Sidecar, payload: int) -> Callable[[int, int], Iterator[tuple[int, int]]]:
+    """Return which samples of a range are compared: all, or blocks spread evenly."""
+    n = len(opened)
+    if n < ALL_SAMPLES or payload < ALL_NBYTES:
+        return lambda start, stop: iter([(start, stop)])
+    begins = np.unique(np.linspace(0, n - BLOCK, BLOCKS).astype(np.int64))
+
+    def some(start: int, stop: int) -> Iterator[tuple[int, int]]:
+        low, high = np.searchsorted(begins, [start - BLOCK + 1, stop])
+        for a in begins[low:high].tolist():
+            yield max(a, start), min(a + BLOCK, stop)
+
+    return some
+
+
+def _values(opened: Sidecar, source: Source, progress: Progress | None) -> Iterator[Problem]:
+    """Yield the samples that read otherwise, or not at all, or have a wrong checksum."""
+    n = len(opened)
+    if n != len(source):
+        return  # told already
+    payload = sum(f.identity.nbytes for f in opened.content.files)
+    chosen, framed = _chosen(opened, payload), _framed(opened)
+    ranges: Iterator[tuple[int, int]] = _pieces(opened, 0, n)
+    if not framed:
+        ranges = (piece for a, b in chosen(0, n) for piece in _pieces(opened, a, b))
+    for start, stop in ranges:
+        bad = yield from _unreadable(opened, start, stop)
+        if not bad:
+            for a, b in [(start, stop)] if not framed else chosen(start, stop):
+                yield from _differing(opened, source, a, b)
+        if progress is not None:
+            progress(stop, n)
+
+
+def _payloads_alone(opened: Sidecar | None) -> Iterator[Problem]:
+    """Yield what reading every sample finds, where the library cannot open the files."""
+    if opened is not None:
+        for start, stop in _pieces(opened, 0, len(opened)):
+            yield from _unreadable(opened, start, stop)
+
+
+def _unreadable(opened: Sidecar, start: int, stop: int) -> Generator[Problem, None, bool]:
+    """Yield a problem for each sample that cannot be read; return whether there are any."""
+    file = opened.file_of(start)[0]
+    names = _names(opened, file)
+    if not names:
+        return False
+    try:
+        opened.read(slice(start, stop), names, verify="full")
+    except CAUGHT as error:
+        if stop - start == 1:
+            path = opened.dataset / opened.content.files[file].path
+            found = problem(error, path)
+            yield Problem(found.file, found.what, found.expected, found.found, found.field, start)
+            return True
+        middle = (start + stop) // 2
+        left = yield from _unreadable(opened, start, middle)
+        right = yield from _unreadable(opened, middle, stop)
+        if not left and not right:  # it cannot be read together, though one by one
+            yield problem(error, opened.dataset)
+        return True
+    return False
+
+
+def _differing(opened: Sidecar, source: Source, start: int, stop: int) -> Iterator[Problem]:
+    """Yield the first sample of a range that reads otherwise than by the library."""
+    names = _names(opened, opened.file_of(start)[0])
+    if not set(names) <= set(source.schema.names):
+        return
+    if differences(opened.schema, source.schema):
+        return  # told already
+    try:
+        ours = opened.read(slice(start, stop), names)
+        theirs = source.read(start, stop)
+    except CAUGHT as error:
+        yield problem(error, opened.dataset)
+        return
+    for name in names:
+        one = Schema((opened.schema[name],))
+        rows = differing_samples({name: ours[name]}, {name: theirs[name]}, one)
+        if len(rows):
+            text = (
+                f"{len(rows):,} of samples {start:,} to {stop - 1:,} read otherwise by the library"
+            )
+            yield Problem(str(opened.dataset), text, None, None, name, start + int(rows[0]))
