@@ -234,13 +234,23 @@ def open_native(
     schema: Schema | None = None,
     notes: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
+    *,
+    survey: bool = False,
 ) -> Source:
-    """Open files of one format by its own library; `schema` gives types that it does not keep."""
+    """Open files of one format by its own library.
+
+    Parameters
+    ----------
+    schema
+        Types that the format does not keep.
+    survey
+        Whether it is for `Source.extents`.
+    """
     if len(paths) == 1:
-        source = _open_file(format, paths[0], options, schema)
+        source = _open_file(format, paths[0], options, schema, survey)
         source.notes = (*notes, *source.notes)
         return source
-    return MultiSource(format, paths, options, schema, notes, progress)
+    return MultiSource(format, paths, options, schema, notes, progress, survey)
 
 
 @dataclass(frozen=True)
@@ -348,8 +358,10 @@ def check_replaceable(target: Path) -> None:
         )
 
 
-def _open_file(format: Format, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-    source = format.open(path, options, hint)
+def _open_file(
+    format: Format, path: Path, options: OpenOptions, hint: Schema | None, survey: bool
+) -> Source:
+    source = (format.survey if survey else format.open)(path, options, hint)
     if hint is not None:
         source.schema = _with_hinted_attrs(source.schema, hint)
     return source
@@ -388,7 +400,9 @@ class MultiSource(Source):
         hint: Schema | None = None,
         notes: Sequence[str] = (),
         progress: Callable[[int, int], None] | None = None,
+        survey: bool = False,
     ) -> None:
+        self._opener = format.survey if survey else format.open
         self.format, self.paths, self._options = format, list(paths), options
         self.path = Path(os.path.commonpath([p.absolute().parent for p in paths]))
         self._lock = threading.Lock()
@@ -453,7 +467,7 @@ class MultiSource(Source):
         try:
             with slot.lock:
                 if slot.source is None:
-                    slot.source = self.format.open(self.paths[index], self._options, self._hint)
+                    slot.source = self._opener(self.paths[index], self._options, self._hint)
             yield slot.source
         finally:
             with self._lock:

@@ -179,7 +179,7 @@ def describe(
     """
     paths, path = [p for p, _ in files], sidecar.sidecar_path(dataset)
     try:
-        with open_native(format, paths, OpenOptions(), schema) as source:
+        with open_native(format, paths, OpenOptions(), schema, survey=True) as source:
             made = make(format, source, paths, dataset, path, schema=schema, lineage=lineage)
         return replace(made, content=replace(made.content, notes=()))
     except UnsupportedError:
@@ -220,16 +220,16 @@ def _open(
     """Open the files with the types of the old sidecar if they still fit, else without."""
     if hint is not None:
         try:
-            return open_native(format, files, options, hint, notes)
+            return open_native(format, files, options, hint, notes, survey=True)
         except DsprepError:
             pass
-    return open_native(format, files, options, None, notes)
+    return open_native(format, files, options, None, notes, survey=True)
 
 
 def _lineage(old: Content | None) -> dict[str, Any]:
     """Return who made this sidecar, and what an older one says about the data."""
     now = made_by("dsprep.provenance")
-    if old is None or not old.lineage:
+    if old is None or "source" not in old.lineage:
         return now
     kept = {k: v for k, v in old.lineage.items() if k != "sidecar"}
     return {**kept, "sidecar": now}

@@ -276,10 +276,9 @@ def test_stale_falls_back_with_a_warning(tmp_path):
     batch = random_batch(MIXED, 10, seed=9)
     path = written("hdf5", tmp_path, MIXED, batch, 10)
     os.utime(path)
-    with (
-        pytest.warns(StaleWarning, match="dsprep provenance"),
-        dsprep.open(path) as source,
-    ):
+    with pytest.warns(StaleWarning, match="dsprep provenance"):
+        source = dsprep.open(path)
+    with source:
         assert not isinstance(source, SidecarSource)
         assert any("time stamp" in note for note in source.notes)
         assert_same_batch(source[:], batch, MIXED)

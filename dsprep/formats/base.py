@@ -499,6 +499,13 @@ class Format(ABC):
             If the file is damaged, lacks a field that was asked for, or an option does not fit.
         """
 
+    def survey(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """Open `path` as `open` does, for the sake of `Source.extents`.
+
+        What both need from the file is then read once, and kept in between.
+        """
+        return self.open(path, options, hint)
+
     def identity(self, path: Path) -> dict[str, Any]:
         """Return facts of `path`, as JSON, that change when it is changed; a few reads at most.
 

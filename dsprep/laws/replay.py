@@ -63,9 +63,18 @@ class Replay(Law):
         self._lengths = lengths
         self._law: Law | None = None
 
+    @property
+    def steps(self) -> int:
+        """How many steps the replay takes, see `steps`."""
+        return steps(self.shape, self._lengths, self.plan)
+
     def at(self, indices: Ints) -> Ints:
         """See `Law.at`."""
         return self._replayed().at(indices)
+
+    def one(self, index: int) -> int:
+        """See `Law.one`."""
+        return self._replayed().one(index)
 
     def span(self, start: int, stop: int) -> Ints:
         """See `Law.span`."""
@@ -169,10 +178,15 @@ def _plan(commit: Any, tables: Tables) -> Plan:
 
 def feasible(shape: Shape, lengths: Law, plan: Plan) -> bool:
     """Whether the replay ends soon."""
+    return steps(shape, lengths, plan) <= MOST
+
+
+def steps(shape: Shape, lengths: Law, plan: Plan) -> int:
+    """Return how many steps a replay takes, each of some 5 to 10 microseconds."""
     events = sum(times for times, _ in plan) + lengths.count // shape.step
     if not (isinstance(lengths, Affine) and not lengths.stride):
         events += lengths.count >> 3  # a value may have to be looked at on its own
-    return events <= MOST
+    return events
 
 
 def transactions(plan: Plan) -> Iterator[int]:

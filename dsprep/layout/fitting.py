@@ -12,11 +12,15 @@ from dsprep.errors import UsageError
 from dsprep.laws import Law, follow
 from dsprep.laws.affine import Affine
 from dsprep.laws.periodic import fit as fit_periodic
+from dsprep.laws.replay import Replay
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups, Records
 from dsprep.schema import Ints
 
-SMALL = 2 << 10
-"""A law that is stored in less is preferred to one that has to be replayed when it is opened."""
+SMALL = 250
+"""Bytes up to which a law is stored rather than replayed when it is first used."""
+
+SHORT = 1 << 15
+"""Steps of a replay up to which it is preferred to a law that takes more bytes."""
 
 _FRAMES = ((0, 1), (16, 1))
 """What may lie between records: nothing; the header and CRCs of a TFRecord."""
@@ -70,7 +74,7 @@ def _fit_records(records: Records, candidates: tuple[Law, ...], law: str | None)
     found = replace(records, blocks=blocks, order=order)
     if law is not None or bool((offsets[1:] >= offsets[:-1]).all()):
         return found
-    if nbytes(found) <= SMALL:
+    if nbytes(found) <= 4 * SMALL:
         return found
     sorted_ = _in_file_order(records, offsets, align)
     return min(found, sorted_, key=nbytes)
@@ -115,9 +119,10 @@ def _smallest(offsets: Ints, lengths: Law, candidates: tuple[Law, ...], align: i
     if size <= SMALL:
         return found
     options = [found]
-    replays = [c for c in candidates if c.name == "replay" and laws.found_exact(c, offsets)]
-    if replays:
-        return replays[0]
+    for candidate in candidates:
+        short = isinstance(candidate, Replay) and candidate.steps <= SHORT
+        if short and laws.found_exact(candidate, offsets):
+            return candidate
     if not isinstance(lengths, Affine) or lengths.stride:
         options += [_best_follow(offsets, lengths, align)]
     return min(options, key=laws.packed_nbytes)

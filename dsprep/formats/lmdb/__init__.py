@@ -55,6 +55,12 @@ class Lmdb(Format):
 
         return LmdbSource(path, data_file(path), options, hint)
 
+    def survey(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """Open an environment and keep where its values lie; see `Format.survey`."""
+        from dsprep.formats.lmdb.source import LmdbSource
+
+        return LmdbSource(path, data_file(path), options, hint, survey=True)
+
     def identity(self, path: Path) -> dict[str, Any]:
         """Return the newest transaction, the root of its tree and the last page in use."""
         fd = os.open(data_file(path), os.O_RDONLY | os.O_CLOEXEC)

@@ -18,7 +18,7 @@ from dsprep.errors import FormatError
 from dsprep.formats.lmdb import frame, recipe, recover
 from dsprep.formats.lmdb.datum import CHANNELS, HEIGHT, WIDTH, Datum, parse
 from dsprep.formats.lmdb.index import Index
-from dsprep.formats.lmdb.pages import Pages
+from dsprep.formats.lmdb.pages import Nodes, Pages
 from dsprep.formats.lmdb.values import Values
 from dsprep.laws import Affine, Explicit, Law, affine
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
@@ -53,6 +53,29 @@ class Found:
     key_sizes: tuple[int, int]
 
 
+class Finder:
+    """Collects where values lie, while leaf pages are read."""
+
+    def __init__(self) -> None:
+        self._offsets = [np.zeros(0, np.int64)]
+        self._lengths = [np.zeros(0, np.int64)]
+        self._big = 0
+        self._key_sizes = 1 << 16, 0
+
+    def add(self, nodes: Nodes, samples: np.ndarray) -> None:
+        """Take records, of which those in the mask `samples` are samples."""
+        self._offsets.append(nodes.offset[samples])
+        self._lengths.append(nodes.size[samples])
+        self._big += int(nodes.big[samples].sum())
+        sizes, (low, high) = nodes.key_size[samples], self._key_sizes
+        self._key_sizes = int(sizes.min(initial=low)), int(sizes.max(initial=high))
+
+    def found(self, pages: Pages) -> Found:
+        """Return all that was collected."""
+        offsets, lengths = np.concatenate(self._offsets), np.concatenate(self._lengths)
+        return Found(pages, offsets, lengths, self._big, self._key_sizes)
+
+
 def find(pages: Pages, index: Index, progress: Callable[[int, int], None] | None) -> Found:
     """Read every leaf page and return where its values lie.
 
@@ -61,11 +84,9 @@ def find(pages: Pages, index: Index, progress: Callable[[int, int], None] | None
     FormatError
         If a page is damaged, a value reaches beyond the file, or the file has been changed.
     """
-    n = len(index)
-    offsets, lengths = np.empty(n, np.int64), np.empty(n, np.int64)
     expected = np.diff(index.first)
-    shortest, longest = 1 << 16, 0
-    page = record = done = big = 0
+    finder = Finder()
+    page = record = 0
     for counts, nodes in pages.every_node(index.leaves):
         if not np.array_equal(counts, expected[page : page + len(counts)]):
             raise FormatError(
@@ -78,17 +99,10 @@ def find(pages: Pages, index: Index, progress: Callable[[int, int], None] | None
         low, high = np.searchsorted(index.left_out, [record, record + len(nodes)])
         kept[index.left_out[low:high] - record] = False
         record += len(nodes)
-        some = int(kept.sum())
-        offsets[done : done + some] = nodes.offset[kept]
-        lengths[done : done + some] = nodes.size[kept]
-        done += some
-        big += int(nodes.big[kept].sum())
-        sizes = nodes.key_size[kept]
-        shortest = min(shortest, int(sizes.min(initial=shortest)))
-        longest = max(longest, int(sizes.max(initial=0)))
+        finder.add(nodes, kept)
         if progress is not None:
             progress(page, len(index.leaves))
-    return Found(pages, offsets, lengths, big, (shortest, longest))
+    return finder.found(pages)
 
 
 def history(found: Found, depth: int, named: bool) -> tuple[tuple[Law, ...], Mapping[str, Any]]:

@@ -7,7 +7,7 @@ other than by key costs 8 bytes per sample.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -93,8 +93,14 @@ def build(
     database: Database,
     order: Literal["key", "file", "numeric"],
     skip: Sequence[bytes],
+    seen: Callable[[Nodes, np.ndarray], None] | None = None,
 ) -> Index:
     """Read every leaf of `database` once, check it, and return its samples.
+
+    Parameters
+    ----------
+    seen
+        Called with the records, some at a time, and which of them are samples: bool, ``(n,)``.
 
     Raises
     ------
@@ -115,6 +121,8 @@ def build(
         out = _left_out(nodes, skip, index)
         _count(nodes, index)
         left_out.append(np.flatnonzero(out) + record)
+        if seen is not None:
+            seen(nodes, ~out)
         index.backward += int((np.diff(nodes.offset, prepend=before) < 0)[nodes.big].sum())
         before = int(nodes.offset[-1])
         record += len(nodes)

@@ -20,7 +20,7 @@ import numpy as np
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
 from dsprep.formats.lmdb.datum import Datum, looks_like_datum
-from dsprep.formats.lmdb.extents import file_layout, find, history
+from dsprep.formats.lmdb.extents import Finder, file_layout, find, history
 from dsprep.formats.lmdb.frame import wrong_headers
 from dsprep.formats.lmdb.index import Index, build, named_databases, numbers
 from dsprep.formats.lmdb.loading import loading_code
@@ -55,7 +55,16 @@ class LmdbSource(Source):
         As for `Format.open`.
     """
 
-    def __init__(self, path: Path, file: Path, options: OpenOptions, hint: Schema | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        file: Path,
+        options: OpenOptions,
+        hint: Schema | None,
+        *,
+        survey: bool = False,
+    ) -> None:
+        self._finder = Finder() if survey else None
         self.path = path
         self._file = file
         self._options = options
@@ -89,7 +98,8 @@ class LmdbSource(Source):
         if options.database is not None:
             database = self._named(options.database)
         self._database = database
-        index = build(pages, database, options.order, options.skip_keys)
+        seen = self._finder.add if self._finder is not None else None
+        index = build(pages, database, options.order, options.skip_keys, seen)
         if index.databases and not len(index):
             raise SchemaError(
                 "the main database holds only named databases",
@@ -305,8 +315,9 @@ class LmdbSource(Source):
         return out
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        """Return where every value lies: the leaf pages are read again; see `Source.extents`.
+        """Return where every value lies; see `Source.extents`.
 
+        The leaf pages are read again, unless the file was opened by `Format.survey`.
         The blocks are the records that are samples, in key order. Keys have no place in them.
         """
         index = self._index
@@ -315,7 +326,10 @@ class LmdbSource(Source):
             key = self._nodes(self._index.records(i, i + 1), None).key(0)
             return f"{self.path}, sample {i}, key {key!r}"
 
-        records = find(self._pages, index, progress)
+        if self._finder is not None:
+            records, self._finder = self._finder.found(self._pages), None
+        else:
+            records = find(self._pages, index, progress)
         inside = "" if self._file == self.path else self._file.name
         layout = file_layout(records, index, self._decoder, self._fields, inside, label)
         named = self._options.database is not None
