@@ -108,6 +108,7 @@ def provenance(
     check_options(options, format.open_options, format.name)
     dataset = dataset_of(names)
     path = Path(out) if out is not None else sidecar.sidecar_path(dataset)
+    _check_replaceable(path, names)
     old = _old(names, format)
     hint = None
     if old is not None and options.meaning == OpenOptions():
