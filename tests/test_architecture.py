@@ -29,7 +29,7 @@ LAYERS = [
     ("dataset", "plan", "staging", "synth"),
     ("transfer", "comparison", "provenance", "exports"),
     ("conversion",),
-    ("inspection", "explaining", "problems", "rechecking", "checking", "using"),
+    ("inspection", "explaining", "figures", "checking", "using"),
     ("cli", "__main__"),
 ]
 

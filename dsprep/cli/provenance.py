@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +11,14 @@ import typer
 from typer.core import TyperCommand
 
 from dsprep.cli import options as opt
+from dsprep.cli.places import print_places, print_places_json
 from dsprep.cli.report import count_bar, fail, guarded, note, print_json, print_rows
 
 if TYPE_CHECKING:
+    from dsprep.checking import Problem
     from dsprep.explaining import Explanation, LayoutWords
     from dsprep.formats.base import OpenOptions
     from dsprep.located import Sidecar
-    from dsprep.problems import Problem
     from dsprep.provenance import Made
 
 EPILOG = """
@@ -324,64 +324,10 @@ def _locate(opened: Sidecar, text: str, names: list[str], json: bool) -> None:
             return print_json([]) if json else None
     rows = chain.from_iterable(opened.rows(part, names) for part in chosen)
     if json:
-        _print_rows_json(rows)
+        print_places_json(rows)
     else:
-        _print_rows_table(rows)
+        print_places(rows)
     return None
-
-
-_AT_ONCE = 1 << 14
-
-
-def _print_rows_json(rows: Iterator[Any]) -> None:
-    """Print places as a JSON list, one in a line, as they come."""
-    from json import dumps
-
-    shown: dict[str, str] = {}
-
-    def text(word: str) -> str:
-        if word not in shown:
-            if len(shown) > _AT_ONCE:
-                shown.clear()
-            shown[word] = dumps(word)
-        return shown[word]
-
-    before = "[\n "
-    while some := list(islice(rows, _AT_ONCE)):
-        lines = [
-            f'{{"index": {i}, "field": {text(field)}, "file": {text(file)}, '
-            f'"offset": {offset}, "length": {length}'
-            + (
-                "}"
-                if inside is None
-                else f', "inside": {inside}, "inside_nbytes": {inside_nbytes}}}'
-            )
-            for i, field, file, offset, length, inside, inside_nbytes in some
-        ]
-        typer.echo(before + ",\n ".join(lines), nl=False)
-        before = ",\n "
-    typer.echo("[]" if before == "[\n " else "\n]")
-
-
-def _print_rows_table(rows: Iterator[Any]) -> None:
-    """Print places as a table; the widths are those of its beginning."""
-    heads = ("index", "field", "file", "offset", "length", "inside", "bytes inside")
-    widths: list[int] = []
-    while some := list(islice(rows, _AT_ONCE)):
-        cells = [["" if v is None else str(v) for v in row] for row in some]
-        lines = cells
-        if not widths:
-            lines = [list(heads if any(row[5] for row in cells) else heads[:5]), *cells]
-            widths = [max(map(len, column)) for column in zip(*lines, strict=False)]
-        typer.echo(
-            "\n".join(
-                "  ".join(
-                    f"{cell:<{width}}" if k in (1, 2) else f"{cell:>{width}}"
-                    for k, (cell, width) in enumerate(zip(line, widths, strict=False))
-                ).rstrip()
-                for line in lines
-            )
-        )
 
 
 def _export(opened: Sidecar, kind: str, out: Path | None, names: list[str], json: bool) -> None:

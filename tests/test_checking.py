@@ -1,0 +1,430 @@
+"""Checking sidecars: every kind of damage is found, all of it at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import h5py
+import lmdb
+import numpy as np
+import pytest
+import zarr
+
+from dsprep import laws, sidecar
+from dsprep.checking import ONLY_TOUCHED, Problem, check
+from dsprep.checking.agreement import compare
+from dsprep.checking.bounds import outside
+from dsprep.errors import UsageError
+from dsprep.formats.base import OpenOptions
+from dsprep.laws import Affine, Explicit
+from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups, Part, Records
+from dsprep.located import Sidecar
+from dsprep.provenance import provenance
+from dsprep.schema import Field, FieldSpec, Schema
+
+N = 200
+X = np.random.default_rng(3).integers(0, 256, (N, 50), "u1")
+
+
+def make_hdf5(path):
+    with h5py.File(path, "w") as file:
+        file["x"] = X
+        file.attrs["title"] = "a"
+
+
+def make_chunks(path):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=X, chunks=(16, 50), compression="gzip")
+
+
+def make_zarr(path):
+    group = zarr.open_group(path, mode="w")
+    array = group.create_array("x", shape=X.shape, chunks=(16, 50), shards=(64, 50), dtype="u1")
+    array[...] = X
+
+
+def make_lmdb(path):
+    with lmdb.open(str(path), map_size=1 << 28, subdir=False, lock=False) as env:
+        for a in range(0, N, 20):
+            with env.begin(write=True) as txn:
+                for i in range(a, a + 20):
+                    txn.put(b"%08d" % i, X[i].tobytes() * 60)
+
+
+def make_tfrecord(path):
+    from oracles import tensorflow
+
+    with tensorflow().io.TFRecordWriter(str(path)) as writer:
+        for i in range(N):
+            writer.write(X[i, : 20 + i % 30].tobytes())
+
+
+MAKE = {
+    "d.h5": make_hdf5,
+    "c.h5": make_chunks,
+    "d.zarr": make_zarr,
+    "d.lmdb": make_lmdb,
+    "d.tfrecord": make_tfrecord,
+}
+OPTIONS = {"d.tfrecord": OpenOptions(records="opaque")}
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("originals")
+    for name, make in MAKE.items():
+        make(root / name)
+    return root
+
+
+@pytest.fixture(params=MAKE)
+def data(request, originals, tmp_path) -> Path:
+    """A dataset with its sidecar."""
+    return put(originals, tmp_path, request.param)
+
+
+def put(originals, tmp_path, name, **options) -> Path:
+    path = tmp_path / name
+    source = originals / name
+    shutil.copytree(source, path) if source.is_dir() else shutil.copy(source, path)
+    provenance(path, OPTIONS.get(name), **options)
+    return path
+
+
+def payload_file(path) -> tuple[Path, int]:
+    """A file that holds sample 100, and an offset of bytes of it."""
+    with Sidecar.open(path) as opened:
+        row = opened.extents([100])[0]
+    return path.parent / row.file, row.offset + row.length // 2
+
+
+def flip(file, offset, *, keep_time=True):
+    stat = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        byte = opened.read(1)
+        opened.seek(offset)
+        opened.write(bytes([byte[0] ^ 0x10]))
+    if keep_time:
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def texts(path, **options) -> str:
+    found = check(path, **options)
+    assert found == list(dict.fromkeys(found))
+    for one in found:
+        json.dumps(one.to_json())
+    return "\n".join(map(str, found))
+
+
+def test_nothing_is_wrong(data):
+    assert check(data) == []
+    assert check(data, full=True) == []
+    assert check(sidecar.sidecar_path(data), full=True) == []
+    with Sidecar.open(data) as opened:
+        assert check(opened) == []
+
+
+def test_bytes_changed_in_place(data):
+    file, offset = payload_file(data)
+    flip(file, offset, keep_time=False)
+    assert "time stamp" in texts(data)
+    assert "time stamp" in texts(data, full=True)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_checksums_find_what_nothing_else_does(name, originals, tmp_path):
+    path = put(originals, tmp_path, name, checksums=True)
+    file, offset = payload_file(path)
+    assert check(path, full=True) == []
+    flip(file, offset)
+    assert "CRC-32C of bytes 0 to" in texts(path, full=True)
+
+
+def test_every_damaged_record_is_named(originals, tmp_path):
+    path = put(originals, tmp_path, "d.tfrecord")
+    with Sidecar.open(path) as opened:
+        rows = opened.extents([3, 77, 150])
+    for row in rows:
+        flip(path, row.offset + 1)
+    found = [p for p in check(path, full=True) if p.what == "the checksum of the payload is wrong"]
+    assert [p.sample for p in found] == [3, 77, 150]
+
+
+def test_appended_and_truncated(data):
+    file, offset = payload_file(data)
+    with file.open("ab") as opened:
+        opened.write(b"more")
+    assert "bytes, expected" in texts(data)
+    os.truncate(file, offset)
+    found = texts(data)
+    assert "bytes, expected" in found
+    assert "the sidecar gives a place that is not in the file" in found
+    assert "bytes, expected" in texts(data, full=True)
+
+
+def test_touched(data):
+    file, _ = payload_file(data)
+    os.utime(file, (1, 1 << 33))
+    found = check(data)
+    assert [p.what for p in found] == [ONLY_TOUCHED]
+    provenance(data, OPTIONS.get(data.name))
+    assert check(data) == []
+
+
+def test_a_copy_is_as_good(data, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    target = copy / data.name
+    shutil.copytree(data, target) if data.is_dir() else shutil.copy(data, target)
+    shutil.copy(sidecar.sidecar_path(data), copy)
+    assert check(target, full=True) == []
+    file, _ = payload_file(target)
+    data_bytes = bytearray(file.read_bytes())
+    for k in range(0, len(data_bytes), 64):
+        data_bytes[k] ^= 1
+    file.unlink()
+    file.write_bytes(data_bytes)
+    assert check(target)
+
+
+@pytest.mark.parametrize("name", ["d.h5", "d.lmdb", "d.tfrecord"])
+def test_gone(name, originals, tmp_path):
+    path = put(originals, tmp_path, name)
+    path.unlink()
+    assert "it is missing" in texts(path)
+    assert "it is missing" in texts(path, full=True)
+
+
+def test_there_is_none(originals):
+    with pytest.raises(UsageError, match="there is no sidecar"):
+        check(originals / "d.h5")
+
+
+def edit(path, change):
+    where = sidecar.sidecar_path(path)
+    content = json.loads(where.read_text())
+    change(content)
+    where.write_text(json.dumps(content))
+
+
+EDITS = {
+    "future": (lambda c: c.update(dsprep_sidecar=2), "later version"),
+    "no files": (lambda c: c.pop("files"), "it has no files"),
+    "no schema": (lambda c: c.pop("schema"), "it has no schema"),
+    "wrong type": (lambda c: c.update(files=3), "specification"),
+    "a file's size": (lambda c: c["files"][0].update(nbytes="many"), "file 0 of its list"),
+    "samples": (lambda c: c.update(samples=3), "another number of samples"),
+    "too few": (lambda c: c["files"][0].update(samples=10), "number of samples"),
+    "format": (lambda c: c.update(format="parquet"), "no known format"),
+    "dtype": (lambda c: c["schema"][0].update(dtype="O"), "schema"),
+    "name": (lambda c: c["schema"][0].update(name="other"), "other fields than the schema"),
+    "reading": (lambda c: c.update(reading={"order": "sideways"}), "reading options"),
+    "layouts": (lambda c: c.update(layouts=[{}]), "other fields than the schema"),
+    "digest": (lambda c: c["files"][0].update(sampled="00"), "sampled blocks differ"),
+    "facts": (lambda c: c["files"][0].update(facts={"nosuch": 3}), "nosuch"),
+    "path": (lambda c: c["files"][0].update(path="../x"), "leaves the dataset"),
+}
+
+
+@pytest.mark.parametrize("edited", EDITS)
+@pytest.mark.parametrize("full", [False, True])
+def test_an_edited_sidecar(edited, full, originals, tmp_path):
+    path = put(originals, tmp_path, "d.h5")
+    change, word = EDITS[edited]
+    edit(path, change)
+    assert word in texts(path, full=full)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_a_sidecar_that_is_none(text, originals, tmp_path):
+    path = put(originals, tmp_path, "d.h5")
+    sidecar.sidecar_path(path).write_bytes(text)
+    (found,) = check(path)
+    assert "sidecar" in found.what
+
+
+def blocks_of(content):
+    layout = content["layouts"][0]
+    return layout["records"] if "records" in layout else layout["columns"]["x"]
+
+
+@pytest.mark.parametrize("name", ["d.h5", "d.tfrecord", "d.lmdb"])
+def test_laws_that_give_other_places(name, originals, tmp_path):
+    path = put(originals, tmp_path, name)
+
+    def change(content):
+        blocks_of(content)["offsets"] = 100
+
+    edit(path, change)
+    assert check(path) == []  # all of them are in the file
+    found = [p for p in check(path, full=True) if "another offset" in p.what]
+    assert found
+    assert found[0].sample == (1 if found[0].expected == 100 else 0)
+    assert found[0].found == 100
+
+
+def test_laws_that_leave_the_file(data):
+    def change(content):
+        blocks_of(content)["offsets"] = 1 << 50
+
+    edit(data, change)
+    for full in (False, True):
+        assert "the sidecar gives a place that is not in the file" in texts(data, full=full)
+
+
+def test_a_mistyped_schema_is_found(originals, tmp_path):
+    path = put(originals, tmp_path, "d.h5")
+    edit(path, lambda c: c["schema"][0].update(dtype="|i1"))
+    assert "its schema is not that of the sidecar" in texts(path, full=True)
+
+
+def test_an_attribute_that_changed_is_found(originals, tmp_path):
+    path = put(originals, tmp_path, "d.h5")
+    edit(path, lambda c: c["attrs"][""].update(title="b"))
+    assert "its attribute title is not that of the sidecar" in texts(path, full=True)
+
+
+def test_the_companion(tmp_path):
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 4000, 9000)
+    from oracles import tensorflow
+
+    path = tmp_path / "r.tfrecord"
+    with tensorflow().io.TFRecordWriter(str(path)) as writer:
+        for n in lengths.tolist():
+            writer.write(bytes(n))
+    provenance(path, OpenOptions(records="opaque"))
+    where = sidecar.sidecar_path(path)
+    companion = where.with_name(sidecar.companion_name(where))
+    assert check(path, full=True) == []
+    kept = companion.read_bytes()
+    companion.write_bytes(kept[:-1] + b"!")
+    assert "companion is of another sidecar" in texts(path)
+    companion.unlink()
+    assert "companion of the sidecar is missing" in texts(path, full=True)
+
+
+def test_all_at_once(originals, tmp_path):
+    root = tmp_path / "set"
+    root.mkdir()
+    for i in range(5):
+        shutil.copy(originals / "d.h5", root / f"{i}.h5")
+    provenance(root)
+    os.truncate(root / "0.h5", 3000)
+    (root / "1.h5").unlink()
+    os.utime(root / "2.h5", (1, 1))
+    (root / "3.h5").write_bytes(b"nothing")
+    make_hdf5(root / "9.h5")
+    edit(root, lambda c: c.update(samples=7))
+    for full in (False, True):
+        found = check(root, full=full)
+        named = {Path(p.file).name for p in found}
+        assert {"0.h5", "1.h5", "2.h5", "3.h5", "9.h5", "set.dsprep.json"} <= named
+        assert "4.h5" not in named
+
+
+def test_progress(originals, tmp_path):
+    path, seen = put(originals, tmp_path, "d.tfrecord"), []
+    check(path, full=True, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (N, N)
+
+
+def test_ragged_rows_that_do_not_exist(tmp_path):
+    path = tmp_path / "r.h5"
+    with h5py.File(path, "w") as file:
+        file["values"] = np.arange(100)
+        file["index"] = np.stack([np.arange(10) * 10, np.full(10, 10)], 1)
+    provenance(path, OpenOptions(fields=(FieldSpec.parse("v=values@index"),)))
+    assert check(path, full=True) == []
+    for key, value in (("count", 1 << 40), ("first", -5), ("first", 99)):
+        edit(path, lambda c, k=key, v=value: c["layouts"][0]["columns"]["v"].update({k: v}))
+        assert "rows that do not exist" in texts(path)
+
+
+# --- comparing layouts -----------------------------------------------------------------------
+
+
+def records(offsets, lengths, **more):
+    blocks = Blocks(Explicit(np.array(offsets)), Explicit(np.array(lengths)))
+    return FileLayout(len(offsets), Records(blocks, {"x": Part(0, None)}, **more))
+
+
+def test_records_are_compared_sample_by_sample():
+    truth = records([10, 30, 20], [5, 6, 7])
+    ordered = FileLayout(
+        3,
+        Records(
+            Blocks(Affine(3, 10, 10), Explicit(np.array([5, 7, 6]))),
+            {"x": Part(0, None)},
+            laws.fit(np.array([0, 2, 1])),
+        ),
+    )
+    assert list(compare(truth, ordered)) == []
+    wrong = records([10, 31, 21], [5, 6, 7])
+    (found,) = compare(truth, wrong)
+    assert (found.sample, found.expected, found.found) == (1, 30, 31)
+    assert "2 of 3 samples" in found.what
+    (found,) = compare(truth, records([10, 30, 20], [5, 6, 7], frame={"name": "lmdb"}))
+    assert "frame" in found.what
+
+
+def grid(**more):
+    arguments = {"shape": (10, 4), "itemsize": 2, "chunk": (3, 4)} | more
+    offsets = arguments.pop("offsets", [0, 24, 48, 72])
+    blocks = Blocks(Explicit(np.array(offsets)), Affine(len(offsets), 24))
+    return FileLayout(10, None, {"x": Column(Grid(blocks, **arguments))})
+
+
+@pytest.mark.parametrize(
+    ("other", "word", "sample"),
+    [
+        (grid(offsets=[0, 24, 50, 72]), "another offset", 6),
+        (grid(masks=Affine(4, 1)), "mask", None),
+        (grid(filters=({"id": "zlib"},)), "filters", None),
+        (grid(fill=b"ab"), "fill", None),
+        (grid(shape=(9, 4)), "shape", None),
+        (FileLayout(10, None, {"x": Column(None)}), "bytes", None),
+        (FileLayout(10, None, {}, {"x": "so"}), "another place", None),
+    ],
+)
+def test_columns_are_compared(other, word, sample):
+    found = list(compare(grid(), other))
+    assert len(found) == 1
+    assert word in found[0].what
+    assert (found[0].field, found[0].sample) == ("x", sample)
+
+
+def test_groups_are_compared():
+    def grouped(offset):
+        blocks = Blocks(Explicit(np.array([0, offset])), Affine(2, 100))
+        return FileLayout(10, groups=Groups(5, blocks))
+
+    assert list(compare(grouped(100), grouped(100))) == []
+    (found,) = compare(grouped(100), grouped(101))
+    assert found.sample == 5
+    (found,) = compare(grouped(100), FileLayout(10))
+    assert "groups" in found.what
+
+
+def test_places_of_a_law_cost_nothing(tmp_path):
+    path = tmp_path / "big"
+    path.write_bytes(b"")
+    os.truncate(path, 10**12 + 5)
+    count = 10**9
+    blocks = Blocks(Affine(count, 5, 1000), Affine(count, 1000))
+    layout = FileLayout(count, Records(blocks, {"x": Part(0, 1000)}))
+    schema = Schema((Field("x", np.dtype("u1"), (1000,)),))
+    assert list(outside(layout, schema, path)) == []
+    os.truncate(path, 10**12)
+    (found,) = outside(layout, schema, path)
+    assert found.sample == count - 1
+
+
+def test_a_problem_in_words():
+    made = Problem("a.h5", "it is wrong", 3, 4, "x", 1234)
+    assert str(made) == "a.h5, sample 1,234, field x: it is wrong (expected 3, found 4)"
+    assert made.to_json() == vars(made)
