@@ -54,7 +54,9 @@ file that has the layout.
 ``unlocated``
     Fields that only the format's library can read: name to the reason.
 ``groups``
-    Where samples lie in groups of ``samples``: ``offsets``, ``lengths`` and ``crc32c``: laws.
+    Where samples lie in groups of ``samples``, each in one range of bytes: ``offsets``,
+    ``lengths`` and perhaps ``crc32c``: laws. If groups differ in their number of samples, also
+    ``count``, how many groups there are, and ``first``, a law, the first sample of each.
 ``provenance``
     How the file was made, as far as its structure shows; for people.
 
@@ -145,8 +147,9 @@ class Identity:
     def from_json(cls, json: Mapping[str, Any]) -> Self:
         """Return what `to_json` wrote; `TypeError` or `KeyError` if it is something else."""
         times = {k: json.get(k) for k in ("mtime_ns", "inode")}
-        for value in (json["nbytes"], json.get("files", 1), *times.values()):
-            if value is not None and (not isinstance(value, int) or not 0 <= value < 1 << 63):
+        known = (value for value in times.values() if value is not None)
+        for value in (json["nbytes"], json.get("files", 1), *known):
+            if not isinstance(value, int) or not 0 <= value < 1 << 63:
                 raise TypeError(f"{value!r} is not a size or a time")
         facts = json.get("facts", {})
         if not isinstance(facts, Mapping):

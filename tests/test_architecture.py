@@ -18,8 +18,8 @@ HEAVY = ("h5py", "lmdb", "zarr", "tensorflow", "torch", "jax", "numcodecs", "ml_
 LAYERS = [
     ("errors",),
     ("schema",),
-    ("packing", "storage"),
-    ("laws", "spans"),
+    ("packing", "storage", "grouping"),
+    ("laws", "spans", "digests"),
     ("layout", "filters"),
     ("formats.base", "formats.samples"),
     ("formats", "sidecar"),

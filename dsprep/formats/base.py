@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
-from dsprep.layout.model import FileLayout
+from dsprep.grouping import Grouping, GroupPlan
+from dsprep.layout.model import FileLayout, Groups
 from dsprep.schema import (
     Arena,
     Batch,
@@ -110,7 +111,7 @@ class OpenOptions:
         names = [json.get("database"), json.get("keys_as")]
         if (
             not json.keys() <= known
-            or not all(t in allowed for t in texts.values())
+            or not all(isinstance(t, str) and t in allowed for t in texts.values())
             or not all(isinstance(x, list) and all(isinstance(s, str) for s in x) for x in lists)
             or not all(n is None or isinstance(n, str) for n in names)
         ):
@@ -187,6 +188,8 @@ class WriteOptions:
         lmdb: a format string for the keys with the one field ``index``.
     features
         tfrecord: field name to the feature list that carries it.
+    group_values
+        lmdb, in groups: one value per group instead of one per sample.
     """
 
     compress: Compression | None = None
@@ -195,6 +198,7 @@ class WriteOptions:
     zarr_shard: int | None = None
     key_format: str = "{index:08d}"
     features: Mapping[str, FeatureType] = field(default_factory=dict)
+    group_values: bool = False
 
 
 FLAGS = {
@@ -451,6 +455,29 @@ class Writer(ABC):
         """Release files without completing the output. Closing twice is allowed."""
 
 
+class GroupWriter(Writer):
+    """A writer that lays the samples of each group in one range of bytes.
+
+    A piece never crosses from one group into the next.
+
+    Attributes
+    ----------
+    whole
+        Whether every piece has to be a whole group; otherwise it may be a part of one.
+    """
+
+    whole: bool = False
+
+    @abstractmethod
+    def groups(self) -> Groups:
+        """Return where the groups lie; called after `finish`.
+
+        The blocks are the ranges that one read fetches: from the group's first byte to its last,
+        with what lies between its fields and without the padding behind. Their CRC-32Cs are over
+        just these bytes, as they are in the file.
+        """
+
+
 class Format(ABC):
     """A container format.
 
@@ -563,6 +590,30 @@ class Format(ABC):
         With a `state`, `path` holds what an interrupted run left: all up to that checkpoint is
         there, anything behind it is to be overwritten.
         """
+
+    def plan_groups(self, schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupPlan:
+        """Return how groups of this schema will lie, without I/O.
+
+        Raises
+        ------
+        UnsupportedError
+            If this format cannot keep the fields of a group together; the message says what can.
+        """
+        raise UnsupportedError(f"{self.name} is not written in groups")
+
+    def create_groups(
+        self,
+        path: Path,
+        schema: Schema,
+        grouping: Grouping,
+        options: WriteOptions,
+        state: State | None,
+    ) -> GroupWriter:
+        """Start an output of these groups at `path`, or continue it; see `create`.
+
+        It is an ordinary file of the format, and holds the same values as one that `create` makes.
+        """
+        raise UnsupportedError(f"{self.name} is not written in groups")
 
 
 # --- helpers that several formats share ------------------------------------------------------

@@ -40,6 +40,9 @@ def to_json(layout: FileLayout, schema: Schema, tables: Tables) -> dict[str, Any
         json["groups"] = {"samples": groups.samples, **_blocks_json(groups.blocks, tables)}
         if groups.crc32c is not None:
             json["groups"]["crc32c"] = groups.crc32c.to_json(tables)
+        if groups.first is not None:
+            json["groups"]["count"] = groups.blocks.count
+            json["groups"]["first"] = groups.first.to_json(tables)
     if layout.facts:
         json["provenance"] = dict(layout.facts)
     return json
@@ -266,9 +269,12 @@ def _fill(text: Any, itemsize: int, tables: Tables) -> bytes:
 
 def _groups(json: Mapping[str, Any], count: int, tables: Tables) -> Groups:
     samples = integer(json, "samples", tables, 1)
-    number = -(-count // samples)
+    number, first = -(-count // samples), None
+    if "first" in json:
+        number = integer(json, "count", tables, 0, count)
+        first = laws.parse(json["first"], number, tables)
     crcs = laws.parse(json["crc32c"], number, tables) if "crc32c" in json else None
-    return Groups(samples, _blocks(json, number, 0, tables), crcs)
+    return Groups(samples, _blocks(json, number, 0, tables), crcs, first)
 
 
 # --- checking --------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ def fit(layout: FileLayout, law: str | None = None) -> FileLayout:
             groups.samples,
             _fit_blocks(groups.blocks, (), None),
             None if groups.crc32c is None else laws.fit(_all(groups.crc32c)),
+            None if groups.first is None else laws.fit(_all(groups.first)),
         )
     return replace(layout, records=records, columns=columns, groups=groups, candidates=())
 

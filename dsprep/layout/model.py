@@ -209,16 +209,19 @@ class Groups:
     Attributes
     ----------
     samples
-        Samples per group; the last may have fewer.
+        Samples per group; the last may have fewer. Of the largest group, if they differ.
     blocks
         The byte ranges.
     crc32c
         Of each range; None if there are none.
+    first
+        The first sample of each group, where groups differ in their number of samples.
     """
 
     samples: int
     blocks: Blocks
     crc32c: Law | None = None
+    first: Law | None = None
 
 
 @dataclass(frozen=True)
