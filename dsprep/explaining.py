@@ -274,7 +274,8 @@ def _column_words(column: Column, field: Field) -> FieldWords:
         stored = f"an array of {shape}, in one piece{where}"
     else:
         chunk = " x ".join(f"{n:,}" for n in grid.chunk)
-        stored = f"an array of {shape}, in {grid.block_count:,} chunks of {chunk}{where}"
+        chunks = "a chunk" if grid.block_count == 1 else f"{grid.block_count:,} chunks"
+        stored = f"an array of {shape}, in {chunks} of {chunk}{where}"
     if grid.files is not None:
         stored += f", {int(np.prod(grid.files)):,} in each file"
     if column.first is not None and column.count is not None:

@@ -227,6 +227,9 @@ EDITS = {
     "digest": (lambda c: c["files"][0].update(sampled="00"), "sampled blocks differ"),
     "facts": (lambda c: c["files"][0].update(facts={"nosuch": 3}), "nosuch"),
     "path": (lambda c: c["files"][0].update(path="../x"), "leaves the dataset"),
+    "format's type": (lambda c: c.update(format={}, files=3), "specification"),
+    "no size": (lambda c: c["files"][0].update(nbytes=None), "file 0 of its list"),
+    "odd reading": (lambda c: c.update(reading={"order": []}), "reading options"),
 }
 
 

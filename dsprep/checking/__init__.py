@@ -155,8 +155,9 @@ def _salvaged(path: Path, dataset: Path) -> list[Problem]:
         Schema.from_json(top.get("schema"))
     except (*CAUGHT, KeyError, TypeError, ValueError, AttributeError) as error:
         problems.append(Problem(str(path), "its schema is damaged", None, str(error)[:200]))
-    if top.get("format") in formats.FORMATS:
-        problems += _identities(tuple(good), top["format"], dataset, None)
+    format = top.get("format")
+    if isinstance(format, str) and format in formats.FORMATS:
+        problems += _identities(tuple(good), format, dataset, None)
     return problems
 
 

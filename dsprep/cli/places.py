@@ -47,19 +47,23 @@ def print_places_json(rows: Iterator[Row]) -> None:
 def print_places(rows: Iterator[Row]) -> None:
     """Print places as a table; the widths are those of its beginning."""
     heads = ("index", "field", "file", "offset", "length", "inside", "bytes inside")
-    widths: list[int] = []
+    template, columns = "", 0
     while some := list(islice(rows, _AT_ONCE)):
-        cells = [["" if v is None else str(v) for v in row] for row in some]
-        lines = cells
-        if not widths:
-            lines = [list(heads if any(row[5] for row in cells) else heads[:5]), *cells]
-            widths = [max(map(len, column)) for column in zip(*lines, strict=False)]
-        typer.echo(
-            "\n".join(
-                "  ".join(
-                    f"{cell:<{width}}" if k in (1, 2) else f"{cell:>{width}}"
-                    for k, (cell, width) in enumerate(zip(line, widths, strict=False))
-                ).rstrip()
-                for line in lines
+        lines = []
+        if not template:
+            columns = 7 if any(row[5] is not None for row in some) else 5
+            widths = [
+                max(len(head), *(len(str(row[k])) for row in some))
+                for k, head in enumerate(heads[:columns])
+            ]
+            left = ("", "-", "-", "", "", "", "")
+            template = "  ".join(
+                f"%{sign}{width}s" for sign, width in zip(left, widths, strict=False)
             )
-        )
+            lines.append(template % heads[:columns])
+        if columns == 5:
+            lines += [template % row[:5] for row in some]
+        else:
+            cells = (tuple("" if v is None else v for v in row) for row in some)
+            lines += [(template % row).rstrip() for row in cells]
+        typer.echo("\n".join(lines))
