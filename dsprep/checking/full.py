@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,7 +24,7 @@ from dsprep.packing import Tables, from_planes
 from dsprep.provenance import checksums_of
 from dsprep.reading.files import File
 from dsprep.schema import Schema, differences
-from dsprep.sidecar import Content, FileEntry
+from dsprep.sidecar import Content
 from dsprep.storage import pread_exact
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -66,8 +67,10 @@ def against_files(
     with source:
         problems += _schemas(content.schema, source, dataset)
         if opened is not None:
+            first = 0
             for number, entry in enumerate(content.files):
-                problems += _layouts(source, opened, number, entry, paths[number])
+                problems += _layouts(source, opened, number, first, paths[number])
+                first += entry.samples
             problems += _groups_crcs(opened, paths)
             problems += _values(opened, source, progress)
     return problems
@@ -96,28 +99,20 @@ def _file(source: Source, number: int) -> AbstractContextManager[Source]:
     return source.file(number) if isinstance(source, MultiSource) else nullcontext(source)
 
 
-def _layouts(
-    source: Source, opened: Sidecar, number: int, entry: FileEntry, path: Path
-) -> list[Problem]:
-    """Return how the laws of one file differ from what is in it."""
+def _layouts(source: Source, opened: Sidecar, number: int, first: int, path: Path) -> list[Problem]:
+    """Return how the laws of a file, whose samples begin at `first`, differ from what it holds."""
+    samples = opened.content.files[number].samples
     try:
         with _file(source, number) as native:
-            if len(native) != entry.samples:
-                text = "it has another number of samples"
-                return [Problem(str(path), text, len(native), entry.samples)]
-            if not len(native):
+            if len(native) != samples:
+                return [
+                    Problem(str(path), "it has another number of samples", len(native), samples)
+                ]
+            if not samples:
                 return []
             truth = native.extents(None)
-        first = sum(f.samples for f in opened.content.files[:number])
         return [
-            Problem(
-                str(path),
-                p.what,
-                p.expected,
-                p.found,
-                p.field,
-                None if p.sample is None else p.sample + first,
-            )
+            replace(p, file=str(path), sample=None if p.sample is None else p.sample + first)
             for p in compare(truth, opened.layout(number))
         ]
     except CAUGHT as error:
