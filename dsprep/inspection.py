@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.conversion import source_paths
 from dsprep.formats.base import Layout, Source
+from dsprep.jobs import source_paths
 from dsprep.schema import Array, Field, Ragged, encode_dtype
 from dsprep.sidecar import encode_attr
 from dsprep.storage import tree_nbytes

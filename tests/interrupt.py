@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 
 import dsprep
-from dsprep import conversion, formats, plan, sidecar, staging, transfer
+from dsprep import formats, jobs, plan, sidecar, staging, transfer
 
 fuse = -1
 
@@ -84,7 +84,7 @@ def clear(target: Path) -> None:
 
 def main() -> None:
     source, target, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    conversion.CHECKPOINT_NBYTES = 100_000
+    jobs.CHECKPOINT_NBYTES = 100_000
     parts = (m.name for m in pkgutil.walk_packages(dsprep.__path__, "dsprep."))
     for name in ("h5py", "numcodecs", "zarr", "google_crc32c", "ml_dtypes", *parts):
         if name != "dsprep.__main__":

@@ -28,6 +28,7 @@ LAYERS = [
     ("through",),
     ("dataset", "plan", "staging", "synth"),
     ("transfer", "comparison", "provenance", "exports"),
+    ("jobs",),
     ("conversion",),
     ("inspection", "explaining", "figures", "checking", "using"),
     ("cli", "__main__"),

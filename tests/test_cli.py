@@ -355,9 +355,9 @@ def test_no_permission(train, tmp_path, monkeypatch):
 
 
 def test_no_space(train, tmp_path, monkeypatch):
-    from dsprep import conversion
+    from dsprep import jobs
 
-    monkeypatch.setattr(conversion, "free_nbytes", lambda path: 1000)
+    monkeypatch.setattr(jobs, "free_nbytes", lambda path: 1000)
     out = tmp_path / "out.h5"
     assert "not enough space" in fails("convert", train, out)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["train.h5"]
@@ -365,7 +365,7 @@ def test_no_space(train, tmp_path, monkeypatch):
 
 
 def test_what_an_interrupted_run_wrote_counts_as_space(train, tmp_path, monkeypatch):
-    from dsprep import conversion
+    from dsprep import jobs
     from dsprep.staging import Staging, partial_path
 
     def stop(*args):
@@ -376,7 +376,7 @@ def test_what_an_interrupted_run_wrote_counts_as_space(train, tmp_path, monkeypa
         patch.setattr(Staging, "publish", stop)
         assert run("convert", train, out).code == 130
     assert partial_path(out).exists()
-    monkeypatch.setattr(conversion, "free_nbytes", lambda path: 500)
+    monkeypatch.setattr(jobs, "free_nbytes", lambda path: 500)
     assert run("convert", train, out).code == 0
 
 

@@ -12,9 +12,10 @@ from oracles import READ, SUFFIX
 from support import DTYPES, MemorySource, assert_same_batch, random_batch, schemas, take
 
 import dsprep
-from dsprep.conversion import plan_job, run_job
+from dsprep.conversion import plan_job
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import WriteOptions
+from dsprep.jobs import run_job
 from dsprep.schema import Field, Ragged, Schema
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -71,7 +71,8 @@ def origin(tmp_path_factory):
     """The two datasets, as TFRecord with its sidecar."""
     from support import MemorySource
 
-    from dsprep.conversion import plan_job, run_job
+    from dsprep.conversion import plan_job
+    from dsprep.jobs import run_job
 
     made = []
     for schema in (FIXED, MIXED):

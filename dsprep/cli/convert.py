@@ -13,8 +13,8 @@ from dsprep.cli.verify import report_verdict, verdict_json
 
 if TYPE_CHECKING:
     from dsprep.comparison import Verdict
-    from dsprep.conversion import Job, Report
     from dsprep.formats.base import OpenOptions, Source, WriteOptions
+    from dsprep.jobs import Job, Report
 
 WRITING = "How to write the target"
 
@@ -151,7 +151,8 @@ def convert(
     Every value keeps its bits. The output appears when it is complete; run an interrupted
     command again to continue it.
     """
-    from dsprep.conversion import plan_job, run_job
+    from dsprep.conversion import plan_job
+    from dsprep.jobs import run_job
     from dsprep.plan import parse_nbytes
     from dsprep.schema import parse_dtype
 
@@ -315,8 +316,8 @@ def _print_report(report: Report) -> None:
 
 def _verify(job: Job, source: Source, workers: int | None, show: bool) -> Verdict:
     from dsprep.comparison import verify
-    from dsprep.conversion import count_workers
     from dsprep.dataset import open_dataset
+    from dsprep.jobs import count_workers
 
     with (
         open_dataset(job.target) as result,

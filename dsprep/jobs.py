@@ -1,0 +1,343 @@
+"""Doing what a job says: copy shard by shard, publish, and write the sidecar.
+
+A job is made by ``conversion`` or ``repack``; nothing is decided here but how many threads fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import dsprep
+from dsprep import sidecar
+from dsprep.dataset import MultiSource, check_replaceable
+from dsprep.errors import DsprepError, TargetError, UsageError
+from dsprep.formats.base import Format, Source, State, WriteOptions, Writer
+from dsprep.plan import PIECE_NBYTES, Cast, Shard, show_nbytes
+from dsprep.provenance import describe, made_by
+from dsprep.schema import Schema
+from dsprep.staging import Staging
+from dsprep.storage import data_files, free_memory, free_nbytes, remove, tree_nbytes
+from dsprep.through import SidecarSource
+from dsprep.transfer import CHECKPOINT_NBYTES, ShardCopy
+
+COPIES_PER_WORKER = 4
+"""A worker holds a piece as read, as encoded, and what compression needs besides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a conversion will do; deciding is over, nothing has been written.
+
+    Attributes
+    ----------
+    target
+        The file or directory that will appear.
+    format
+        The target's format.
+    schema
+        The fields written, after casts.
+    casts
+        Changes of dtype by field name.
+    options
+        How to write.
+    shards
+        The output files; one named as `target` itself when the output is not sharded.
+    sharded
+        Whether `target` is a directory of shards.
+    stored
+        How each field will be stored, by name.
+    losses
+        What the target cannot keep, one clause each.
+    payload
+        Bytes of all values, estimated where they cannot be told without reading all.
+    estimate
+        Bytes on disk that the output will take.
+    scratch
+        Bytes that working files take besides while it is made.
+    largest
+        Bytes of the largest sample, as far as known.
+    """
+
+    target: Path
+    format: Format
+    schema: Schema
+    casts: Mapping[str, Cast]
+    options: WriteOptions
+    shards: tuple[Shard, ...]
+    sharded: bool
+    stored: Mapping[str, str]
+    losses: tuple[str, ...]
+    payload: int
+    estimate: int
+    scratch: int
+    largest: int
+
+    @property
+    def samples(self) -> int:
+        """Samples that will be written."""
+        return self.shards[-1].stop - self.shards[0].start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a conversion did.
+
+    Attributes
+    ----------
+    target
+        The output.
+    sidecar
+        Its sidecar.
+    samples, files
+        Samples and files written.
+    bytes_in
+        Bytes of the source's files.
+    payload
+        Bytes of all values.
+    copied
+        Bytes of the values that this run copied.
+    bytes_out
+        Bytes of the output's files.
+    seconds
+        Wall time of this run.
+    resumed
+        Samples that an earlier, interrupted run had written.
+    notes
+        What was assumed when reading, and what the target could not keep.
+    """
+
+    target: Path
+    sidecar: Path
+    samples: int
+    files: int
+    bytes_in: int
+    payload: int
+    copied: int
+    bytes_out: int
+    seconds: float
+    resumed: int
+    notes: tuple[str, ...]
+
+
+Progress = Callable[[int, int], None]
+"""Called with (samples, payload bytes) done so far."""
+
+
+def run_job(
+    job: Job,
+    source: Source,
+    *,
+    workers: int | None = None,
+    memory: int | None = None,
+    overwrite: bool = False,
+    restart: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> Report:
+    """Do what `job` says; see `convert` for the parameters.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If the target exists or is busy, space or memory do not suffice, or data are damaged.
+    """
+    began = time.monotonic()
+    _check_not_source(job.target, source)
+    if overwrite:
+        check_replaceable(job.target)
+    threads = count_workers(job, workers, memory, source.resident_nbytes())
+    with Staging(
+        job.target, _fingerprint(job, source), overwrite=overwrite, restart=restart, durable=durable
+    ) as staging:
+        _check_space(job, staging)
+        resumed, copied = _copy_shards(job, source, staging, threads, progress)
+        staging.publish()
+        written = [(_final_path(job, shard), len(shard)) for shard in job.shards]
+        made = describe(job.format, job.schema, written, job.target.absolute(), _lineage(source))
+        made.write(durable=durable)
+        staging.discard()
+    return Report(
+        target=job.target,
+        sidecar=sidecar.sidecar_path(job.target),
+        samples=job.samples,
+        files=len(job.shards),
+        bytes_in=sum(tree_nbytes(p) for p in source_paths(source)),
+        payload=copied + round(job.payload * resumed / max(1, job.samples)),
+        copied=copied,
+        bytes_out=sum(f.identity.nbytes for f in made.content.files),
+        seconds=time.monotonic() - began,
+        resumed=resumed,
+        notes=(*source.notes, *job.losses),
+    )
+
+
+def _copy_shards(
+    job: Job, source: Source, staging: Staging, threads: int, progress: Progress | None
+) -> tuple[int, int]:
+    """Copy all shards that are not done yet; return (samples found done, payload bytes copied)."""
+    state = staging.state or {"shard": 0, "samples": 0, "writer": None}
+    first = int(state["shard"])
+    resumed = sum(len(s) for s in job.shards[:first]) + int(state["samples"])
+    per_sample = job.payload / max(1, job.samples)
+    samples, copied = resumed, 0
+    before = round(resumed * per_sample)
+    if progress is not None:
+        progress(samples, before)
+    if job.sharded and first < len(job.shards):
+        (staging.data / job.target.name).mkdir(exist_ok=True)
+    for index in range(first, len(job.shards)):
+        shard = job.shards[index]
+        path = staging.data / job.target.name
+        path = path / shard.name if job.sharded else path
+        done, position = (int(state["samples"]), state["writer"]) if index == first else (0, None)
+        if index == first and position is None:
+            _remove_leftovers(path)
+        writer, found = _open_writer(job, path, len(shard), done, position)
+        resumed, samples, done = resumed - (done - found), samples - (done - found), found
+        writer.durable = staging.durable
+
+        def save(samples: int, position: State, index: int = index) -> None:
+            staging.save({"shard": index, "samples": samples, "writer": position})
+
+        try:
+            copy = ShardCopy(
+                source,
+                writer,
+                shard,
+                done,
+                job.casts,
+                threads,
+                save,
+                CHECKPOINT_NBYTES if staging.durable else None,
+            )
+            for piece in copy.run():
+                samples, copied = samples + piece.samples, copied + piece.nbytes
+                if progress is not None:
+                    progress(samples, before + copied)
+            writer.finish()
+        finally:
+            writer.close()
+        if staging.durable:
+            staging.save({"shard": index + 1, "samples": 0, "writer": None})
+        writer.clean()
+    staging.save({"shard": len(job.shards), "samples": 0, "writer": None, "complete": True})
+    return resumed, copied
+
+
+def _open_writer(
+    job: Job, path: Path, count: int, done: int, position: State | None
+) -> tuple[Writer, int]:
+    """Return a writer at its recorded position, or at the start if that cannot be restored."""
+    if position is not None:
+        try:
+            return job.format.create(path, job.schema, count, job.options, position), done
+        except (DsprepError, FileNotFoundError):
+            # Killed while completing the shard, when its working files were gone: made again.
+            _remove_leftovers(path)
+    return job.format.create(path, job.schema, count, job.options, None), 0
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove an unfinished shard and its working files, which are named as it is and a suffix."""
+    for leftover in path.parent.iterdir():
+        if leftover.name == path.name or leftover.name.startswith(f"{path.name}."):
+            remove(leftover)
+
+
+def _final_path(job: Job, shard: Shard) -> Path:
+    return job.target.absolute() / shard.name if job.sharded else job.target.absolute()
+
+
+def count_workers(job: Job, workers: int | None, memory: int | None, resident: int = 0) -> int:
+    """Return how many workers may run at once within `memory` bytes, `resident` of them taken.
+
+    Raises
+    ------
+    UsageError
+        If not even one fits.
+    """
+    if workers is not None and workers < 1:
+        raise UsageError(f"{workers} workers are not possible", expected="at least 1")
+    if workers is None:
+        workers = min(8, len(os.sched_getaffinity(0)))
+    if memory is None:
+        memory = max(256 << 20, free_memory() // 4)
+    unit = job.format.unit(job.schema, job.options) * job.payload // max(1, job.samples)
+    each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
+    if each + resident > memory:
+        raise UsageError(
+            "one worker does not fit in the memory allowed",
+            expected=f"--memory of at least {show_nbytes(each + resident)}",
+            found=show_nbytes(memory),
+            fix="raise --memory, or make chunks smaller with --chunk",
+        )
+    return min(workers, (memory - resident) // each)
+
+
+def _check_space(job: Job, staging: Staging) -> None:
+    """Raise `TargetError` if the rest of the output surely does not fit."""
+    if job.options.compress is not None or (staging.state or {}).get("complete"):
+        return  # the estimate is an upper bound, or all has been written
+    needed = job.estimate + job.scratch - tree_nbytes(staging.root)
+    free = free_nbytes(job.target.parent)
+    if needed > free:
+        raise TargetError(
+            "there is not enough space",
+            where=job.target.parent,
+            expected=f"about {show_nbytes(needed)}",
+            found=f"{show_nbytes(free)} free",
+        )
+
+
+def source_paths(source: Source) -> list[Path]:
+    """Return the files and stores that `source` reads."""
+    return source.paths if isinstance(source, MultiSource | SidecarSource) else [source.path]
+
+
+def _check_not_source(target: Path, source: Source) -> None:
+    final = Path(os.path.realpath(target))  # allows links that lead in circles
+    for path in source_paths(source):
+        used = path.resolve()
+        if used == final or final in used.parents or used in final.parents:
+            raise UsageError(
+                "the target is or holds the source", where=target, fix="choose another place"
+            )
+
+
+def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
+    """Return what decides every byte of the output, as JSON."""
+    digest = hashlib.sha256()
+    nbytes = 0
+    for dataset in source_paths(source):
+        for path in sorted(data_files(dataset.absolute())):
+            stat = path.stat()
+            line = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+            digest.update(line.encode("utf-8", "surrogateescape"))
+            nbytes += stat.st_size
+    shards = hashlib.sha256(repr(job.shards).encode()).hexdigest()
+    return {
+        "version": dsprep.__version__,
+        "format": job.format.name,
+        "source": f"{source_paths(source)[0]}, {nbytes} bytes in all",
+        "source as it was": digest.hexdigest(),
+        "read as": [f"{f}" for f in source.schema],
+        "fields": job.schema.to_json(),
+        "options": {k: str(v) for k, v in asdict(job.options).items()},
+        "samples": [job.shards[0].start, job.shards[-1].stop],
+        "files": [len(job.shards), shards],
+    }
+
+
+def _lineage(source: Source) -> dict[str, Any]:
+    paths = source_paths(source)
+    return {
+        "source": [str(p.absolute()) for p in paths[:8]],
+        "source_files": len(paths),
+        **made_by("dsprep.convert"),
+    }
