@@ -8,6 +8,12 @@ The public interface, imported when it is first used:
     Another format, or another layout, with every bit kept.
 `verify`
     Whether two sources hold the same samples.
+`provenance`
+    The sidecar of a dataset, from which every sample's place is computed.
+`Sidecar`
+    Reading through it: any samples, in any order, by ``pread`` alone.
+`check`
+    All that is wrong with a sidecar or with the data that it describes.
 `inspect`
     What a source holds and how it lies on disk.
 
@@ -24,15 +30,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from dsprep.checking import check as check
     from dsprep.comparison import verify as verify
     from dsprep.conversion import convert as convert
     from dsprep.dataset import open_dataset as open
+    from dsprep.describing import provenance as provenance
     from dsprep.errors import DsprepError as DsprepError
     from dsprep.formats.base import Compression as Compression
     from dsprep.formats.base import OpenOptions as OpenOptions
     from dsprep.formats.base import Source as Source
     from dsprep.formats.base import WriteOptions as WriteOptions
     from dsprep.inspection import inspect as inspect
+    from dsprep.located import Sidecar as Sidecar
+    from dsprep.located import StaleError as StaleError
+    from dsprep.located import StaleWarning as StaleWarning
     from dsprep.schema import Field as Field
     from dsprep.schema import FieldSpec as FieldSpec
     from dsprep.schema import Ragged as Ragged
@@ -42,7 +53,12 @@ _WHERE = {
     "open": "dsprep.dataset:open_dataset",
     "convert": "dsprep.conversion:convert",
     "verify": "dsprep.comparison:verify",
+    "provenance": "dsprep.describing:provenance",
+    "check": "dsprep.checking:check",
     "inspect": "dsprep.inspection:inspect",
+    "Sidecar": "dsprep.located:Sidecar",
+    "StaleError": "dsprep.located:StaleError",
+    "StaleWarning": "dsprep.located:StaleWarning",
     "Source": "dsprep.formats.base:Source",
     "OpenOptions": "dsprep.formats.base:OpenOptions",
     "WriteOptions": "dsprep.formats.base:WriteOptions",
@@ -62,11 +78,16 @@ __all__ = [
     "OpenOptions",
     "Ragged",
     "Schema",
+    "Sidecar",
     "Source",
+    "StaleError",
+    "StaleWarning",
     "WriteOptions",
+    "check",
     "convert",
     "inspect",
     "open",
+    "provenance",
     "verify",
 ]
 

@@ -223,7 +223,7 @@ def open_dataset(
                 where=known.path,
                 fix="write it again with these options: dsprep provenance, or leave them out",
             )
-    schema = known.content.schema if known is not None else None
+    schema = _hint(known.content) if known is not None else None
     return open_native(format, names, options, schema, notes, progress)
 
 
@@ -334,8 +334,16 @@ def _through_sidecar(
         opened,
         chosen,
         "full" if full else "header",
-        lambda: open_native(format, files, options, content.schema),
+        lambda: open_native(format, files, options, _hint(content)),
     )
+
+
+def _hint(content: sidecar.Content) -> Schema | None:
+    """Return the types that the format may not keep, None where options told them.
+
+    Fields that options renamed, left out or took apart are not those of the files.
+    """
+    return None if content.reading else content.schema
 
 
 def check_replaceable(target: Path) -> None:
@@ -410,6 +418,8 @@ class MultiSource(Source):
         self._hint = hint
         self._said: Counter[str] = Counter()
         counts = self._check_files(progress)
+        if hint is not None:
+            self.schema = _with_hinted_attrs(self.schema, hint)
         self._starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])
         self.notes = (*notes, *(self._counted(n, k) for n, k in self._said.items()))
 

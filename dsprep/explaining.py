@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from dsprep import figures, sidecar
+from dsprep.describing import Made
 from dsprep.laws import Affine, Law
 from dsprep.layout import codec
 from dsprep.layout.model import Blocks, Column, FileLayout, Records
 from dsprep.located import Sidecar
 from dsprep.packing import Tables
-from dsprep.provenance import Made
 from dsprep.schema import Field, Schema
 
 

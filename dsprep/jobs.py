@@ -16,10 +16,10 @@ from typing import Any
 import dsprep
 from dsprep import sidecar
 from dsprep.dataset import MultiSource, check_replaceable
+from dsprep.describing import describe, made_by
 from dsprep.errors import DsprepError, TargetError, UsageError
 from dsprep.formats.base import Format, Source, State, WriteOptions, Writer
 from dsprep.plan import PIECE_NBYTES, Cast, Shard, show_nbytes
-from dsprep.provenance import describe, made_by
 from dsprep.schema import Schema
 from dsprep.staging import Staging
 from dsprep.storage import data_files, free_memory, free_nbytes, remove, tree_nbytes

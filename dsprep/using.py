@@ -8,10 +8,10 @@ from pathlib import Path
 
 from dsprep import located, sidecar
 from dsprep.dataset import find_files
+from dsprep.describing import dataset_of
 from dsprep.errors import UsageError
 from dsprep.formats.base import OpenOptions
 from dsprep.located import Sidecar
-from dsprep.provenance import dataset_of
 
 
 def find(

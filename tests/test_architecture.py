@@ -27,7 +27,7 @@ LAYERS = [
     ("located",),
     ("through",),
     ("dataset", "plan", "staging", "synth"),
-    ("transfer", "comparison", "provenance", "exports"),
+    ("transfer", "comparison", "describing", "exports"),
     ("jobs",),
     ("conversion",),
     ("inspection", "explaining", "figures", "checking", "using"),

@@ -17,12 +17,12 @@ from dsprep import laws, sidecar
 from dsprep.checking import ONLY_TOUCHED, Problem, check
 from dsprep.checking.agreement import compare
 from dsprep.checking.bounds import outside
+from dsprep.describing import provenance
 from dsprep.errors import UsageError
 from dsprep.formats.base import OpenOptions
 from dsprep.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups, Part, Records
 from dsprep.located import Sidecar
-from dsprep.provenance import provenance
 from dsprep.schema import Field, FieldSpec, Schema
 
 N = 200

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support import random_batch, raw, schemas, take, write_batch
 
+from dsprep.describing import describe, provenance
 from dsprep.errors import FormatError, TargetError, UsageError
 from dsprep.exports import KINDS, export
 from dsprep.exports import kerchunk as kerchunk_module
@@ -24,7 +25,6 @@ from dsprep.formats.base import Compression, WriteOptions
 from dsprep.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, FileLayout, Grid
 from dsprep.located import Sidecar
-from dsprep.provenance import describe, provenance
 from dsprep.schema import Batch, Field, Schema
 
 SUFFIXES = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}

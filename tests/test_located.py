@@ -13,10 +13,10 @@ from support import assert_same_batch, random_batch, schemas, write_batch
 import dsprep
 from dsprep import formats, sidecar
 from dsprep.dataset import open_dataset
+from dsprep.describing import describe, provenance
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Compression, WriteOptions
 from dsprep.located import Sidecar, StaleError, StaleWarning
-from dsprep.provenance import describe, provenance
 from dsprep.schema import Arena, Field, Ragged, Schema
 from dsprep.through import SidecarSource
 
@@ -388,3 +388,24 @@ def test_hostile_sidecars_are_refused_or_harmless(format, tmp_path):
         except (DsprepError, FileNotFoundError, IsADirectoryError, NotADirectoryError):
             refused += 1
     assert refused > 100
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_sidecar_that_is_made_again_keeps_what_only_it_knew(format, tmp_path):
+    fields = (
+        Field("x", np.dtype("<i2"), (3,), "array", {"unit": "K"}),
+        Field("y", np.dtype("<f4"), (), "array", {"mean": np.float32(2)}),
+    )
+    schema = Schema(fields, {"title": "of the dataset"})
+    origin = written("hdf5", tmp_path, schema, random_batch(schema, 30), 30)
+    for target in (tmp_path / "one" / f"a{SUFFIX[format]}", tmp_path / "many"):
+        target.parent.mkdir(exist_ok=True)
+        per = 11 if target.name == "many" else None
+        dsprep.convert(origin, target, to=format, samples_per_file=per, workers=1)
+        before = sidecar.read(sidecar.sidecar_path(target))
+        made = provenance(target)
+        assert made.content.schema == schema
+        assert made.content.schema.attrs == schema.attrs
+        assert [f.attrs for f in made.content.schema] == [f.attrs for f in schema]
+        assert made.content.layouts == before.layouts
+        assert made.content.lineage["source"] == before.lineage["source"]

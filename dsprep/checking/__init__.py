@@ -21,11 +21,11 @@ from dsprep.checking.bounds import file_nbytes, outside
 from dsprep.checking.full import against_files
 from dsprep.checking.problems import CAUGHT, Problem, problem
 from dsprep.dataset import find_files
+from dsprep.describing import THREADS, dataset_of
 from dsprep.errors import UsageError
 from dsprep.formats.base import OpenOptions
 from dsprep.layout.model import FileLayout
 from dsprep.located import Sidecar
-from dsprep.provenance import THREADS, dataset_of
 from dsprep.reading.columns import ColumnReader
 from dsprep.reading.files import File
 from dsprep.reading.records import RecordReader

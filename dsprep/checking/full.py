@@ -15,13 +15,13 @@ from dsprep.checking.agreement import compare
 from dsprep.checking.problems import CAUGHT, Problem, problem
 from dsprep.comparison import differing_samples
 from dsprep.dataset import MultiSource, open_native
+from dsprep.describing import checksums_of
 from dsprep.errors import FormatError
 from dsprep.formats.base import OpenOptions, Source
 from dsprep.laws import Law
 from dsprep.layout.model import Groups
 from dsprep.located import Sidecar
 from dsprep.packing import Tables, from_planes
-from dsprep.provenance import checksums_of
 from dsprep.reading.files import File
 from dsprep.schema import Schema, differences
 from dsprep.sidecar import Content

@@ -16,10 +16,10 @@ from dsprep.cli.report import count_bar, fail, guarded, note, print_json, print_
 
 if TYPE_CHECKING:
     from dsprep.checking import Problem
+    from dsprep.describing import Made
     from dsprep.explaining import Explanation, LayoutWords
     from dsprep.formats.base import OpenOptions
     from dsprep.located import Sidecar
-    from dsprep.provenance import Made
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -169,7 +169,7 @@ def _make(
     dry_run: bool,
     json: bool,
 ) -> Made:
-    from dsprep.provenance import provenance as make
+    from dsprep.describing import provenance as make
 
     with count_bar("provenance", not json) as update:
         return make(
