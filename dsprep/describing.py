@@ -19,7 +19,7 @@ from dsprep.dataset import MultiSource, find_files, open_native
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, OpenOptions, Source, check_options
 from dsprep.layout import codec, fitting
-from dsprep.layout.model import Column, FileLayout
+from dsprep.layout.model import Column, FileLayout, Groups
 from dsprep.packing import Tables, digest
 from dsprep.schema import Schema
 from dsprep.sidecar import Content, FileEntry, Identity
@@ -168,6 +168,7 @@ def describe(
     files: Sequence[tuple[Path, int]],
     dataset: Path,
     lineage: Mapping[str, Any],
+    groups: Sequence[Groups] = (),
 ) -> Made:
     """Return the sidecar of a dataset that has just been written.
 
@@ -177,11 +178,22 @@ def describe(
     ----------
     files
         Path and samples of each file.
+    groups
+        The groups of each file, if it was written in groups.
     """
     paths, path = [p for p, _ in files], sidecar.sidecar_path(dataset)
     try:
         with open_native(format, paths, OpenOptions(), schema, survey=True) as source:
-            made = make(format, source, paths, dataset, path, schema=schema, lineage=lineage)
+            made = make(
+                format,
+                source,
+                paths,
+                dataset,
+                path,
+                schema=schema,
+                lineage=lineage,
+                groups=groups,
+            )
         return replace(made, content=replace(made.content, notes=()))
     except UnsupportedError:
         entries = tuple(
@@ -262,6 +274,7 @@ def make(
     options: OpenOptions | None = None,
     law: str | None = None,
     checksums: bool = False,
+    groups: Sequence[Groups] = (),
     progress: Progress | None = None,
 ) -> Made:
     """Return the sidecar of an open dataset.
@@ -274,12 +287,16 @@ def make(
         Its files.
     schema
         Its fields, with the attributes that the files may have no place for.
+    groups
+        The groups of each file, which no file tells by itself.
     """
     tables = Tables()
     layouts: dict[str, int] = {}
     entries = []
     looked = _look(format, source, files, law, checksums, progress)
-    for file, (layout, who, crcs) in zip(files, looked, strict=True):
+    for i, (file, (layout, who, crcs)) in enumerate(zip(files, looked, strict=True)):
+        if groups and layout.count:
+            layout = replace(layout, groups=fitting.fit_groups(groups[i]))
         text = json.dumps(codec.to_json(layout, schema, tables))
         number = layouts.setdefault(text, len(layouts))
         relative = os.path.relpath(file, dataset)

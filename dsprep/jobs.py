@@ -6,21 +6,28 @@ A job is made by ``conversion`` or ``repack``; nothing is decided here but how m
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import dsprep
 from dsprep import sidecar
 from dsprep.dataset import MultiSource, check_replaceable
 from dsprep.describing import describe, made_by
 from dsprep.errors import DsprepError, TargetError, UsageError
-from dsprep.formats.base import Format, Source, State, WriteOptions, Writer
-from dsprep.plan import PIECE_NBYTES, Cast, Shard, show_nbytes
+from dsprep.formats.base import Format, GroupWriter, Source, State, WriteOptions, Writer
+from dsprep.grouping import Grouping
+from dsprep.laws import Explicit, Law
+from dsprep.layout.model import Blocks, Groups
+from dsprep.plan import PIECE_NBYTES, Cast, Shard, group_pieces, pieces, show_nbytes
 from dsprep.schema import Schema
+from dsprep.sidecar import write_json
 from dsprep.staging import Staging
 from dsprep.storage import data_files, free_memory, free_nbytes, remove, tree_nbytes
 from dsprep.through import SidecarSource
@@ -61,7 +68,9 @@ class Job:
     scratch
         Bytes that working files take besides while it is made.
     largest
-        Bytes of the largest sample, as far as known.
+        Bytes of the largest sample, as far as known; when whole groups are written, of a group.
+    groupings
+        The groups of each shard, when the output is written in groups; else empty.
     """
 
     target: Path
@@ -77,6 +86,7 @@ class Job:
     estimate: int
     scratch: int
     largest: int
+    groupings: tuple[Grouping, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -159,7 +169,10 @@ def run_job(
         resumed, copied = _copy_shards(job, source, staging, threads, progress)
         staging.publish()
         written = [(_final_path(job, shard), len(shard)) for shard in job.shards]
-        made = describe(job.format, job.schema, written, job.target.absolute(), _lineage(source))
+        groups = [_saved_groups(staging, i) for i in range(len(job.groupings))]
+        made = describe(
+            job.format, job.schema, written, job.target.absolute(), _lineage(source), groups
+        )
         made.write(durable=durable)
         staging.discard()
     return Report(
@@ -198,7 +211,7 @@ def _copy_shards(
         done, position = (int(state["samples"]), state["writer"]) if index == first else (0, None)
         if index == first and position is None:
             _remove_leftovers(path)
-        writer, found = _open_writer(job, path, len(shard), done, position)
+        writer, found = _open_writer(job, path, index, done, position)
         resumed, samples, done = resumed - (done - found), samples - (done - found), found
         writer.durable = staging.durable
 
@@ -210,7 +223,7 @@ def _copy_shards(
                 source,
                 writer,
                 shard,
-                done,
+                _ranges(job, source, writer, index, done),
                 job.casts,
                 threads,
                 save,
@@ -221,6 +234,8 @@ def _copy_shards(
                 if progress is not None:
                     progress(samples, before + copied)
             writer.finish()
+            if isinstance(writer, GroupWriter):
+                _save_groups(staging, index, writer.groups())
         finally:
             writer.close()
         if staging.durable:
@@ -230,17 +245,64 @@ def _copy_shards(
     return resumed, copied
 
 
+def _ranges(
+    job: Job, source: Source, writer: Writer, index: int, done: int
+) -> Iterator[tuple[int, int]]:
+    """Return the pieces of a shard that are still to be copied."""
+    shard = job.shards[index]
+    if isinstance(writer, GroupWriter):
+        nbytes = job.payload // max(1, job.samples)
+        grouping = job.groupings[index]
+        return group_pieces(grouping, shard, nbytes, whole=writer.whole, after=done)
+    return pieces(source, shard, writer.unit, after=done)
+
+
 def _open_writer(
-    job: Job, path: Path, count: int, done: int, position: State | None
+    job: Job, path: Path, index: int, done: int, position: State | None
 ) -> tuple[Writer, int]:
     """Return a writer at its recorded position, or at the start if that cannot be restored."""
+
+    def create(state: State | None) -> Writer:
+        if job.groupings:
+            grouping = job.groupings[index]
+            return job.format.create_groups(path, job.schema, grouping, job.options, state)
+        return job.format.create(path, job.schema, len(job.shards[index]), job.options, state)
+
     if position is not None:
         try:
-            return job.format.create(path, job.schema, count, job.options, position), done
+            return create(position), done
         except (DsprepError, FileNotFoundError):
             # Killed while completing the shard, when its working files were gone: made again.
             _remove_leftovers(path)
-    return job.format.create(path, job.schema, count, job.options, None), 0
+    return create(None), 0
+
+
+def _save_groups(staging: Staging, index: int, groups: Groups) -> None:
+    """Keep where the groups of a complete shard lie until the sidecar is written."""
+    blocks = groups.blocks
+    laws: dict[str, Law | None] = {
+        "offsets": blocks.offsets,
+        "lengths": blocks.lengths,
+        "crc32c": groups.crc32c,
+        "first": groups.first,
+    }
+    content: dict[str, Any] = {"samples": groups.samples, "path": blocks.path}
+    for name, law in laws.items():
+        content[name] = None if law is None else law.span(0, law.count).tolist()
+    write_json(content, staging.root / f"groups-{index}.json", durable=staging.durable)
+
+
+def _saved_groups(staging: Staging, index: int) -> Groups:
+    """Return what `_save_groups` kept."""
+    content = json.loads((staging.root / f"groups-{index}.json").read_bytes())
+    law = {
+        name: None if content[name] is None else Explicit(np.array(content[name], np.int64))
+        for name in ("offsets", "lengths", "crc32c", "first")
+    }
+    assert law["offsets"] is not None
+    assert law["lengths"] is not None
+    blocks = Blocks(law["offsets"], law["lengths"], content["path"])
+    return Groups(content["samples"], blocks, law["crc32c"], law["first"])
 
 
 def _remove_leftovers(path: Path) -> None:
@@ -268,14 +330,18 @@ def count_workers(job: Job, workers: int | None, memory: int | None, resident: i
         workers = min(8, len(os.sched_getaffinity(0)))
     if memory is None:
         memory = max(256 << 20, free_memory() // 4)
-    unit = job.format.unit(job.schema, job.options) * job.payload // max(1, job.samples)
+    unit = 0
+    if not job.groupings:
+        unit = job.format.unit(job.schema, job.options) * job.payload // max(1, job.samples)
     each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
     if each + resident > memory:
         raise UsageError(
             "one worker does not fit in the memory allowed",
             expected=f"--memory of at least {show_nbytes(each + resident)}",
             found=show_nbytes(memory),
-            fix="raise --memory, or make chunks smaller with --chunk",
+            fix="raise --memory, or make chunks smaller with --chunk"
+            if not job.groupings
+            else "raise --memory, or lower --buffer-size",
         )
     return min(workers, (memory - resident) // each)
 
@@ -331,7 +397,15 @@ def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
         "options": {k: str(v) for k, v in asdict(job.options).items()},
         "samples": [job.shards[0].start, job.shards[-1].stop],
         "files": [len(job.shards), shards],
+        **({"groups": _groups_digest(job)} if job.groupings else {}),
     }
+
+
+def _groups_digest(job: Job) -> str:
+    digest = hashlib.sha256()
+    for grouping in job.groupings:
+        digest.update(f"{grouping.align}\0".encode() + grouping.edges.tobytes())
+    return digest.hexdigest()
 
 
 def _lineage(source: Source) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Source
+from dsprep.grouping import Grouping
 from dsprep.schema import Array, Batch, DType, Field, Ragged, Schema, show_dtype
 
 PIECE_NBYTES = 8 << 20
@@ -143,6 +144,37 @@ def pieces(
         whole = range(first + step, shard.stop, step)
         ends = itertools.chain(whole, [shard.stop] if first < shard.stop else [])
     yield from itertools.pairwise(itertools.chain([first], ends))
+
+
+def group_pieces(
+    grouping: Grouping,
+    shard: Shard,
+    nbytes: int,
+    *,
+    whole: bool,
+    target: int = PIECE_NBYTES,
+    after: int = 0,
+) -> Iterator[tuple[int, int]]:
+    """Yield the pieces of a shard that is written in groups, as ranges of source samples.
+
+    Parameters
+    ----------
+    nbytes
+        Payload of a sample, about.
+    whole
+        Every piece is a group; otherwise a piece is a part of one, or a whole one.
+    target
+        Payload bytes that a part should not pass, unless one sample does.
+    after
+        Samples of the shard that are done already; must be where a piece ended.
+    """
+    step = max(1, min(target // max(1, nbytes), 1 << 20))
+    for g in range(max(0, grouping.of(after)) if after else 0, grouping.count):
+        first, last = int(grouping.edges[g]), int(grouping.edges[g + 1])
+        for start in range(first, last, last - first if whole else step):
+            stop = last if whole else min(start + step, last)
+            if start >= after:
+                yield shard.start + start, shard.start + stop
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from dsprep.formats.base import Source, State, Writer
-from dsprep.plan import Cast, Shard, apply_casts, pieces
+from dsprep.plan import Cast, Shard, apply_casts
 from dsprep.schema import Arena, batch_nbytes
 
 CHECKPOINT_NBYTES = 256 << 20
@@ -47,8 +47,8 @@ class ShardCopy:
     ----------
     shard
         The samples to copy.
-    done
-        Samples of the shard that an earlier run wrote, to which `writer` was restored.
+    ranges
+        The pieces still to be copied, in order, as ranges of source samples.
     casts
         Changes of dtype on the way.
     workers
@@ -64,7 +64,7 @@ class ShardCopy:
         source: Source,
         writer: Writer,
         shard: Shard,
-        done: int,
+        ranges: Iterator[tuple[int, int]],
         casts: Mapping[str, Cast],
         workers: int,
         save: Callable[[int, State], None],
@@ -72,7 +72,7 @@ class ShardCopy:
     ) -> None:
         self._source, self._writer, self._shard, self._casts = source, writer, shard, casts
         self._workers, self._save, self._checkpoint_nbytes = workers, save, checkpoint_nbytes
-        self._pieces = enumerate(pieces(source, shard, writer.unit, after=done))
+        self._pieces = enumerate(ranges)
         self._take = threading.Lock()
         self._turn = threading.Condition()
         self._next_turn = 0

@@ -401,16 +401,9 @@ def test_columns_are_compared(other, word, sample):
     assert (found[0].field, found[0].sample) == ("x", sample)
 
 
-def test_groups_are_compared():
-    def grouped(offset):
-        blocks = Blocks(Explicit(np.array([0, offset])), Affine(2, 100))
-        return FileLayout(10, groups=Groups(5, blocks))
-
-    assert list(compare(grouped(100), grouped(100))) == []
-    (found,) = compare(grouped(100), grouped(101))
-    assert found.sample == 5
-    (found,) = compare(grouped(100), FileLayout(10))
-    assert "groups" in found.what
+def test_groups_are_what_the_sidecar_alone_tells():
+    blocks = Blocks(Explicit(np.array([0, 100])), Affine(2, 100))
+    assert list(compare(FileLayout(10), FileLayout(10, groups=Groups(5, blocks)))) == []
 
 
 def test_places_of_a_law_cost_nothing(tmp_path):

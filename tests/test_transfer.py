@@ -11,7 +11,7 @@ import pytest
 from support import MemorySource, random_batch, take
 
 from dsprep.formats.base import Writer
-from dsprep.plan import Shard
+from dsprep.plan import Shard, pieces
 from dsprep.schema import Field, Schema
 from dsprep.transfer import ShardCopy
 
@@ -72,7 +72,8 @@ def copy(writer, saved, workers=3, done=0, checkpoint_nbytes=1 << 20, source=Non
         with writer.lock:
             saved.append((samples, state["place"], list(writer.events)))
 
-    return ShardCopy(source, writer, shard, done, {}, workers, save, checkpoint_nbytes)
+    ranges = pieces(source, shard, writer.unit, after=done)
+    return ShardCopy(source, writer, shard, ranges, {}, workers, save, checkpoint_nbytes)
 
 
 EXPECTED = [int(v[0]) for v in BATCH["x"]]
@@ -152,4 +153,7 @@ def test_leaving_early_ends_all_threads():
 def test_an_empty_shard_is_copied():
     source = MemorySource(SCHEMA, take(BATCH, 0, 0))
     shard = Shard("out", 0, 0)
-    assert list(ShardCopy(source, ListWriter({}), shard, 0, {}, 2, lambda s, t: None).run()) == []
+    assert (
+        list(ShardCopy(source, ListWriter({}), shard, iter(()), {}, 2, lambda s, t: None).run())
+        == []
+    )

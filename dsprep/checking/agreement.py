@@ -9,7 +9,7 @@ from typing import Any
 from dsprep.checking.problems import Problem
 from dsprep.errors import FormatError
 from dsprep.laws import Law
-from dsprep.layout.model import Blocks, Column, FileLayout, Groups, Records
+from dsprep.layout.model import Blocks, Column, FileLayout, Records
 from dsprep.schema import Ints
 
 SLICE = 1 << 18
@@ -26,10 +26,6 @@ def compare(truth: FileLayout, known: FileLayout) -> Iterator[Problem]:
             yield Problem("", "the sidecar has it in another place than the file", a, b, name)
         elif name in truth.columns:
             yield from _compare_columns(truth.columns[name], known.columns[name], name)
-    if (truth.groups is None) != (known.groups is None):
-        yield Problem("", "the sidecar and the file disagree on groups of samples")
-    elif truth.groups is not None and known.groups is not None:
-        yield from _compare_groups(truth.groups, known.groups)
 
 
 def _kinds(layout: FileLayout) -> dict[str, str]:
@@ -155,14 +151,3 @@ def _compare_columns(a: Column, b: Column, name: str) -> Iterator[Problem]:
             continue
         unit = "samples" if g.block_count == 1 else "chunks"
         yield from _numbers(x.span, y.span, x.count, what, name, sample_of, unit)
-
-
-def _compare_groups(a: Groups, b: Groups) -> Iterator[Problem]:
-    if a.samples != b.samples:
-        yield from _words(a.samples, b.samples, "number of samples in a group")
-        return
-    for what, x, y in (
-        ("offset", a.blocks.offsets, b.blocks.offsets),
-        ("length", a.blocks.lengths, b.blocks.lengths),
-    ):
-        yield from _numbers(x.span, y.span, x.count, what, None, lambda i: i * a.samples, "groups")

@@ -45,15 +45,18 @@ def fit(layout: FileLayout, law: str | None = None) -> FileLayout:
     if records is not None:
         records = _fit_records(records, layout.candidates, law)
     columns = {name: _fit_column(c, name, law) for name, c in layout.columns.items()}
-    groups = layout.groups
-    if groups is not None:
-        groups = Groups(
-            groups.samples,
-            _fit_blocks(groups.blocks, (), None),
-            None if groups.crc32c is None else laws.fit(_all(groups.crc32c)),
-            None if groups.first is None else laws.fit(_all(groups.first)),
-        )
+    groups = None if layout.groups is None else fit_groups(layout.groups)
     return replace(layout, records=records, columns=columns, groups=groups, candidates=())
+
+
+def fit_groups(groups: Groups) -> Groups:
+    """Return groups with the smallest laws that are exact."""
+    return Groups(
+        groups.samples,
+        _fit_blocks(groups.blocks, (), None),
+        None if groups.crc32c is None else _fit(groups.crc32c),
+        None if groups.first is None else _fit(groups.first),
+    )
 
 
 def _all(law: Law) -> Ints:
@@ -106,7 +109,8 @@ def _fit_blocks(
         return replace(blocks, lengths=lengths)
     offsets = _all(blocks.offsets)
     if law is not None:
-        return replace(blocks, offsets=_forced(offsets, lengths, candidates, law, align))
+        forced = _forced(offsets, lengths, candidates, law, align)
+        return replace(blocks, offsets=forced, lengths=lengths)
     return replace(blocks, offsets=_smallest(offsets, lengths, candidates, align), lengths=lengths)
 
 
