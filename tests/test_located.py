@@ -15,9 +15,9 @@ from dsprep import formats, sidecar
 from dsprep.dataset import open_dataset
 from dsprep.describing import describe, provenance
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
-from dsprep.formats.base import Compression, WriteOptions
+from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.located import Sidecar, StaleError, StaleWarning
-from dsprep.schema import Arena, Field, Ragged, Schema
+from dsprep.schema import Arena, Field, FieldSpec, Ragged, Schema
 from dsprep.through import SidecarSource
 
 FORMATS = sorted(formats.FORMATS)
@@ -409,3 +409,31 @@ def test_a_sidecar_that_is_made_again_keeps_what_only_it_knew(format, tmp_path):
         assert [f.attrs for f in made.content.schema] == [f.attrs for f in schema]
         assert made.content.layouts == before.layouts
         assert made.content.lineage["source"] == before.lineage["source"]
+
+
+def test_types_that_options_told_are_not_taken_for_those_of_the_file(tmp_path):
+    path = tmp_path / "a.lmdb"
+    schema = Schema((Field.opaque("value"),))
+    batch = random_batch(schema, 20)
+    write_batch(formats.load("lmdb"), path, schema, batch)
+    renamed = OpenOptions(keys_as="k", fields=(FieldSpec("v", "value"), FieldSpec("k", "k")))
+    for options in (OpenOptions(keys_as="k"), renamed):
+        provenance(path, options)
+        with open_dataset(path, through="library") as source:  # as the sidecar says
+            assert "k" in source.schema.names
+            assert len(source) == 20
+        with open_dataset(path, OpenOptions(order="file"), through="library") as source:
+            assert source.schema.names == ("value",)
+
+
+@pytest.mark.parametrize("law", ["runs", "table", "follow"])
+def test_a_law_can_be_forced_where_lengths_vary(law, tmp_path):
+    schema = Schema((Field.opaque("value"),))
+    batch = random_batch(schema, 50, longest=5000)
+    for format in ("lmdb", "tfrecord"):
+        path = tmp_path / f"a.{format}"
+        write_batch(formats.load(format), path, schema, batch)
+        made = provenance(path, law=law)
+        assert made.content.layouts[0]["records"]["offsets"]["law"] == law
+        with Sidecar.open(path) as opened, open_dataset(path, through="library") as source:
+            assert_same_batch(opened.read(slice(None)), source.read(0, 50), source.schema)

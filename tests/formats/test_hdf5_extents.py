@@ -539,3 +539,22 @@ def test_identity_of_what_is_no_hdf5(tmp_path: Path) -> None:
             HDF5.identity(tmp_path / name)
     with pytest.raises(OSError, match="missing"):
         HDF5.identity(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("maxshape", [(8, None, 6), (8, 6, None), (None, 6, 6), (8, 6, 9)])
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_chunks_that_the_library_lists_at_wrong_places(
+    tmp_path: Path, libver: Any, maxshape: Any
+) -> None:
+    """HDF5 counts wrongly through the index of one unlimited axis that is not the first."""
+    path = tmp_path / "a.h5"
+    x = random_array(np.dtype("<i4"), (8, 6, 6))
+    with h5py.File(path, "w", libver=libver) as file:
+        file.create_dataset("x", data=x, chunks=(3, 2, 3), maxshape=maxshape)
+    with opened(path) as source:
+        batch = source.read(0, 8)
+        np.testing.assert_array_equal(batch["x"], x)
+        wrong = libver == "latest" and maxshape[0] == 8 and None in maxshape
+        assert ("x" in source.extents().unlocated) == wrong
+    if not wrong:
+        compare_whole(path)
