@@ -25,7 +25,7 @@ from dsprep.layout.codec import file_path
 from dsprep.layout.extents import Extents, locate
 from dsprep.layout.model import FileLayout
 from dsprep.packing import Tables, digest
-from dsprep.reading.columns import ColumnReader
+from dsprep.reading.columns import ColumnReader, read_columns
 from dsprep.reading.files import File, Files
 from dsprep.reading.records import RecordReader, Verify
 from dsprep.schema import Arena, Array, Batch, Ints, Ragged, Schema, concatenate
@@ -458,9 +458,9 @@ class Sidecar:
             file = self._open(number, path)
             first = int(self._starts[number])
             out = records.read(file, local, inside, verify, arena, first)
-        for name in names:
-            if name in columns:
-                out[name] = columns[name].read(local, arena)
+        chosen = {name: columns[name] for name in names if name in columns}
+        if chosen:
+            out |= read_columns(chosen, local, arena)
         return {name: out[name] for name in names}
 
     def _make_reader(self, number: int) -> tuple[RecordReader | None, dict[str, ColumnReader]]:

@@ -211,6 +211,8 @@ def _column(
         first = laws.parse(json.get("first"), count, tables, number)
     field = schema[name] if name in schema.names else None
     if "offsets" not in json:
+        if field is not None and count and not field.ragged and field.row_nbytes:
+            raise damaged(f"field {name} has no place", tables)
         return Column(None, lines, first, number)
     grid = _grid({"rows": count * lines, **json}, tables)
     if field is not None:

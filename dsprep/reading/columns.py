@@ -7,8 +7,9 @@ want a chunk while another one decodes it wait for it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -28,6 +29,55 @@ DECODED = 64 << 20
 """Decoded bytes in the making at once: threads beyond wait, unless none is at work."""
 
 _U8 = np.dtype(np.uint8)
+_ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a read of one field needs from the files.
+
+    Attributes
+    ----------
+    nbytes
+        Bytes of the buffer that it needs.
+    spans
+        Each ``(file, offsets, lengths, places in the buffer)``.
+    done
+        Turns the buffer, once it is filled, into the field's values.
+    """
+
+    nbytes: int
+    spans: list[tuple[File, Ints, Ints, Ints]]
+    done: Callable[[Bytes], Values]
+
+
+def read_columns(
+    readers: Mapping[str, ColumnReader], indices: Ints, arena: Arena | None
+) -> dict[str, Values]:
+    """Return several fields of the same samples of a file.
+
+    All their bytes are fetched together, so fields that lie side by side, as in a group, take one
+    ``preadv``.
+
+    Raises
+    ------
+    FormatError
+        If the sidecar gives places that are not in the files, or a chunk is damaged.
+    """
+    wanted = {name: reader.begin(indices, arena) for name, reader in readers.items()}
+    bases = packed(np.array([-(-w.nbytes // _ALIGN) * _ALIGN for w in wanted.values()], np.int64))
+    buffer = new_array(arena, "sidecar.columns", (int(bases[-1]),), _U8)
+    spans: dict[int, list[tuple[File, Ints, Ints, Ints]]] = {}
+    for base, want in zip(bases[:-1].tolist(), wanted.values(), strict=True):
+        for file, offsets, lengths, places in want.spans:
+            spans.setdefault(id(file), []).append((file, offsets, lengths, places + base))
+    for parts in spans.values():
+        offsets, lengths, places = (np.concatenate([p[k] for p in parts]) for k in (1, 2, 3))
+        read_spans(parts[0][0].fd, offsets, lengths, buffer, places, parts[0][0].path)
+    return {
+        name: want.done(buffer[base : base + want.nbytes])
+        for base, (name, want) in zip(bases[:-1].tolist(), wanted.items(), strict=True)
+    }
 
 
 class ColumnReader:
@@ -57,37 +107,84 @@ class ColumnReader:
         grid = self.column.grid
         return 0 if grid is None or grid.plain else 2 * grid.chunk_nbytes
 
-    def read(self, indices: Ints, arena: Arena | None) -> Values:
-        """Return the field of the samples `indices`.
+    def begin(self, indices: Ints, arena: Arena | None) -> Wanted:
+        """Return what reading the field of the samples `indices` needs from the files.
 
         Raises
         ------
         FormatError
-            If the sidecar gives places that are not in the file, or a chunk is damaged.
+            If the sidecar gives places that are not in the files.
         """
-        column, field, grid = self.column, self.field, self.column.grid
-        first, count = rows_of(column, indices)
-        whole = field.ragged and column.first is None  # the only sample of its file
+        grid = self.column.grid
+        first, count = rows_of(self.column, indices)
         if grid is None:
-            rows = np.empty((0, *field.inner), field.dtype)
-            if field.ragged:
-                return Ragged.from_lengths(rows, np.zeros(len(indices), np.int64), field.kind)
-            return np.empty((len(indices), *field.inner), field.dtype)
+            count = np.zeros(len(indices), np.int64)
+            return Wanted(0, [], lambda _: self._values(np.empty(0, np.uint8), count))
         self._check_rows(grid, first, count)
-        total = int(count.sum())
-        out = new_array(arena, f"sidecar.{field.name}", (total * grid.row_nbytes,), _U8)
-        if total:
-            first_, count_ = _joined(first, count)
-            pieces, places = cut(grid, first_, count_), packed(count_)
-            if grid.plain:
-                self._read_plain(grid, pieces, out, places)
-            else:
-                self._read_encoded(grid, pieces, out, places)
-        if field.ragged:
-            per = grid.row_nbytes // max(1, field.row_nbytes) if whole else 1
-            values = out.view(field.dtype).reshape(-1, *field.inner)
-            return Ragged.from_lengths(values, count * per, field.kind)
-        return out.view(field.dtype).reshape(len(indices), *field.inner)
+        joined, rows = _joined(first, count)
+        pieces, places = cut(grid, joined, rows), packed(rows)
+        nbytes = int(places[-1]) * grid.row_nbytes
+        if grid.plain:
+            return self._begin_plain(grid, pieces, places, count, nbytes)
+
+        def decode(stored: Bytes | None) -> Values:
+            out = new_array(arena, f"sidecar.{self.field.name}", (nbytes,), _U8)
+            if nbytes:
+                self._read_encoded(grid, pieces, out, places, stored)
+            return self._values(out, count)
+
+        only = self._only_chunk(grid, pieces)
+        if only is None:
+            return Wanted(0, [], lambda _: decode(None))
+        file, offset, length = only
+        spans = (file, np.array([offset]), np.array([length]), np.zeros(1, np.int64))
+        return Wanted(length, [spans], decode)
+
+    def _values(self, out: Bytes, count: Ints) -> Values:
+        """Return decoded rows as the field of samples that have `count` rows each."""
+        field, grid = self.field, self.column.grid
+        values = out.view(field.dtype)
+        if not field.ragged:
+            return values.reshape(len(count), *field.inner)
+        whole = self.column.first is None and grid is not None  # the only sample of its file
+        per = grid.row_nbytes // max(1, field.row_nbytes) if whole and grid is not None else 1
+        return Ragged.from_lengths(values.reshape(-1, *field.inner), count * per, field.kind)
+
+    def _begin_plain(
+        self, grid: Grid, pieces: Pieces, places: Ints, count: Ints, nbytes: int
+    ) -> Wanted:
+        row = grid.row_nbytes
+        offset = grid.blocks.offsets.at(pieces.block)
+        stored = (offset >= 0) & (grid.blocks.lengths.at(pieces.block) > 0)
+        to = (places[pieces.request] + pieces.done) * row
+        offset += pieces.inside * row
+        sizes = pieces.rows * row
+        spans = []
+        for file, chosen in self._by_file(grid, pieces, stored):
+            file.check(offset[chosen], sizes[chosen], f"field {self.field.name}")
+            spans.append((file, offset[chosen], sizes[chosen], to[chosen]))
+        if not stored.all():
+            self._fill_value(grid)
+
+        def done(out: Bytes) -> Values:
+            if not stored.all():
+                self._fill(grid, out, to[~stored], sizes[~stored])
+            return self._values(out, count)
+
+        return Wanted(nbytes, spans, done)
+
+    def _only_chunk(self, grid: Grid, pieces: Pieces) -> tuple[File, int, int] | None:
+        """Return where the only chunk that is needed lies, if it is one and not at hand."""
+        blocks = grid.blocks
+        if not len(pieces.block) or bool((pieces.block != pieces.block[0]).any()):
+            return None
+        number = int(pieces.block[0])
+        offset, length = blocks.offsets.one(number), blocks.lengths.one(number)
+        if offset < 0 or length <= 0 or self._chunks is None or self._chunks.has(number):
+            return None
+        ((file, _),) = self._by_file(grid, pieces, np.ones(len(pieces.block), bool))
+        file.check(np.array([offset]), np.array([length]), f"field {self.field.name}")
+        return file, offset, length
 
     def _check_rows(self, grid: Grid, first: Ints, count: Ints) -> None:
         rows = grid.shape[0]
@@ -107,19 +204,6 @@ class ColumnReader:
                 raise FormatError(
                     "the sidecar gives samples rows that overlap", where=f"field {self.field.name}"
                 )
-
-    def _read_plain(self, grid: Grid, pieces: Pieces, out: Bytes, places: Ints) -> None:
-        row = grid.row_nbytes
-        offset = grid.blocks.offsets.at(pieces.block)
-        stored = (offset >= 0) & (grid.blocks.lengths.at(pieces.block) > 0)
-        to = (places[pieces.request] + pieces.done) * row
-        if not stored.all():
-            self._fill(grid, out, to[~stored], pieces.rows[~stored] * row)
-        offset += pieces.inside * row
-        for file, chosen in self._by_file(grid, pieces, stored):
-            at, nbytes = offset[chosen], pieces.rows[chosen] * row
-            file.check(at, nbytes, f"field {self.field.name}")
-            read_spans(file.fd, at, nbytes, out, to[chosen], file.path)
 
     def _fill(self, grid: Grid, out: Bytes, starts: Ints, lengths: Ints) -> None:
         """Fill ranges of the result with the fill value."""
@@ -149,7 +233,10 @@ class ColumnReader:
             for a, b in pairwise(edges)
         ]
 
-    def _read_encoded(self, grid: Grid, pieces: Pieces, out: Bytes, places: Ints) -> None:
+    def _read_encoded(
+        self, grid: Grid, pieces: Pieces, out: Bytes, places: Ints, data: Bytes | None
+    ) -> None:
+        """Decode the chunks that pieces are of; `data`: the stored bytes, if it is only one."""
         assert self._chunks is not None  # made for every grid that is not plain
         blocks = grid.blocks
         offset, length = blocks.offsets.at(pieces.block), blocks.lengths.at(pieces.block)
@@ -184,7 +271,9 @@ class ColumnReader:
                 mask = 0 if masks is None else int(masks[k])
                 place = int(offset[k]), int(length[k])
                 edge = n == last or begin + rows < grid.chunk[0]
-                chunk = self._chunks.get(number, file, place, mask, self.field.name, keep=edge)
+                chunk = self._chunks.get(
+                    number, file, place, mask, self.field.name, data, keep=edge
+                )
                 before = number
             inner = tuple(slice(0, b - a) for a, b in zip(low, high, strict=True))
             result[box] = chunk[(slice(begin, begin + rows), *inner)]
@@ -217,6 +306,7 @@ class _Chunks:
         place: tuple[int, int],
         mask: int,
         name: str,
+        data: Bytes | None,
         *,
         keep: bool,
     ) -> Array:
@@ -224,7 +314,7 @@ class _Chunks:
 
         def decode() -> Array:
             with self._decoders:
-                return self._decode(file, place, mask, f"{file.path}, field {name}")
+                return self._decode(file, place, mask, f"{file.path}, field {name}", data)
 
         with self._lock:
             if self._last[0] == number and self._last[1] is not None:
@@ -253,7 +343,14 @@ class _Chunks:
                 future.set_result(chunk)
         return future.result()
 
-    def _decode(self, file: File, place: tuple[int, int], mask: int, where: str) -> Array:
+    def has(self, number: int) -> bool:
+        """Whether a chunk is at hand, or being decoded by somebody."""
+        with self._lock:
+            return self._last[0] == number or number in self._underway
+
+    def _decode(
+        self, file: File, place: tuple[int, int], mask: int, where: str, data: Bytes | None
+    ) -> Array:
         grid = self._grid
         offset, nbytes = place
         here = f"{where}, offset {offset}"
@@ -261,6 +358,6 @@ class _Chunks:
             raise FormatError(
                 "a chunk has the wrong size", where=here, expected=grid.chunk_nbytes, found=nbytes
             )
-        data = pread_exact(file.fd, nbytes, offset, here)
-        flat = filters.decode(data, grid.filters, mask, grid.chunk_nbytes, here)
+        stored = pread_exact(file.fd, nbytes, offset, here) if data is None else data
+        flat = filters.decode(stored, grid.filters, mask, grid.chunk_nbytes, here)
         return flat.reshape(*grid.chunk, grid.itemsize)
