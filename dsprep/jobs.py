@@ -341,7 +341,7 @@ def count_workers(job: Job, workers: int | None, memory: int | None, resident: i
             found=show_nbytes(memory),
             fix="raise --memory, or make chunks smaller with --chunk"
             if not job.groupings
-            else "raise --memory, or lower --buffer-size",
+            else "raise --memory, or make groups smaller",
         )
     return min(workers, (memory - resident) // each)
 
