@@ -2,8 +2,8 @@
 
 ``framing`` knows records, ``stream`` the bytes they are in (plain, GZIP, ZLIB), ``example`` and
 ``lockstep`` the message inside, ``features`` which feature a field is. ``source`` and ``columns``
-read, ``writer`` and ``build`` write, ``code`` shows how TensorFlow loads the file. TensorFlow
-itself is not needed.
+read, ``writer`` and ``build`` write, ``code`` shows how TensorFlow loads the file. ``group`` and
+``group_writer`` write groups. TensorFlow itself is not needed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,17 @@ from pathlib import Path
 from typing import ClassVar
 
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import Format, OpenOptions, Source, State, WriteOptions, Writer
+from dsprep.formats.base import (
+    Format,
+    GroupWriter,
+    OpenOptions,
+    Source,
+    State,
+    WriteOptions,
+    Writer,
+)
 from dsprep.formats.samples import listed
+from dsprep.grouping import Grouping, GroupPlan
 from dsprep.schema import Schema
 
 
@@ -108,3 +117,23 @@ class TFRecord(Format):
         from dsprep.formats.tfrecord.writer import TFRecordWriter
 
         return TFRecordWriter(path, schema, options, state)
+
+    def plan_groups(self, schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupPlan:
+        """Return how groups will lie: always contiguous; see `dsprep.formats.tfrecord.group`."""
+        from dsprep.formats.tfrecord import features, group
+
+        types = features.plan(schema, options)
+        return group.plan(schema, types, group.arrange(schema, types, options, grouping), grouping)
+
+    def create_groups(
+        self,
+        path: Path,
+        schema: Schema,
+        grouping: Grouping,
+        options: WriteOptions,
+        state: State | None,
+    ) -> GroupWriter:
+        """Start a file of groups or continue one; see `Format.create_groups`."""
+        from dsprep.formats.tfrecord.group_writer import TFRecordGroupWriter
+
+        return TFRecordGroupWriter(path, schema, grouping, options, state)

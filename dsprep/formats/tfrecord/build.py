@@ -23,6 +23,7 @@ from dsprep.formats.tfrecord.example import (
     encode_varints,
     entry_head,
     example_head,
+    padding_head,
     view,
 )
 from dsprep.schema import Arena, Array, Batch, Field, Ragged, Schema, has_padding
@@ -44,7 +45,8 @@ class Template:
         Bytes of each record with its frame.
     """
 
-    def __init__(self, schema: Schema, types: dict[str, int]) -> None:
+    def __init__(self, schema: Schema, types: dict[str, int], padding: int = 0) -> None:
+        """Take the fields, and how many bytes of padding each record gets: not 1."""
         self._gaps: list[tuple[Field, int, int, int]] = []  # field, list, start, stop
         self._fixed: list[tuple[int, Payload]] = []  # offset, bytes that all records share
         sizes = [features.row_nbytes(f, types[f.name]) for f in schema]
@@ -53,7 +55,7 @@ class Template:
             for f, size in zip(schema, sizes, strict=True)
         ]
         entries = sum(map(len, heads)) + sum(sizes)
-        length = len(example_head(entries)) + entries
+        length = len(example_head(entries)) + entries + padding
         self.nbytes = length + framing.FRAME
         self._share(0, framing.headers(np.array([length])).tobytes() + example_head(entries))
         at = framing.HEADER + len(example_head(entries))
@@ -62,6 +64,8 @@ class Template:
             at += len(head)
             self._gaps.append((f, types[f.name], at, at + size))
             at += size
+        if padding:
+            self._share(at, padding_head(padding).ljust(padding, b"\0"))
 
     def _share(self, at: int, data: bytes) -> None:
         self._fixed.append((at, np.frombuffer(data, U8)))
@@ -98,8 +102,10 @@ class Assembly:
         self._fields = [(f, f.name.encode(), types[f.name]) for f in schema]
         self._opaque = opaque
 
-    def records(self, batch: Batch, start: int, arena: Arena) -> Payload:
+    def records(self, batch: Batch, start: int, arena: Arena) -> tuple[Payload, int]:
         """Return the records of `batch`, samples ``start ..`` of the output, as bytes.
+
+        And how many of these bytes are the last record.
 
         Raises
         ------
@@ -127,7 +133,7 @@ class Assembly:
             if not self._opaque:
                 pieces[0] = example_head(nbytes)
                 nbytes += len(pieces[0])
-                _check_size(nbytes, start + i)
+                check_size(nbytes, start + i)
             at += framing.HEADER
             starts[i], lengths[i] = at, nbytes
             for piece in pieces:
@@ -138,10 +144,11 @@ class Assembly:
         out[heads] = framing.headers(lengths)
         foots = (starts + lengths)[:, None] + np.arange(framing.FOOTER)
         out[foots] = _bytes_of(framing.payload_crcs(out, starts, lengths))
-        return out[:at]
+        return out[:at], int(lengths[-1]) + framing.FRAME if count else 0
 
 
-def _check_size(nbytes: int, sample: int) -> None:
+def check_size(nbytes: int, sample: int) -> None:
+    """Raise `UnsupportedError` if a message of `nbytes` is too large to be parsed."""
     if nbytes > LARGEST:
         raise UnsupportedError(
             "the sample is too large for tf.train.Example",

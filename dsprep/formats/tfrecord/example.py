@@ -33,6 +33,8 @@ TYPES = {BYTES: "bytes", FLOAT: "float", INT64: "int64"}
 
 LARGEST = (1 << 31) - 1
 """Bytes of a message that Protocol Buffers can parse."""
+PADDING_TAG = 15 << 3 | 2
+"""What padding behind the features of an Example begins with."""
 PADDED_VARINT = 10
 """Bytes of each int64 that dsprep writes, so that all records have one size."""
 
@@ -322,6 +324,19 @@ def entry_head(name: bytes, type_: int, nbytes: int) -> bytes:
 def example_head(nbytes: int) -> bytes:
     """Return what comes before the `nbytes` of all entries."""
     return b"\x0a" + varint(nbytes)
+
+
+def padding_head(nbytes: int) -> bytes:
+    """Return how `nbytes` of padding behind an Example's features begin; zeros follow.
+
+    It is field 15, bytes, which Example does not have and every parser skips. 1 byte is too few.
+    The length takes more bytes than it needs where no other number would come out right.
+    """
+    width = next(w for w in range(1, 6) if nbytes - 1 - w < 1 << 7 * w)
+    length = nbytes - 1 - width
+    digits = [length >> 7 * k & 127 | 128 for k in range(width)]
+    digits[-1] &= 127
+    return bytes([PADDING_TAG, *digits])
 
 
 def encode_varints(values: Array, out: NDArray[np.uint8]) -> None:

@@ -67,6 +67,12 @@ def mask(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return masked
 
 
+def unmask(stored: int) -> int:
+    """Return the CRC that is stored as `stored`."""
+    turned = stored - MASK & 0xFFFFFFFF
+    return (turned << 15 | turned >> 17) & 0xFFFFFFFF
+
+
 @cache
 def _tables() -> NDArray[np.uint32]:
     """Return the CRC32C of a byte that k zero bytes follow, shape ``(8, 256)``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.formats.tfrecord.example import BYTES, FLOAT, TYPES, Places
+from dsprep.formats.tfrecord.example import BYTES, FLOAT, PADDING_TAG, TYPES, Places
 
 
 class Lockstep:
@@ -77,7 +77,7 @@ def parse_together(
 def _walk(at: Lockstep, ends: NDArray[np.int64]) -> dict[str, Places]:
     found: dict[str, Places] = {}
     at.expect(at.same(1) == b"\x0a")
-    at.expect(bool((at.length() + at.pos == ends).all()))
+    ends = _before_padding(at, ends)
     while (at.pos < ends).any():
         at.expect((at.pos < ends).all() and at.same(1) == b"\x0a")
         entry = at.length() + at.pos
@@ -103,6 +103,17 @@ def _walk(at: Lockstep, ends: NDArray[np.int64]) -> dict[str, Places]:
         found[key] = Places(number, value_at, values, values)
         at.pos = entry.copy()
     return found
+
+
+def _before_padding(at: Lockstep, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where the features end, behind which there may be padding, and nothing else."""
+    stop = at.length() + at.pos
+    padded = stop != ends
+    if padded.any():
+        behind = Lockstep(at.buffer, stop[padded])
+        at.expect(bool((stop <= ends).all()) and behind.same(1)[0] == PADDING_TAG)
+        at.expect(bool((behind.length() + behind.pos == ends[padded]).all()))
+    return stop
 
 
 def _packed(at: Lockstep, full: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

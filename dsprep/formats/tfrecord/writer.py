@@ -26,6 +26,13 @@ GZIP_LEVEL = 4
 """The level unless one is asked for; higher ones cost more time than they save space."""
 
 
+def gzip_level(options: WriteOptions) -> int | None:
+    """Return the level to compress with, or None."""
+    if options.compress is None:
+        return None
+    return GZIP_LEVEL if options.compress.level is None else options.compress.level
+
+
 @dataclass
 class Piece:
     """Encoded samples, or a recipe for them.
@@ -57,10 +64,7 @@ class TFRecordWriter(Writer):
             self._builder = Assembly(schema, types, features.is_opaque(schema))
         else:
             self._builder = Template(schema, types)
-        self._level: int | None = None
-        if options.compress is not None:
-            level = options.compress.level
-            self._level = GZIP_LEVEL if level is None else level
+        self._level = gzip_level(options)
         self._end = 0 if state is None else int(state["offset"])
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if state is None else 0)
         self._fd = os.open(path, flags, 0o666)
@@ -78,7 +82,7 @@ class TFRecordWriter(Writer):
             nbytes = len(next(iter(batch.values()), ())) * self._builder.nbytes
             blocks = self._builder.blocks(batch, arena)
         else:
-            records = self._builder.records(batch, start, arena)
+            records, _ = self._builder.records(batch, start, arena)
             nbytes, blocks = len(records), [records]
         if self._level is None or not nbytes:
             return Piece(nbytes, blocks)

@@ -1,0 +1,172 @@
+"""Where groups of records lie, and how they come to begin at multiples of the stripe size.
+
+Records follow one another without gaps, so a group is a run of bytes by itself. To align groups,
+padding goes into records (`example.padding_head`: a field that every parser of Examples skips):
+
+- the same amount into every record, so that a group takes a whole number of stripes and all
+  records keep one size, if that adds at most `MOST_PADDING` to them;
+- otherwise into the last record of each group but the last, as much as is missing to a stripe.
+
+Compressed, a group is one GZIP member, which a comment in its header fills up. Records that are no
+Examples take no padding: their groups begin anywhere, unless they are compressed.
+
+A padded record is whole only with its padding, which its length and CRC include, and so is a
+member; so it counts as part of the group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsprep.formats.base import WriteOptions
+from dsprep.formats.tfrecord import features
+from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Assembly, Template
+from dsprep.formats.tfrecord.example import LARGEST
+from dsprep.formats.tfrecord.framing import FRAME
+from dsprep.grouping import Grouping, GroupPlan, round_up
+from dsprep.schema import Ints, Schema
+from dsprep.spans import packed
+
+MOST_PADDING = 0.02
+"""Padding per byte of a record up to which every record gets the same."""
+LEAST_PADDING = 2
+"""Bytes that a field takes; a group that lacks 1 byte to a stripe takes a stripe more."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How the groups of one file lie.
+
+    Attributes
+    ----------
+    builder
+        What makes the records.
+    level
+        Of GZIP; None: not compressed.
+    every
+        Bytes of padding in every record.
+    align
+        At whose multiples groups begin because what is before them is filled up: 1 if not.
+    aligned
+        Whether every group begins at a multiple of the stripe size.
+    """
+
+    builder: Template | Assembly
+    level: int | None
+    every: int = 0
+    align: int = 1
+    aligned: bool = True
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all places are known before anything is written."""
+        return isinstance(self.builder, Template) and self.level is None
+
+    def missing(self, end: int) -> int:
+        """Return the padding of the last record of a group that would end at `end`."""
+        short = -end % self.align if self.level is None else 0
+        return short + self.align if 0 < short < LEAST_PADDING else short
+
+    def places(self, edges: Ints) -> Ints:
+        """Return where groups of records of one size begin, and where the last one ends."""
+        assert isinstance(self.builder, Template)
+        sizes = np.diff(edges) * self.builder.nbytes
+        if self.align > 1:
+            different, which = np.unique(sizes[:-1], return_inverse=True)
+            filled = [size + self.missing(size) for size in different.tolist()]
+            sizes[:-1] = np.array(filled, np.int64)[which]
+        return packed(sizes)
+
+
+def arrange(
+    schema: Schema, types: dict[str, int], options: WriteOptions, grouping: Grouping
+) -> Arrangement:
+    """Return how groups of this schema lie, whose fields are carried by lists of these `types`."""
+    from dsprep.formats.tfrecord.writer import gzip_level
+
+    level = gzip_level(options)
+    opaque = features.is_opaque(schema)
+    align = grouping.align if grouping.count > 1 else 1  # the first group begins at 0
+    builder: Template | Assembly
+    if schema.ragged:
+        builder = Assembly(schema, types, opaque)
+        room = not opaque
+    else:
+        builder = Template(schema, types)
+        room = builder.nbytes + align <= LARGEST
+    if align == 1 or level is not None:
+        return Arrangement(builder, level, align=align)
+    if not room:
+        return Arrangement(builder, None, aligned=False)
+    if isinstance(builder, Template) and grouping.even:
+        every = _in_every(builder.nbytes, grouping.samples, align)
+        if every <= MOST_PADDING * builder.nbytes:
+            return Arrangement(Template(schema, types, every), None, every)
+    return Arrangement(builder, None, align=align)
+
+
+def _in_every(nbytes: int, samples: int, align: int) -> int:
+    """Return the least padding of records with which `samples` of them fill whole stripes."""
+    step = align // int(np.gcd(samples, align))
+    padding = -nbytes % step
+    return padding if not padding or padding >= LEAST_PADDING else padding + round_up(2, step)
+
+
+# --- the plan --------------------------------------------------------------------------------
+
+
+def plan(
+    schema: Schema, types: dict[str, int], arrangement: Arrangement, grouping: Grouping
+) -> GroupPlan:
+    """Return the plan of `arrangement`: exact for records of one size, else with upper bounds."""
+    counts = np.diff(grouping.edges)
+    builder, align = arrangement.builder, arrangement.align
+    if arrangement.fixed:
+        assert isinstance(builder, Template)
+        places = arrangement.places(grouping.edges)
+        sizes, nbytes = np.diff(places), int(places[-1])
+        padding = nbytes - int(grouping.edges[-1]) * (builder.nbytes - arrangement.every)
+    else:
+        sizes = _most(schema, types, grouping)
+        if arrangement.level is not None:  # what does not compress grows a little
+            sizes += sizes // 500 + 1024
+        sizes = -(-sizes // align) * align
+        nbytes = int(sizes.sum())
+        padding = len(counts) * (align // 2)
+    return GroupPlan(
+        nbytes=nbytes,
+        padding=padding,
+        group_nbytes=int(sizes.max(initial=0)),
+        aligned=arrangement.aligned,
+        reads=1,
+        how=_how(arrangement, grouping),
+    )
+
+
+def _most(schema: Schema, types: dict[str, int], grouping: Grouping) -> Ints:
+    """Return the most bytes that the records of each group can take."""
+    names = sum(len(n.encode()) + MOST_OVERHEAD for n in schema.names)
+    each = FRAME + MOST_OVERHEAD + names
+    each += sum(features.row_nbytes(f, types[f.name]) for f in schema if not f.ragged)
+    sizes: Ints = np.diff(grouping.edges) * each
+    for f in schema:
+        if f.ragged and f.name in grouping.rows:
+            sizes = sizes + grouping.rows[f.name] * features.row_nbytes(f, types[f.name])
+    return sizes
+
+
+def _how(arrangement: Arrangement, grouping: Grouping) -> str:
+    """Return how groups lie, for a person."""
+    if arrangement.level is not None:
+        filled = ", filled up to the stripe" if arrangement.align > 1 else ""
+        return f"a group is one GZIP member of records{filled}"
+    if not arrangement.aligned:
+        why = "a record would get too large" if arrangement.fixed else "raw records take no padding"
+        return f"a group is a run of records that begins anywhere: {why}"
+    if arrangement.every:
+        return f"a group is a run of records, each with {arrangement.every:,} bytes of padding"
+    if arrangement.align > 1:
+        return "a group is a run of records, the last one padded up to the stripe"
+    return "a group is a run of records"

@@ -1,0 +1,374 @@
+"""TFRecord in groups: contiguous, aligned, read by TensorFlow, the same bytes however written."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google_crc32c import value as reference_crc
+from support import assert_same_batch, random_batch, schemas, take
+
+from dsprep.errors import FormatError, UnsupportedError
+from dsprep.formats import load
+from dsprep.formats.base import Compression, OpenOptions, WriteOptions
+from dsprep.formats.tfrecord import example, features, group, group_gzip
+from dsprep.formats.tfrecord.build import Template
+from dsprep.formats.tfrecord.example import parse, view
+from dsprep.formats.tfrecord.framing import FRAME, HEADER
+from dsprep.formats.tfrecord.lockstep import parse_together
+from dsprep.grouping import Grouping, even
+from dsprep.layout.model import Groups
+from dsprep.schema import Arena, Batch, Field, Ragged, Schema
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+TFR = load("tfrecord")
+ALL = dict(schemas())
+PLAIN, GZIP = WriteOptions(), WriteOptions(compress=Compression("gzip", 1))
+UNEVEN = np.array([0, 5, 6, 13, 20, 21], np.int64)
+
+
+@pytest.fixture(scope="module")
+def tf() -> Any:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tensorflow
+    return tensorflow
+
+
+def with_rows(grouping: Grouping, batch: Batch) -> Grouping:
+    rows = {
+        name: np.add.reduceat(column.lengths, grouping.edges[:-1])
+        for name, column in batch.items()
+        if isinstance(column, Ragged) and grouping.count
+    }
+    return Grouping(grouping.edges, grouping.align, rows)
+
+
+def feed(writer, batch: Batch, edges: list[int], *, backwards: bool = False) -> None:
+    pieces = []
+    for start, stop in itertools.pairwise(edges):
+        pieces.append(writer.encode(take(batch, start, stop), start, Arena()))
+        writer.reserve(pieces[-1])
+    for piece in reversed(pieces) if backwards else pieces:
+        writer.write(piece)
+
+
+def write_groups(
+    path: Path,
+    schema: Schema,
+    batch: Batch,
+    grouping: Grouping,
+    options: WriteOptions = PLAIN,
+    cuts: tuple[int, ...] = (),
+) -> Groups:
+    writer = TFR.create_groups(path, schema, grouping, options, None)
+    edges = sorted({*grouping.edges.tolist(), *(() if writer.whole else cuts)})
+    feed(writer, batch, edges, backwards=True)
+    writer.sync()
+    writer.finish()
+    groups = writer.groups()
+    writer.clean()
+    writer.close()
+    return groups
+
+
+def check(path: Path, schema: Schema, batch: Batch, grouping: Grouping, groups: Groups) -> None:
+    """The ranges hold the samples of the groups, and their sums are right."""
+    data = path.read_bytes()
+    compressed = data[:2] == b"\x1f\x8b"
+    assert groups.blocks.count == grouping.count
+    edges = grouping.edges.tolist()
+    for g in range(grouping.count):
+        at, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
+        run = data[at : at + nbytes]
+        assert len(run) == nbytes
+        assert groups.crc32c is not None
+        assert groups.crc32c.one(g) == reference_crc(run)
+        alone = path.with_name("alone.tfrecord")
+        alone.write_bytes(run)
+        with TFR.open(alone, OpenOptions(), schema) as source:
+            found = source.read(0, len(source))
+        assert_same_batch(found, take(batch, edges[g], edges[g + 1]), schema)
+        if compressed:
+            assert len(gzip.decompress(run)) > 0
+    with TFR.open(path, OpenOptions(), schema) as source:
+        assert_same_batch(source.read(0, len(source)), batch, schema)
+    assert (groups.first is None) == grouping.even
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_schema(name: str, tmp_path: Path) -> None:
+    schema = ALL[name]
+    batch = random_batch(schema, 21)
+    for k, (edges, options) in enumerate(
+        itertools.product((even(21, 8, 512).edges, UNEVEN), (PLAIN, GZIP))
+    ):
+        path = tmp_path / f"{k}.tfrecord"
+        grouping = with_rows(Grouping(edges, 512), batch)
+        groups = write_groups(path, schema, batch, grouping, options, cuts=(3, 10, 11))
+        check(path, schema, batch, grouping, groups)
+        plan = TFR.plan_groups(schema, options, grouping)
+        begins = groups.blocks.offsets.span(0, grouping.count)
+        assert plan.aligned
+        assert (begins % 512 == 0).all()
+        assert plan.reads == 1
+        nbytes = path.stat().st_size
+        longest = int(groups.blocks.lengths.span(0, grouping.count).max())
+        if schema.ragged or options is GZIP:
+            assert nbytes <= plan.nbytes
+            assert longest <= plan.group_nbytes
+        else:
+            assert (nbytes, longest) == (plan.nbytes, plan.group_nbytes)
+            types = features.plan(schema, options)
+            assert plan.padding == nbytes - 21 * Template(schema, types).nbytes
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+@pytest.mark.parametrize("per_group", [1, 3, 7, 100])
+@pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
+def test_few_samples(count: int, per_group: int, options: WriteOptions, tmp_path: Path) -> None:
+    for name in ("fixed-<f4", "mixed"):
+        schema = ALL[name]
+        batch = random_batch(schema, count)
+        grouping = with_rows(even(count, per_group, 4096), batch)
+        plan = TFR.plan_groups(schema, options, grouping)
+        path = tmp_path / f"{name}.tfrecord"
+        check(path, schema, batch, grouping, write_groups(path, schema, batch, grouping, options))
+        assert path.stat().st_size <= plan.nbytes
+
+
+@pytest.mark.parametrize("name", ["fixed-<f4", "mixed", "bytes"])
+@pytest.mark.parametrize("align", [1, 256])
+def test_bytes_do_not_depend_on_pieces(name: str, align: int, tmp_path: Path) -> None:
+    schema = ALL[name]
+    batch = random_batch(schema, 40)
+    for edges in (even(40, 9).edges, np.array([0, 1, 30, 40])):
+        grouping = Grouping(edges, align)
+        found = set()
+        for k, cuts in enumerate([(), tuple(range(40)), (2, 17, 29, 39)]):
+            path = tmp_path / f"{k}.tfrecord"
+            groups = write_groups(path, schema, batch, grouping, cuts=cuts)
+            sums = groups.crc32c.span(0, grouping.count).tolist()
+            found.add((path.read_bytes(), str(sums)))
+        assert len(found) == 1
+
+
+def test_unaligned_groups_are_what_convert_writes(tmp_path: Path) -> None:
+    from support import write_batch
+
+    for name in ("fixed-<f4", "mixed"):
+        batch = random_batch(ALL[name], 20)
+        write_batch(TFR, tmp_path / "plain.tfrecord", ALL[name], batch)
+        write_groups(tmp_path / "groups.tfrecord", ALL[name], batch, even(20, 6))
+        one, other = tmp_path / "plain.tfrecord", tmp_path / "groups.tfrecord"
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_records_keep_one_size_where_that_costs_little(tmp_path: Path) -> None:
+    schema = Schema((Field("x", np.dtype("u1"), (5000,)), Field("y", np.dtype("<i8"))))
+    batch = random_batch(schema, 150)
+    grouping = even(150, 64, 4096)  # 64 bytes per record fill the stripe
+    path = tmp_path / "a.tfrecord"
+    groups = write_groups(path, schema, batch, grouping, cuts=(10, 70, 149))
+    check(path, schema, batch, grouping, groups)
+    plan = TFR.plan_groups(schema, PLAIN, grouping)
+    assert 0 < plan.padding <= 0.02 * plan.nbytes
+    with TFR.open(path, OpenOptions(), schema) as source:
+        assert "constant stride" in next(iter(source.layouts().values())).storage
+        parts = source.extents().records.parts
+    assert parts["x"].at is not None
+    assert groups.blocks.offsets.one(1) % 4096 == 0
+    assert "each with" in plan.how
+
+
+def test_one_byte_short_of_a_stripe_takes_a_stripe_more(tmp_path: Path) -> None:
+    for nbytes in range(440, 520):
+        schema = Schema((Field("x", np.dtype("u1"), (nbytes,)),))
+        size = Template(schema, features.plan(schema, PLAIN)).nbytes
+        if size % 512 != 511:
+            continue
+        batch = random_batch(schema, 3)
+        for edges in (even(3, 1).edges, np.array([0, 1, 3])):
+            grouping = Grouping(edges, 512)
+            path = tmp_path / "a.tfrecord"
+            groups = write_groups(path, schema, batch, grouping)
+            check(path, schema, batch, grouping, groups)
+            assert groups.blocks.offsets.one(1) == 1024
+        return
+    raise AssertionError("no size was tried")
+
+
+@pytest.mark.parametrize("nbytes", [*range(2, 400), 16383, 16384, 16385, 16386, 16387, 1 << 21])
+def test_padding_of_any_size(nbytes: int) -> None:
+    head = example.padding_head(nbytes)
+    message = example.example_head(0) + head + bytes(nbytes - len(head))
+    assert len(message) == nbytes + 2
+    assert parse(view(np.frombuffer(message, np.uint8)), 0, len(message)) == {}
+
+
+def records_of(path: Path) -> list[bytes]:
+    data, at, out = path.read_bytes(), 0, []
+    while at < len(data):
+        nbytes = int.from_bytes(data[at : at + 8], "little")
+        out.append(data[at + HEADER : at + HEADER + nbytes])
+        at += nbytes + FRAME
+    return out
+
+
+def test_padded_records_are_read_side_by_side(tmp_path: Path) -> None:
+    schema = ALL["mixed"]
+    batch = random_batch(schema, 20)
+    path = tmp_path / "a.tfrecord"
+    write_groups(path, schema, batch, even(20, 6, 1024))
+    records = records_of(path)
+    buffer = np.frombuffer(b"".join(records), np.uint8)
+    lengths = np.array([len(r) for r in records])
+    assert parse_together(buffer, np.cumsum(lengths) - lengths, lengths) is not None
+    spoiled = buffer.copy()
+    at = int(np.cumsum(lengths)[5] - lengths[5])
+    nbytes, size = example._varint(view(buffer), at + 1, len(buffer))
+    size += nbytes - at
+    assert spoiled[at + size] == example.PADDING_TAG
+    spoiled[at + size] = 14 << 3 | 2
+    assert parse_together(spoiled, np.cumsum(lengths) - lengths, lengths) is None
+
+
+def test_raw_records_are_not_padded(tmp_path: Path) -> None:
+    schema = Schema((Field.opaque("record"),))
+    values = [os.urandom(n) for n in (10, 0, 300, 7, 40)]
+    batch: Batch = {"record": Ragged.pack(values, schema.fields[0])}
+    grouping = with_rows(even(5, 2, 256), batch)
+    plan = TFR.plan_groups(schema, PLAIN, grouping)
+    assert not plan.aligned
+    assert "anywhere" in plan.how
+    path = tmp_path / "a.tfrecord"
+    check(path, schema, batch, grouping, write_groups(path, schema, batch, grouping))
+    assert records_of(path) == values
+    assert TFR.plan_groups(schema, GZIP, grouping).aligned
+
+
+@pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
+@pytest.mark.parametrize("name", ["fixed-<f4", "mixed"])
+@pytest.mark.parametrize("align", [1, 512])
+def test_resumed(name: str, align: int, options: WriteOptions, tmp_path: Path) -> None:
+    schema, path = ALL[name], tmp_path / "resumed.tfrecord"
+    batch = random_batch(schema, 40)
+    for edges in (even(40, 8).edges, np.array([0, 8, 17, 24, 32, 40])):
+        grouping = Grouping(edges, align)
+        whole = tmp_path / "whole.tfrecord"
+        expected = write_groups(whole, schema, batch, grouping, options)
+        writer = TFR.create_groups(path, schema, grouping, options, None)
+        at = [0, *edges[1:4].tolist()] if writer.whole else [0, 5, 8, int(edges[2]), 20]
+        at = [a for a in at if a in edges or not writer.whole]
+        feed(writer, batch, at)
+        state = json.loads(json.dumps(writer.checkpoint()))
+        writer.sync()
+        feed(writer, batch, [at[-1], int(edges[4] if writer.whole else edges[3])])
+        writer.close()
+        with path.open("ab") as file:
+            file.write(b"garbage" * 10_000)
+        writer = TFR.create_groups(path, schema, grouping, options, state)
+        rest = sorted({at[-1], *edges[edges >= at[-1]].tolist()})
+        feed(writer, batch, rest, backwards=True)
+        writer.finish()
+        writer.close()
+        assert path.read_bytes() == whole.read_bytes()
+        found = writer.groups()
+        for law in ("offsets", "lengths"):
+            a, b = getattr(found.blocks, law), getattr(expected.blocks, law)
+            assert a.span(0, grouping.count).tolist() == b.span(0, grouping.count).tolist()
+        sums = [g.crc32c.span(0, grouping.count).tolist() for g in (found, expected)]
+        assert sums[0] == sums[1]
+
+
+def test_a_changed_file_is_noticed_when_it_is_continued(tmp_path: Path) -> None:
+    schema, path = ALL["mixed"], tmp_path / "a.tfrecord"
+    batch = random_batch(schema, 16)
+    writer = TFR.create_groups(path, schema, even(16, 4), GZIP, None)
+    feed(writer, batch, [0, 4, 8])
+    state = writer.checkpoint()
+    writer.close()
+    path.write_bytes(b"\0" * path.stat().st_size)
+    writer = TFR.create_groups(path, schema, even(16, 4), GZIP, state)
+    feed(writer, batch, [8, 12, 16])
+    writer.finish()
+    with pytest.raises(FormatError):
+        writer.groups()
+
+
+def test_a_sample_that_padding_makes_too_large(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("dsprep.formats.tfrecord.build.LARGEST", 300)
+    schema = Schema((Field.opaque("x"),))
+    batch: Batch = {"x": Ragged.pack([b"a" * 100, b"b" * 50], schema.fields[0])}
+    writer = TFR.create_groups(tmp_path / "a.tfrecord", schema, even(2, 1, 512), PLAIN, None)
+    with pytest.raises(UnsupportedError):
+        feed(writer, batch, [0, 1, 2])
+    writer.close()
+    monkeypatch.setattr(group, "LARGEST", 300)
+    fixed = Schema((Field("x", np.dtype("u1"), (100,)),))
+    assert not TFR.plan_groups(fixed, PLAIN, even(2, 1, 512)).aligned
+
+
+def test_gzip_members_of_any_size(tmp_path: Path) -> None:
+    block = np.frombuffer(b"some bytes" * 20, np.uint8)
+    for align in (1, 2, 16, 4096):
+        for size in range(40):
+            data = b"".join(group_gzip.member(4, [block[:size], block[size : 2 * size]], align))
+            assert len(data) % align == 0
+            assert gzip.decompress(data) == block[: 2 * size].tobytes()
+            path = tmp_path / "a.gz"
+            path.write_bytes(data)
+            with path.open("rb") as file:
+                assert group_gzip.nbytes_at(file.fileno(), 0, path) == len(data)
+
+
+# --- TensorFlow --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
+@pytest.mark.parametrize("edges", [even(21, 8).edges, UNEVEN], ids=["even", "uneven"])
+def test_tensorflow_reads_groups(tf: Any, options: WriteOptions, edges, tmp_path: Path) -> None:
+    schema = Schema(
+        (
+            Field("x", np.dtype("<f4"), (3, 2)),
+            Field("y", np.dtype("<i8")),
+            Field("z", np.dtype("<i8"), (None,)),
+            Field.opaque("jpeg"),
+        )
+    )
+    for fields in (schema.fields[:2], schema.fields):
+        part = Schema(fields)
+        batch = random_batch(part, 21)
+        for align in (1, 64, 4096):
+            path = tmp_path / f"{len(fields)}-{align}.tfrecord"
+            write_groups(path, part, batch, Grouping(edges, align), options)
+            kind = "GZIP" if options is GZIP else ""
+            records = list(tf.data.TFRecordDataset(str(path), kind).as_numpy_iterator())
+            assert len(records) == 21
+            spec = {
+                "x": tf.io.FixedLenFeature((3, 2), tf.float32),
+                "y": tf.io.FixedLenFeature((), tf.int64),
+            }
+            if len(fields) > 2:
+                spec["z"] = tf.io.VarLenFeature(tf.int64)
+                spec["jpeg"] = tf.io.FixedLenFeature((), tf.string)
+            found = tf.io.parse_example(records, spec)
+            assert found["x"].numpy().tobytes() == batch["x"].tobytes()
+            assert found["y"].numpy().tolist() == batch["y"].tolist()
+            for i, record in enumerate(records):
+                message = tf.train.Example.FromString(record)
+                assert message.features.feature["y"].int64_list.value[0] == batch["y"][i]
+                one = tf.io.parse_single_example(record, spec)
+                assert one["x"].numpy().tobytes() == batch["x"][i].tobytes()
+                if len(fields) > 2:
+                    assert one["z"].values.numpy().tolist() == batch["z"][i].tolist()
+                    assert one["jpeg"].numpy() == batch["jpeg"][i]
