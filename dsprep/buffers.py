@@ -1,0 +1,269 @@
+"""How many samples a group has: what one I/O buffer holds. Decisions only, nothing is read.
+
+``--buffer-size`` is a number of samples (``128``), of bytes (``256MiB``) or ``auto``. Larger groups
+mean fewer and longer reads, but more memory, fewer groups to deal to ranks, and less randomness
+where samples are shuffled inside their groups only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from dsprep.errors import UsageError
+from dsprep.plan import parse_nbytes, show_nbytes
+from dsprep.schema import Ints
+from dsprep.stripes import Stripe
+
+AIM = 256 << 20
+"""Bytes of a group that ``auto`` aims at: far beyond what one request costs on any storage."""
+
+STRIPES = 64
+"""Stripes of a group from which on padding to whole stripes is below 2 %."""
+
+MEMORY_SHARE = 16
+"""A group is at most one part in so many of the free memory: a node holds two per process."""
+
+GROUPS_PER_RANK = 4
+"""Groups per rank that ``auto`` leaves, so that ranks get nearly equal shares in random order."""
+
+
+@dataclass(frozen=True)
+class InSamples:
+    """Groups of so many samples."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class InBytes:
+    """Groups of at most so many bytes."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Groups as large as is good."""
+
+
+BufferSize: TypeAlias = InSamples | InBytes | Auto
+
+
+@dataclass(frozen=True)
+class BufferChoice:
+    """The size of groups.
+
+    Attributes
+    ----------
+    samples
+        Samples per group; of ragged samples the mean.
+    group_nbytes
+        Payload bytes of such a group; of ragged samples the mean.
+    limit_nbytes
+        Bytes that no group passes that has more than one sample; for `edges_by_bytes`. None: the
+        groups have `samples` samples each, whatever their bytes.
+    reasoning
+        Why, one sentence each.
+    """
+
+    samples: int
+    group_nbytes: int
+    limit_nbytes: int | None
+    reasoning: tuple[str, ...]
+
+
+def parse_buffer(text: str) -> BufferSize:
+    """Return what ``--buffer-size`` asks for.
+
+    >>> parse_buffer("128"), parse_buffer("1KiB"), parse_buffer("auto")
+    (InSamples(count=128), InBytes(nbytes=1024), Auto())
+
+    Raises
+    ------
+    UsageError
+        If it is none of a number of samples, a size and ``auto``.
+    """
+    word = text.strip().lower()
+    if word == "auto":
+        return Auto()
+    if word.isdecimal() and word.isascii():
+        if int(word) < 1 or int(word) >= 1 << 62:
+            raise UsageError(f"groups of {text} samples are not possible", expected="at least 1")
+        return InSamples(int(word))
+    try:
+        return InBytes(parse_nbytes(word))
+    except UsageError as error:
+        raise UsageError(
+            f"--buffer-size {text!r} is not understood",
+            expected="samples such as 128, bytes such as 256MiB, or auto",
+        ) from error
+
+
+def decide(
+    samples: int,
+    sample_nbytes: int | Ints,
+    asked: BufferSize,
+    stripe: Stripe,
+    free_memory: int,
+    ranks: int = 1,
+) -> BufferChoice:
+    """Return how large groups are to be.
+
+    Parameters
+    ----------
+    samples
+        In the dataset.
+    sample_nbytes
+        Payload bytes of every sample; or, where they differ, int64, shape ``(n,)``, of some or all
+        of them.
+    asked
+        What the user wants.
+    stripe
+        Of the storage.
+    free_memory
+        Bytes of memory of a node.
+    ranks
+        Processes that will read.
+    """
+    ragged = isinstance(sample_nbytes, np.ndarray)
+    mean = _mean(sample_nbytes)
+    if isinstance(asked, InSamples):
+        count = max(1, min(asked.count, samples))
+        nbytes = round(mean * count)
+        why = (f"{count} samples as asked: {show_nbytes(nbytes)}" + " on average" * ragged,)
+        return BufferChoice(count, nbytes, None, why)
+    if isinstance(asked, InBytes):
+        limit, reasons = asked.nbytes, [f"at most {show_nbytes(asked.nbytes)} as asked"]
+    else:
+        limit, reasons = _automatic(samples, mean, stripe, free_memory, ranks)
+    count = max(1, min(samples, int(limit // max(mean, 1))))
+    if mean > limit:
+        reasons.append(f"one sample has {show_nbytes(mean)}, more than that")
+    nbytes = round(mean * count)
+    reasons.append(
+        f"{'about ' * ragged}{count} {'sample' if count == 1 else 'samples'}: "
+        f"{show_nbytes(nbytes)}, {nbytes / stripe.nbytes:.1f} stripes of "
+        f"{show_nbytes(stripe.nbytes)}"
+    )
+    return BufferChoice(count, nbytes, int(limit) if ragged else None, tuple(reasons))
+
+
+def _mean(sample_nbytes: int | Ints) -> float:
+    if isinstance(sample_nbytes, np.ndarray):
+        return float(sample_nbytes.mean()) if len(sample_nbytes) else 0.0
+    return float(sample_nbytes)
+
+
+def _automatic(
+    samples: int, mean: float, stripe: Stripe, free_memory: int, ranks: int
+) -> tuple[int, list[str]]:
+    """Return the bytes of a group, and why."""
+    enough = STRIPES * stripe.nbytes
+    limit = max(AIM, enough)
+    if limit > AIM:
+        reasons = [f"{STRIPES} stripes are {show_nbytes(limit)}: padding stays below 2 %"]
+    else:
+        reasons = [f"{show_nbytes(AIM)} is far more than one request costs"]
+    most = max(1, free_memory // MEMORY_SHARE)
+    if limit > most:
+        limit = most
+        reasons.append(f"1/{MEMORY_SHARE} of the free memory is {show_nbytes(most)}")
+    wanted = GROUPS_PER_RANK * ranks
+    share = int(mean * (samples // wanted))
+    if samples >= wanted and 0 < share < limit:
+        limit = share
+        reasons.append(f"{wanted} groups, {GROUPS_PER_RANK} per rank, have {show_nbytes(share)}")
+    elif samples < wanted and mean:
+        limit = max(1, int(mean))
+        reasons.append(f"there are fewer samples than {GROUPS_PER_RANK} per rank")
+    if limit < enough and stripe.matters:
+        reasons.append(f"that is less than {STRIPES} stripes: padding may exceed 2 %")
+    return limit, reasons
+
+
+def edges_by_bytes(sizes: Iterable[Ints], limit: int) -> Ints:
+    """Return where groups of at most `limit` bytes begin, and the number of samples.
+
+    A group is as many consecutive samples as fit; a sample larger than the limit is a group of
+    its own. Where a group ends depends only on where it began.
+
+    Parameters
+    ----------
+    sizes
+        Payload bytes of all samples: slices of int64, one after another.
+    limit
+        Bytes.
+
+    Returns
+    -------
+    int64, shape ``(groups + 1,)``, rising strictly from 0; ``[0]`` if there are no samples.
+    """
+    if limit < 1:
+        raise UsageError(f"groups of {limit} bytes are not possible", expected="at least 1")
+    edges = array("q", [0])
+    at, held = 0, 0  # samples before this slice, and the bytes of those in the open group
+    for part in sizes:
+        ends = np.cumsum(part, dtype=np.int64)
+        i, base = 0, -held  # samples and bytes of this slice that lie in groups that have ended
+        while True:
+            j = int(np.searchsorted(ends, base + limit, "right"))
+            if j == i and edges[-1] == at + i:
+                j += 1
+            if j >= len(ends):
+                held = int(ends[-1]) - base if len(ends) else held
+                break
+            edges.append(at + j)
+            i, base = j, int(ends[j - 1]) if j else 0
+        at += len(ends)
+    if at > edges[-1]:
+        edges.append(at)
+    return np.array(edges, np.int64)
+
+
+def warnings(
+    samples: int,
+    groups: int,
+    group_nbytes: int,
+    *,
+    free_memory: int,
+    ranks: int | None = None,
+    ranks_per_node: int | None = None,
+    epochs: int | None = None,
+) -> list[str]:
+    """Return what may go wrong with these groups, one sentence each.
+
+    Parameters
+    ----------
+    samples, groups
+        In the dataset: N and G.
+    group_nbytes
+        Of the largest group.
+    free_memory
+        Bytes of memory of a node.
+    ranks, ranks_per_node
+        Processes that will read, in all and on one node, if known.
+    epochs
+        Passes over the data, S. Shuffling inside G disjoint groups is known to converge as
+        shuffling everything does where ``S < N / G``: the warning is given unless ``S * G < N``.
+    """
+    found = []
+    if ranks is not None and groups < ranks:
+        found.append(f"{groups} groups are fewer than {ranks} ranks: some would have no data")
+    if epochs is not None and groups and epochs * groups >= samples:
+        found.append(
+            f"{epochs} epochs are not fewer than the {samples / groups:.4g} samples per group "
+            "(S >= N/G): shuffling inside groups may converge worse than a global shuffle"
+        )
+    processes = ranks_per_node or 1
+    needed = 2 * group_nbytes * processes
+    if needed > free_memory:
+        found.append(
+            f"two buffers for each of {processes} processes take {show_nbytes(needed)}, more than "
+            f"the {show_nbytes(free_memory)} of free memory"
+        )
+    return found

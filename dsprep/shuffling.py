@@ -1,0 +1,481 @@
+"""A dataset in random order, in bounded memory whatever its size.
+
+Reading samples of a large file one by one in random order is what this program exists to avoid.
+Instead the samples are read once in the order in which they lie and dealt into buckets on disk
+(`buckets`), each of which fits in memory and has the samples of one range of the new order. Then
+buckets are loaded one after another, and samples are served from them in the new order: the
+second pass. Small datasets are kept in memory instead, and large samples whose places are known
+are read directly.
+
+The order is that of `permutation.Permutation`: it depends on seed and number of samples alone,
+and every sample comes exactly once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from dsprep.buckets import BucketReader, RunWriter, index_row_nbytes, payload_sizes
+from dsprep.errors import UsageError
+from dsprep.formats.base import Source, State
+from dsprep.gathering import take
+from dsprep.permutation import Permutation
+from dsprep.plan import PIECE_NBYTES, Shard, pieces, probe_nbytes, show_nbytes
+from dsprep.schema import Arena, Batch, Ints, Schema, concatenate, empty_batch
+from dsprep.sidecar import write_json
+from dsprep.splitting import DerivedSource, SelectedSource
+from dsprep.storage import remove
+from dsprep.through import SidecarSource
+from dsprep.transfer import ShardCopy
+
+How: TypeAlias = Literal["memory", "direct", "buckets"]
+
+DIRECT_NBYTES = 1 << 20
+"""Bytes of a sample from which on a random read costs hardly more than a sequential one."""
+
+SEGMENT_NBYTES = 256 << 10
+"""Bytes of a bucket's segment of one run that make reading it back efficient."""
+
+CHECKPOINT_NBYTES = 1 << 30
+"""Payload between two records of how far the first pass has come."""
+
+PIECES = 4
+"""Pieces that are in memory at a time in the first pass, at most: one per thread."""
+
+_JOURNAL = "shuffle.json"
+_FILES = (_JOURNAL, "runs", "index", "sizes")
+_STEP = 1 << 18  # samples whose sizes are asked for at a time
+
+
+class ShuffledSource(DerivedSource):
+    """The samples of another source in random order.
+
+    Nothing is read or written before `prepare`, which the first read calls if nobody else did.
+
+    Parameters
+    ----------
+    base
+        The source; closing this closes it.
+    seed
+        Of the order.
+    memory_nbytes
+        Bytes that may be held: at most two buckets, or all samples.
+    scratch
+        A directory of its own for temporary files, created when needed. A rerun with the same
+        base, seed and memory continues with what it finds there, whatever happened to the first.
+    workers
+        Threads of the first pass. The samples do not depend on it.
+    identity
+        Words that tell the base from others of the same path, number and schema.
+    durable
+        Whether the first pass waits for the disk, so that even a crash of the machine leaves
+        what a rerun can continue with.
+
+    Attributes
+    ----------
+    how
+        ``"memory"``: all samples are kept in memory; ``"direct"``: samples are read one by one;
+        ``"buckets"``: through temporary files.
+    scratch_nbytes
+        Bytes of temporary files; an estimate if the samples are of unknown sizes.
+    """
+
+    def __init__(
+        self,
+        base: Source,
+        seed: int,
+        memory_nbytes: int,
+        scratch: Path,
+        *,
+        workers: int = 1,
+        identity: str = "",
+        durable: bool = True,
+    ) -> None:
+        super().__init__(base)
+        self.seed, self.scratch, self._workers = seed, scratch, workers
+        self._order = Permutation(seed, len(base))
+        self._identity, self._durable = identity, durable
+        payload, exact = _payload(base)
+        mean = self._mean = max(1, -(-payload // max(1, len(base))))
+        self.how: How = _choose(base, payload, mean, memory_nbytes)
+        per_bucket = min(memory_nbytes // 3, payload // 2) // mean
+        self._per_bucket = max(1, len(base) if self.how == "memory" else per_bucket)
+        buckets = -(-len(base) // self._per_bucket)
+        # Each worker has a piece as read and a piece as sorted: half of the memory in all.
+        most = max(PIECE_NBYTES, buckets * SEGMENT_NBYTES)
+        self._piece_nbytes = max(1, min(most, memory_nbytes // (4 * PIECES)))
+        self.scratch_nbytes = 0
+        if self.how == "buckets":
+            runs = 2 + 2 * payload // self._piece_nbytes + (len(base) >> 20)
+            ragged = sum(f.ragged for f in base.schema)
+            self.scratch_nbytes = payload + 8 * (ragged + 1) * len(base) + 4096
+            self.scratch_nbytes += runs * index_row_nbytes(buckets)
+            self.scratch_nbytes += 0 if exact else payload // 20
+        self._cache: _BucketCache | None = None
+        self._lock, self._sizes_lock = threading.Lock(), threading.Lock()
+        self._sizes: Ints | None = None
+        self._selected: SelectedSource | None = None
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    @property
+    def described(self) -> str:
+        """How the order is made, for a person."""
+        words = {
+            "memory": "all samples are kept in memory",
+            "direct": "samples are large: they are read one by one",
+            "buckets": f"in two passes, through {show_nbytes(self.scratch_nbytes)} of "
+            f"temporary files, {self._buckets} buckets",
+        }
+        return words[self.how]
+
+    @property
+    def _buckets(self) -> int:
+        return -(-len(self) // self._per_bucket)
+
+    def prepare(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Do the first pass, or what an earlier run left of it.
+
+        Parameters
+        ----------
+        progress
+            Called with (samples done, samples in all).
+        """
+        with self._lock:
+            if self._cache is not None or self.how == "direct":
+                return
+            if self.how == "buckets":
+                self._deal(progress or (lambda done, total: None))
+                reader = BucketReader(self.scratch, self.schema, self._order, self._per_bucket)
+                self._cache = _BucketCache(reader.load, self._per_bucket, len(self), reader.close)
+            else:
+                self._cache = _BucketCache(lambda _: self._read_all(), self._per_bucket, len(self))
+
+    def _deal(self, progress: Callable[[int, int], None]) -> None:
+        """Write the runs."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        job = self._job()
+        journal = self._journal(job)
+        total = len(self)
+        if journal.get("complete"):
+            progress(total, total)
+            return
+        done, state = journal.get("samples", 0), journal.get("state")
+        writer = RunWriter(self.scratch, self.schema, self._order, self._per_bucket, state)
+        writer.durable = self._durable
+
+        def save(samples: int, at: State) -> None:
+            self._save({"job": job, "samples": samples, "state": at})
+
+        shard = Shard("", 0, total)
+        copy = ShardCopy(
+            self.base,
+            writer,
+            shard,
+            pieces(self.base, shard, writer.unit, self._piece_nbytes, done),
+            {},
+            min(self._workers, PIECES),
+            save,
+            CHECKPOINT_NBYTES if self._durable else None,
+        )
+        try:
+            for piece in copy.run():
+                done += piece.samples
+                progress(done, total)
+            writer.finish()
+        finally:
+            writer.close()
+        self._save({"job": job, "samples": total, "complete": True})
+
+    def _job(self) -> str:
+        """Return a word that differs where the temporary files would."""
+        facts: list[Any] = [2, self.seed, len(self), self._per_bucket, self._piece_nbytes]
+        facts += [str(self.path.absolute()), self._identity, self.schema.to_json()]
+        return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+    def _journal(self, job: str) -> dict[str, Any]:
+        """Return what an earlier run of the same job recorded, or nothing."""
+        try:
+            found = json.loads((self.scratch / _JOURNAL).read_text())
+            if isinstance(found, dict) and found["job"] == job:
+                state = found.get("state")
+                numbers = [found["samples"], *(state.values() if state else ())]
+                if all(isinstance(n, int) and n >= 0 for n in numbers) and self._intact(state):
+                    return found
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        for name in _FILES:
+            remove(self.scratch / name)
+        return {}
+
+    def _intact(self, state: State | None) -> bool:
+        """Whether the files have the bytes that were recorded."""
+        runs, index = ((self.scratch / n).stat().st_size for n in ("runs", "index"))
+        row = index_row_nbytes(self._buckets)
+        if state is not None:
+            return runs >= int(state["end"]) and index >= int(state["runs"]) * row
+        if index < row or index % row:
+            return False
+        table = np.memmap(self.scratch / "index", np.int64, "r").reshape(-1, row // 8)
+        return runs == int(table[-1, -1])
+
+    def _save(self, journal: dict[str, Any]) -> None:
+        write_json(journal, self.scratch / _JOURNAL, durable=self._durable)
+
+    def _read_all(self) -> Batch:
+        """Return all samples in source order."""
+        ranges = list(pieces(self.base, Shard("", 0, len(self)), 1))
+        fixed = {
+            f.name: np.empty((len(self), *f.inner), f.dtype) for f in self.schema if not f.ragged
+        }
+        ragged = Schema(tuple(f for f in self.schema if f.ragged))
+
+        def read(bounds: tuple[int, int]) -> Batch:
+            start, stop = bounds
+            batch = self.base.read(start, stop, None if ragged.fields else self._arena())
+            for name, out in fixed.items():
+                out[start:stop] = batch[name]
+            return {f.name: batch[f.name] for f in ragged}
+
+        with ThreadPoolExecutor(self._workers) as pool:
+            parts = list(pool.map(read, ranges))
+        joined = concatenate(ragged, parts) if ragged.fields and parts else {}
+        return {n: fixed[n] if n in fixed else joined[n] for n in self.schema.names}
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop`` of the new order; see `Source.read`."""
+        if start == stop:
+            return empty_batch(self.schema)
+        if self.how == "direct":
+            return self._direct().read(start, stop, arena)
+        self.prepare()
+        parts: list[Batch] = []
+        while start < stop:
+            bucket = start // self._per_bucket
+            end = min(stop, (bucket + 1) * self._per_bucket)
+            # Parts of one bucket each, so that no thread waits for one while it holds another.
+            key = "shuffled" if not parts else f"shuffled{len(parts)}"
+            parts.append(self._serve(bucket, start, end, arena, key))
+            start = end
+        return concatenate(self.schema, parts)
+
+    def _serve(self, bucket: int, start: int, stop: int, arena: Arena | None, key: str) -> Batch:
+        cache = self._cache
+        if cache is None:
+            raise UsageError("the source is closed")
+        first = bucket * self._per_bucket
+        with cache.bucket(bucket, stop - start) as held:
+            if held.rows is None:
+                held.rows = _rows(self._order, first, held.samples)
+            rows = held.rows[start - first : stop - first]
+            return take(self.schema, held.batch, rows, arena, key)
+
+    def _direct(self) -> SelectedSource:
+        with self._lock:
+            if self._selected is None:
+                places = np.arange(len(self), dtype=np.int64)
+                self._selected = SelectedSource(self.base, self._order.forward(places))
+            return self._selected
+
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        """Return the payload bytes of each sample; see `Source.sizes`.
+
+        Ragged samples take 8 bytes each. Where `base` does not know, the first pass tells.
+        """
+        if not self.schema.ragged:
+            return super().sizes(start, stop)
+        if self.how == "direct":
+            return self._direct().sizes(start, stop)
+        with self._sizes_lock:
+            if self._sizes is None:
+                self._sizes = self._all_sizes()
+        return self._sizes[start:stop]
+
+    def _all_sizes(self) -> Ints:
+        """Return the bytes of all samples in the new order."""
+        out = np.empty(len(self), np.int64)
+        recorded: Ints | None = None
+        for start in range(0, len(self), _STEP):
+            stop = min(start + _STEP, len(self))
+            sizes = self.base.sizes(start, stop) if recorded is None else None
+            if sizes is None:
+                recorded = self._recorded_sizes() if recorded is None else recorded
+                sizes = recorded[start:stop]
+            out[self._order.inverse(np.arange(start, stop, dtype=np.int64))] = sizes
+        return out
+
+    def _recorded_sizes(self) -> Ints:
+        """Return the bytes of all samples in source order, as they were when read."""
+        self.prepare()
+        if self.how == "buckets":
+            return np.memmap(self.scratch / "sizes", np.int64, "r", shape=(len(self),))
+        cache = self._cache
+        if cache is None:
+            raise UsageError("the source is closed")
+        with cache.bucket(0, 0) as held:
+            return payload_sizes(self.schema, held.batch)
+
+    def resident_nbytes(self) -> int:
+        """Return what is held besides the samples asked for: buckets, or what `base` holds."""
+        if self.how == "direct":
+            return self.base.resident_nbytes()
+        return self._mean * self._per_bucket * min(2, self._buckets)
+
+    def clean(self) -> None:
+        """Remove the temporary files, when they are no longer needed."""
+        self._drop()
+        for name in _FILES:
+            remove(self.scratch / name)
+        if self.scratch.is_dir() and not any(self.scratch.iterdir()):
+            self.scratch.rmdir()
+
+    def _drop(self) -> None:
+        with self._lock:
+            if self._cache is not None:
+                self._cache.close()
+            self._cache = None
+
+    def close(self) -> None:
+        """Release memory and files, and close `base`; the temporary files stay for a rerun."""
+        self._drop()
+        super().close()
+
+
+def _payload(source: Source) -> tuple[int, bool]:
+    """Return the bytes of all samples, and whether that is exact or an estimate."""
+    count = len(source)
+    if not source.schema.ragged:
+        return source.schema.fixed_nbytes * count, True
+    total = 0
+    for start in range(0, count, _STEP):
+        sizes = source.sizes(start, min(count, start + _STEP))
+        if sizes is None:
+            return probe_nbytes(source, 0, count) * count, False
+        total += int(sizes.sum())
+    return total, True
+
+
+def _choose(base: Source, payload: int, mean: int, memory_nbytes: int) -> How:
+    # Ragged samples are held twice while they are joined.
+    if payload * (2 if base.schema.ragged else 1) <= memory_nbytes or not len(base):
+        return "memory"
+    located = base
+    while isinstance(located, DerivedSource):
+        located = located.base
+    known = isinstance(located, SidecarSource) and located.resident_nbytes() == 0
+    return "direct" if known and mean >= DIRECT_NBYTES else "buckets"
+
+
+def _rows(order: Permutation, first: int, size: int) -> Ints:
+    """Return, for each place of a bucket, which of its samples in source order comes there."""
+    samples = order.forward(np.arange(first, first + size, dtype=np.int64))
+    rows = np.empty(size, np.int64)
+    rows[np.argsort(samples)] = np.arange(size)
+    return rows
+
+
+# --- buckets in memory -----------------------------------------------------------------------
+
+
+class _Held:
+    """A bucket that is in memory or on its way there.
+
+    `users` are threads that read from it or wait for it, `unserved` the samples not given out.
+    """
+
+    def __init__(self, loading: Future[Batch], samples: int) -> None:
+        self.loading, self.users, self.samples, self.unserved = loading, 0, samples, samples
+        self.rows: Ints | None = None
+
+    @property
+    def batch(self) -> Batch:
+        return self.loading.result()
+
+
+class _BucketCache:
+    """At most two buckets in memory, the next of which is loaded while one is served.
+
+    Parameters
+    ----------
+    load
+        Returns the samples of a bucket.
+    per_bucket, count
+        Samples of a bucket, and of all.
+    close
+        Called when nothing is loaded any more.
+    """
+
+    MOST = 2
+
+    def __init__(
+        self,
+        load: Callable[[int], Batch],
+        per_bucket: int,
+        count: int,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._load, self._per_bucket, self._count, self._close = load, per_bucket, count, close
+        self._held: dict[int, _Held] = {}
+        self._changed = threading.Condition()
+        self._pool = ThreadPoolExecutor(1, "dsprep-shuffle")
+
+    @contextmanager
+    def bucket(self, bucket: int, samples: int) -> Iterator[_Held]:
+        """Lend a bucket, of which `samples` will be read; waits until it is there."""
+        with self._changed:
+            while bucket not in self._held and not self._make_room(done_only=False):
+                self._changed.wait()
+            held = self._held.get(bucket) or self._start(bucket)
+            held.users += 1
+            if held.unserved < held.samples:  # not the first read: they go on from here
+                self._load_ahead(bucket + 1)
+        try:
+            held.batch  # noqa: B018  (waits, and raises what went wrong)
+            yield held
+        finally:
+            with self._changed:
+                held.users -= 1
+                held.unserved -= samples
+                if held.loading.exception() is not None and self._held.get(bucket) is held:
+                    del self._held[bucket]  # so that it is tried again
+                if held.unserved <= 0:
+                    self._load_ahead(bucket + 1)
+                    self._load_ahead(bucket + 2)
+                self._changed.notify_all()
+
+    def _load_ahead(self, bucket: int) -> None:
+        inside = bucket * self._per_bucket < self._count
+        if inside and bucket not in self._held and self._make_room(done_only=True):
+            self._start(bucket)
+
+    def _start(self, bucket: int) -> _Held:
+        samples = min(self._per_bucket, self._count - bucket * self._per_bucket)
+        held = self._held[bucket] = _Held(self._pool.submit(self._load, bucket), samples)
+        return held
+
+    def _make_room(self, done_only: bool) -> bool:
+        """Drop a bucket that nobody reads if there are too many; return whether there is room."""
+        if len(self._held) < self.MOST:
+            return True
+        idle = [b for b, h in self._held.items() if not h.users and h.loading.done()]
+        done = [b for b in idle if self._held[b].unserved <= 0]
+        if not done and (done_only or not idle):
+            return False
+        del self._held[(done or idle)[0]]
+        return True
+
+    def close(self) -> None:
+        """Forget all buckets."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._held.clear()
+        self._close()

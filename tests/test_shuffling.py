@@ -1,0 +1,309 @@
+"""Random orders are permutations, repeatable, and the same through memory and through files."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import MemorySource, assert_same_batch, random_batch, schemas, take
+
+from dsprep import shuffling
+from dsprep.gathering import take as gather
+from dsprep.permutation import SORTED, Permutation
+from dsprep.schema import Arena, Field, Schema, batch_nbytes, concatenate
+from dsprep.shuffling import ShuffledSource
+
+SCHEMAS = dict(schemas())
+
+
+# --- permutations ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 257, SORTED, SORTED + 1, 100_003, 1 << 18])
+def test_it_is_a_permutation(count):
+    order = Permutation(7, count)
+    places = np.arange(count)
+    samples = order.forward(places)
+    assert samples.dtype == np.int64
+    assert np.array_equal(np.sort(samples), places)
+    assert np.array_equal(order.inverse(samples), places)
+
+
+def test_few_samples_come_in_every_order():
+    found = {tuple(Permutation(seed, 3).forward(np.arange(3))) for seed in range(100)}
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize("count", [50_000, 200_000])
+def test_places_are_uniform(count):
+    # Samples of each sixteenth of the dataset are spread over sixteenths of the order.
+    samples = Permutation(3, count).forward(np.arange(count))
+    table = np.bincount(np.arange(count) * 16 // count * 16 + samples * 16 // count, minlength=256)
+    expected = count / 256
+    chi2 = ((table - expected) ** 2 / expected).sum()
+    assert 140 < chi2 < 330  # 225 degrees of freedom, +- 4 sigma and more
+    steps = np.diff(samples)
+    assert abs((steps > 0).mean() - 0.5) < 0.01
+    assert (np.abs(steps) == 1).sum() < 20
+    assert np.abs(np.corrcoef(samples[:-1], samples[1:])[0, 1]) < 0.02
+    # the number of cycles of a random permutation is near log(count)
+    seen, cycles = np.zeros(count, bool), 0
+    where = samples.tolist()
+    for i in range(count):
+        cycles += not seen[i]
+        while not seen[i]:
+            seen[i] = True
+            i = where[i]
+    assert 2 < cycles < 35
+
+
+def test_a_huge_order_takes_no_memory():
+    count = 10**15 + 7
+    order = Permutation(1, count)
+    places = np.concatenate([np.arange(50_000), count - 1 - np.arange(50_000)])
+    samples = order.forward(places)
+    assert samples.min() >= 0
+    assert samples.max() < count
+    assert np.array_equal(order.inverse(samples), places)
+    assert 0.45 < samples.mean() / count < 0.55
+
+
+def test_the_order_is_frozen():
+    # Datasets that were shuffled with a seed are told apart by these numbers for ever.
+    assert Permutation(42, 10).forward(np.arange(10)).tolist() == FROZEN_SMALL
+    assert Permutation(42, 10**6).forward(np.arange(5)).tolist() == FROZEN_LARGE
+    assert Permutation(43, 10**6).forward(np.arange(5)).tolist() != FROZEN_LARGE
+
+
+FROZEN_SMALL = [8, 4, 6, 5, 7, 3, 0, 2, 9, 1]
+FROZEN_LARGE = [50113, 616944, 164031, 666375, 249609]
+
+
+# --- sources ---------------------------------------------------------------------------------
+
+
+class Forgetful(MemorySource):
+    """A source that knows no sizes of ragged samples, and counts the samples read."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.count, self.lock = 0, threading.Lock()
+
+    def read(self, start, stop, arena=None):
+        with self.lock:
+            self.count += stop - start
+        return super().read(start, stop, arena)
+
+
+class Knowing(Forgetful):
+    def sizes(self, start, stop):
+        out = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
+        for f in self.schema:
+            if f.ragged:
+                out += self._batch[f.name][start:stop].lengths * f.row_nbytes
+        return out
+
+
+def expected(source, seed):
+    order = Permutation(seed, len(source)).forward(np.arange(len(source)))
+    parts = [source.read(i, i + 1) for i in order.tolist()]
+    return concatenate(source.schema, parts)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Pieces so small that a few samples make many runs and buckets."""
+    monkeypatch.setattr(shuffling, "PIECE_NBYTES", 64)
+    monkeypatch.setattr(shuffling, "SEGMENT_NBYTES", 16)
+
+
+@pytest.mark.parametrize("kind", [Forgetful, Knowing])
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("through", ["memory", "buckets"])
+def test_every_schema(name, through, kind, tmp_path, tiny):
+    schema = SCHEMAS[name]
+    if kind is Knowing and not schema.ragged:
+        pytest.skip("sizes are known anyhow")
+    batch = random_batch(schema, 53, seed=4)
+    source = kind(schema, batch)
+    memory = 1 << 30 if through == "memory" else max(8, batch_nbytes(batch) // 4)
+    with ShuffledSource(source, 5, memory, tmp_path / "s", workers=2) as shuffled:
+        if batch_nbytes(batch):
+            assert shuffled.how == through
+        assert len(shuffled) == 53
+        found = [shuffled.read(i, min(53, i + 7), Arena()) for i in range(0, 53, 7)]
+        assert_same_batch(concatenate(schema, found), expected(source, 5), schema)
+        assert_same_batch(shuffled.read(50, 50), take(batch, 0, 0), schema)
+        sizes = shuffled.sizes(0, 53)
+        assert sizes.tolist() == Knowing(schema, expected(source, 5)).sizes(0, 53).tolist()
+        if shuffled.how == "buckets":
+            used = sum(p.stat().st_size for p in (tmp_path / "s").iterdir())
+            assert used <= shuffled.scratch_nbytes * (2 if kind is Forgetful else 1)
+        else:
+            assert not (tmp_path / "s").exists()
+        shuffled.clean()
+        assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_few_samples(count, tmp_path):
+    schema = SCHEMAS["mixed"]
+    source = MemorySource(schema, random_batch(schema, count))
+    for memory in (1, 1 << 20):
+        with ShuffledSource(source, 5, memory, tmp_path / f"{memory}") as shuffled:
+            found = shuffled.read(0, count)
+            assert_same_batch(found, expected(source, 5) if count else source.read(0, 0), schema)
+
+
+X = Schema((Field("x", np.dtype("<i8"), (8,)), Field("y", np.dtype("<i4"))))
+
+
+def numbered(count):
+    y = np.arange(count, dtype="<i4")
+    return Forgetful(X, {"x": y[:, None] * 8 + np.arange(8, dtype="<i8"), "y": y})
+
+
+def test_any_number_of_threads_at_any_place(tmp_path, tiny):
+    source = numbered(5000)
+    want = expected(source, 1)
+    source.count = 0
+    with ShuffledSource(source, 1, 40_000, tmp_path / "s", workers=3) as shuffled:
+        starts = np.random.default_rng(0).permutation(np.arange(0, 5000, 37)).tolist()
+
+        def check(start):
+            stop = min(5000, start + 37)
+            assert_same_batch(shuffled.read(start, stop), take(want, start, stop), X)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(check, sorted(starts)))
+            list(pool.map(check, starts))
+        assert len(shuffled._cache._held) <= 2
+    assert source.count == 5000  # the first pass only
+
+
+def test_files_do_not_depend_on_threads(tmp_path, tiny):
+    found = []
+    for workers in (1, 4):
+        scratch = tmp_path / f"{workers}"
+        source = numbered(2000)
+        with ShuffledSource(source, 1, 30_000, scratch, workers=workers) as shuffled:
+            shuffled.prepare()
+        found.append({p.name: p.read_bytes() for p in scratch.iterdir() if p.suffix != ".json"})
+    assert found[0] == found[1]
+
+
+def test_a_finished_first_pass_is_used_again(tmp_path, tiny):
+    source = numbered(1000)
+    want = expected(source, 1)
+    for again in (False, True):
+        source.count = 0
+        with ShuffledSource(source, 1, 20_000, tmp_path / "s") as shuffled:
+            assert_same_batch(shuffled.read(0, 1000), want, X)
+        assert source.count == (0 if again else 1000)
+    for other in ({"seed": 2}, {"identity": "another"}, {"memory_nbytes": 30_000}):
+        with ShuffledSource(
+            **{"base": source, "seed": 1, "memory_nbytes": 20_000, "scratch": tmp_path / "s"}
+            | other
+        ) as shuffled:
+            source.count = 0
+            shuffled.prepare()
+            assert source.count == 1000
+            assert_same_batch(shuffled.read(0, 1000), expected(source, other.get("seed", 1)), X)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", ["mixed", "five-d"])
+def test_a_killed_first_pass_goes_on(name, tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(shuffling, "CHECKPOINT_NBYTES", 500)
+    schema = SCHEMAS[name]
+    source = Forgetful(schema, random_batch(schema, 300, seed=2))
+    memory = batch_nbytes(source.read(0, 300)) // 5
+
+    def make(scratch, workers):
+        return ShuffledSource(source, 9, memory, scratch, workers=workers)
+
+    with make(tmp_path / "whole", 1) as shuffled:
+        shuffled.prepare()
+    whole = {n: (tmp_path / "whole" / n).read_bytes() for n in ("runs", "index", "sizes")}
+    source.count = 0
+
+    def kill(done, total):
+        if done >= 150:
+            raise Killed
+
+    with make(tmp_path / "s", 2) as shuffled, pytest.raises(Killed):
+        shuffled.prepare(kill)
+    for file in ("runs", "index", "sizes"):  # what a killed run may have left behind the place
+        with (tmp_path / "s" / file).open("ab") as f:
+            f.write(b"\xff" * 999)
+    first = source.count
+    with make(tmp_path / "s", 2) as shuffled:
+        shuffled.prepare()
+        assert source.count - first < 290
+        assert (tmp_path / "s" / "runs").read_bytes() == whole["runs"]
+        assert (tmp_path / "s" / "index").read_bytes() == whole["index"]
+        assert_same_batch(shuffled.read(0, 300), expected(source, 9), schema)
+
+
+@pytest.mark.parametrize("damage", ["journal", "truncated", "missing", "nonsense"])
+def test_damaged_files_are_made_again(damage, tmp_path, tiny):
+    source = numbered(1000)
+    scratch = tmp_path / "s"
+    with ShuffledSource(source, 1, 20_000, scratch) as shuffled:
+        shuffled.prepare()
+    match damage:
+        case "journal":
+            (scratch / "shuffle.json").write_text("{")
+        case "nonsense":
+            (scratch / "shuffle.json").write_text("[1]")
+        case "truncated":
+            with (scratch / "runs").open("r+b") as f:
+                f.truncate(100)
+        case "missing":
+            (scratch / "index").unlink()
+    with ShuffledSource(source, 1, 20_000, scratch) as shuffled:
+        assert_same_batch(shuffled.read(0, 1000), expected(source, 1), X)
+
+
+def test_an_error_of_the_source_is_raised_and_nothing_hangs(tmp_path, tiny):
+    class Broken(Forgetful):
+        def read(self, start, stop, arena=None):
+            raise OSError("no")
+
+    for memory in (20_000, 1 << 20):
+        source = Broken(X, numbered(1000)._batch)
+        with ShuffledSource(source, 1, memory, tmp_path / "s") as shuffled:
+            for _ in range(2):
+                with pytest.raises(OSError, match="no"):
+                    shuffled.read(0, 10)
+
+
+def test_gathering_long_and_short_samples():
+    schema = SCHEMAS["mixed"]
+    for longest in (3, 3000):
+        batch = random_batch(schema, 40, longest=longest)
+        rows = np.random.default_rng(1).integers(0, 40, 60)
+        want = concatenate(schema, [take(batch, i, i + 1) for i in rows.tolist()])
+        assert_same_batch(gather(schema, batch, rows), want, schema)
+        assert_same_batch(gather(schema, batch, rows, Arena()), want, schema)
+
+
+def test_strided_columns():
+    packed = np.random.default_rng(0).integers(0, 256, (50, 10), "u1")
+    schema = Schema((Field("a", np.dtype("u1"), (4,)),))
+    rows = np.arange(50)[::-1].copy()
+    found = gather(schema, {"a": packed[:, 3:7]}, rows)
+    assert np.array_equal(found["a"], packed[::-1, 3:7])
+
+
+def test_the_path_of_the_base_is_kept(tmp_path):
+    with ShuffledSource(numbered(10), 1, 1 << 20, tmp_path) as shuffled:
+        assert shuffled.path == Path("memory")
+        assert shuffled.schema is X
+        assert "memory" in shuffled.described
