@@ -20,11 +20,20 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsprep.formats.base import Format, OpenOptions, State, WriteOptions, Writer, check_options
+from dsprep.formats.base import (
+    Format,
+    GroupWriter,
+    OpenOptions,
+    State,
+    WriteOptions,
+    Writer,
+    check_options,
+)
 from dsprep.formats.hdf5.superblock import read_superblock, signature
 
 if TYPE_CHECKING:
     from dsprep.formats.base import Source
+    from dsprep.grouping import Grouping, GroupPlan
     from dsprep.schema import Schema
 
 
@@ -112,3 +121,26 @@ class Hdf5(Format):
             unit = self.unit(schema, options)
             return SpoolWriter(path, schema, plans, count, unit, state)
         return PlacedWriter(path, schema, plans, count, state)
+
+    def plan_groups(self, schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupPlan:
+        """Return how groups will lie; see `Format.plan_groups`."""
+        from dsprep.formats.hdf5.group_plan import lay_out, plan_of
+
+        return plan_of(lay_out(schema, options, grouping))
+
+    def create_groups(
+        self,
+        path: Path,
+        schema: Schema,
+        grouping: Grouping,
+        options: WriteOptions,
+        state: State | None,
+    ) -> GroupWriter:
+        """Start or continue a file in groups; compressed ones go by way of ``PATH.spool``."""
+        from dsprep.formats.hdf5.group_plan import lay_out
+        from dsprep.formats.hdf5.group_spool import PackedGroups
+        from dsprep.formats.hdf5.group_writer import PlacedGroups
+
+        file = lay_out(schema, options, grouping)
+        writer = PackedGroups if file.compressed else PlacedGroups
+        return writer(path, file, state)

@@ -12,7 +12,11 @@ from dsprep.schema import Attrs
 
 KIND_ATTRIBUTE = "dsprep_kind"
 LAYOUT_ATTRIBUTE = "dsprep_layout"
-_OWN = frozenset({DTYPE_ATTRIBUTE, KIND_ATTRIBUTE, LAYOUT_ATTRIBUTE})
+CAPACITY_ATTRIBUTE = "dsprep_capacity"
+"""Of a ragged field in groups: group g has its rows from ``g * capacity`` on, and up to that many;
+what it does not need is a gap that belongs to no sample."""
+
+_OWN = frozenset({DTYPE_ATTRIBUTE, KIND_ATTRIBUTE, LAYOUT_ATTRIBUTE, CAPACITY_ATTRIBUTE})
 
 
 def read_attributes(item: Any, sound: Callable[[], bool]) -> tuple[dict[str, Any], list[str]]:

@@ -71,8 +71,11 @@ class Indexed:
 
     def read(self, start: int, stop: int, arena: Arena | None, key: str) -> Column:
         """Return samples ``start <= i < stop``."""
-        first, last, offsets = locate(self.route.tables, self.rows.count, start, stop)
-        values = self.rows.read(first, last, arena, key)
+        found = locate(self.route.tables, self.rows.count, start, stop)
+        values, offsets = (
+            self.rows.join(found.runs, int(found.offsets[-1]), arena, key),
+            found.offsets,
+        )
         if self.route.rebase is not None:
             _rebase(values[self.route.rebase] if self.route.rebase else values, offsets)
         return Ragged(values, offsets, self.route.kind)
@@ -83,7 +86,7 @@ class Indexed:
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the bytes of each sample, from the tables alone."""
-        offsets = locate(self.route.tables, self.rows.count, start, stop)[2]
+        offsets = locate(self.route.tables, self.rows.count, start, stop).offsets
         sizes: NDArray[np.int64] = np.diff(offsets) * self.rows.row_nbytes
         return sizes
 

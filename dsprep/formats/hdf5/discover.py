@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dsprep.errors import FormatError
-from dsprep.formats.hdf5.attributes import KIND_ATTRIBUTE, marked
+from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, marked
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.hdf5.tables import Table
 from dsprep.formats.hdf5.walk import Contents
@@ -28,6 +28,7 @@ from dsprep.schema import DType, Kind
 
 _FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
 _COUNT = re.compile(r"(?i)(.*?)_?(?:n|count|length|len|size|num)s?")
+_MOST_DIGITS = 18
 _MOST_TABLES = 6
 """In one group: the ways from table to table grow with the factorial of their number."""
 
@@ -142,12 +143,32 @@ def table_of(paths: list[str], contents: Contents, open_rows: Open) -> Table | N
         rows = [open_rows(p) for p in paths]
         if any(d.kind not in "iu" for d in dtypes) or rows[0].count != rows[1].count:
             return None
-        return Table(rows[0], rows[1])
+        return Table(rows[0], rows[1], capacity=_capacity(paths, contents))
     members = index_members(dtypes[0])
     if members is None:
         return None
     rows = [open_rows(paths[0])]
     return Table(rows[0], rows[0], *members)
+
+
+def _capacity(paths: list[str], contents: Contents) -> int:
+    """Return the rows that dsprep gave each group, or 0 if it wrote no groups.
+
+    Raises
+    ------
+    FormatError
+        If it is no number of rows.
+    """
+    folders = {path.rpartition("/")[0] for path in paths}
+    group = contents.groups.get(folders.pop()) if len(folders) == 1 else None
+    text = None if group is None else marked(group, CAPACITY_ATTRIBUTE)
+    if text is None:
+        return 0
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise FormatError(
+            f"attribute {CAPACITY_ATTRIBUTE} is no number of rows", where=paths[0], found=text[:40]
+        )
+    return int(text)
 
 
 def index_members(dtype: DType) -> tuple[str, str] | None:

@@ -167,12 +167,13 @@ def _rows_of_samples(column: Indexed, steps: _Steps) -> tuple[Ints, Ints]:
     first, number = np.empty(count, np.int64), np.empty(count, np.int64)
     for start in range(0, count, _STEP):
         stop = min(start + _STEP, count)
-        low, high, offsets = locate(column.route.tables, column.rows.count, start, stop)
-        if high == low:
-            low = end  # samples without rows lie anywhere: where the ones before them end
-        first[start:stop] = offsets[:-1] + low
-        number[start:stop] = np.diff(offsets)
-        end = low + int(offsets[-1])
+        found = locate(column.route.tables, column.rows.count, start, stop)
+        number[start:stop] = np.diff(found.offsets)
+        if found.offsets[-1]:
+            first[start:stop] = found.first
+            end = int(found.highs[-1])
+        else:
+            first[start:stop] = end  # samples without rows lie anywhere: where those before end
         steps(stop - start)
     return first, number
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from dsprep.errors import FormatError
@@ -109,9 +110,19 @@ class Rows:
 
     def read(self, start: int, stop: int, arena: Arena | None, key: str) -> Array:
         """Return rows ``start <= i < stop``, shape ``(n, *inner)``, in memory of `arena`."""
-        out = new_array(arena, key, (stop - start, *self.inner), self.dtype)
+        return self.join([(start, stop)], stop - start, arena, key)
+
+    def join(
+        self, runs: Iterable[tuple[int, int]], count: int, arena: Arena | None, key: str
+    ) -> Array:
+        """Return the rows ``low <= i < high`` of all runs, `count` together, one after another."""
+        out = new_array(arena, key, (count, *self.inner), self.dtype)
         if out.size:
-            self._fill(out, start, stop)
+            at = 0
+            for low, high in runs:
+                if low < high:
+                    self._fill(out[at : at + high - low], low, high)
+                at += high - low
             check_text(out, self.where)
         return out
 

@@ -1,0 +1,103 @@
+"""The CRC-32C of every group, from pieces that are written in any order."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dsprep.digests import combine, crc32c
+from dsprep.schema import Ints
+from dsprep.storage import pread_into
+
+_BLOCK = 8 << 20
+_MISSING = -1
+_ONES = 0xFFFFFFFF
+
+
+class Segment(NamedTuple):
+    """Bytes that were written: their place in the file, their number and their CRC."""
+
+    offset: int
+    nbytes: int
+    crc: int
+
+
+@dataclass
+class _Open:
+    """A group of which some samples are there."""
+
+    samples: int = 0
+    segments: list[Segment] = field(default_factory=list)
+
+
+class Sums:
+    """CRCs of ranges in one file, all of whose other bytes are zero.
+
+    Parameters
+    ----------
+    offsets, lengths
+        int64, shape ``(groups,)``: the ranges.
+    samples
+        int64, shape ``(groups,)``: the samples of each.
+    """
+
+    def __init__(self, offsets: Ints, lengths: Ints, samples: Ints) -> None:
+        self._offsets, self._lengths, self._samples = offsets, lengths, samples
+        self.crcs = np.full(len(offsets), _MISSING, np.int64)
+        self._open: dict[int, _Open] = {}
+        self._lock = threading.Lock()
+
+    def add(self, group: int, samples: int, segments: list[Segment]) -> None:
+        """Note that so many samples of a group have been written. Thread-safe."""
+        with self._lock:
+            found = self._open.setdefault(group, _Open())
+            found.samples += samples
+            found.segments += segments
+            if found.samples < self._samples[group]:
+                return
+            del self._open[group]
+        self.crcs[group] = self._joined(group, found.segments)
+
+    def _joined(self, group: int, segments: list[Segment]) -> int:
+        at = int(self._offsets[group])
+        end = at + int(self._lengths[group])
+        crc = 0
+        for offset, nbytes, more in sorted(segments):
+            if nbytes:
+                crc = combine(_with_zeros(crc, offset - at), more, nbytes)
+                at = offset + nbytes
+        return _with_zeros(crc, end - at)
+
+    def complete(self, path: Path) -> None:
+        """Read the groups back that an earlier run wrote in whole or in part."""
+        missing = np.flatnonzero(self.crcs == _MISSING)
+        if not len(missing):
+            return
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            for g in missing.tolist():
+                self.crcs[g] = _crc_of(fd, int(self._offsets[g]), int(self._lengths[g]), path)
+        finally:
+            os.close(fd)
+
+
+def _with_zeros(crc: int, nbytes: int) -> int:
+    """Return the CRC of what has the CRC `crc` and so many zero bytes behind it."""
+    if not nbytes:
+        return crc
+    return combine(crc, combine(_ONES, _ONES, nbytes), nbytes)
+
+
+def _crc_of(fd: int, offset: int, nbytes: int, path: Path) -> int:
+    crc = 0
+    block = np.empty(min(nbytes, _BLOCK), np.uint8)
+    for at in range(offset, offset + nbytes, _BLOCK):
+        part = block[: min(_BLOCK, offset + nbytes - at)]
+        pread_into(fd, part, at, path)
+        crc = crc32c(part, crc)
+    return crc
