@@ -213,7 +213,13 @@ def open_dataset(
     known = _known(names, format, through == "strict", notes)
     options = _reading(options, known)
     if known is not None and through != "library":
-        opened = _through_sidecar(known, options, names, format)
+        opened = None
+        try:
+            opened = _through_sidecar(known, options, names, format)
+        except DsprepError as error:
+            if through == "strict":
+                raise
+            _ignore(error, notes)
         if opened is not None:
             opened.notes = (*notes, *opened.notes)
             return opened
@@ -292,10 +298,14 @@ def _known(files: Sequence[Path], format: Format, strict: bool, notes: list[str]
     except DsprepError as error:
         if strict:
             raise
-        notes.append(f"sidecar ignored: {error}")
-        warnings.warn(f"sidecar ignored: {error}", located.StaleWarning, stacklevel=3)
+        _ignore(error, notes)
         return None
     return known
+
+
+def _ignore(error: DsprepError, notes: list[str]) -> None:
+    notes.append(f"sidecar ignored: {error}")
+    warnings.warn(f"sidecar ignored: {error}", located.StaleWarning, stacklevel=4)
 
 
 def _reading(options: OpenOptions | None, known: Known | None) -> OpenOptions:
@@ -329,6 +339,8 @@ def _through_sidecar(
     if lost & {name for name, _ in chosen}:
         return None
     opened = located.Sidecar(content, known.dataset, known.path)
+    if content.files:
+        opened.layout(0)  # with the companion: a pair that a killed run left does not go together
     full = format.name == "tfrecord" and options.check_crc
     return SidecarSource(
         opened,

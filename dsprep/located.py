@@ -264,6 +264,8 @@ class Sidecar:
         found = np.atleast_1d(np.asarray(chosen))
         if found.size and found.dtype.kind not in "iu":
             raise UsageError("samples are chosen by integers", found=found.dtype)
+        if found.dtype.kind == "u" and found.size and int(found.max()) >= n:
+            raise IndexError(f"sample {found.max()} of {n} in {self.dataset}")
         found = found.astype(np.int64).reshape(-1)
         if not len(found):
             return found
@@ -402,6 +404,8 @@ class Sidecar:
         UsageError
             If only the format's library can read a field.
         """
+        if verify not in (None, "header", "full"):
+            raise UsageError(f"verify is {verify!r}", expected="None, 'header' or 'full'")
         names = self._names(tuple(fields))
         if verify is None and isinstance(chosen, int) and 0 <= chosen < len(self):
             one = self._read_one(chosen, names)

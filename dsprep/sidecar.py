@@ -56,7 +56,9 @@ file that has the layout.
 ``groups``
     Where samples lie in groups of ``samples``, each in one range of bytes: ``offsets``,
     ``lengths`` and perhaps ``crc32c``: laws. If groups differ in their number of samples, also
-    ``count``, how many groups there are, and ``first``, a law, the first sample of each.
+    ``count``, how many groups there are, and ``first``, a law, the first sample of each. In a
+    directory ``path``; if groups lie in several files, ``{0}`` in it stands for the file's number,
+    and ``files`` is the number of groups per file.
 ``provenance``
     How the file was made, as far as its structure shows; for people.
 
@@ -79,6 +81,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -180,6 +183,8 @@ class FileEntry:
         Which of the sidecar's layouts it has.
     crc32c
         The JSON of its checksums; None without.
+    unknown
+        Keys that this version does not know.
     """
 
     path: str
@@ -187,6 +192,7 @@ class FileEntry:
     identity: Identity
     layout: int = 0
     crc32c: Mapping[str, Any] | None = None
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; `from_json` is the inverse."""
@@ -195,7 +201,7 @@ class FileEntry:
             json["layout"] = self.layout
         if self.crc32c is not None:
             json["crc32c"] = dict(self.crc32c)
-        return json
+        return {**json, **self.unknown}
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Self:
@@ -211,7 +217,8 @@ class FileEntry:
         crcs = json.get("crc32c")
         if crcs is not None and not isinstance(crcs, Mapping):
             raise TypeError("crc32c is no JSON object")
-        return cls(path, samples, Identity.from_json(json), layout, crcs)
+        unknown = {k: v for k, v in json.items() if k not in _KNOWN_OF_FILES}
+        return cls(path, samples, Identity.from_json(json), layout, crcs, unknown)
 
 
 @dataclass(frozen=True)
@@ -270,7 +277,9 @@ class Content:
             If it is of a later version, or does not follow the specification.
         """
         try:
-            version = int(json["dsprep_sidecar"])
+            version = json["dsprep_sidecar"]
+            if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+                raise TypeError(f"{version!r} is not a version")
             if version > VERSION:
                 raise FormatError(
                     "the sidecar is of a later version",
@@ -326,6 +335,8 @@ class Content:
 
 
 _KNOWN = {"dsprep_sidecar", "format", "samples", "schema", "attrs", "files", "layouts"}
+_KNOWN_OF_FILES = {"path", "samples", "nbytes", "mtime_ns", "inode", "files", "facts", "sampled"}
+_KNOWN_OF_FILES |= {"layout", "crc32c"}
 _KNOWN |= {"reading", "notes", "companion", "lineage"}
 
 
@@ -398,13 +409,18 @@ def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) 
 
 
 def _replace(path: Path, content: bytes, durable: bool) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    temporary.replace(path)
+    """Replace a file at once; of several that do so at the same time, the last one wins."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     if durable:
         sync_directory(path.parent)
 

@@ -437,3 +437,24 @@ def test_a_law_can_be_forced_where_lengths_vary(law, tmp_path):
         assert made.content.layouts[0]["records"]["offsets"]["law"] == law
         with Sidecar.open(path) as opened, open_dataset(path, through="library") as source:
             assert_same_batch(opened.read(slice(None)), source.read(0, 50), source.schema)
+
+
+def test_unsigned_numbers_do_not_wrap(tmp_path):
+    path = written("hdf5", tmp_path, MIXED, random_batch(MIXED, 3), 3)
+    with Sidecar.open(path) as opened, pytest.raises(IndexError):
+        opened.read(np.array([2**64 - 1], np.uint64))
+
+
+def test_a_companion_of_another_run_is_noticed_when_opened(tmp_path):
+    schema = Schema((Field.opaque("x"),))
+    batch = random_batch(schema, 9000, longest=3000)
+    path = written("tfrecord", tmp_path, schema, batch, 9000)
+    companion = tmp_path / "set.tfrecord.dsprep.bin"
+    companion.write_bytes(companion.read_bytes() + b"x")
+    with pytest.warns(StaleWarning, match="another sidecar"):
+        source = open_dataset(path)
+    with source:
+        assert not isinstance(source, SidecarSource)
+        assert len(source.read(5, 9)) == 1
+    with pytest.raises(FormatError):
+        open_dataset(path, through="strict")

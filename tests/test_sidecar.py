@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -193,4 +194,39 @@ def test_damage_is_one_clear_error(text, tmp_path):
 def test_a_later_version_is_refused(tmp_path):
     (tmp_path / "x").write_text(json.dumps({**GOOD, "dsprep_sidecar": 2}))
     with pytest.raises(FormatError, match="later version"):
+        sidecar.read(tmp_path / "x")
+
+
+def test_sidecars_written_at_the_same_time_are_whole(tmp_path):
+    path = tmp_path / "a.h5.dsprep.json"
+
+    def write(k):
+        for _ in range(20):
+            sidecar.write_json({"k": str(k) * 10_000 * (k + 1)}, path, durable=False)
+            assert len(set(json.loads(path.read_text())["k"])) == 1
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_unknown_keys_of_files_are_kept(tmp_path):
+    json_ = {**GOOD, "zzz": 1, "files": [{**GOOD["files"][0], "www": {"a": [4]}}]}
+    (tmp_path / "x").write_text(json.dumps(json_))
+    back = sidecar.read(tmp_path / "x").to_json()
+    assert back["zzz"] == 1
+    assert back["files"][0]["www"] == {"a": [4]}
+
+
+@pytest.mark.parametrize("version", [0, -1, 1.9, "1", True, None])
+def test_only_a_number_is_a_version(version, tmp_path):
+    (tmp_path / "x").write_text(json.dumps({**GOOD, "dsprep_sidecar": version}))
+    with pytest.raises(FormatError, match="specification"):
+        sidecar.read(tmp_path / "x")
+
+
+def test_a_dtype_with_a_shape_is_refused(tmp_path):
+    schema = [{"name": "x", "dtype": "9f4", "shape": []}]
+    (tmp_path / "x").write_text(json.dumps({**GOOD, "schema": schema}))
+    with pytest.raises(FormatError, match="describe a field"):
         sidecar.read(tmp_path / "x")
