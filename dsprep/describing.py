@@ -128,6 +128,8 @@ def provenance(
             checksums=checksums,
             progress=progress,
         )
+    if old is not None:
+        made = replace(made, content=_with_unknown(made.content, old))
     _check_located(made)
     if write:
         made.write()
@@ -237,6 +239,13 @@ def _open(
         except DsprepError:
             pass
     return open_native(format, files, options, None, notes, survey=True)
+
+
+def _with_unknown(content: Content, old: Content) -> Content:
+    """Return a sidecar with the keys of the one before that this version does not know."""
+    kept = {f.path: f.unknown for f in old.files}
+    files = tuple(replace(f, unknown=kept.get(f.path, {})) for f in content.files)
+    return replace(content, files=files, unknown=old.unknown)
 
 
 def _lineage(old: Content | None) -> dict[str, Any]:

@@ -15,12 +15,12 @@ import numpy as np
 
 from dsprep import figures, sidecar
 from dsprep.describing import Made
-from dsprep.laws import Affine, Law
+from dsprep.laws import Affine, Law, Runs
 from dsprep.layout import codec
 from dsprep.layout.model import Blocks, Column, FileLayout, Records
 from dsprep.located import Sidecar
 from dsprep.packing import Tables
-from dsprep.schema import Field, Schema
+from dsprep.schema import Field, Schema, show_dtype
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,18 @@ def _law(blocks: Blocks) -> str:
 
 
 def _bytes(law: Law) -> str:
-    return law.words() + " bytes"
+    return law.words() if isinstance(law, Runs) else law.words() + " bytes"
+
+
+RECIPES = {
+    "example": "what tf.train.Example says",
+    "datum": "what Caffe's Datum message says",
+    "values": "the lengths that the value begins with",
+}
+FRAMES = {
+    "lmdb": "proven by the header of the overflow page before it",
+    "tfrecord": "proven by its length and CRC before it",
+}
 
 
 def _record_words(records: Records, field: Field) -> FieldWords:
@@ -244,15 +255,15 @@ def _record_words(records: Records, field: Field) -> FieldWords:
     where = f" of {records.blocks.path}" if records.blocks.path else ""
     stored = f"records{where}"
     if records.order is not None:
-        stored += f", sample i in record {records.order.words()}"
+        stored += f", of which sample i is number {records.order.words()}"
     steps = []
     if frame is not None:
-        steps.append(f"framed by {_called(frame)}")
+        steps.append(FRAMES.get(str(frame.get("name")), _called(frame)))
     if part.at is not None:
         end = "the end" if part.nbytes is None else f"{part.at + part.nbytes:,}"
         steps.append(f"bytes {part.at:,} to {end} of the record")
     elif recipe is not None:
-        steps.append(f"found in the record by recipe {_called(recipe)}")
+        steps.append("found in the record by " + RECIPES.get(str(recipe.get("name")), "a recipe"))
     steps += _typed(field)
     return FieldWords(
         field.name,
@@ -307,8 +318,8 @@ def _called(json: Mapping[str, Any], key: str = "name") -> str:
 def _typed(field: Field) -> list[str]:
     if field.kind != "array":
         return ["as it is" if field.kind == "bytes" else "UTF-8"]
-    order = {">": "big-endian ", "<": "little-endian "}.get(field.dtype.str[0], "")
-    return [f"read as {order}{field.dtype.name}"]
+    order = "little-endian " if field.dtype.str[0] == "<" and field.dtype.itemsize > 1 else ""
+    return [f"read as {order}{show_dtype(field.dtype)}"]
 
 
 def history(facts: Mapping[str, Any]) -> str:

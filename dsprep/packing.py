@@ -18,6 +18,7 @@ import binascii
 import hashlib
 import lzma
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ INLINE = 6 << 10
 
 LARGEST_PLAIN = 256 << 20
 _MEMORY = 256 << 20  # what LZMA may take for its dictionary
-_FAST = 4 << 20  # bytes from which on packing must not be slow
+_SLOW, _FAST = 256 << 10, 4 << 20  # bytes up to which packing may be slow, and must be fast
 
 
 def zigzag(values: Ints) -> NDArray[np.uint64]:
@@ -101,9 +102,10 @@ def from_planes(data: bytes) -> Ints:
     return unzigzag(codes.view("<u8").reshape(-1).astype(np.uint64, copy=False))
 
 
+@lru_cache(maxsize=4)  # what a table takes is asked for before it is stored
 def pack(plain: bytes) -> bytes:
     """Compress the bytes of a table."""
-    preset = 1 if len(plain) > _FAST else 6 | lzma.PRESET_EXTREME
+    preset = 6 | lzma.PRESET_EXTREME if len(plain) <= _SLOW else 1 if len(plain) > _FAST else 4
     return lzma.compress(plain, lzma.FORMAT_ALONE, preset=preset)
 
 

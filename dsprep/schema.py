@@ -218,7 +218,10 @@ class Field:
             if kind in ("bytes", "str"):
                 return cls.opaque(name, kind)
             shape = tuple(None if n is None else int(n) for n in json["shape"])
-            return cls(name, decode_dtype(json["dtype"]), shape)
+            dtype = decode_dtype(json["dtype"])
+            if dtype.subdtype is not None:
+                raise ValueError(f"{dtype} has a shape of its own")
+            return cls(name, dtype, shape)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SchemaError(f"{json!r} does not describe a field") from error
 

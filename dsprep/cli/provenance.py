@@ -140,6 +140,8 @@ def provenance(
         fail(f"{' and '.join(chosen)} do not go together", 2)
     if chosen and (law is not None or checksums or dry_run):
         fail(f"--law, --checksums and --dry-run are for writing a sidecar, not for {chosen[0]}", 2)
+    if export is not None:
+        _check_kind(export, reading)
     if check is not None:
         _check(paths, out, check, json)
         return
@@ -154,7 +156,17 @@ def provenance(
         elif locate is not None:
             _locate(opened, locate, names, json)
         elif export is not None:
-            _export(opened, export, out, names, json)
+            _export(opened, export, out, json)
+
+
+def _check_kind(kind: str, reading: OpenOptions) -> None:
+    """Leave the command if there is no such export, or fields are chosen for it."""
+    from dsprep.exports import KINDS
+
+    if reading.fields:
+        fail("--field does not go with --export: all fields are exported", 2)
+    if kind not in KINDS:
+        fail(f"there is no export {kind} (expected one of {', '.join(KINDS)})", 2)
 
 
 # --- writing ---------------------------------------------------------------------------------
@@ -330,13 +342,9 @@ def _locate(opened: Sidecar, text: str, names: list[str], json: bool) -> None:
     return None
 
 
-def _export(opened: Sidecar, kind: str, out: Path | None, names: list[str], json: bool) -> None:
+def _export(opened: Sidecar, kind: str, out: Path | None, json: bool) -> None:
     from dsprep import exports
 
-    if names:
-        fail("--field does not go with --export: all fields are exported", 2)
-    if kind not in exports.KINDS:
-        fail(f"there is no export {kind} (expected one of {', '.join(exports.KINDS)})", 2)
     notes: list[str] = []
     written = exports.export(opened, kind, out, notes=notes)
     if json:

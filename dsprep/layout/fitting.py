@@ -17,10 +17,10 @@ from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups, Record
 from dsprep.schema import Ints
 
 SMALL = 250
-"""Bytes up to which a law is stored rather than replayed when it is first used."""
+"""Bytes below which no further law is tried."""
 
 SHORT = 1 << 15
-"""Steps of a replay up to which it is preferred to a law that takes more bytes."""
+"""Steps up to which a replay is taken: they cost a fraction of a second when it is first used."""
 
 _FRAMES = ((0, 1), (16, 1))
 """What may lie between records: nothing; the header and CRCs of a TFRecord."""
@@ -120,14 +120,13 @@ def _smallest(offsets: Ints, lengths: Law, candidates: tuple[Law, ...], align: i
     found = laws.fit(offsets, closed)
     if isinstance(found, Affine) or found in closed:
         return found
-    size = laws.packed_nbytes(found)
-    if size <= SMALL:
-        return found
     options = [found]
     for candidate in candidates:
         short = isinstance(candidate, Replay) and candidate.steps <= SHORT
         if short and laws.found_exact(candidate, offsets):
-            return candidate
+            return min(found, candidate, key=laws.packed_nbytes)
+    if laws.packed_nbytes(found) <= SMALL:
+        return found
     if not isinstance(lengths, Affine) or lengths.stride:
         options += [_best_follow(offsets, lengths, align)]
     return min(options, key=laws.packed_nbytes)

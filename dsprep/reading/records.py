@@ -28,6 +28,9 @@ Verify: TypeAlias = Literal["header", "full"] | None
 WASTE = 1.25
 """Bytes read per byte wanted up to which a range of the file is read in one piece."""
 
+LARGE = 2 << 10
+"""Bytes of a record from which on a buffer of its own costs less than another copy."""
+
 _U8 = np.dtype(np.uint8)
 _Place: TypeAlias = tuple[Field, int, int | None, int, tuple[int, ...]]
 
@@ -253,7 +256,9 @@ class RecordReader:
         end = int(offsets[-1] + lengths[-1]) + after if n else 0
         rising = n > 0 and bool((offsets[1:] >= offsets[:-1] + lengths[:-1]).all())
         begin, end = max(0, begin), min(end, file.nbytes)
-        if n and rising and end - begin <= wanted * WASTE + 4096:
+        # Ragged values have to end up one behind another, which preadv does at no cost.
+        scattered = any(f.ragged for f, _ in parts) and wanted > n * LARGE and n > 1
+        if n and rising and not scattered and end - begin <= wanted * WASTE + 4096:
             buffer = new_array(arena, "sidecar.range", (end - begin,), _U8)
             pread_into(file.fd, buffer, begin, file.path)
             starts = offsets - begin
