@@ -17,6 +17,7 @@ import base64
 import binascii
 import hashlib
 import lzma
+import zlib
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -32,6 +33,7 @@ INLINE = 6 << 10
 
 LARGEST_PLAIN = 256 << 20
 _MEMORY = 256 << 20  # what LZMA may take for its dictionary
+_EXACT = 64 << 10  # bytes up to which a size is found by packing
 _SLOW, _FAST = 256 << 10, 4 << 20  # bytes up to which packing may be slow, and must be fast
 
 
@@ -109,6 +111,13 @@ def pack(plain: bytes) -> bytes:
     return lzma.compress(plain, lzma.FORMAT_ALONE, preset=preset)
 
 
+def packed_nbytes(plain: bytes) -> int:
+    """Return about how many bytes `pack` makes of a table: exact for small ones, quick for all."""
+    if len(plain) <= _EXACT:
+        return len(pack(plain))
+    return len(zlib.compress(plain, 1))
+
+
 def unpack(packed: bytes) -> bytes:
     """Return what `pack` was given; `ValueError` if that is not so, or far too much."""
     most = LARGEST_PLAIN + 100 * len(packed)
@@ -183,6 +192,19 @@ class Tables:
         if len(packed) != nbytes or digest(packed) != json["blake2b"]:
             raise ValueError("the companion file is of another sidecar")
         return packed
+
+
+class Sizes(Tables):
+    """Counts what tables would take, without packing large ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def put(self, plain: bytes) -> Any:
+        """Count a table."""
+        self.nbytes += packed_nbytes(plain)
+        return ""
 
 
 def digest(data: bytes) -> str:

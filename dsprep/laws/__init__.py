@@ -29,7 +29,8 @@ from dsprep.laws.affine import Affine
 from dsprep.laws.base import LARGEST, Explicit, Law, damaged
 from dsprep.laws.runs import Runs
 from dsprep.laws.table import Table
-from dsprep.packing import Tables, pack
+from dsprep.packing import Sizes, Tables
+from dsprep.packing import packed_nbytes as packed_size
 from dsprep.schema import Ints
 
 __all__ = [
@@ -106,7 +107,7 @@ def fit(values: Ints, candidates: Sequence[Law] = ()) -> Law:
             return candidate
     some = values[:_JUDGED]  # packing takes time: what is smaller for these is for all
     joined, table = runs.fit(some), Table(some)
-    if len(pack(joined.pack())) <= len(pack(table.pack())):
+    if packed_size(joined.pack()) <= packed_size(table.pack()):
         return joined if len(some) == len(values) else runs.fit(values)
     return table if len(some) == len(values) else Table(values)
 
@@ -126,9 +127,8 @@ def found_exact(law: Law, values: Ints) -> bool:
 
 
 def packed_nbytes(law: Law) -> int:
-    """Return the bytes that a law takes in a sidecar, tables packed."""
+    """Return about how many bytes a law takes in a sidecar, tables packed."""
     import json
 
-    tables = Tables()
-    text = json.dumps(law.to_json(tables))
-    return len(text) + len(tables.written)
+    sizes = Sizes()
+    return len(json.dumps(law.to_json(sizes))) + sizes.nbytes
