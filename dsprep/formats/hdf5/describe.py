@@ -13,6 +13,8 @@ from dsprep.formats.hdf5.dtypes import Carrier
 from dsprep.formats.hdf5.placement import Placement
 from dsprep.schema import DType, Field, encode_dtype
 
+_SOME = 1024
+
 
 def dataset_of(column: ColumnReader) -> Any:
     """Return the `h5py.Dataset` with the values of a column."""
@@ -31,13 +33,21 @@ def layout(column: ColumnReader, count: int) -> Layout:
         names = " and ".join(column.route.names)
         storage += f", rows by {names}"
         tables = len(column.route.names)
-        mean = column.rows.count * column.rows.row_nbytes // max(1, count)
+        mean = _mean_nbytes(column, count)
         access = _access(column, dataset, mean, count)
         reads = "a read of its index table" if tables == 1 else f"reads of {tables} index tables"
         access += f", after {reads}"
     else:
         access = _access(column, dataset, column.rows.row_nbytes, count)
     return Layout(storage=storage, codecs=filters, stored_nbytes=stored, access=access)
+
+
+def _mean_nbytes(column: Indexed, count: int) -> int:
+    """Return the bytes of a typical sample; in groups, not all rows belong to one."""
+    if not column.route.tables[-1].capacity:
+        return column.rows.count * column.rows.row_nbytes // max(1, count)
+    sizes = column.sizes(0, min(_SOME, column.count))
+    return 0 if sizes is None or not len(sizes) else int(sizes.mean())
 
 
 def _storage(dataset: Any) -> tuple[str, tuple[str, ...]]:

@@ -21,7 +21,7 @@ from dsprep.formats.hdf5.group_sums import Segment, Sums
 from dsprep.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
 from dsprep.schema import Arena, Array, Batch, Ints
-from dsprep.storage import pwrite_all
+from dsprep.storage import CALL_NBYTES, pwrite_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +63,7 @@ class PlacedGroups(GroupWriter):
             self._file.parts, self._addresses[:, piece.group].tolist(), piece.rows, strict=True
         ):
             offset = address + piece.at * part.row_nbytes
-            segments.append(Segment(offset, rows.nbytes, crc32c(rows)))
-            pwrite_all(self._fd, [rows], offset)
+            segments.append(Segment(offset, rows.nbytes, _write(self._fd, rows, offset)))
         if self._regular:
             self._sums.add(piece.group, piece.samples, segments)
 
@@ -88,6 +87,16 @@ class PlacedGroups(GroupWriter):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _write(fd: int, rows: Array, offset: int) -> int:
+    """Write rows; return their CRC. Each call's bytes are summed when they come into the cache."""
+    crc, flat = 0, rows.reshape(-1).view(np.uint8)
+    for at in range(0, len(flat), CALL_NBYTES):
+        part = flat[at : at + CALL_NBYTES]
+        crc = crc32c(part, crc)
+        pwrite_all(fd, [part], offset + at)
+    return crc
 
 
 def ranges(file: GroupedFile, addresses: Ints) -> tuple[Ints, Ints]:

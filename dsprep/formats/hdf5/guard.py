@@ -6,11 +6,17 @@ they become one `FormatError` that names the file; errors of the operating syste
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dsprep.errors import DsprepError, FormatError, MissingExtra
+
+_ERRNO = re.compile(r"\berrno = (\d+)")
+_NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the operating system says of a disk or a file that can take no more."""
 
 _REASON = re.compile(r"\((.*)\)\s*$", re.DOTALL)
 
@@ -35,6 +41,7 @@ def library(where: object, doing: str) -> Iterator[None]:
     except OSError as error:
         if error.errno:
             raise
+        _check_place(error, where)
         raise FormatError(f"{doing}: {_condense(error)}", where=where) from error
     except (
         RuntimeError,
@@ -45,7 +52,15 @@ def library(where: object, doing: str) -> Iterator[None]:
         AttributeError,
         SystemError,
     ) as error:
+        _check_place(error, where)
         raise FormatError(f"{doing}: {_condense(error)}", where=where) from error
+
+
+def _check_place(error: Exception, where: object) -> None:
+    """Raise `OSError` if the library could not write: it tells the number in its text only."""
+    found = _ERRNO.search(str(error))
+    if found is not None and int(found[1]) in _NO_PLACE:
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(where)) from error
 
 
 def _condense(error: Exception) -> str:

@@ -112,13 +112,18 @@ def misplaced(dataset: Any, table: NDArray[Any]) -> bool:
     """Whether the library may have listed chunks at places that are those of others.
 
     Releases of HDF5 count wrongly through the index that datasets of its latest format have when
-    one axis is unlimited and it is not the first one: axes before that stay at 0.
+    one axis is unlimited and it is not the first one: axes before that stay at 0, and places along
+    it are skipped if those axes may have more than one chunk.
     """
     unlimited = [axis for axis, most in enumerate(dataset.maxshape) if most is None]
     if len(unlimited) != 1:
         return False
-    first = table["address"][math.prod(grid_of(dataset)[unlimited[0] :]) :]
-    return len(first) > 0 and not bool((first >= 0).any())
+    before = slice(unlimited[0])
+    most = zip(dataset.maxshape[before], dataset.chunks[before], strict=True)
+    if all(n <= c for n, c in most):
+        return False
+    stored = table["address"] >= 0
+    return not bool(stored.all() or stored[math.prod(grid_of(dataset)[unlimited[0] :]) :].any())
 
 
 def in_file(table: NDArray[Any], file_nbytes: int) -> bool:
