@@ -20,7 +20,10 @@ they are follows from the permutation and is stored nowhere.
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +32,12 @@ import numpy as np
 
 from dsprep.errors import FormatError
 from dsprep.formats.base import State, Writer
-from dsprep.gathering import take
+from dsprep.gathering import LONG, take
 from dsprep.permutation import Permutation
-from dsprep.schema import Arena, Array, Batch, Ints, Ragged, Schema
+from dsprep.schema import Arena, Array, Batch, Bytes, DType, Field, Ints, Ragged, Schema
 from dsprep.storage import IOV_MAX, Buffer, as_bytes, pread_into, pwrite_all
+
+_FEW = 1 << 20  # bytes up to which memory is not kept
 
 
 @dataclass
@@ -96,8 +101,8 @@ class RunWriter(Writer):
         self._index = os.open(directory / "index", flags, 0o666)
         self._sizes = os.open(directory / "sizes", flags, 0o666)
         self._open = True
-        os.ftruncate(self._data, self._end)
-        os.ftruncate(self._index, self._runs * index_row_nbytes(self._buckets))
+        _cut(self._data, self._end)
+        _cut(self._index, self._runs * index_row_nbytes(self._buckets))
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> Run:
         """Sort samples ``start ..`` by bucket."""
@@ -105,26 +110,29 @@ class RunWriter(Writer):
         numbers = np.arange(start, start + count, dtype=np.int64)
         bucket = self._order.inverse(numbers) // self._per_bucket
         sizes = payload_sizes(self._schema, batch) if self._schema.ragged else bucket[:0]
-        batch = take(self._schema, batch, np.argsort(bucket, kind="stable"), arena, "write.runs")
+        sequence = np.argsort(bucket, kind="stable")
         edges = np.zeros(self._buckets + 1, np.int64)
         np.cumsum(np.bincount(bucket, minlength=self._buckets), out=edges[1:])
         segments = edges * self._schema.fixed_nbytes
-        fixed: list[Array] = []
-        ragged: list[Ragged] = []
-        for column in batch.values():
+        fixed, ragged, lengths = [], [], []
+        for f in self._schema:
+            column = batch[f.name]
             if isinstance(column, Ragged):
-                ragged.append(column)
-                row = column.values[:0].itemsize * int(np.prod(column.values.shape[1:]))
-                segments += 8 * edges + column.offsets[edges] * row
+                sorted_lengths = column.lengths[sequence]
+                offsets = np.zeros(count + 1, np.int64)
+                np.cumsum(sorted_lengths, out=offsets[1:])
+                segments += 8 * edges + offsets[edges] * f.row_nbytes
+                lengths.append(_Sorted(sorted_lengths, None))
+                ragged.append(_sorted(column, f, sequence, arena))
             else:
-                fixed.append(column)
-        lengths = [c.lengths for c in ragged]
+                fixed.append(_sorted(column, f, sequence, arena))
+        columns = [*fixed, *lengths, *ragged]
         bounds = edges.tolist()
         buffers: list[Buffer] = []
         for i, j in itertools.pairwise(bounds):
             if i < j:
-                buffers += [c[i:j] for c in (*fixed, *lengths)]
-                buffers += [c.values[c.offsets[i] : c.offsets[j]] for c in ragged]
+                for c in columns:
+                    buffers += c.buffers(i, j)
         return Run(start, segments, buffers, sizes)
 
     def reserve(self, piece: Run) -> None:
@@ -163,6 +171,12 @@ class RunWriter(Writer):
         self._open = False
 
 
+def _cut(fd: int, nbytes: int) -> None:
+    """Shorten a file, if need be: ext4 waits at close for files that were cut to nothing."""
+    if os.fstat(fd).st_size > nbytes:
+        os.ftruncate(fd, nbytes)
+
+
 def payload_sizes(schema: Schema, batch: Batch) -> Ints:
     """Return the payload bytes of each sample."""
     count = len(next(iter(batch.values()))) if batch else 0
@@ -179,6 +193,49 @@ def index_row_nbytes(buckets: int) -> int:
     return 8 * (buckets + 2)
 
 
+@dataclass
+class _Sorted:
+    """A column sorted by bucket: copied together, or only the places of its samples.
+
+    Attributes
+    ----------
+    column
+        The samples in the new sequence; unused if there are `views`.
+    views
+        The bytes of each sample, in the new sequence.
+    """
+
+    column: Array | Ragged
+    views: list[memoryview] | None
+
+    def buffers(self, i: int, j: int) -> list[Buffer]:
+        """Return the bytes of samples ``i .. j`` of the sequence."""
+        if self.views is not None:
+            return [*self.views[i:j]]
+        if isinstance(self.column, Ragged):
+            return [self.column.values[self.column.offsets[i] : self.column.offsets[j]]]
+        return [self.column[i:j]]
+
+
+def _sorted(column: Array | Ragged, field: Field, sequence: Ints, arena: Arena) -> _Sorted:
+    if isinstance(column, Ragged):
+        values, edges = np.ascontiguousarray(column.values), column.offsets * field.row_nbytes
+    else:
+        values = np.ascontiguousarray(column)
+        edges = np.arange(len(column) + 1, dtype=np.int64) * field.row_nbytes
+    if values.nbytes < LONG * len(sequence) or not len(sequence):
+        alone = Schema((field,))
+        taken = take(alone, {field.name: column}, sequence, arena, "write.runs")
+        return _Sorted(taken[field.name], None)
+    return _Sorted(column, _views(values, edges[sequence], edges[sequence + 1]))
+
+
+def _views(values: Array, starts: Ints, ends: Ints) -> list[memoryview]:
+    """Return the bytes ``starts[i] .. ends[i]`` of a C-contiguous array, for each i."""
+    data = as_bytes(values)
+    return [data[i:j] for i, j in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+
 class BucketReader:
     """Reads buckets that a `RunWriter` completed."""
 
@@ -187,7 +244,7 @@ class BucketReader:
     ) -> None:
         self._schema, self._order, self._per_bucket = schema, order, bucket_samples
         self._buckets = -(-len(order) // bucket_samples)
-        self._path = directory / "runs"
+        self._path, self._memory = directory / "runs", _Memory()
         self._data = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         self._open = True
         width = index_row_nbytes(self._buckets) // 8
@@ -197,57 +254,49 @@ class BucketReader:
             self._index = np.zeros((0, width), np.int64)
 
     def load(self, bucket: int) -> Batch:
-        """Return the samples of a bucket in source order, in memory of their own."""
+        """Return the samples of a bucket in their new order, in memory of their own."""
         first = bucket * self._per_bucket
         places = np.arange(first, min(first + self._per_bucket, len(self._order)), dtype=np.int64)
-        samples = np.sort(self._order.forward(places))
-        starts = self._index[:, 0]
-        edges = np.append(np.searchsorted(samples, starts), len(samples))
-        offsets, ends = self._index[:, 1 + bucket], self._index[:, 2 + bucket]
-        fixed = {
-            f.name: np.empty((len(samples), *f.inner), f.dtype)
-            for f in self._schema
-            if not f.ragged
-        }
+        samples = self._order.forward(places)
+        target = np.argsort(samples)  # where each sample comes, in source order
+        edges = np.append(np.searchsorted(samples[target], self._index[:, 0]), len(samples))
+        ends = self._index[:, 2 + bucket].tolist()
+        at = self._index[:, 1 + bucket].tolist()
+        runs = [k for k, (i, j) in enumerate(itertools.pairwise(edges.tolist())) if i < j]
+        bounds = [(int(edges[k]), int(edges[k + 1])) for k in runs]
+        at, ends = [at[k] for k in runs], [ends[k] for k in runs]
+        fixed = {f.name: _Target(f, target, self._memory) for f in self._schema if not f.ragged}
         lengths = {f.name: np.empty(len(samples), np.int64) for f in self._schema if f.ragged}
-        parts = [(int(o), int(e)) for o, e in zip(offsets, ends, strict=True)]
-        tables = [*fixed.values(), *lengths.values()]
-        bodies = []  # where the rows of the ragged fields begin
-        for (i, j), (at, _) in zip(_pairs(edges), parts, strict=True):
-            bodies.append(self._fill([t[i:j] for t in tables], at) if i < j else at)
-        ragged = self._rows(lengths, edges, bodies, [e for _, e in parts])
-        return {f.name: ragged.get(f.name, fixed.get(f.name)) for f in self._schema}  # type: ignore[misc]
-
-    def _rows(
-        self, lengths: dict[str, Ints], edges: Ints, bodies: list[int], ends: list[int]
-    ) -> dict[str, Ragged]:
-        """Return the ragged fields, whose numbers of rows are known."""
-        columns = {}
+        for k, (i, j) in enumerate(bounds):
+            views = [v for t in fixed.values() for v in t.views(i, j)]
+            views += [as_bytes(t[i:j]) for t in lengths.values()]
+            at[k] = self._fill(views, at[k])
+        ragged = {}
         for name, rows in lengths.items():
-            f = self._schema[name]
-            total = int(rows.sum())
-            if rows.min(initial=0) < 0 or total * f.row_nbytes > self._nbytes():
+            total = int(rows.sum()) * self._schema[name].row_nbytes
+            if rows.min(initial=0) < 0 or not 0 <= total <= self._nbytes():
                 raise FormatError("a temporary file is damaged", where=self._path)
-            values = np.empty((total, *f.inner), f.dtype)
-            columns[name] = Ragged.from_lengths(values, rows, f.kind)
-        if not columns:
-            return {}
-        for (i, j), at, end in zip(_pairs(edges), bodies, ends, strict=True):
-            parts = [c.values[c.offsets[i] : c.offsets[j]] for c in columns.values()]
-            if self._fill(parts, at) != end:
+            ragged[name] = _Target(self._schema[name], target, self._memory, rows)
+        for k, (i, j) in enumerate(bounds):
+            if ragged:
+                at[k] = self._fill([v for t in ragged.values() for v in t.views(i, j)], at[k])
+            if at[k] != ends[k]:
                 raise FormatError("a temporary file is damaged", where=self._path)
-        return columns
+        targets = fixed | ragged
+        return {name: targets[name].column() for name in self._schema.names}
 
-    def _fill(self, arrays: list[Array], at: int) -> int:
-        """Fill arrays with the bytes from `at` on; return where they end."""
-        filled = [a for a in arrays if a.nbytes]
-        if 1 < len(filled) <= IOV_MAX:  # one call for all, as a rule
-            views = [as_bytes(a) for a in filled]
-            if os.preadv(self._data, views, at) == sum(map(len, views)):
-                return at + sum(map(len, views))
-        for a in filled:
-            pread_into(self._data, a, at, self._path)
-            at += a.nbytes
+    def _fill(self, views: list[memoryview], at: int) -> int:
+        """Fill `views` with the bytes from `at` on; return where they end."""
+        views = [v for v in views if len(v)]
+        for k in range(0, len(views), IOV_MAX):
+            part = views[k : k + IOV_MAX]
+            nbytes = sum(map(len, part))
+            if os.preadv(self._data, part, at) != nbytes:  # rare: cut short
+                back = at
+                for view in part:
+                    pread_into(self._data, np.frombuffer(view, np.uint8), back, self._path)
+                    back += len(view)
+            at += nbytes
         return at
 
     def _nbytes(self) -> int:
@@ -260,6 +309,87 @@ class BucketReader:
         self._open = False
 
 
-def _pairs(edges: Ints) -> list[tuple[int, int]]:
-    bounds = edges.tolist()
-    return list(itertools.pairwise(bounds))
+class _Memory:
+    """Blocks of memory that are used again when no array refers to them any more.
+
+    Fresh memory costs a page fault every 4 KiB, as much as reading into it. Buckets are handed
+    out as views, whose life only their users know; every view keeps a reference to its block.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[Bytes] = []
+        self._lock = threading.Lock()
+        probe = [np.empty(1, np.uint8)]
+        self._unused = sys.getrefcount(probe[0])  # the list, and whatever the call itself adds
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """Return an uninitialised C-contiguous array."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < _FEW:
+            return np.empty(shape, dtype)
+        with self._lock:
+            free = [
+                k
+                for k in range(len(self._blocks))
+                if sys.getrefcount(self._blocks[k]) <= self._unused
+            ]
+            fits = [k for k in free if nbytes <= self._blocks[k].nbytes]
+            if fits:
+                best = min(fits, key=lambda k: self._blocks[k].nbytes)
+            else:
+                for k in reversed(free):
+                    del self._blocks[k]
+                self._blocks.append(np.empty(nbytes + nbytes // 64, np.uint8))
+                best = len(self._blocks) - 1
+            return self._blocks[best][:nbytes].view(dtype).reshape(shape)
+
+
+class _Target:
+    """A column being read in source order that ends up in the new order.
+
+    Long samples are read to where they belong, short ones are moved there afterwards.
+
+    Parameters
+    ----------
+    field
+        What it is.
+    target
+        int64, shape ``(n,)``: where each sample comes, in source order.
+    memory
+        Where the column lies.
+    rows
+        int64, shape ``(n,)``: rows of each sample in source order, if ragged.
+    """
+
+    def __init__(
+        self, field: Field, target: Ints, memory: _Memory, rows: Ints | None = None
+    ) -> None:
+        self._field, self._target = field, target
+        n = len(target)
+        self._rows = np.ones(n, np.int64) if rows is None else rows
+        total = int(self._rows.sum())
+        self._values = memory.empty((total, *field.inner), field.dtype)
+        self._long = self._values.nbytes >= LONG * max(1, n)
+        lengths = self._rows
+        if self._long:
+            lengths = np.empty(n, np.int64)
+            lengths[target] = self._rows
+        self._offsets = np.zeros(n + 1, np.int64)
+        np.cumsum(lengths, out=self._offsets[1:])
+
+    def views(self, i: int, j: int) -> list[memoryview]:
+        """Return where the samples ``i .. j`` of the source order are to be read to."""
+        if not self._long:
+            return [as_bytes(self._values[self._offsets[i] : self._offsets[j]])]
+        to, nbytes = self._target[i:j], self._field.row_nbytes
+        return _views(self._values, self._offsets[to] * nbytes, self._offsets[to + 1] * nbytes)
+
+    def column(self) -> Array | Ragged:
+        """Return the column in the new order, when all has been read."""
+        f = self._field
+        if self._long:
+            return Ragged(self._values, self._offsets, f.kind) if f.ragged else self._values
+        back = np.empty(len(self._target), np.int64)
+        back[self._target] = np.arange(len(back))
+        read = Ragged(self._values, self._offsets, f.kind) if f.ragged else self._values
+        return take(Schema((f,)), {f.name: read}, back)[f.name]

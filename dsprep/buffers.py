@@ -96,7 +96,9 @@ def parse_buffer(text: str) -> BufferSize:
             raise UsageError(f"groups of {text} samples are not possible", expected="at least 1")
         return InSamples(int(word))
     try:
-        return InBytes(parse_nbytes(word))
+        if word[-1:].isalpha():
+            return InBytes(parse_nbytes(word))
+        raise UsageError("a number of samples is whole")
     except UsageError as error:
         raise UsageError(
             f"--buffer-size {text!r} is not understood",

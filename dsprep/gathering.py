@@ -6,8 +6,9 @@ import numpy as np
 
 from dsprep.schema import Arena, Array, Batch, Ints, Ragged, Schema, new_array
 
-_LONG = 2048
-"""Bytes of a ragged sample from which on copying one at a time is faster than an index of rows."""
+LONG = 2048
+"""Bytes of a sample from which on it is worth naming it alone: to copy it, or in one call to the
+kernel with others, instead of by an index of rows."""
 
 
 def take(
@@ -54,7 +55,7 @@ def _take_ragged(column: Ragged, rows: Ints, arena: Arena | None, key: str) -> R
     starts = column.offsets[rows]
     if not out.size:
         return Ragged(out, offsets, column.kind)
-    if out.nbytes >= _LONG * len(rows):
+    if out.nbytes >= LONG * len(rows):
         source, target = starts.tolist(), offsets.tolist()
         for i, n in enumerate(lengths.tolist()):
             out[target[i] : target[i] + n] = values[source[i] : source[i] + n]

@@ -275,9 +275,9 @@ class ShuffledSource(DerivedSource):
             raise UsageError("the source is closed")
         first = bucket * self._per_bucket
         with cache.bucket(bucket, stop - start) as held:
-            if held.rows is None:
-                held.rows = _rows(self._order, first, held.samples)
-            rows = held.rows[start - first : stop - first]
+            if self.how == "buckets":  # in order already; views keep the memory alive
+                return {n: c[start - first : stop - first] for n, c in held.batch.items()}
+            rows = self._order.forward(np.arange(start, stop, dtype=np.int64))
             return take(self.schema, held.batch, rows, arena, key)
 
     def _direct(self) -> SelectedSource:
@@ -376,14 +376,6 @@ def _choose(base: Source, payload: int, mean: int, memory_nbytes: int) -> How:
     return "direct" if known and mean >= DIRECT_NBYTES else "buckets"
 
 
-def _rows(order: Permutation, first: int, size: int) -> Ints:
-    """Return, for each place of a bucket, which of its samples in source order comes there."""
-    samples = order.forward(np.arange(first, first + size, dtype=np.int64))
-    rows = np.empty(size, np.int64)
-    rows[np.argsort(samples)] = np.arange(size)
-    return rows
-
-
 # --- buckets in memory -----------------------------------------------------------------------
 
 
@@ -395,7 +387,6 @@ class _Held:
 
     def __init__(self, loading: Future[Batch], samples: int) -> None:
         self.loading, self.users, self.samples, self.unserved = loading, 0, samples, samples
-        self.rows: Ints | None = None
 
     @property
     def batch(self) -> Batch:

@@ -1,0 +1,135 @@
+"""The size of groups follows from what is asked, the stripe, the memory and the ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsprep.buffers import (
+    Auto,
+    InBytes,
+    InSamples,
+    decide,
+    edges_by_bytes,
+    parse_buffer,
+    warnings,
+)
+from dsprep.errors import UsageError
+from dsprep.stripes import Stripe
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def stripe(nbytes=MIB, matters=True):
+    return Stripe(
+        nbytes=nbytes,
+        source="test",
+        file_system="lustre",
+        targets=None,
+        matters=matters,
+        advice="",
+    )
+
+
+def test_parsing():
+    assert parse_buffer("128") == InSamples(128)
+    assert parse_buffer("256MiB") == InBytes(256 * MIB)
+    assert parse_buffer("100B") == InBytes(100)
+    assert parse_buffer(" AUTO ") == Auto()
+    for text in ("", "0", "-1", "1.5", "many", "0MiB", "1XB", "9" * 30, "²"):
+        with pytest.raises(UsageError):
+            parse_buffer(text)
+
+
+# (samples, bytes of each, asked, stripe, memory, ranks) -> samples per group
+CASES = [
+    # as asked
+    ((1000, 50, "128", MIB, GIB, 1), 128),
+    ((100, 50, "128", MIB, GIB, 1), 100),
+    ((10**6, 19200, "256MiB", MIB, GIB, 1), 256 * MIB // 19200),
+    ((1000, 50 * MIB, "1MiB", MIB, GIB, 1), 1),
+    ((0, 50, "128", MIB, GIB, 1), 1),
+    ((10, 0, "1MiB", MIB, GIB, 1), 10),
+    # automatic: 256 MiB
+    ((10**6, 19200, "auto", MIB, 64 * GIB, 1), 256 * MIB // 19200),
+    # 64 stripes of 16 MiB are more
+    ((10**6, MIB, "auto", 16 * MIB, 64 * GIB, 1), 1024),
+    # a sixteenth of the memory is less
+    ((10**6, MIB, "auto", MIB, GIB, 1), 64),
+    # four groups per rank
+    ((10_000, MIB, "auto", MIB, 64 * GIB, 100), 25),
+    ((399, MIB, "auto", MIB, 64 * GIB, 100), 1),
+    ((400, MIB, "auto", MIB, 64 * GIB, 100), 1),
+    ((0, 0, "auto", MIB, GIB, 8), 1),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), CASES)
+def test_decisions(given, expected):
+    samples, nbytes, asked, stripe_nbytes, memory, ranks = given
+    found = decide(samples, nbytes, parse_buffer(asked), stripe(stripe_nbytes), memory, ranks)
+    assert found.samples == expected
+    assert found.group_nbytes == nbytes * expected
+    assert found.limit_nbytes is None
+    assert found.reasoning
+    assert all(found.reasoning)
+
+
+def test_reasons_are_given():
+    found = decide(10_000, MIB, Auto(), stripe(), 64 * GIB, 100)
+    assert "4 per rank" in " ".join(found.reasoning)
+    assert "padding may exceed 2 %" in " ".join(found.reasoning)
+    assert "2 %" not in " ".join(decide(10_000, MIB, Auto(), stripe(), 64 * GIB).reasoning)
+
+
+def test_ragged_samples_have_a_limit():
+    sizes = np.array([100, 300, 200, 200])
+    found = decide(4, sizes, InBytes(450), stripe(), GIB)
+    assert (found.samples, found.group_nbytes, found.limit_nbytes) == (2, 400, 450)
+    assert decide(4, sizes, InSamples(2), stripe(), GIB).limit_nbytes is None
+
+
+def by_hand(sizes, limit):
+    edges, held = [0], 0
+    for i, n in enumerate(sizes):
+        if i > edges[-1] and held + n > limit:
+            edges.append(i)
+            held = 0
+        held += n
+    return edges + [len(sizes)] * (len(sizes) > edges[-1])
+
+
+@given(
+    st.lists(st.integers(0, 30), max_size=60),
+    st.integers(1, 50),
+    st.lists(st.integers(0, 60), max_size=4),
+)
+def test_edges_by_bytes(sizes, limit, cuts):
+    parts = np.split(np.array(sizes, np.int64), sorted(min(c, len(sizes)) for c in cuts))
+    found = edges_by_bytes(parts, limit)
+    assert found.dtype == np.int64
+    assert found.tolist() == by_hand(sizes, limit)
+
+
+def test_a_sample_beyond_the_limit_is_a_group_of_its_own():
+    assert edges_by_bytes([np.array([1, 99, 1, 1])], 10).tolist() == [0, 1, 2, 4]
+    with pytest.raises(UsageError):
+        edges_by_bytes([], 0)
+
+
+def test_warnings():
+    def given(**more):
+        return warnings(8192, 64, 128 * MIB, free_memory=GIB, **more)
+
+    assert given() == []
+    assert given(ranks=64) == []
+    assert "fewer than 65 ranks" in given(ranks=65)[0]
+    # S < N/G = 8192 / 64 = 128
+    assert given(epochs=127) == []
+    assert "S >= N/G" in given(epochs=128)[0]
+    assert given(ranks_per_node=4) == []
+    assert "two buffers" in given(ranks_per_node=5)[0]
+    assert len(given(ranks=100, epochs=1000, ranks_per_node=99)) == 3

@@ -1,0 +1,225 @@
+"""Splits are exact, repeatable and do not leak; selections and copies read as they should."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import DTYPES, MemorySource, assert_same_batch, random_batch, schemas
+
+from dsprep import splitting
+from dsprep.errors import SchemaError, UsageError
+from dsprep.schema import Arena, Field, Ragged, Schema, concatenate
+from dsprep.shuffling import ShuffledSource
+from dsprep.splitting import (
+    DuplicatedSource,
+    SelectedSource,
+    assign,
+    group_labels,
+    parse_split,
+)
+
+SCHEMAS = dict(schemas())
+THIRDS = [("train", 0.8), ("val", 0.1), ("test", 0.1)]
+
+
+def numbered(count):
+    schema = Schema((Field("y", np.dtype("<i8")),))
+    return MemorySource(schema, {"y": np.arange(count)})
+
+
+def test_parsing():
+    assert parse_split("a=0.75, b=.25") == [("a", 0.75), ("b", 0.25)]
+    assert parse_split("all=1") == [("all", 1.0)]
+    for text in ("", "a", "a=1,a=0", "a=0.5", "a=0.5,b=0.6", "a=x", "a/b=1", ".a=1", "a=nan"):
+        with pytest.raises(UsageError):
+            parse_split(text)
+
+
+@given(st.integers(3, 300), st.integers(0, 5))
+@settings(max_examples=40, deadline=None)
+def test_every_sample_lands_in_one_split(count, seed):
+    found = assign(numbered(count), THIRDS, seed)
+    assert list(found) == ["train", "val", "test"]
+    assert np.array_equal(np.sort(np.concatenate(list(found.values()))), np.arange(count))
+    for name, share in THIRDS:
+        assert (np.diff(found[name]) > 0).all()
+        assert abs(len(found[name]) - share * count) < 1.5
+        assert len(found[name]) > 0
+
+
+def test_counts_are_exact_and_repeatable():
+    found = assign(numbered(1000), THIRDS, 1)
+    assert [len(v) for v in found.values()] == [800, 100, 100]
+    again = assign(numbered(1000), THIRDS, 1)
+    other = assign(numbered(1000), THIRDS, 2)
+    assert all(np.array_equal(found[n], again[n]) for n in found)
+    assert not np.array_equal(found["val"], other["val"])
+    with pytest.raises(UsageError):
+        assign(numbered(2), THIRDS, 1)
+
+
+def keyed(values, kind="array"):
+    """A source whose field k has the values, and another field."""
+    values = list(values)
+    if kind == "array":
+        column = np.array(values)
+        field = Field("k", column.dtype, column.shape[1:])
+    else:
+        field = Field.opaque("k", kind)
+        column = Ragged.pack(values, field)
+    y = np.arange(len(values))
+    schema = Schema((Field("y", np.dtype("<i8")), field))
+    return MemorySource(schema, {"y": y, "k": column}), values
+
+
+KEYS = {
+    "int": lambda i: (i * 7919) % 40,
+    "text": lambda i: f"patient{(i * 7919) % 40}",
+    "pair": lambda i: [float((i * 7919) % 40), 1.5],
+    "long": lambda i: [(i * 7919) % 40] * 9,
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_nothing_leaks(name):
+    values = [KEYS[name](i) for i in range(1000)]
+    source, values = keyed(values)
+    found = assign(source, THIRDS, 3, "k")
+    keys = {n: {str(values[i]) for i in v.tolist()} for n, v in found.items()}
+    assert keys["train"].isdisjoint(keys["val"])
+    assert keys["train"].isdisjoint(keys["test"])
+    assert keys["val"].isdisjoint(keys["test"])
+    assert np.array_equal(np.sort(np.concatenate(list(found.values()))), np.arange(1000))
+    assert [len(v) for v in found.values()] == [800, 100, 100]  # 40 keys of 25 samples each
+
+
+@pytest.mark.parametrize("kind", ["bytes", "str"])
+def test_keys_of_any_length(kind):
+    words = ["", "a", "a\0", "ab" * 50] if kind == "str" else [b"", b"a", b"a\0", b"ab" * 50]
+    source, values = keyed([words[i * i % 4] for i in range(50)] + words, kind)
+    labels = group_labels(source, source.schema["k"])
+    pairs = set(zip(values, labels.tolist(), strict=True))
+    assert len(pairs) == 4
+    assert {n for _, n in pairs} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_keys_of_every_dtype(dtype):
+    schema = Schema((Field("k", dtype),))
+    batch = random_batch(schema, 6, seed=1)
+    rows = np.random.default_rng(0).integers(0, 6, 100)
+    source = MemorySource(schema, {"k": batch["k"][rows]})
+    if dtype.names:  # padding is not part of the value
+        source._batch["k"] = source._batch["k"].copy()
+    labels = group_labels(source, schema["k"])
+    from support import raw
+
+    bits = [raw(batch["k"][i]) for i in rows.tolist()]
+    assert len(set(zip(bits, labels.tolist(), strict=True))) == len(set(bits))
+    assert len(set(labels.tolist())) == len(set(bits))
+
+
+def test_labels_do_not_depend_on_slices(monkeypatch):
+    source, _ = keyed(range(100))
+    whole = group_labels(source, source.schema["k"])
+    one = splitting.pieces
+    monkeypatch.setattr(splitting, "pieces", lambda s, shard, unit: one(s, shard, unit, 50))
+    assert np.array_equal(group_labels(source, source.schema["k"]), whole)
+
+
+def test_padding_of_structures_is_no_part_of_the_key():
+    dtype = np.dtype({"names": ["a"], "formats": ["<i4"], "offsets": [4], "itemsize": 16})
+    raw = np.random.default_rng(0).integers(0, 256, (20, 16), "u1")
+    raw[:, 4:8] = 7
+    schema = Schema((Field("k", dtype),))
+    source = MemorySource(schema, {"k": raw.reshape(-1).view(dtype)})
+    assert set(group_labels(source, schema["k"]).tolist()) == {0}
+
+
+def test_unequal_groups_and_refusals():
+    source, _values = keyed([0] * 90 + [1] * 6 + [2] * 4)
+    found = assign(source, THIRDS, 0, "k")
+    assert [len(v) for v in found.values()] == [90, 6, 4]
+    with pytest.raises(UsageError, match="3 values, too few"):
+        assign(source, [(f"{i}", 0.25) for i in range(4)], 0, "k")
+    with pytest.raises(SchemaError):
+        assign(source, THIRDS, 0, "nosuch")
+    big = Schema((Field("k", np.dtype("u1"), (5000,)),))
+    with pytest.raises(SchemaError):
+        assign(MemorySource(big, {"k": np.zeros((3, 5000), "u1")}), THIRDS, 0, "k")
+    with pytest.raises(UsageError):
+        assign(keyed([])[0], THIRDS, 0, "k")
+
+
+# --- sources ---------------------------------------------------------------------------------
+
+INDICES = {
+    "rising": np.array([0, 1, 2, 5, 9, 10, 30, 49]),
+    "run": np.arange(10, 40),
+    "falling": np.arange(50)[::-1].copy(),
+    "repeated": np.array([3, 3, 3, 4, 0, 0]),
+    "random": np.random.default_rng(0).permutation(50),
+    "none": np.zeros(0, np.int64),
+}
+
+
+@pytest.mark.parametrize("join", [0, 10, 1 << 20])
+@pytest.mark.parametrize("which", INDICES)
+@pytest.mark.parametrize("name", ["mixed", "fixed-<f4", "ragged-|S7", "empty-axis", "bytes"])
+def test_selected(name, which, join, monkeypatch):
+    monkeypatch.setattr(splitting, "JOIN_NBYTES", join)
+    schema, indices = SCHEMAS[name], INDICES[which]
+    source = MemorySource(schema, random_batch(schema, 50, seed=3))
+    selected = SelectedSource(source, indices)
+    assert len(selected) == len(indices)
+    half = len(indices) // 2
+    for start, stop in ((0, len(indices)), (half, len(indices)), (0, half), (half, half)):
+        want = [source.read(i, i + 1) for i in indices[start:stop].tolist()]
+        want = concatenate(schema, want) if want else source.read(0, 0)
+        for arena in (None, Arena()):
+            assert_same_batch(selected.read(start, stop, arena), want, schema)
+    assert (selected.sizes(0, len(indices)) is None) == (schema.ragged and len(indices) > 0)
+
+
+def test_long_selections_are_read_in_bounded_spans(monkeypatch):
+    monkeypatch.setattr(splitting, "SPAN_NBYTES", 800)
+    calls = []
+    source = numbered(10_000)
+    read = source.read
+    source.read = lambda i, j, arena=None: calls.append(j - i) or read(i, j)
+    found = SelectedSource(source, np.arange(0, 10_000, 3)).read(0, 3334)
+    assert np.array_equal(found["y"], np.arange(0, 10_000, 3))
+    assert max(calls) <= 100
+
+
+def test_selected_numbers_are_checked():
+    for bad in ([-1], [10], [0, 99]):
+        with pytest.raises(UsageError):
+            SelectedSource(numbered(10), np.array(bad))
+
+
+@pytest.mark.parametrize("name", ["mixed", "fixed-<f4"])
+def test_duplicated(name):
+    schema = SCHEMAS[name]
+    source = MemorySource(schema, random_batch(schema, 7))
+    twice = DuplicatedSource(source, 3)
+    assert len(twice) == 21
+    for start, stop in ((0, 21), (5, 9), (6, 7), (7, 7), (2, 20)):
+        want = [source.read(i % 7, i % 7 + 1) for i in range(start, stop)]
+        want = concatenate(schema, want) if want else source.read(0, 0)
+        assert_same_batch(twice.read(start, stop, Arena()), want, schema)
+    with pytest.raises(UsageError):
+        DuplicatedSource(source, 0)
+    assert len(DuplicatedSource(MemorySource(schema, random_batch(schema, 0)), 3)) == 0
+
+
+def test_a_split_repeated_and_shuffled(tmp_path):
+    source = numbered(1000)
+    train = SelectedSource(source, assign(source, THIRDS, 1)["train"])
+    with ShuffledSource(DuplicatedSource(train, 2), 1, 4000, tmp_path / "s") as shuffled:
+        assert shuffled.how == "buckets"
+        found = shuffled.read(0, 1600)["y"]
+    assert np.array_equal(np.sort(found), np.repeat(train.indices, 2))
+    assert not np.array_equal(found[:800], np.sort(found[:800]))
