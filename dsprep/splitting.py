@@ -88,6 +88,8 @@ def assign(
 
     Parameters
     ----------
+    source
+        To group by a field it is read whole: better opened with that field alone.
     parts
         Names and shares, the shares with the sum 1.
     seed

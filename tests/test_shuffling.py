@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import MemorySource, assert_same_batch, random_batch, schemas, take
 
-from dsprep import shuffling
+from dsprep import buckets, shuffling
 from dsprep.gathering import take as gather
 from dsprep.permutation import SORTED, Permutation
 from dsprep.schema import Arena, Field, Schema, batch_nbytes, concatenate
@@ -182,6 +182,32 @@ def test_any_number_of_threads_at_any_place(tmp_path, tiny):
             list(pool.map(check, starts))
         assert len(shuffled._cache._held) <= 2
     assert source.count == 5000  # the first pass only
+
+
+@pytest.mark.parametrize("name", ["mixed", "five-d"])
+def test_what_was_read_stays_when_memory_is_used_again(name, tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(buckets, "_FEW", 0)
+    schema = SCHEMAS[name]
+    source = MemorySource(schema, random_batch(schema, 400, longest=50))
+    want = expected(source, 3)
+    with ShuffledSource(source, 3, batch_nbytes(want) // 8, tmp_path / "s") as shuffled:
+        kept = [shuffled.read(i, i + 10) for i in range(0, 400, 10)]
+        assert_same_batch(concatenate(schema, kept), want, schema)
+        del kept
+        for i in range(0, 400, 10):
+            assert_same_batch(shuffled.read(i, i + 10), take(want, i, i + 10), schema)
+        held = sum(b.nbytes for b in shuffled._cache._load.__self__._memory._blocks)
+        assert held < batch_nbytes(want)  # some of it, not all buckets
+
+
+def test_long_samples_are_scattered_by_the_kernel(tmp_path, monkeypatch):
+    monkeypatch.setattr(buckets, "LONG", 8)
+    monkeypatch.setattr(buckets, "IOV_MAX", 3)
+    schema = SCHEMAS["mixed"]
+    source = MemorySource(schema, random_batch(schema, 300, longest=50))
+    want = expected(source, 3)
+    with ShuffledSource(source, 3, batch_nbytes(want) // 5, tmp_path / "s") as shuffled:
+        assert_same_batch(shuffled.read(0, 300), want, schema)
 
 
 def test_files_do_not_depend_on_threads(tmp_path, tiny):
