@@ -12,12 +12,22 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dsprep.formats.base import Format, OpenOptions, Source, State, WriteOptions, Writer
+from dsprep.errors import UsageError
+from dsprep.formats.base import (
+    Format,
+    GroupWriter,
+    OpenOptions,
+    Source,
+    State,
+    WriteOptions,
+    Writer,
+)
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.meta import looks_like, read_meta
 from dsprep.formats.lmdb.pages import HEADER, NODE
 from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
 from dsprep.formats.lmdb.values import Values
+from dsprep.grouping import Grouping, GroupPlan
 from dsprep.schema import Schema
 
 DATA = "data.mdb"
@@ -37,7 +47,7 @@ class Lmdb(Format):
     open_options: ClassVar[frozenset[str]] = frozenset(
         {"fields", "order", "values", "database", "skip_keys", "keys_as"}
     )
-    write_options: ClassVar[frozenset[str]] = frozenset({"key_format"})
+    write_options: ClassVar[frozenset[str]] = frozenset({"key_format", "group_values"})
 
     def recognises(self, path: Path) -> bool:
         """Whether the file begins with a meta page of any LMDB."""
@@ -51,15 +61,20 @@ class Lmdb(Format):
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open an environment; every leaf page is read once and checked."""
-        from dsprep.formats.lmdb.source import LmdbSource
-
-        return LmdbSource(path, data_file(path), options, hint)
+        return self._open(path, options, hint, survey=False)
 
     def survey(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open an environment and keep where its values lie; see `Format.survey`."""
+        return self._open(path, options, hint, survey=True)
+
+    def _open(
+        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool
+    ) -> Source:
+        from dsprep.formats.lmdb.group_source import grouped
         from dsprep.formats.lmdb.source import LmdbSource
 
-        return LmdbSource(path, data_file(path), options, hint, survey=True)
+        source = LmdbSource(path, data_file(path), options, hint, survey=survey)
+        return grouped(source, options, hint) or source
 
     def identity(self, path: Path) -> dict[str, Any]:
         """Return the newest transaction, the root of its tree and the last page in use."""
@@ -78,6 +93,8 @@ class Lmdb(Format):
         """Return where each field lies in a sample's value."""
         values = Values(schema)
         plan_keys(options.key_format, 1)
+        if options.group_values:
+            return {f.name: "a part of its group's value" for f in schema}
         if len(schema) == 1:
             return {f.name: "the value" for f in schema}
         at, plan = values.table, {}
@@ -135,8 +152,47 @@ class Lmdb(Format):
         """Start or continue an environment: a single file if `path` ends in ``.mdb``."""
         from dsprep.formats.lmdb.writer import LmdbWriter
 
+        if options.group_values:
+            raise UsageError("one value per group needs groups", fix="dsprep repack writes them")
         keys = plan_keys(options.key_format, count)
-        if path.suffix.lower() != ".mdb":
-            path.mkdir(exist_ok=True)
-            path = path / DATA
-        return LmdbWriter(path, schema, count, keys, state)
+        return LmdbWriter(_file_to_write(path), schema, count, keys, state)
+
+    def plan_groups(self, schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupPlan:
+        """Return how groups will lie: contiguous, and where LMDB puts them."""
+        from dsprep.formats.lmdb import group_plan
+
+        if options.group_values:
+            values, sizes = group_plan.group_values(schema, grouping)
+            nbytes = self.estimate(values, grouping.count, int(sizes.sum()), options)
+            return group_plan.of_values(nbytes, sizes, grouping)
+        plan_keys(options.key_format, grouping.count)
+        payload = int(group_plan.payloads(schema, grouping).sum())
+        nbytes = self.estimate(schema, int(grouping.edges[-1]), payload, options)
+        return group_plan.of_samples(nbytes, schema, grouping)
+
+    def create_groups(
+        self,
+        path: Path,
+        schema: Schema,
+        grouping: Grouping,
+        options: WriteOptions,
+        state: State | None,
+    ) -> GroupWriter:
+        """Start or continue an environment; see `create`."""
+        from dsprep.formats.lmdb import group_writer
+
+        file = _file_to_write(path)
+        inside = "" if file == path else file.name
+        if options.group_values:
+            keys = plan_keys(options.key_format, grouping.count)
+            return group_writer.LmdbGroupValuesWriter(file, inside, schema, grouping, keys, state)
+        keys = plan_keys(options.key_format, int(grouping.edges[-1]))
+        return group_writer.LmdbGroupWriter(file, inside, schema, grouping, keys, state)
+
+
+def _file_to_write(path: Path) -> Path:
+    """Return the file of a new environment: a single one if `path` ends in ``.mdb``."""
+    if path.suffix.lower() == ".mdb":
+        return path
+    path.mkdir(exist_ok=True)
+    return path / DATA

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb.datum import Datum
+from dsprep.formats.lmdb.group_values import Packing
 from dsprep.formats.lmdb.values import Values
 from dsprep.schema import DType, Field, is_extension
 
@@ -71,6 +72,36 @@ def loading_code(
     return code + _PRINT
 
 
+def group_loading_code(
+    file: Path, database: str | None, packing: Packing, capacity: int, key: bytes
+) -> str:
+    """Return a program that loads the first group, under this key, and prints its first sample."""
+    more = "import ml_dtypes\n" if any(is_extension(f.dtype) for f in packing.schema) else ""
+    name = None if database is None else database.encode()
+    lines = [
+        _OPEN.format(more=more, path=str(file), database=name, key=key).replace(
+            "# sample 0", "# all samples of group 0"
+        )
+        + f"capacity = {capacity}"
+    ]
+    places = packing.places(capacity)
+    for f in packing.fixed:
+        shape = (capacity, *f.inner)
+        read = f"np.ndarray({shape}, {dtype_code(f.dtype)}, value, {places[f.name]})"
+        lines.append(f"sample[{f.name!r}] = {read}[0, ...]")
+    if packing.ragged:
+        lines.append(f"at = {packing.body(capacity)}")
+    for f in packing.ragged:
+        lines.append(f"sizes = np.frombuffer(value, '<u8', capacity, {places[f.name]}).tolist()")
+        part = "value[at:at + sizes[0]]"
+        if f.kind == "array":
+            part = f"np.frombuffer({part}, {dtype_code(f.dtype)}).reshape({(-1, *f.inner)!r})"
+        elif f.kind == "str":
+            part += ".decode('utf-8', 'surrogateescape')"
+        lines += [f"sample[{f.name!r}] = {part}", "at += sum(sizes)"]
+    return "\n".join(lines) + "\n" + _PRINT
+
+
 def _decode(values: Values) -> str:
     """Return the lines that take the fields out of ``value``."""
     lines = []
@@ -82,9 +113,9 @@ def _decode(values: Values) -> str:
         for n in f.inner:
             count *= n
         read = (
-            f"np.frombuffer(value, {_dtype(f.dtype)}, {count}, {at})"
+            f"np.frombuffer(value, {dtype_code(f.dtype)}, {count}, {at})"
             if f.row_nbytes
-            else (f"np.empty({count}, {_dtype(f.dtype)})")
+            else (f"np.empty({count}, {dtype_code(f.dtype)})")
         )
         lines.append(f"sample[{f.name!r}] = {read}.reshape({f.inner!r})")
         at += f.row_nbytes
@@ -94,7 +125,7 @@ def _decode(values: Values) -> str:
         stop = f"at + sizes[{k}]" if values.table else "len(value)"
         part = f"value[at:{stop}]"
         if f.kind == "array":
-            part = f"np.frombuffer({part}, {_dtype(f.dtype)}).reshape({(-1, *f.inner)!r})"
+            part = f"np.frombuffer({part}, {dtype_code(f.dtype)}).reshape({(-1, *f.inner)!r})"
         elif f.kind == "str":
             part += ".decode('utf-8', 'surrogateescape')"
         lines.append(f"sample[{f.name!r}] = {part}")
@@ -103,17 +134,17 @@ def _decode(values: Values) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _dtype(dtype: DType) -> str:
+def dtype_code(dtype: DType) -> str:
     """Return Python code for `dtype`."""
     if dtype.names is not None and dtype.fields is not None:
-        formats = ", ".join(_dtype(dtype.fields[n][0]) for n in dtype.names)
+        formats = ", ".join(dtype_code(dtype.fields[n][0]) for n in dtype.names)
         offsets = [int(dtype.fields[n][1]) for n in dtype.names]
         return (
             f"np.dtype({{'names': {list(dtype.names)!r}, 'formats': [{formats}], "
             f"'offsets': {offsets!r}, 'itemsize': {dtype.itemsize}}})"
         )
     if dtype.subdtype is not None:
-        return f"np.dtype(({_dtype(dtype.subdtype[0])}, {dtype.subdtype[1]!r}))"
+        return f"np.dtype(({dtype_code(dtype.subdtype[0])}, {dtype.subdtype[1]!r}))"
     return (
         f"np.dtype(ml_dtypes.{dtype.name})" if is_extension(dtype) else f"np.dtype({dtype.str!r})"
     )

@@ -20,8 +20,9 @@ import numpy as np
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
 from dsprep.formats.lmdb.datum import Datum, looks_like_datum
-from dsprep.formats.lmdb.extents import Finder, file_layout, find, history
+from dsprep.formats.lmdb.extents import Finder, Found, file_layout, find, history
 from dsprep.formats.lmdb.frame import wrong_headers
+from dsprep.formats.lmdb.group_values import is_group
 from dsprep.formats.lmdb.index import Index, build, named_databases, numbers
 from dsprep.formats.lmdb.loading import loading_code
 from dsprep.formats.lmdb.meta import Database
@@ -66,7 +67,7 @@ class LmdbSource(Source):
     ) -> None:
         self._finder = Finder() if survey else None
         self.path = path
-        self._file = file
+        self.file = file
         self._options = options
         self._fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -202,7 +203,12 @@ class LmdbSource(Source):
                 )
         if isinstance(self._decoder, Values) and self._decoder.schema.names == (VALUE,):
             probes = self._probe(3)
-            if any(v[:1] == b"\x80" and v[1:2] in b"\2\3\4\5" and v[-1:] == b"." for v in probes):
+            if probes and all(map(is_group, probes)):
+                notes.append(
+                    "values are groups of samples that dsprep packed: without their sidecar, which "
+                    "tells the fields, each is one opaque byte string"
+                )
+            elif any(v[:1] == b"\x80" and v[1:2] in b"\2\3\4\5" and v[-1:] == b"." for v in probes):
                 notes.append("values look like Python pickles; dsprep keeps them as opaque bytes")
             elif probes and all(map(looks_like_datum, probes)):
                 notes.append("values look like Caffe Datum messages (--values datum reads them)")
@@ -326,15 +332,31 @@ class LmdbSource(Source):
             key = self._nodes(self._index.records(i, i + 1), None).key(0)
             return f"{self.path}, sample {i}, key {key!r}"
 
-        if self._finder is not None:
-            records, self._finder = self._finder.found(self._pages), None
-        else:
-            records = find(self._pages, index, progress)
-        inside = "" if self._file == self.path else self._file.name
-        layout = file_layout(records, index, self._decoder, self._fields, inside, label)
+        records = self.places(progress)
+        layout = file_layout(records, index, self._decoder, self._fields, self.inside, label)
         named = self._options.database is not None
         laws, facts = history(records, self._database.depth, named)
         return replace(layout, candidates=laws, facts=facts)
+
+    def places(self, progress: Callable[[int, int], None] | None = None) -> Found:
+        """Return where the values lie, in key order."""
+        if self._finder is not None:
+            found, self._finder = self._finder.found(self._pages), None
+            return found
+        return find(self._pages, self._index, progress)
+
+    @property
+    def inside(self) -> str:
+        """The file below the path of the dataset: empty if that is the file."""
+        return "" if self.file == self.path else self.file.name
+
+    def first(self, nbytes: int) -> tuple[bytes, bytes]:
+        """Return the key of the first sample and the first bytes of its value."""
+        if not len(self):
+            return b"", b""
+        nodes = self._nodes(self._index.records(0, 1), None)
+        size = min(nbytes, int(nodes.size[0]))
+        return nodes.key(0), os.pread(self._fd, size, int(nodes.offset[0]))
 
     # --- describing --------------------------------------------------------------------------
 
@@ -373,7 +395,7 @@ class LmdbSource(Source):
     def loading_code(self) -> str:
         """Return a py-lmdb program that loads sample 0; see `Source.loading_code`."""
         key = self._nodes(self._index.records(0, 1), None).key(0) if len(self) else None
-        return loading_code(self._file, self._options, self._decoder, self._fields, key)
+        return loading_code(self.file, self._options, self._decoder, self._fields, key)
 
 
 def _shown(names: Iterable[bytes]) -> str:

@@ -219,7 +219,7 @@ def _fixed_part(column: Column, width: int) -> Part:
     lengths = np.full(n, width, np.int64)
     if not n * width:
         return Part(np.zeros(0, np.uint8), np.zeros(n, np.int64), lengths)
-    array = _without_padding(array)
+    array = without_padding(array)
     step = array.strides[0] if n > 1 else width
     if step < width or not array[:1].flags.c_contiguous:
         array, step = np.ascontiguousarray(array), width
@@ -231,20 +231,20 @@ def _fixed_part(column: Column, width: int) -> Part:
 def _ragged_part(column: Column, field: Field) -> Part:
     """Return what a ragged field adds."""
     assert isinstance(column, Ragged)  # the schema says so
-    values = np.ascontiguousarray(_without_padding(column.values))
+    values = np.ascontiguousarray(without_padding(column.values))
     data = values.reshape(-1).view(np.uint8) if values.size else np.zeros(0, np.uint8)
     offsets = column.offsets * field.row_nbytes
     return Part(data, offsets[:-1], np.diff(offsets))
 
 
-def _without_padding(array: Array) -> Array:
+def without_padding(array: Array) -> Array:
     """Return the values with zeros wherever a structured dtype has bytes of no member."""
     dtype = array.dtype
     if dtype.names is None or not has_padding(dtype):
         return array
     out = np.zeros(array.shape, dtype)
     for name in dtype.names:
-        out[name] = _without_padding(array[name])
+        out[name] = without_padding(array[name])
     return out
 
 

@@ -117,9 +117,12 @@ class LmdbWriter(Writer):
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
         """Build the nodes of the samples, all but the page numbers in them."""
-        parts = self._values.encode(batch)
-        n = len(next(iter(batch.values())))
+        return self._piece(self._values.encode(batch), start, arena)
+
+    def _piece(self, parts: list[Part], start: int, arena: Arena) -> Piece:
+        """Return the piece for values made of `parts`, the first of which is number `start`."""
         sizes = total_lengths(parts)
+        n = len(sizes)
         if n and sizes.max() > MAX_VALUE:
             i = int(sizes.argmax())
             raise UnsupportedError(
