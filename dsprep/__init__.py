@@ -14,6 +14,8 @@ The public interface, imported when it is first used:
     Reading through it: any samples, in any order, by ``pread`` alone.
 `check`
     All that is wrong with a sidecar or with the data that it describes.
+`repack`
+    One rewrite, after which a single read fetches a whole group of samples.
 `inspect`
     What a source holds and how it lies on disk.
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from dsprep.located import Sidecar as Sidecar
     from dsprep.located import StaleError as StaleError
     from dsprep.located import StaleWarning as StaleWarning
+    from dsprep.repacking import repack as repack
     from dsprep.schema import Field as Field
     from dsprep.schema import FieldSpec as FieldSpec
     from dsprep.schema import Ragged as Ragged
@@ -54,6 +57,7 @@ _WHERE = {
     "convert": "dsprep.conversion:convert",
     "verify": "dsprep.comparison:verify",
     "provenance": "dsprep.describing:provenance",
+    "repack": "dsprep.repacking:repack",
     "check": "dsprep.checking:check",
     "inspect": "dsprep.inspection:inspect",
     "Sidecar": "dsprep.located:Sidecar",
@@ -88,6 +92,7 @@ __all__ = [
     "inspect",
     "open",
     "provenance",
+    "repack",
     "verify",
 ]
 

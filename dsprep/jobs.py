@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from dsprep.layout.model import Blocks, Groups
 from dsprep.plan import PIECE_NBYTES, Cast, Shard, group_pieces, pieces, show_nbytes
 from dsprep.schema import Schema
 from dsprep.sidecar import write_json
+from dsprep.splitting import DerivedSource
 from dsprep.staging import Staging
 from dsprep.storage import data_files, free_memory, free_nbytes, remove, tree_nbytes
 from dsprep.through import SidecarSource
@@ -71,6 +72,8 @@ class Job:
         Bytes of the largest sample, as far as known; when whole groups are written, of a group.
     groupings
         The groups of each shard, when the output is written in groups; else empty.
+    recipe
+        What was done to the order and choice of samples, for the lineage.
     """
 
     target: Path
@@ -87,6 +90,7 @@ class Job:
     scratch: int
     largest: int
     groupings: tuple[Grouping, ...] = ()
+    recipe: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -171,7 +175,12 @@ def run_job(
         written = [(_final_path(job, shard), len(shard)) for shard in job.shards]
         groups = [_saved_groups(staging, i) for i in range(len(job.groupings))]
         made = describe(
-            job.format, job.schema, written, job.target.absolute(), _lineage(source), groups
+            job.format,
+            job.schema,
+            written,
+            job.target.absolute(),
+            {**_lineage(source), **job.recipe},
+            groups,
         )
         made.write(durable=durable)
         staging.discard()
@@ -341,7 +350,7 @@ def count_workers(job: Job, workers: int | None, memory: int | None, resident: i
             found=show_nbytes(memory),
             fix="raise --memory, or make chunks smaller with --chunk"
             if not job.groupings
-            else "raise --memory, or make groups smaller",
+            else "raise --memory, or lower --buffer-size",
         )
     return min(workers, (memory - resident) // each)
 
@@ -363,6 +372,8 @@ def _check_space(job: Job, staging: Staging) -> None:
 
 def source_paths(source: Source) -> list[Path]:
     """Return the files and stores that `source` reads."""
+    while isinstance(source, DerivedSource):
+        source = source.base
     return source.paths if isinstance(source, MultiSource | SidecarSource) else [source.path]
 
 
@@ -397,7 +408,7 @@ def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
         "options": {k: str(v) for k, v in asdict(job.options).items()},
         "samples": [job.shards[0].start, job.shards[-1].stop],
         "files": [len(job.shards), shards],
-        **({"groups": _groups_digest(job)} if job.groupings else {}),
+        **({"groups": _groups_digest(job), "recipe": dict(job.recipe)} if job.groupings else {}),
     }
 
 

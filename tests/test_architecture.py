@@ -31,7 +31,8 @@ LAYERS = [
     ("buffers", "splitting", "buckets"),
     ("transfer", "comparison", "describing", "exports"),
     ("jobs", "shuffling"),
-    ("conversion",),
+    ("conversion", "breakeven"),
+    ("repacking",),
     ("inspection", "explaining", "figures", "checking", "using"),
     ("cli", "__main__"),
 ]

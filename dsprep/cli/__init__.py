@@ -18,6 +18,7 @@ from dsprep.cli.convert import register as convert
 from dsprep.cli.demo import register as demo
 from dsprep.cli.inspect import register as inspect
 from dsprep.cli.provenance import register as provenance
+from dsprep.cli.repack import register as repack
 from dsprep.cli.synth import register as synth
 from dsprep.cli.verify import register as verify
 
@@ -46,7 +47,7 @@ def dsprep(
     """Prepare datasets for deep learning: HDF5, LMDB, TFRecord and Zarr."""
 
 
-for register in (inspect, convert, verify, provenance, synth, demo):
+for register in (inspect, convert, repack, verify, provenance, synth, demo):
     register(app)
 
 

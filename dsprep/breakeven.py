@@ -1,0 +1,124 @@
+"""After how many epochs a rewrite has paid for itself, from short cold reads on this storage."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.formats.base import Source
+from dsprep.located import Sidecar
+from dsprep.schema import Arena
+from dsprep.storage import data_files
+
+SECONDS = 1.0
+"""How long each of the two measurements takes, at most about."""
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """What a rewrite costs, and what it saves each epoch.
+
+    Attributes
+    ----------
+    rewrite_seconds
+        What the rewrite took.
+    sample_seconds, group_seconds
+        Seconds per sample: the source read one random sample at a time, the output read one
+        random group at a time, both with a cold page cache.
+    epochs
+        After how many epochs the time is won back; None if reading is not faster.
+    """
+
+    rewrite_seconds: float
+    sample_seconds: float
+    group_seconds: float
+    epochs: float | None
+
+
+def measure(
+    source: Source, paths: Sequence[Path], target: Sidecar, rewrite_seconds: float, seed: int = 0
+) -> BreakEven | None:
+    """Return when the rewrite pays, or None if there is nothing to read.
+
+    Parameters
+    ----------
+    source, paths
+        The dataset that was rewritten, and its files.
+    target
+        The output, whose sidecar has groups.
+    """
+    rng = np.random.default_rng(seed)
+    count = len(target)
+    edges = group_edges(target)
+    if not count or not len(source) or len(edges) < 2:
+        return None
+    arena = Arena()
+
+    def sample() -> int:
+        i = int(rng.integers(len(source)))
+        source.read(i, i + 1, arena)
+        return 1
+
+    def group() -> int:
+        g = int(rng.integers(len(edges) - 1))
+        target.read(slice(int(edges[g]), int(edges[g + 1])), arena=arena)
+        return int(edges[g + 1] - edges[g])
+
+    sample(), group()  # what is opened and imported once does not count
+    drop(paths)
+    each = _seconds_per_sample(sample)
+    drop([target.dataset / f.path for f in target.content.files])
+    together = _seconds_per_sample(group)
+    saved = (each - together) * count
+    return BreakEven(
+        rewrite_seconds, each, together, rewrite_seconds / saved if saved > 0 else None
+    )
+
+
+def group_edges(sidecar: Sidecar) -> np.ndarray:
+    """Return where the groups of a dataset begin and the last one ends, as sample numbers."""
+    edges = [np.zeros(1, np.int64)]
+    start = 0
+    for number, entry in enumerate(sidecar.content.files):
+        groups = sidecar.layout(number).groups if entry.samples else None
+        if groups is not None:
+            first = (
+                np.arange(0, entry.samples, groups.samples)
+                if groups.first is None
+                else groups.first.span(0, groups.first.count)
+            )
+            edges.append(start + first[1:])
+        start += entry.samples
+        edges.append(np.array([start]))
+    return np.unique(np.concatenate(edges))
+
+
+def _seconds_per_sample(read: Callable[[], int]) -> float:
+    began, samples = time.perf_counter(), 0
+    for _ in _until(began + SECONDS):
+        samples += read()
+    return (time.perf_counter() - began) / samples
+
+
+def _until(end: float) -> Iterator[int]:
+    """Yield at least once, at most 1000 times, until the time has come."""
+    for i in range(1000):
+        yield i
+        if time.perf_counter() > end:
+            return
+
+
+def drop(paths: Sequence[Path]) -> None:
+    """Drop files from the page cache, as far as they are written back."""
+    for path in paths:
+        for file in data_files(path):
+            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)

@@ -1,0 +1,349 @@
+"""``dsprep repack``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dsprep.cli import options as opt
+from dsprep.cli.report import INTERRUPTED, fail, guarded, note, print_json, print_rows, progress_bar
+
+if TYPE_CHECKING:
+    from dsprep.formats.base import OpenOptions
+    from dsprep.repacking import Part, Plan, RepackReport
+
+LAYOUT = "How groups are laid out"
+ORDER = "Which samples, in which order"
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dsprep repack train.h5 grouped.h5 --buffer-size 256MiB
+
+dsprep repack 'cosmo/*.h5' cosmo.tfrecord --buffer-size 128 --shuffle 7
+
+dsprep repack train.lmdb grouped.zarr.zip --stripe-size 1MiB --dry-run
+
+dsprep repack all.h5 set.h5 --split train=0.8,val=0.1,test=0.1 --group-by run --shuffle 1
+
+Exit status: 0 done, 1 bad data or target, 2 wrong usage, 130 interrupted.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("repack", epilog=EPILOG)(guarded(opt.reads_datasets(repack)))
+
+
+def repack(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SRC... DST",
+            help="Files, directories, quoted globs or @list.txt, read as one dataset; "
+            "then the output.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[
+        str | None,
+        typer.Option(help="hdf5, lmdb, tfrecord or zarr; by the suffix of DST, else hdf5."),
+    ] = None,
+    buffer_size: Annotated[
+        str,
+        typer.Option(
+            "--buffer-size",
+            "-b",
+            metavar="SIZE",
+            help="What one read fetches: samples (128), bytes (256MiB) or auto.",
+            rich_help_panel=LAYOUT,
+        ),
+    ] = "auto",
+    stripe_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Groups begin at its multiples; detected if not given.",
+            rich_help_panel=LAYOUT,
+        ),
+    ] = None,
+    compress: Annotated[
+        str,
+        typer.Option(
+            metavar="CODEC[:LEVEL]",
+            help="Compress each group on its own: none, gzip, zstd or blosc.",
+            rich_help_panel=LAYOUT,
+        ),
+    ] = "none",
+    group_values: Annotated[
+        bool,
+        typer.Option("--group-values", help="lmdb: one value per group.", rich_help_panel=LAYOUT),
+    ] = False,
+    zipped: Annotated[
+        bool,
+        typer.Option(
+            "--zip", help="zarr: one ZIP store, one read per group.", rich_help_panel=LAYOUT
+        ),
+    ] = False,
+    samples_per_file: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Write files of at most so many samples, of whole groups.",
+            rich_help_panel=LAYOUT,
+        ),
+    ] = None,
+    shard_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Write files of at most so many bytes of values, of whole groups.",
+            rich_help_panel=LAYOUT,
+        ),
+    ] = None,
+    shuffle: Annotated[
+        str,
+        typer.Option(
+            metavar="SEED",
+            help="Shuffle all samples once with this seed; none keeps their order.",
+            rich_help_panel=ORDER,
+        ),
+    ] = "none",
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARES",
+            help="Write DST-train, DST-val, ...: train=0.8,val=0.1,test=0.1. Only train is "
+            "shuffled and duplicated.",
+            rich_help_panel=ORDER,
+        ),
+    ] = None,
+    group_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Samples that agree in this field land in one split.",
+            rich_help_panel=ORDER,
+        ),
+    ] = None,
+    duplicate: Annotated[
+        int,
+        typer.Option(min=1, help="Write each sample so many times.", rich_help_panel=ORDER),
+    ] = 1,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that will read: warns if groups are too few."),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Epochs of training: warns if groups are too large for them."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Show what would be done, and stop.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace DST once the new one is complete.")
+    ] = False,
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="Discard what an interrupted run left, and begin anew."),
+    ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Measure for two seconds after how many epochs the rewrite has paid.",
+        ),
+    ] = True,
+    workers: opt.Workers = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory for buffers; a quarter of what is free."),
+    ] = None,
+    sync: Annotated[
+        bool,
+        typer.Option(
+            "--sync/--no-sync",
+            help="Wait for the disk, so that a crash of the machine loses nothing.",
+        ),
+    ] = True,
+    json: opt.Json = False,
+    *,
+    reading: OpenOptions,
+) -> None:
+    """Rewrite a dataset so that one read fetches a whole group of samples.
+
+    The samples of a group lie in one range of bytes, all fields together, beginning at a multiple
+    of the stripe size where the format allows. The result is an ordinary file of its format.
+    """
+    from dsprep.formats.base import Compression, WriteOptions
+    from dsprep.plan import parse_nbytes
+    from dsprep.repacking import plan_repack, run_repack
+
+    if len(paths) < 2:
+        fail("a source and a target are needed: dsprep repack SRC... DST", 2)
+    *sources, target = paths
+    if zipped:
+        if to not in (None, "zarr"):
+            fail("--zip is for zarr", 2)
+        to, target = "zarr", target if target.endswith(".zip") else f"{target}.zip"
+    limit = parse_nbytes(memory) if memory else None
+    with opt.opened(sources, reading, not json) as source:
+        plan = plan_repack(
+            source,
+            Path(target),
+            buffer_size=buffer_size,
+            stripe_size=stripe_size,
+            to=to,
+            options=WriteOptions(compress=Compression.parse(compress), group_values=group_values),
+            shuffle=_seed(shuffle),
+            split=split,
+            group_by=group_by,
+            duplicate=duplicate,
+            samples_per_file=samples_per_file,
+            shard_nbytes=parse_nbytes(shard_size) if shard_size else None,
+            memory=limit,
+            workers=workers,
+            ranks=ranks,
+            epochs=epochs,
+        )
+        if json and dry_run:
+            print_json(_plan_json(plan))
+            return
+        if not json:
+            _print_plan(plan)
+        if dry_run:
+            typer.echo("Nothing was written (--dry-run).")
+            return
+        job = plan.parts[0].job
+        payload = sum(p.job.payload for p in plan.parts)
+        samples = sum(p.job.samples for p in plan.parts)
+        before = {id(part): (0, 0) for part in plan.parts}
+        try:
+            with progress_bar("repack", samples, payload, not json) as update:
+
+                def progress(part: Part, done: int, nbytes: int) -> None:
+                    before[id(part)] = done, nbytes
+                    update(sum(d for d, _ in before.values()), sum(b for _, b in before.values()))
+
+                report = run_repack(
+                    plan,
+                    workers=workers,
+                    memory=limit,
+                    overwrite=overwrite,
+                    restart=restart,
+                    durable=sync,
+                    measure=measure,
+                    progress=progress,
+                )
+        except KeyboardInterrupt:
+            fail("interrupted; run the same command again to continue", INTERRUPTED)
+    if json:
+        print_json({**_plan_json(plan), **_report_json(report)})
+        return
+    for line in (*source.notes, *job.losses):
+        note(line)
+    _print_report(report)
+
+
+def _seed(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isdecimal() or len(text) > 18:
+        fail(f"--shuffle {text!r} is not understood (expected a number, the seed, or none)", 2)
+    return int(text)
+
+
+def _print_plan(plan: Plan) -> None:
+    from dsprep.plan import show_nbytes
+    from dsprep.stripes import hint
+
+    stripe = plan.stripe
+    rows = [
+        ("stripe", f"{show_nbytes(stripe.nbytes)}, {stripe.source}; {stripe.advice}"),
+        ("hint", hint(stripe, 1, str(plan.parts[0].job.target.parent))),
+    ]
+    for part in plan.parts:
+        layout, job = part.layout, part.job
+        first = layout.plans[0]
+        share = layout.padding / max(1, layout.nbytes)
+        name = f" {part.name}" if part.name else ""
+        rows += [
+            (f"target{name}", f"{job.format.name} {job.target}"),
+            ("samples", f"{job.samples:,} in {layout.groups:,} groups"),
+            ("group", "; ".join(layout.choice.reasoning)),
+            ("reads", f"{first.reads} per group of {show_nbytes(first.group_nbytes)}: {first.how}"),
+            ("aligned", "yes" if first.aligned else "no: the format does not allow it"),
+            ("padding", f"{show_nbytes(layout.padding)}, {share:.1%}"),
+            ("on disk", f"about {show_nbytes(layout.nbytes)} in {len(job.shards):,} files"),
+        ]
+        if job.scratch:
+            rows.append(("working", f"{show_nbytes(job.scratch)} of files meanwhile"))
+    print_rows(rows)
+    for line in plan.warnings:
+        note(line)
+
+
+def _plan_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "stripe": vars(plan.stripe),
+        "warnings": list(plan.warnings),
+        "parts": [
+            {
+                "name": part.name,
+                "target": part.job.target,
+                "format": part.job.format.name,
+                "samples": part.job.samples,
+                "groups": part.layout.groups,
+                "samples_per_group": part.layout.choice.samples,
+                "group_nbytes": max(p.group_nbytes for p in part.layout.plans),
+                "reads_per_group": part.layout.plans[0].reads,
+                "aligned": all(p.aligned for p in part.layout.plans),
+                "how": part.layout.plans[0].how,
+                "reasoning": list(part.layout.choice.reasoning),
+                "padding_nbytes": part.layout.padding,
+                "estimated_nbytes": part.layout.nbytes,
+                "scratch_nbytes": part.job.scratch,
+                "files": len(part.job.shards),
+            }
+            for part in plan.parts
+        ],
+    }
+
+
+def _report_json(report: RepackReport) -> dict[str, Any]:
+    return {
+        "reports": [vars(r) for _, r in report.parts],
+        "break_even": None if report.break_even is None else vars(report.break_even),
+    }
+
+
+def _print_report(report: RepackReport) -> None:
+    from dsprep.plan import show_nbytes
+
+    rows = []
+    for part, done in report.parts:
+        more = done.bytes_out - done.bytes_in
+        rate = show_nbytes(done.copied / max(done.seconds, 1e-9))
+        name = f" {part.name}" if part.name else ""
+        rows += [
+            (f"wrote{name}", f"{done.target} ({done.files:,} file{'s' * (done.files != 1)})"),
+            ("time", f"{done.seconds:.2f} s, {rate}/s of values"),
+            ("written", f"{show_nbytes(done.bytes_out)}, {more:+,} bytes against the source"),
+            ("sidecar", str(done.sidecar)),
+        ]
+        if done.resumed:
+            rows.append(("continued", f"after {done.resumed:,} samples of an interrupted run"))
+    found = report.break_even
+    if found is not None:
+        each, together = found.sample_seconds * 1e6, found.group_seconds * 1e6
+        text = f"{each:.1f} us a sample before, read one by one cold; {together:.1f} us in groups: "
+        text += (
+            "reading is not faster here"
+            if found.epochs is None
+            else f"the rewrite has paid after {max(found.epochs, 0.1):.1f} epochs"
+        )
+        rows.append(("pays", text))
+    print_rows(rows)

@@ -1,0 +1,511 @@
+"""Repacking: one rewrite after which a single read fetches a whole group of samples.
+
+Decides how large groups are, what they are aligned to, in which order samples come and in which
+file they go; the writing is that of every job (``jobs``), by a writer of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from dsprep import breakeven, formats
+from dsprep.breakeven import BreakEven
+from dsprep.buffers import BufferChoice, decide, edges_by_bytes, parse_buffer, warnings
+from dsprep.dataset import open_dataset
+from dsprep.errors import FormatError, UsageError
+from dsprep.formats.base import (
+    Compression,
+    Format,
+    OpenOptions,
+    Source,
+    WriteOptions,
+    check_options,
+)
+from dsprep.grouping import Grouping, GroupPlan, even
+from dsprep.jobs import Job, Progress, Report, run_job, source_paths
+from dsprep.located import Sidecar
+from dsprep.plan import Shard, parse_nbytes, shard_names
+from dsprep.schema import FieldSpec, Ints, Ragged
+from dsprep.shuffling import ShuffledSource
+from dsprep.splitting import DuplicatedSource, SelectedSource, assign, parse_split
+from dsprep.staging import partial_path
+from dsprep.storage import free_memory
+from dsprep.stripes import Stripe, as_asked, detect
+
+STEP = 1 << 18
+"""Samples whose sizes are asked for at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How one output is laid out in groups.
+
+    Attributes
+    ----------
+    choice
+        How large groups are, and why.
+    groups
+        How many there are.
+    plans
+        What the format makes of the groups of each file.
+    """
+
+    choice: BufferChoice
+    groups: int
+    plans: tuple[GroupPlan, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(p.nbytes for p in self.plans)
+
+    @property
+    def padding(self) -> int:
+        """Bytes of them that hold nothing."""
+        return sum(p.padding for p in self.plans)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One output of a repack: the whole dataset, or a split of it.
+
+    Attributes
+    ----------
+    name
+        The split; empty for the whole.
+    source
+        The samples, in the order in which they are written.
+    job
+        What is written.
+    layout
+        How.
+    """
+
+    name: str
+    source: Source
+    job: Job
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that a repack will do; nothing has been written.
+
+    Attributes
+    ----------
+    source
+        The dataset as it is.
+    stripe
+        What groups are aligned to, and where that was learnt.
+    parts
+        The outputs.
+    warnings
+        What may go wrong with such groups, one sentence each.
+    """
+
+    source: Source
+    stripe: Stripe
+    parts: tuple[Part, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepackReport:
+    """What a repack did.
+
+    Attributes
+    ----------
+    parts
+        Each output's part and report.
+    break_even
+        After how many epochs the rewrite has paid; None if it was not measured.
+    """
+
+    plan: Plan
+    parts: tuple[tuple[Part, Report], ...]
+    break_even: BreakEven | None
+
+
+def plan_repack(
+    source: Source,
+    target: Path,
+    *,
+    buffer_size: str = "auto",
+    stripe_size: str | None = None,
+    to: str | None = None,
+    options: WriteOptions | None = None,
+    shuffle: int | None = None,
+    split: str | None = None,
+    group_by: str | None = None,
+    duplicate: int = 1,
+    samples_per_file: int | None = None,
+    shard_nbytes: int | None = None,
+    memory: int | None = None,
+    workers: int | None = None,
+    ranks: int | None = None,
+    epochs: int | None = None,
+) -> Plan:
+    """Decide everything about a repack; see `repack` for the parameters.
+
+    Raises
+    ------
+    DsprepError
+        If the target's format cannot keep groups together, or options contradict.
+    """
+    options = options or WriteOptions()
+    format = _format(target, to)
+    check_options(options, format.write_options | {"group_values"}, format.name)
+    if options.chunk is not None:
+        raise UsageError("a group is a chunk: --chunk does not apply to repack")
+    if samples_per_file is not None and shard_nbytes is not None:
+        raise UsageError("give either --samples-per-file or --shard-size")
+    if group_by is not None and split is None:
+        raise UsageError("--group-by keeps samples of one split together: it needs --split")
+    if not source.schema.fields:
+        raise FormatError("the dataset has no fields", where=source.path)
+    asked = parse_buffer(buffer_size)
+    stripe = as_asked(stripe_size, target) if stripe_size else detect(target)
+    bounded = memory if memory is not None else max(256 << 20, free_memory() // 4)
+    parts = []
+    for name, chosen, where in _splits(source, target, format, split, group_by, shuffle):
+        part: Source = source if chosen is None else SelectedSource(source, chosen)
+        train = not name or name == "train"
+        if duplicate > 1 and train:
+            part = DuplicatedSource(part, duplicate)
+        if shuffle is not None and train:
+            part = ShuffledSource(
+                part,
+                shuffle,
+                max(1 << 20, bounded // 2),
+                partial_path(where) / "shuffle",
+                workers=workers or 2,
+                identity=f"{buffer_size} {split} {duplicate}",
+            )
+        recipe = {"shuffle": shuffle if train else None, "split": split, "part": name}
+        recipe |= {"group_by": group_by, "duplicate": duplicate if train else 1}
+        parts.append(
+            _plan_part(
+                name,
+                part,
+                where,
+                format,
+                options,
+                _choice(part, asked, stripe, ranks or 1),
+                stripe,
+                samples_per_file,
+                shard_nbytes,
+                {k: v for k, v in recipe.items() if v not in (None, "", 1)},
+            )
+        )
+    first = parts[0]
+    found = warnings(
+        len(first.source),
+        first.layout.groups,
+        max((p.group_nbytes for p in first.layout.plans), default=0),
+        free_memory=free_memory(),
+        ranks=ranks,
+        epochs=epochs,
+    )
+    return Plan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
+
+
+def _format(target: Path, to: str | None) -> Format:
+    if "\0" in str(target) or not target.name or target.name == "..":
+        raise UsageError(f"{str(target)!r} cannot be an output")
+    return formats.load(to) if to else formats.by_suffix(target) or formats.load("hdf5")
+
+
+def _splits(
+    source: Source,
+    target: Path,
+    format: Format,
+    split: str | None,
+    group_by: str | None,
+    seed: int | None,
+) -> list[tuple[str, Ints | None, Path]]:
+    """Return name, samples and place of each output."""
+    if split is None:
+        return [("", None, target)]
+    chosen = assign(source, parse_split(split), seed or 0, group_by)
+    suffix = next((s for s in format.suffixes if target.name.endswith(s)), "")
+    stem = target.name.removesuffix(suffix)
+    ending = suffix or format.suffixes[0]
+    return [(n, i, target.with_name(f"{stem}-{n}{ending}")) for n, i in chosen.items()]
+
+
+def _choice(source: Source, asked: object, stripe: Stripe, ranks: int) -> BufferChoice:
+    """Return how many samples a group has."""
+    sizes: int | Ints = source.schema.fixed_nbytes
+    if source.schema.ragged:
+        some = source.sizes(0, min(len(source), STEP))
+        if some is None:
+            some = _probed(source)
+        sizes = some
+    return decide(len(source), sizes, asked, stripe, free_memory(), ranks)  # type: ignore[arg-type]
+
+
+def _probed(source: Source) -> Ints:
+    """Return the payload bytes of up to 64 samples, read to learn them."""
+    count = min(64, len(source))
+    at = [len(source) * i // count for i in range(count)]
+    found = [sum(int(c.nbytes) for c in source.read(i, i + 1).values()) for i in at]
+    return np.array(found, np.int64)
+
+
+def _plan_part(
+    name: str,
+    source: Source,
+    target: Path,
+    format: Format,
+    options: WriteOptions,
+    choice: BufferChoice,
+    stripe: Stripe,
+    samples_per_file: int | None,
+    shard_nbytes: int | None,
+    recipe: dict[str, object],
+) -> Part:
+    """Decide one output."""
+    schema, count = source.schema, len(source)
+    payload, largest = _payload(source)
+    sharded = samples_per_file is not None or shard_nbytes is not None
+    mean = max(1, payload // max(1, count))
+    edges = _edges(source, choice, format)
+    per_shard = count or 1
+    if samples_per_file is not None:
+        per_shard = samples_per_file
+    elif shard_nbytes is not None:
+        per_shard = max(1, shard_nbytes // mean)
+    cuts = _whole_groups(edges, per_shard)
+    suffix = next((s for s in format.suffixes if target.name.endswith(s)), "")
+    stem = target.name.removesuffix(suffix)
+    names = (
+        shard_names(stem, suffix or format.suffixes[0], len(cuts) - 1) if sharded else [target.name]
+    )
+    rows = _rows(source, edges) if schema.ragged and format.name in ("hdf5", "zarr") else {}
+    shards, groupings, plans = [], [], []
+    for i, shard_name in enumerate(names):
+        low, high = int(cuts[i]), int(cuts[i + 1])
+        inside = edges[low : high + 1] - edges[low]
+        some = {field: r[low:high] for field, r in rows.items()}
+        grouping = Grouping(inside, stripe.nbytes, some)
+        shards.append(Shard(shard_name, int(edges[low]), int(edges[high])))
+        groupings.append(grouping)
+        plans.append(format.plan_groups(schema, options, grouping))
+    layout = Layout(choice=choice, groups=len(edges) - 1, plans=tuple(plans))
+    group = max((p.group_nbytes for p in plans), default=0)
+    whole = options.compress is not None or schema.ragged or options.group_values
+    scratch = source.scratch_nbytes if isinstance(source, ShuffledSource) else 0
+    job = Job(
+        target=target,
+        format=format,
+        schema=schema,
+        casts={},
+        options=options,
+        shards=tuple(shards),
+        sharded=sharded,
+        stored=format.plan_fields(schema, options),
+        losses=tuple(format.losses(schema, options)),
+        payload=payload,
+        estimate=layout.nbytes,
+        scratch=scratch + (payload if whole and format.name in ("hdf5", "zarr") else 0),
+        largest=max(largest, group if whole else 0),
+        groupings=tuple(groupings),
+        recipe=recipe,
+    )
+    return Part(name=name, source=source, job=job, layout=layout)
+
+
+def _edges(source: Source, choice: BufferChoice, format: Format) -> Ints:
+    """Return where groups begin and the last one ends."""
+    count = len(source)
+    if choice.limit_nbytes is not None and format.name in ("tfrecord", "lmdb") and count:
+        some = source.sizes(0, min(count, 1))
+        if some is not None:
+            parts = (source.sizes(at, min(count, at + STEP)) for at in range(0, count, STEP))
+            return edges_by_bytes((p for p in parts if p is not None), choice.limit_nbytes)
+    return even(count, choice.samples).edges
+
+
+def _whole_groups(edges: Ints, per_shard: int) -> Ints:
+    """Return with which groups shards begin: each has as many whole groups as fit, at least one."""
+    cuts, last = [0], len(edges) - 1
+    while cuts[-1] < last:
+        limit = int(edges[cuts[-1]]) + per_shard
+        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(edges, limit, "right")) - 1))
+    if len(cuts) == 1:
+        cuts.append(last)
+    return np.minimum(np.array(cuts, np.int64), last)
+
+
+def _payload(source: Source) -> tuple[int, int]:
+    """Return the payload bytes, and those of the largest sample, as far as can be told."""
+    if not source.schema.ragged:
+        return source.schema.fixed_nbytes * len(source), source.schema.fixed_nbytes
+    total = largest = 0
+    for at in range(0, len(source), STEP):
+        sizes = source.sizes(at, min(len(source), at + STEP))
+        if sizes is None:
+            some = _probed(source)
+            return int(some.mean() * len(source)), int(some.max(initial=0))
+        total, largest = total + int(sizes.sum()), max(largest, int(sizes.max(initial=0)))
+    return total, largest
+
+
+def _rows(source: Source, edges: Ints) -> dict[str, Ints]:
+    """Return how many rows each ragged field has in each group: all samples are read for it."""
+    ragged = [f.name for f in source.schema if f.ragged]
+    found = {name: np.zeros(len(edges) - 1, np.int64) for name in ragged}
+    for g in range(len(edges) - 1):
+        batch = source.read(int(edges[g]), int(edges[g + 1]))
+        for name in ragged:
+            column = batch[name]
+            assert isinstance(column, Ragged)  # the schema says so
+            found[name][g] = int(column.lengths.sum())
+    return found
+
+
+def run_repack(
+    plan: Plan,
+    *,
+    workers: int | None = None,
+    memory: int | None = None,
+    overwrite: bool = False,
+    restart: bool = False,
+    durable: bool = True,
+    measure: bool = True,
+    progress: Callable[[Part, int, int], None] | None = None,
+) -> RepackReport:
+    """Do what a plan says; see `repack` for the parameters.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If a target exists or is busy, space or memory do not suffice, or data are damaged.
+    """
+    done = []
+    seconds = 0.0
+    for part in plan.parts:
+        report = run_job(
+            part.job,
+            part.source,
+            workers=workers,
+            memory=memory,
+            overwrite=overwrite,
+            restart=restart,
+            durable=durable,
+            progress=_of_part(progress, part),
+        )
+        seconds += report.seconds
+        done.append((part, report))
+    found = None
+    if measure:
+        with Sidecar.open(done[0][1].sidecar) as target:
+            paths = source_paths(plan.source)
+            found = breakeven.measure(plan.source, paths, target, seconds)
+    return RepackReport(plan=plan, parts=tuple(done), break_even=found)
+
+
+def _of_part(progress: Callable[[Part, int, int], None] | None, part: Part) -> Progress | None:
+    return None if progress is None else lambda samples, nbytes: progress(part, samples, nbytes)
+
+
+def repack(
+    source: str | Path | Sequence[str | Path],
+    target: str | Path,
+    *,
+    buffer_size: str | int = "auto",
+    stripe_size: str | int | None = None,
+    to: str | None = None,
+    fields: Sequence[str] = (),
+    compress: str | None = None,
+    shuffle: int | None = None,
+    split: str | None = None,
+    group_by: str | None = None,
+    duplicate: int = 1,
+    samples_per_file: int | None = None,
+    shard_size: str | int | None = None,
+    open_options: OpenOptions | None = None,
+    write_options: WriteOptions | None = None,
+    workers: int | None = None,
+    memory: str | int | None = None,
+    overwrite: bool = False,
+    restart: bool = False,
+    durable: bool = True,
+    measure: bool = False,
+) -> RepackReport:
+    """Rewrite a dataset so that one read fetches a whole group of samples, all fields together.
+
+    Parameters
+    ----------
+    source
+        A file, a directory, a glob, ``@list.txt``, or a sequence of these.
+    target
+        The file or directory to make; of HDF5 if neither its suffix nor `to` says otherwise.
+    buffer_size
+        Samples per group (128), bytes (``"256MiB"``), or ``"auto"``.
+    stripe_size
+        At whose multiples groups begin; detected if None.
+    to
+        ``"hdf5"``, ``"lmdb"``, ``"tfrecord"`` or ``"zarr"``.
+    fields, open_options
+        What to read, and how; as in `convert`.
+    compress, write_options
+        How to write; as in `convert`. Each group is compressed on its own.
+    shuffle
+        The seed of a global shuffle of the samples; None keeps their order.
+    split
+        ``"train=0.8,val=0.1,test=0.1"``: outputs ``TARGET-train`` and so on. Only ``train`` is
+        shuffled and duplicated.
+    group_by
+        A field: samples with the same value land in one split.
+    duplicate
+        How often each sample is written.
+    samples_per_file, shard_size
+        Cut the output into files of whole groups.
+    workers, memory, overwrite, restart, durable
+        As in `convert`.
+    measure
+        Whether to measure after how many epochs the rewrite has paid for itself.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If anything is wrong; nothing half-written is left under the name `target`.
+    """
+    reading = open_options or OpenOptions()
+    if fields:
+        reading = replace(reading, fields=tuple(map(FieldSpec.parse, fields)))
+    writing = write_options or WriteOptions()
+    if compress is not None:
+        writing = replace(writing, compress=Compression.parse(compress))
+    limit = parse_nbytes(str(memory)) if memory is not None else None
+    with open_dataset(source, reading) as opened:
+        plan = plan_repack(
+            opened,
+            Path(target),
+            buffer_size=str(buffer_size),
+            stripe_size=None if stripe_size is None else str(stripe_size),
+            to=to,
+            options=writing,
+            shuffle=shuffle,
+            split=split,
+            group_by=group_by,
+            duplicate=duplicate,
+            samples_per_file=samples_per_file,
+            shard_nbytes=parse_nbytes(str(shard_size)) if shard_size is not None else None,
+            memory=limit,
+            workers=workers,
+        )
+        return run_repack(
+            plan,
+            workers=workers,
+            memory=limit,
+            overwrite=overwrite,
+            restart=restart,
+            durable=durable,
+            measure=measure,
+        )
