@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 
+import h5py
 import numpy as np
 import pytest
 from support import assert_same_batch, random_batch, schemas, write_batch
@@ -458,3 +459,25 @@ def test_a_companion_of_another_run_is_noticed_when_opened(tmp_path):
         assert len(source.read(5, 9)) == 1
     with pytest.raises(FormatError):
         open_dataset(path, through="strict")
+
+
+def test_chunks_that_are_kept_are_not_in_memory_that_is_used_again(tmp_path):
+    path = tmp_path / "a.h5"
+    rng = np.random.default_rng(0)
+    # Named as memory of the reader might be called; chunks whose content is stored as it is.
+    expected = {n: rng.integers(0, 99, (6, 7)) for n in ("columns", "range", "spans")}
+    with h5py.File(path, "w") as file:
+        for name, x in expected.items():
+            file.create_dataset(name, data=x, chunks=(6, 7), fletcher32=name != "columns")
+        file.create_dataset("chunked", data=expected["range"], chunks=(2, 3))
+        file.create_dataset("deflated", data=expected["spans"], chunks=(2, 7), compression=1)
+    expected |= {"chunked": expected["range"], "deflated": expected["spans"]}
+    provenance(path)
+    arena = Arena()
+    with Sidecar.open(path) as opened:
+        for _ in range(60):
+            names = [str(n) for n in rng.permutation(list(expected))[: rng.integers(1, 6)]]
+            chosen = rng.integers(0, 6, rng.integers(1, 5))
+            found = opened.read(chosen, names, arena=arena)
+            for name in names:
+                np.testing.assert_array_equal(found[name], expected[name][chosen])

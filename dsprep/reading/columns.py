@@ -128,7 +128,7 @@ class ColumnReader:
             return self._begin_plain(grid, pieces, places, count, nbytes)
 
         def decode(stored: Bytes | None) -> Values:
-            out = new_array(arena, f"sidecar.{self.field.name}", (nbytes,), _U8)
+            out = new_array(arena, f"sidecar.field.{self.field.name}", (nbytes,), _U8)
             if nbytes:
                 self._read_encoded(grid, pieces, out, places, stored)
             return self._values(out, count)
@@ -360,4 +360,6 @@ class _Chunks:
             )
         stored = pread_exact(file.fd, nbytes, offset, here) if data is None else data
         flat = filters.decode(stored, grid.filters, mask, grid.chunk_nbytes, here)
+        if data is not None and np.may_share_memory(flat, data):
+            flat = flat.copy()  # it may be kept longer than the caller's memory
         return flat.reshape(*grid.chunk, grid.itemsize)

@@ -558,3 +558,16 @@ def test_chunks_that_the_library_lists_at_wrong_places(
         assert ("x" in source.extents().unlocated) == wrong
     if not wrong:
         compare_whole(path)
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_chunks_listed_at_wrong_places_of_a_single_row_of_chunks(
+    tmp_path: Path, libver: Any
+) -> None:
+    path = tmp_path / "a.h5"
+    x = random_array(np.dtype("<i4"), (2, 30))
+    with h5py.File(path, "w", libver=libver) as file:
+        file.create_dataset("x", data=x, chunks=(2, 3), maxshape=(8, None))
+    with opened(path) as source:
+        np.testing.assert_array_equal(source.read(0, 2)["x"], x)
+        assert ("x" in source.extents().unlocated) == (libver == "latest")
