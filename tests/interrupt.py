@@ -1,4 +1,4 @@
-"""Kills a conversion at every step it has, one after another, and continues it each time.
+"""Kills a conversion or a repack at every step it has, one after another, and continues it each time.
 
 Run as ``python interrupt.py SOURCE TARGET OPTIONS_JSON``. Each attempt is a child process that
 SIGKILLs itself when its fuse has burnt down: before and after pieces are written, positions are
@@ -61,7 +61,8 @@ def attempt(source: str, target: Path, options: dict, burnt_after: int, workers:
         code = 1
         try:
             fuse = burnt_after
-            dsprep.convert(source, target, workers=workers, **options)
+            run = dsprep.repack if "buffer_size" in options else dsprep.convert
+            run(source, target, workers=workers, **options)
             code = 0
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -90,8 +91,10 @@ def main() -> None:
         if name != "dsprep.__main__":
             import_module(name)  # once, not in every child
     os.fsync = os.fdatasync = lambda fd: None  # a killed process loses nothing that it wrote
-    pieces = plan.pieces
-    transfer.pieces = lambda *args, **kwargs: pieces(*args, **{"target": 40_000, **kwargs})
+    for name in ("pieces", "group_pieces"):  # small ones, so that there are many
+        cut = getattr(plan, name)
+        small = lambda *args, cut=cut, **kwargs: cut(*args, **{"target": 40_000, **kwargs})  # noqa: E731
+        setattr(jobs, name, small)
     attempt(source, target, options, -1, 2)
     expected = digest(target)
     around(transfer.ShardCopy, "_copy")
@@ -100,15 +103,16 @@ def main() -> None:
     around(staging.Staging, "discard")
     around(sidecar, "write")
     format = type(formats.load(options["to"]))
-    create = format.create
+    for name in ("create", "create_groups"):
+        create = getattr(format, name)
 
-    def created(*args, **kwargs):
-        writer = create(*args, **kwargs)
-        around(writer, "finish")
-        around(writer, "clean")
-        return writer
+        def created(*args, create=create, **kwargs):
+            writer = create(*args, **kwargs)
+            around(writer, "finish")
+            around(writer, "clean")
+            return writer
 
-    format.create = created
+        setattr(format, name, created)
     results = []
     step = 1
     while True:

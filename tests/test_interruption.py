@@ -34,6 +34,13 @@ CASES = [
     ("zarr", FIXED, {"compress": "gzip:1", "chunk": 10}),
     ("zarr", MIXED, {"compress": "zstd:1"}),
     ("zarr", MIXED, {"samples_per_file": 70}),
+    ("hdf5", FIXED, {"buffer_size": 32, "stripe_size": "4KiB"}),
+    ("hdf5", FIXED, {"buffer_size": 32, "stripe_size": "4KiB", "shuffle": 3}),
+    ("hdf5", MIXED, {"buffer_size": 32, "stripe_size": "4KiB"}),
+    ("hdf5", FIXED, {"buffer_size": 32, "stripe_size": "4KiB", "compress": "gzip:1"}),
+    ("tfrecord", MIXED, {"buffer_size": 32, "stripe_size": "4KiB"}),
+    ("tfrecord", FIXED, {"buffer_size": 16, "stripe_size": "4KiB", "samples_per_file": 70}),
+    ("lmdb", FIXED, {"buffer_size": 32, "stripe_size": "4KiB"}),
 ]
 
 

@@ -23,6 +23,7 @@ from dsprep.formats.hdf5.create import build_grouped
 from dsprep.formats.hdf5.group_plan import GroupedFile
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.index import chunk_table
+from dsprep.formats.hdf5.times import without_times
 from dsprep.schema import Ints
 
 _TRIES = 3
@@ -125,6 +126,7 @@ def _made(path: Path, file: GroupedFile, attempt: int) -> Iterator[Any]:
         build_grouped(path, file.schema, *args) as made,
     ):
         yield made
+    without_times(path)
 
 
 def _check_size(path: Path, nbytes: int) -> None:
