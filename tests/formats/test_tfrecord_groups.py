@@ -85,6 +85,7 @@ def check(path: Path, schema: Schema, batch: Batch, grouping: Grouping, groups: 
     """The ranges hold the samples of the groups, and their sums are right."""
     data = path.read_bytes()
     compressed = data[:2] == b"\x1f\x8b"
+    assert TFR.recognises(path)
     assert groups.blocks.count == grouping.count
     edges = grouping.edges.tolist()
     for g in range(grouping.count):

@@ -58,13 +58,20 @@ def nbytes_at(fd: int, offset: int, where: object) -> int:
     FormatError
         If no member that `member` made is there.
     """
-    head = os.pread(fd, HEADER, offset)
-    if len(head) == HEADER and head[:3] == _MAGIC and head[3] & ~_FCOMMENT == _FEXTRA:
-        length, name, size, nbytes = _EXTRA.unpack_from(head, _HEAD.size)
-        if (length, name, size) == (12, b"dS", 8) and nbytes > HEADER:
-            return int(nbytes)
+    nbytes = told(os.pread(fd, HEADER, offset))
+    if nbytes is not None:
+        return nbytes
     raise FormatError(
         "there is no group where one was written",
         where=f"{where}, offset {offset}",
         fix="the file was changed while it was being written",
     )
+
+
+def told(head: bytes) -> int | None:
+    """Return the bytes of the member that begins with `head`; None if `member` did not make it."""
+    if len(head) >= HEADER and head[:3] == _MAGIC and head[3] & ~_FCOMMENT == _FEXTRA:
+        length, name, size, nbytes = _EXTRA.unpack_from(head, _HEAD.size)
+        if (length, name, size) == (12, b"dS", 8) and nbytes > HEADER:
+            return int(nbytes)
+    return None

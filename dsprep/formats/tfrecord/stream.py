@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.errors import FormatError
+from dsprep.formats.tfrecord import group_gzip
 from dsprep.formats.tfrecord.framing import HEADER, TRUNCATED, Index, Scan, is_header
 from dsprep.storage import pread_into
 
@@ -58,6 +59,8 @@ def holds_records(head: bytes) -> bool | None:
         return True
     if packing(head) is None:
         return False
+    if group_gzip.told(head) is not None:  # its records may begin behind a long comment
+        return True
     decoder = zlib.decompressobj(wbits=32 + 15)
     try:
         start = decoder.decompress(head, HEADER)
