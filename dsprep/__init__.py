@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from dsprep.located import StaleError as StaleError
     from dsprep.located import StaleWarning as StaleWarning
     from dsprep.repacking import repack as repack
+    from dsprep.schema import Arena as Arena
     from dsprep.schema import Field as Field
     from dsprep.schema import FieldSpec as FieldSpec
     from dsprep.schema import Ragged as Ragged
@@ -66,6 +67,7 @@ _WHERE = {
     "Source": "dsprep.formats.base:Source",
     "OpenOptions": "dsprep.formats.base:OpenOptions",
     "WriteOptions": "dsprep.formats.base:WriteOptions",
+    "Arena": "dsprep.schema:Arena",
     "Field": "dsprep.schema:Field",
     "FieldSpec": "dsprep.schema:FieldSpec",
     "Compression": "dsprep.formats.base:Compression",
@@ -75,6 +77,7 @@ _WHERE = {
 }
 
 __all__ = [
+    "Arena",
     "Compression",
     "DsprepError",
     "Field",

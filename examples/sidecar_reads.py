@@ -72,8 +72,9 @@ def by_groups(path: Path, count: int, group: int, rng: np.random.Generator) -> f
     with dsprep.Sidecar.open(path) as sidecar:
         sidecar.read(0)
         began = time.perf_counter()
+        arena = dsprep.Arena()
         for start in rng.permutation(np.arange(0, count, group)).tolist():
-            batch = sidecar.read(slice(start, min(start + group, count)))
+            batch = sidecar.read(slice(start, min(start + group, count)), arena=arena)
             rng.permutation(len(batch["value"]))  # the order in which they are handed out
         return count / (time.perf_counter() - began)
 
