@@ -40,6 +40,8 @@ def to_json(layout: FileLayout, schema: Schema, tables: Tables) -> dict[str, Any
         json["groups"] = {"samples": groups.samples, **_blocks_json(groups.blocks, tables)}
         if groups.crc32c is not None:
             json["groups"]["crc32c"] = groups.crc32c.to_json(tables)
+        if groups.files is not None:
+            json["groups"]["files"] = groups.files
         if groups.first is not None:
             json["groups"]["count"] = groups.blocks.count
             json["groups"]["first"] = groups.first.to_json(tables)
@@ -276,7 +278,9 @@ def _groups(json: Mapping[str, Any], count: int, tables: Tables) -> Groups:
         number = integer(json, "count", tables, 0, count)
         first = laws.parse(json["first"], number, tables)
     crcs = laws.parse(json["crc32c"], number, tables) if "crc32c" in json else None
-    return Groups(samples, _blocks(json, number, 0, tables), crcs, first)
+    files = integer(json, "files", tables, 1) if "files" in json else None
+    axes = 0 if files is None else 1
+    return Groups(samples, _blocks(json, number, axes, tables), crcs, first, files)
 
 
 # --- checking --------------------------------------------------------------------------------

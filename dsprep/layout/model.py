@@ -216,12 +216,16 @@ class Groups:
         Of each range; None if there are none.
     first
         The first sample of each group, where groups differ in their number of samples.
+    files
+        Groups per file, where they lie in several: ``{0}`` in the path of the blocks stands for
+        the number of the file. None: one file.
     """
 
     samples: int
     blocks: Blocks
     crc32c: Law | None = None
     first: Law | None = None
+    files: int | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import Any
 from dsprep.errors import DsprepError, UnsupportedError
 from dsprep.formats.base import (
     Format,
+    GroupWriter,
     OpenOptions,
     Source,
     State,
@@ -31,6 +32,7 @@ from dsprep.formats.base import (
 from dsprep.formats.zarr.attributes import to_json
 from dsprep.formats.zarr.grid import ArrayPlan, plan_arrays, show
 from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, zip_root
+from dsprep.grouping import Grouping, GroupPlan
 from dsprep.schema import Schema
 
 DOCUMENTS = 2048
@@ -145,6 +147,33 @@ class Zarr(Format):
         check_names(schema)
         return ZarrWriter(path, schema, count, options, state)
 
+    def plan_groups(
+        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool = False
+    ) -> GroupPlan:
+        """See `base.Format.plan_groups`; `zipped`: of a ZIP file."""
+        from dsprep.formats.zarr.group_report import report
+
+        check_options(options, self.write_options, self.name)
+        check_names(schema)
+        check_uncompressed(options)
+        return report(schema, options, grouping, zipped)
+
+    def create_groups(
+        self,
+        path: Path,
+        schema: Schema,
+        grouping: Grouping,
+        options: WriteOptions,
+        state: State | None,
+    ) -> GroupWriter:
+        """See `base.Format.create_groups`: a ZIP file if the name has the suffix ``.zip``."""
+        from dsprep.formats.zarr.group_placed import PlacedGroups
+
+        check_options(options, self.write_options, self.name)
+        check_names(schema)
+        check_uncompressed(options)
+        return PlacedGroups(path, schema, grouping, options, state)
+
 
 def _with_rows(
     schema: Schema, count: int, payload: int, options: WriteOptions
@@ -156,6 +185,14 @@ def _with_rows(
         if plan.role == "values":
             rows, rest = -(-rest // max(1, plan.row_nbytes)), 0
         yield plan, rows
+
+
+def check_uncompressed(options: WriteOptions) -> None:
+    """Raise `UnsupportedError` if groups are to be compressed."""
+    if options.compress is not None:
+        raise UnsupportedError(
+            "zarr: groups are written without compression", fix="leave it out, or write HDF5"
+        )
 
 
 def check_names(schema: Schema) -> None:

@@ -21,6 +21,15 @@ KIND = "dsprep_kind"
 FIELDS = "dsprep_fields"
 """The attribute of the root group that lists the field names in order."""
 
+CAPACITY = "dsprep_capacity"
+"""The attribute of the group of a ragged field written in groups: rows of values kept for each
+group of samples, which begin at its multiples; the rows that a group does not need are zeros."""
+ROWS = "dsprep_rows"
+"""With `CAPACITY`: how many rows of values all samples have together."""
+COPY = "dsprep_copy"
+"""The attribute of an array whose rows also lie in the files of another array, behind its chunks:
+``{"array": its path, "at": bytes from the end of a chunk to the rows of the same samples}``."""
+
 
 def to_json(attrs: Attrs, owner: str) -> tuple[dict[str, Any], list[str]]:
     """Return the attributes as JSON, and what is lost, one clause each.

@@ -6,13 +6,15 @@
     One array that is, as it is, the value of the only sample.
 `Parts`
     A group of three arrays. Sample i has the rows ``first[i] .. first[i] + count[i]`` of
-    ``values``; the samples' rows follow one another without gaps.
+    ``values``; the samples' rows follow one another, without gaps unless dsprep wrote them in
+    groups: then a group begins at a multiple of the attribute `CAPACITY`.
 `Elements`
     One array whose elements vary in length: strings, byte strings, or arrays.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 from dsprep.errors import FormatError
 from dsprep.formats.base import Layout
 from dsprep.formats.zarr import carriers
-from dsprep.formats.zarr.attributes import KIND, from_json
+from dsprep.formats.zarr.attributes import CAPACITY, KIND, ROWS, from_json
 from dsprep.formats.zarr.blocks import LastBlock
 from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks
 from dsprep.formats.zarr.metadata import MAX_ROW
@@ -161,10 +163,14 @@ class Parts(Reading):
         self.field = Field(name, dtype, (None, *shape[1:]), kind, from_json(attrs))
         self.count = len(self._first)
         self._total = len(self._values)
-        self.nbytes = self._total * self.field.row_nbytes
+        rows = attrs.get(ROWS, self._total)
+        known = isinstance(rows, int) and 0 <= rows <= self._total
+        self.nbytes = (rows if known else self._total) * self.field.row_nbytes
+        capacity = attrs.get(CAPACITY, 0)
+        self._capacity = capacity if isinstance(capacity, int) and capacity > 0 else 0
 
-    def _edges(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return where the rows of samples ``start ..`` begin, and where the last one's end.
+    def located(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first row of each sample, and how many rows it has.
 
         Raises
         ------
@@ -174,13 +180,13 @@ class Parts(Reading):
         behind = min(stop + 1, self.count)
         first = self._first.read(start, behind).astype(np.int64)
         count = self._count.read(start, behind).astype(np.int64)
-        edges = np.append(first, first[-1:] + count[-1:])
+        ends = first + count
         bad = (count < 0) | (first < 0) | (count > self._total - first)
-        bad[:-1] |= first[:-1] + count[:-1] != first[1:]
+        bad[:-1] |= (ends[:-1] != first[1:]) & ~self._begins(ends[:-1], first[1:])
         if start == 0:
-            bad[:1] |= first[:1] != 0
-        if behind == self.count:
-            bad[-1:] |= edges[-1:] != self._total
+            bad[:1] |= (first[:1] != 0) & ~self._begins(0 * first[:1], first[:1])
+        if behind == self.count and not self._capacity:
+            bad[-1:] |= ends[-1:] != self._total
         if bad.any():
             i = int(bad.argmax())
             raise FormatError(
@@ -189,32 +195,46 @@ class Parts(Reading):
                 expected=f"consecutive rows of {self._total}",
                 found=f"first {first[i]}, count {count[i]}",
             )
-        return edges[: stop - start + 1]
+        return first[: stop - start], count[: stop - start]
 
-    def partition(self) -> NDArray[np.int64]:
-        """Return where the rows of all samples begin, and where the last one's end."""
-        edges = np.zeros(self.count + 1, np.int64)
+    def _begins(self, end: NDArray[np.int64], first: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether samples that do not follow the one before begin a group behind it."""
+        if not self._capacity:
+            return np.zeros(len(end), bool)
+        begins: NDArray[np.bool_] = (first > end) & (first % self._capacity == 0)
+        return begins
+
+    def every(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first row of all samples, and how many rows each has."""
+        first, count = np.zeros((2, self.count), np.int64)
         for start in range(0, self.count, _STEP):
             stop = min(start + _STEP, self.count)
-            edges[start : stop + 1] = self._edges(start, stop)
-        return edges
+            first[start:stop], count[start:stop] = self.located(start, stop)
+        return first, count
 
     def read(self, start: int, stop: int, arena: Arena | None) -> Column:
         """See `Reading.read`."""
         field = self.field
         if start == stop:
             return Ragged(np.empty((0, *field.inner), field.dtype), np.zeros(1), field.kind)
-        edges = self._edges(start, stop)
-        a, b = int(edges[0]), int(edges[-1])
-        found = self._values.read(a, b, arena, f"read.{field.name}")
-        values = carriers.view(found, field.dtype, (b - a, *field.inner))
-        return Ragged(values, edges - a, field.kind)
+        first, count = self.located(start, stop)
+        offsets = np.concatenate([[0], np.cumsum(count)])
+        cuts = np.flatnonzero(first[:-1] + count[:-1] != first[1:]) + 1
+        runs = [0, *cuts.tolist(), len(first)]
+        key, parts = f"read.{field.name}", []
+        for i, j in itertools.pairwise(runs):
+            a, b = int(first[i]), int(first[j - 1] + count[j - 1])
+            own = arena if len(runs) == 2 else None
+            parts.append(self._values.read(a, b, own, key))
+        found = parts[0] if len(parts) == 1 else np.concatenate(parts, dtype=parts[0].dtype)
+        values = carriers.view(found, field.dtype, (int(offsets[-1]), *field.inner))
+        return Ragged(values, offsets, field.kind)
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """See `Reading.sizes`."""
         if start == stop:
             return np.zeros(0, np.int64)
-        sizes: NDArray[np.int64] = np.diff(self._edges(start, stop)) * self.field.row_nbytes
+        sizes: NDArray[np.int64] = self.located(start, stop)[1] * self.field.row_nbytes
         return sizes
 
 

@@ -6,6 +6,8 @@ at the very end, because a store without it is none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,11 @@ def root_key(zarr_format: int) -> str:
 
 
 def documents(
-    schema: Schema, arrays: list[tuple[ArrayPlan, int]], options: WriteOptions
+    schema: Schema,
+    arrays: list[tuple[ArrayPlan, int]],
+    options: WriteOptions,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+    raw: frozenset[str] = frozenset(),
 ) -> dict[str, bytes]:
     """Return the documents by key.
 
@@ -36,8 +42,15 @@ def documents(
         Each array and its number of rows.
     options
         As given to `base.Format.create`.
+    own
+        Attributes of dsprep's, by path of the node.
+    raw
+        Paths of arrays that are not compressed though `options` says so.
     """
     import zarr
+
+    own = own or {}
+    bare = replace(options, compress=None)
 
     held: dict[str, Any] = {}
     attrs, _ = to_json(schema.attrs, "the dataset")
@@ -49,13 +62,18 @@ def documents(
     for field in schema:
         if field.ragged:
             attrs, _ = to_json(field.attrs, "")
-            root.create_group(field.name, attributes={**attrs, KIND: field.kind})
+            root.create_group(
+                field.name, attributes={**attrs, KIND: field.kind, **own.get(field.name, {})}
+            )
     for plan, rows in arrays:
-        _create(root, plan.settled(rows), rows, options)
+        how = bare if plan.path in raw else options
+        _create(root, plan.settled(rows), rows, how, own.get(plan.path, {}))
     return {key: held[key].to_bytes() for key in sorted(held)}
 
 
-def _create(root: Any, plan: ArrayPlan, rows: int, options: WriteOptions) -> None:
+def _create(
+    root: Any, plan: ArrayPlan, rows: int, options: WriteOptions, own: Mapping[str, Any]
+) -> None:
     """Create one array in the group `root`."""
     from zarr.codecs import BytesCodec
 
@@ -64,6 +82,7 @@ def _create(root: Any, plan: ArrayPlan, rows: int, options: WriteOptions) -> Non
         attrs, _ = to_json(plan.field.attrs, "")
     if plan.carrier.stands_in:
         attrs[DTYPE] = encode_dtype(plan.field.dtype)
+    attrs.update(own)
     axes = tuple(max(1, n) for n in plan.inner)
     dtype, compress = plan.carrier.dtype, options.compress
     more: dict[str, Any] = {}

@@ -79,22 +79,24 @@ def _column(field: Field, reading: Reading, count: int, step: Step) -> Column:
 
 def _ragged(field: Field, reading: Parts, step: Step) -> Column:
     """Return rows of values; `field` may give a type to what the store keeps as bytes."""
-    edges = reading.partition()
+    first, count = reading.every()
     grid = stored_grid(reading.arrays[0], step) if reading.nbytes else None
     own = reading.field
     if (field.dtype, field.shape) != (own.dtype, own.shape):
         nbytes = field.row_nbytes
-        _check_type(field, edges, reading.arrays[0].where)
-        if not field.ragged:
+        _check_type(field, count, reading.arrays[0].where)
+        if not field.ragged and bool((first == np.arange(len(first)) * nbytes).all()):
             return Column(grid, max(1, nbytes))
-        edges = edges // max(1, nbytes)
+        if not field.ragged or (nbytes and (first % nbytes).any()):
+            raise Unlocated(f"only zarr reads values of {nbytes} bytes across gaps")
+        first, count = first // max(1, nbytes), count // max(1, nbytes)
         grid = grid and _regrouped(grid, nbytes)
-    return Column(grid, 1, Explicit(edges[:-1]), Explicit(np.diff(edges)))
+    return Column(grid, 1, Explicit(first), Explicit(count))
 
 
-def _check_type(field: Field, edges: Ints, where: str) -> None:
+def _check_type(field: Field, lengths: Ints, where: str) -> None:
     """Raise `FormatError` if the bytes of a sample are no value of the type that was asked for."""
-    lengths, nbytes = np.diff(edges), field.row_nbytes
+    nbytes = field.row_nbytes
     bad = lengths % nbytes != 0 if field.ragged and nbytes else lengths != nbytes
     if bad.any():
         i = int(bad.argmax())

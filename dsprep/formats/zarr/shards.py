@@ -34,10 +34,21 @@ def build_index(sizes: NDArray[np.int64], chunks: int) -> bytes:
     sizes
         Bytes of each chunk that exists; they lie one after another from offset 0.
     """
+    return placed_index(np.cumsum(sizes) - sizes, sizes, chunks)
+
+
+def placed_index(offsets: NDArray[np.int64], sizes: NDArray[np.int64], chunks: int) -> bytes:
+    """Return the index of a shard of `chunks` chunks of which the first ``len(sizes)`` exist.
+
+    Parameters
+    ----------
+    offsets, sizes
+        Place in the file, and bytes, of each chunk that exists.
+    """
     import google_crc32c
 
     entries = np.full((chunks, 2), MISSING, "<u8")
-    entries[: len(sizes), 0] = np.cumsum(sizes) - sizes
+    entries[: len(sizes), 0] = offsets
     entries[: len(sizes), 1] = sizes
     data = entries.tobytes()
     return data + int(google_crc32c.value(data)).to_bytes(CRC, "little")

@@ -15,10 +15,8 @@ complete, and an interrupted one is not a Zarr store.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +26,9 @@ import numpy as np
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, WriteOptions, Writer
 from dsprep.formats.zarr import pack
-from dsprep.formats.zarr.carriers import without_padding
 from dsprep.formats.zarr.codecs import encode_file, encoder
 from dsprep.formats.zarr.documents import documents, root_key
+from dsprep.formats.zarr.files import Files, stored_rows
 from dsprep.formats.zarr.grid import ArrayPlan, plan_arrays
 from dsprep.formats.zarr.shards import build_index
 from dsprep.formats.zarr.store import Directory
@@ -77,8 +75,7 @@ class ZarrWriter(Writer):
         self._plans = [p if p.role == "values" else p.settled(count) for p in plans]
         self._encode = [encoder(options.compress, p) for p in self._plans]
         self._rows = {f.name: 0 for f in schema if f.ragged}
-        self._dirty: set[Path] = set()
-        self._lock = threading.Lock()
+        self._files = Files()
         self._root = pack.folder(path) if pack.is_zip(path) else path
         marker = self._root / root_key(options.zarr_format)
         if state is None:
@@ -111,23 +108,12 @@ class ZarrWriter(Writer):
             if isinstance(column, Ragged):
                 piece.counts[plan.field.name] = column.lengths
                 column = column.values
-            rows = self._bytes(column, plan, arena)
+            rows = stored_rows(column, plan, arena)
             if plan.whole:
                 piece.files += self._encoded(number, rows, start)
             else:
                 piece.rows[number] = rows
         return piece
-
-    def _bytes(self, values: Array, plan: ArrayPlan, arena: Arena) -> Array:
-        """Return the rows of `values` as uint8, shape ``(n, row_nbytes)``."""
-        if not plan.row_nbytes:
-            return np.empty((len(values), 0), np.uint8)
-        values = without_padding(values)
-        if not values.flags.c_contiguous:
-            held = arena.empty(f"write.{plan.path}", values.shape, values.dtype)
-            held[...] = values
-            values = held
-        return values.reshape(-1).view(np.uint8).reshape(len(values), plan.row_nbytes)
 
     def _encoded(
         self, number: int, rows: Array, start: int
@@ -173,13 +159,13 @@ class ZarrWriter(Writer):
         if not rows.size:
             return
         if self._spooled(plan):
-            with self._opened(self._root / SPOOL / str(number)) as fd:
+            with self._files.opened(self._root / SPOOL / str(number)) as fd:
                 pwrite_all(fd, [rows], first * plan.row_nbytes)
             return
         last = first + len(rows)
         for i in range(first // plan.file, -(-last // plan.file)):
             a, b = max(first, i * plan.file), min(last, (i + 1) * plan.file)
-            with self._opened(self._file(number, i)) as fd:
+            with self._files.opened(self._file(number, i)) as fd:
                 pwrite_all(fd, [rows[a - first : b - first]], (a - i * plan.file) * plan.row_nbytes)
 
     def _write_file(self, number: int, i: int, chunks: list[Any]) -> None:
@@ -189,19 +175,7 @@ class ZarrWriter(Writer):
         if plan.sharded:
             sizes = np.array([len(c) for c in chunks], np.int64)
             parts.append(build_index(sizes, plan.file // plan.chunk))
-        with self._opened(self._file(number, i)) as fd:
-            os.ftruncate(fd, pwrite_all(fd, parts, 0))
-
-    @contextmanager
-    def _opened(self, path: Path) -> Iterator[int]:
-        """Open a file for writing, to be made durable by the next `sync`."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-            with self._lock:
-                self._dirty.add(path)
+        self._files.replace(self._file(number, i), parts)
 
     # --- durability ----------------------------------------------------------------------------
 
@@ -211,16 +185,7 @@ class ZarrWriter(Writer):
 
     def sync(self) -> None:
         """See `base.Writer.sync`."""
-        with self._lock:
-            dirty, self._dirty = self._dirty, set()
-        for path in sorted(dirty):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
-        for folder in sorted({p.parent for p in dirty}):
-            sync_directory(folder)
+        self._files.sync()
 
     def finish(self) -> None:
         """See `base.Writer.finish`."""
@@ -256,7 +221,7 @@ class ZarrWriter(Writer):
         plan = self._plans[number]
         chunk_nbytes = plan.chunk * plan.row_nbytes
         chunks = plan.chunks(rows)
-        with self._opened(self._file(number, i)) as fd:
+        with self._files.opened(self._file(number, i)) as fd:
             os.ftruncate(fd, rows * plan.row_nbytes)
             os.ftruncate(fd, chunks * chunk_nbytes)
             if plan.sharded:
@@ -288,9 +253,9 @@ class ZarrWriter(Writer):
         last = root_key(self._options.zarr_format)
         root = made.pop(last)
         for key, data in made.items():
-            self._write_document(key, data)
+            self._files.replace(self._root / key, [data])
         temporary = self._root / SPOOL / "root"
-        self._write_document(f"{SPOOL}/root", root)
+        self._files.replace(temporary, [root])
         if self.durable:
             self.sync()
         temporary.replace(self._root / last)
@@ -300,10 +265,6 @@ class ZarrWriter(Writer):
             while folder != self._root:
                 sync_directory(folder)
                 folder = folder.parent
-
-    def _write_document(self, key: str, data: bytes) -> None:
-        with self._opened(self._root / key) as fd:
-            os.ftruncate(fd, pwrite_all(fd, [data], 0))
 
     def close(self) -> None:
         """See `base.Writer.close`."""

@@ -1,0 +1,83 @@
+"""How a store in groups will come out, for a person and for the space check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.formats.base import WriteOptions
+from dsprep.formats.zarr.group_plan import GroupGrid, Track
+from dsprep.formats.zarr.group_store import planned
+from dsprep.formats.zarr.shards import index_nbytes
+from dsprep.grouping import Grouping, GroupPlan
+from dsprep.schema import Schema
+
+ENTRY = 76
+"""Bytes of an entry in a ZIP file's central directory, besides the name, at most."""
+
+
+def report(schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool) -> GroupPlan:
+    """Return the plan; see `base.Format.plan_groups`."""
+    grid, made = planned(Path("a.zip" if zipped else "a"), schema, grouping, options)
+    nbytes = grid.front if zipped else sum(map(len, made.values()))
+    padding = 0
+    for track in grid.tracks:
+        last = np.arange(len(track.ends)) % track.groups == track.groups - 1
+        last[-1:] = True
+        stored = int(track.ends[last].sum()) - (int(track.starts[0]) if zipped else 0)
+        padding += stored - sum(_held(grid, p.number) for p in track.places)
+        nbytes += stored + (int(track.starts[0]) - grid.front if zipped else 0)
+        plan = grid.arrays[track.places[0].number]
+        if plan.sharded:
+            nbytes += index_nbytes(plan.file // plan.chunk) * int(last.sum())
+    for number in grid.ordinary if not zipped else ():
+        nbytes += grid.arrays[number].stored_nbytes(grid.rows[number])
+    if zipped:
+        chunks = [int(grid.chunks(p.number).sum()) for t in grid.tracks for p in t.places]
+        nbytes += (sum(chunks) + len(made) + len(grid.ordinary)) * (ENTRY + 64)
+    reads = _reads(grid)
+    largest = max((int((t.used - t.starts).max(initial=0)) for t in grid.tracks[:1]), default=0)
+    aligned = all(bool((t.starts % grouping.align == 0).all()) for t in grid.tracks[:1])
+    return GroupPlan(nbytes, padding, largest, aligned, reads, _how(grid, reads))
+
+
+def _held(grid: GroupGrid, number: int) -> int:
+    """Return the bytes of all samples in an array."""
+    plan, edges = grid.arrays[number], grid.grouping.edges
+    rows = int(edges[-1])
+    if plan.role == "values":
+        rows = int(np.sum(grid.grouping.rows[plan.field.name]))
+    return rows * plan.row_nbytes
+
+
+def _reads(grid: GroupGrid) -> int:
+    """Return the reads that fetch all fields of a group."""
+    copied = {p.number for p in grid.copied}
+    alone = [
+        n
+        for n in grid.ordinary
+        if grid.arrays[n].role == "samples" and _held(grid, n) and n not in copied
+    ]
+    return len(grid.tracks) + len(alone)
+
+
+def _how(grid: GroupGrid, reads: int) -> str:
+    if not grid.tracks:
+        return "there are no bytes in groups"
+    if grid.zipped:
+        return "one ZIP store; a group's chunks follow one another, with a small header between"
+    track = grid.tracks[0]
+    text = "a group is a chunk of the largest field" + _where(grid, track)
+    names = ", ".join(grid.arrays[p.number].field.name for p in grid.copied)
+    if names:
+        text += f", with a copy of {names} behind it"
+    return text + (f"; the other fields take a read each, {reads} per group" * (reads > 1))
+
+
+def _where(grid: GroupGrid, track: Track) -> str:
+    if not grid.arrays[track.places[0].number].sharded:
+        return " and a file"
+    if track.groups >= grid.grouping.count:
+        return " in one shard"
+    return f" in shards of {track.groups:,} groups"

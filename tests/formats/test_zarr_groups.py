@@ -1,0 +1,244 @@
+"""Zarr stores in groups: what other readers see, and where the bytes of each group lie."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import random
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from support import assert_same_batch, random_batch, raw, schemas, take
+
+from dsprep import digests
+from dsprep.errors import UnsupportedError
+from dsprep.formats import load
+from dsprep.formats.base import Compression, OpenOptions, WriteOptions
+from dsprep.grouping import Grouping
+from dsprep.layout.codec import file_path
+from dsprep.schema import Arena, Field, Ragged, Schema
+from dsprep.storage import data_files
+
+ZARR = load("zarr")
+SCHEMAS = dict(schemas())
+ALIGN = 4096
+pytestmark = pytest.mark.filterwarnings("ignore:.*Duplicate name.*")
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda fd: None)
+
+
+def grouped(batch: dict, edges: list[int], align: int = ALIGN) -> Grouping:
+    rows = {
+        name: np.array([int(c[a:b].lengths.sum()) for a, b in itertools.pairwise(edges)], np.int64)
+        for name, c in batch.items()
+        if isinstance(c, Ragged)
+    }
+    return Grouping(np.array(edges, np.int64), align, rows)
+
+
+def pieces_of(grouping: Grouping, step: int) -> list[tuple[int, int]]:
+    return [
+        (at, min(at + step, b))
+        for a, b in itertools.pairwise(grouping.edges.tolist())
+        for at in range(a, b, step)
+    ]
+
+
+def write(path, schema, batch, grouping, options=None, step=10**9, seed=None):
+    options = options or WriteOptions()
+    writer = ZARR.create_groups(path, schema, grouping, options, None)
+    made = []
+    for a, b in pieces_of(grouping, step):
+        made.append(writer.encode(take(batch, a, b), a, Arena()))
+        writer.reserve(made[-1])
+    if seed is not None:
+        random.Random(seed).shuffle(made)
+    for piece in made:
+        writer.write(piece)
+    writer.sync()
+    writer.finish()
+    found = writer.groups()
+    writer.close()
+    writer.clean()
+    return found
+
+
+def check(path, schema, batch, groups, grouping) -> None:
+    """Values by dsprep; ranges and sums by pread."""
+    with ZARR.open(path, OpenOptions(), None) as source:
+        assert_same_batch(source.read(0, len(source)), batch, schema)
+    gc.collect()
+    edges = grouping.edges.tolist()
+    assert groups.blocks.count == len(edges) - 1
+    for g, (a, b) in enumerate(itertools.pairwise(edges)):
+        offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
+        inside = file_path(groups.blocks.path, [g // (groups.files or 1)])
+        if not nbytes:
+            continue
+        with (path / inside if inside else path).open("rb") as file:
+            file.seek(offset)
+            data = file.read(nbytes)
+        assert len(data) == nbytes
+        assert offset % grouping.align == 0
+        assert digests.crc32c(data) == groups.crc32c.one(g)
+        if path.is_file() and grouping.even:
+            for column in batch.values():
+                values = column[a:b].values if isinstance(column, Ragged) else column[a:b]
+                assert raw(values) in data or values.dtype.names
+    if groups.first is not None:
+        assert groups.first.span(0, groups.first.count).tolist() == edges[:-1]
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in data_files(path)}
+
+
+CASES = {
+    "directory": ("a.zarr", WriteOptions()),
+    "files": ("a.zarr", WriteOptions(zarr_shard=0)),
+    "v2": ("a.zarr", WriteOptions(zarr_format=2)),
+    "zip": ("a.zarr.zip", WriteOptions()),
+    "zip-v2": ("a.zarr.zip", WriteOptions(zarr_format=2)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_schema_comes_back(tmp_path: Path, name: str, case: str) -> None:
+    schema, (file, options) = SCHEMAS[name], CASES[case]
+    batch = random_batch(schema, 11)
+    grouping = grouped(batch, [0, 4, 8, 11])
+    groups = write(tmp_path / file, schema, batch, grouping, options, step=3, seed=1)
+    check(tmp_path / file, schema, batch, groups, grouping)
+    plan = ZARR.plan_groups(schema, options, grouping, zipped=file.endswith(".zip"))
+    stored = sum(p.stat().st_size for p in data_files(tmp_path / file))
+    assert stored <= plan.nbytes <= stored + 150 * 64
+
+
+@pytest.mark.parametrize("file", ["a.zarr", "a.zarr.zip"])
+@pytest.mark.parametrize(
+    "edges", [[0], [0, 1], [0, 9], [0, 1, 2, 3], [0, 3, 10], [0, 6, 9, 15, 16], [0, 5, 10]]
+)
+def test_groups_of_any_size(tmp_path: Path, file: str, edges: list[int]) -> None:
+    schema = SCHEMAS["mixed"]
+    batch = random_batch(schema, edges[-1])
+    grouping = grouped(batch, edges)
+    for step, seed in ((10**9, None), (2, 3), (1, 4)):
+        path = tmp_path / str(step) / file
+        path.parent.mkdir()
+        check(path, schema, batch, write(path, schema, batch, grouping, None, step, seed), grouping)
+    kept = [contents(tmp_path / str(step)) for step in (10**9, 2, 1)]
+    assert kept[0] == kept[1] == kept[2]
+
+
+@pytest.mark.parametrize("file", ["a.zarr", "a.zarr.zip"])
+def test_zarr_python_sees_the_same_values(tmp_path: Path, file: str) -> None:
+    schema = Schema((Field("g/x", np.dtype("<f4"), (50, 7)), Field("y", np.dtype("<i8"))))
+    batch = random_batch(schema, 23)
+    grouping = grouped(batch, [0, 10, 20, 23])
+    groups = write(tmp_path / file, schema, batch, grouping, step=4)
+    if file.endswith(".zip"):
+        with zipfile.ZipFile(tmp_path / file) as members:
+            assert members.testzip() is None
+        store = zarr.storage.ZipStore(tmp_path / file, mode="r")
+    else:
+        store = zarr.storage.LocalStore(tmp_path / file)
+    group = zarr.open_group(store, mode="r")
+    for i in range(23):
+        assert raw(group["g/x"][i]) == raw(batch["g/x"][i])
+        assert raw(group["y"][i]) == raw(batch["y"][i])
+    store.close()
+    path = tmp_path / file
+    path = path / groups.blocks.path if groups.blocks.path else path
+    data = path.read_bytes()
+    for g, (a, b) in enumerate(itertools.pairwise(grouping.edges)):
+        at = groups.blocks.offsets.one(g)
+        part = data[at : at + groups.blocks.lengths.one(g)]
+        assert part.startswith(raw(batch["g/x"][a:b]))
+        assert part.endswith(raw(batch["y"][a:b]))  # the copy, or the member behind
+
+
+@pytest.mark.parametrize("done", [0, 3, 5, 8, 10, 14, 16])
+@pytest.mark.parametrize("file", ["a.zarr", "a.zarr.zip"])
+def test_an_interrupted_run_continues_to_the_same_bytes(
+    tmp_path: Path, file: str, done: int
+) -> None:
+    schema = SCHEMAS["mixed"]
+    batch = random_batch(schema, 16)
+    grouping = grouped(batch, [0, 5, 10, 15, 16])
+    whole, path = tmp_path / "whole", tmp_path / "part"
+    whole.mkdir(), path.mkdir()
+    expected = write(whole / file, schema, batch, grouping)
+    writer = ZARR.create_groups(path / file, schema, grouping, WriteOptions(), None)
+    cuts = sorted({0, done, *grouping.edges.tolist()})
+    todo = list(itertools.pairwise(cuts))
+    for a, b in todo:
+        if b > done:
+            break
+        piece = writer.encode(take(batch, a, b), a, Arena())
+        writer.reserve(piece)
+        writer.write(piece)
+    state = json.loads(json.dumps(writer.checkpoint()))
+    writer.sync()
+    for a, b in todo:
+        if b > done:
+            piece = writer.encode(random_batch(schema, b - a, seed=9, longest=0), a, Arena())
+            piece.first_row = dict.fromkeys(piece.counts, 0)
+            if a in grouping.edges:
+                writer.write(piece)
+    writer.close()
+    for stored in data_files(path / file):
+        with stored.open("ab") as f:
+            f.write(b"garbage" * 3000)
+    writer = ZARR.create_groups(path / file, schema, grouping, WriteOptions(), state)
+    for a, b in todo:
+        if b > done:
+            piece = writer.encode(take(batch, a, b), a, Arena())
+            writer.reserve(piece)
+            writer.write(piece)
+    writer.finish()
+    writer.finish()
+    found = writer.groups()
+    writer.close()
+    a, b = contents(path), contents(whole)
+    assert a.keys() == b.keys()
+    assert [k for k in a if a[k] != b[k]] == []
+    assert found.crc32c.span(0, 4).tolist() == expected.crc32c.span(0, 4).tolist()
+
+
+def test_several_shards(tmp_path: Path) -> None:
+    schema = SCHEMAS["mixed"]
+    batch = random_batch(schema, 23)
+    grouping = grouped(batch, [0, 5, 10, 15, 20, 23])
+    groups = write(tmp_path / "a.zarr", schema, batch, grouping, WriteOptions(zarr_shard=10))
+    assert groups.files == 2
+    check(tmp_path / "a.zarr", schema, batch, groups, grouping)
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    schema = Schema((Field("x", np.dtype("u1"), (5,)),))
+    uneven = Grouping(np.array([0, 2, 5, 7]))
+    with pytest.raises(UnsupportedError):
+        ZARR.plan_groups(schema, WriteOptions(zarr_format=2), uneven)
+    with pytest.raises(UnsupportedError):
+        ZARR.plan_groups(schema, WriteOptions(compress=Compression("zstd")), uneven)
+
+
+def test_padding_is_small_and_told(tmp_path: Path) -> None:
+    schema = Schema((Field("x", np.dtype("u1"), (1 << 20,)), Field("y", np.dtype("<i8"))))
+    grouping = Grouping(np.arange(0, 641, 64), 1 << 20)
+    plan = ZARR.plan_groups(schema, WriteOptions(), grouping)
+    assert (plan.aligned, plan.reads) == (True, 1)
+    assert plan.padding <= 0.02 * plan.nbytes
+    both = Schema((*schema, Field("z", np.dtype("u1"), (1 << 20,))))
+    assert ZARR.plan_groups(both, WriteOptions(), grouping).reads == 2
+    assert ZARR.plan_groups(both, WriteOptions(), grouping, zipped=True).reads == 1
