@@ -311,7 +311,7 @@ def _plan_part(
         losses=tuple(format.losses(schema, options)),
         payload=payload,
         estimate=layout.nbytes,
-        scratch=scratch + (payload if whole and format.name in ("hdf5", "zarr") else 0),
+        scratch=scratch + (payload if options.compress and format.name == "hdf5" else 0),
         largest=max(largest, group if whole else 0),
         groupings=tuple(groupings),
         recipe=recipe,

@@ -1,4 +1,4 @@
-"""Kills a conversion or a repack at every step it has, one after another, and continues it each time.
+"""Kills a conversion or repack at every step it has, one after another, and continues each time.
 
 Run as ``python interrupt.py SOURCE TARGET OPTIONS_JSON``. Each attempt is a child process that
 SIGKILLs itself when its fuse has burnt down: before and after pieces are written, positions are
