@@ -209,6 +209,7 @@ class FileEntry:
         path, samples, layout = json["path"], json["samples"], json.get("layout", 0)
         if not isinstance(path, str) or path.startswith("/") or "\0" in path:
             raise ValueError(f"the path {path!r} is not relative")
+        os.fsencode(path)  # ValueError if no file can be called so
         if ".." in path.split("/"):
             raise ValueError(f"the path {path!r} leaves the dataset")
         for value in (samples, layout):
@@ -314,6 +315,8 @@ class Content:
         for mapping in (*layouts, json.get("lineage", {}), json.get("reading", {})):
             if not isinstance(mapping, Mapping):
                 raise TypeError(f"{str(mapping)[:40]!r} is no JSON object")
+        if not all(isinstance(layout.get("unlocated", {}), Mapping) for layout in layouts):
+            raise TypeError("unlocated is no JSON object")
         if sum(f.samples for f in files) >= LARGEST:
             raise ValueError("there are impossibly many samples")
         if layouts and any(f.layout >= len(layouts) for f in files):

@@ -481,3 +481,23 @@ def test_chunks_that_are_kept_are_not_in_memory_that_is_used_again(tmp_path):
             found = opened.read(chosen, names, arena=arena)
             for name in names:
                 np.testing.assert_array_equal(found[name], expected[name][chosen])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda json: json["layouts"][0].update(unlocated=3),
+        lambda json: json["files"][0].update(path="\ud800"),
+        lambda json: json["layouts"][0]["columns"]["id"].update(path="a\ud800"),
+    ],
+)
+def test_more_wrong_types_are_refused(change, tmp_path):
+    path = written("zarr", tmp_path, MIXED, random_batch(MIXED, 3), 3)
+    place = sidecar.sidecar_path(path)
+    json_ = json.loads(place.read_text())
+    change(json_)
+    place.write_text(json.dumps(json_))
+    with pytest.warns(StaleWarning), open_dataset(path) as source:
+        assert len(source.read(0, 2)["id"]) == 2
+    with pytest.raises(FormatError):
+        Sidecar.open(path, check=False).read(slice(0, 2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -96,6 +97,10 @@ def _path(path: Any, axes: int, tables: Tables) -> str:
     """Return a path that stays below the dataset, whatever its placeholders stand for."""
     if not isinstance(path, str) or "\0" in path:
         raise damaged("the path of a file is wrong", tables, found=path)
+    try:
+        os.fsencode(path)
+    except ValueError as error:
+        raise damaged("no file can have this path", tables, found=path) from error
     if path and (path.startswith("/") or any(p in ("", ".", "..") for p in path.split("/"))):
         raise damaged("the path of a file leaves the dataset", tables, found=path)
     if any(int(axis) >= axes for axis in _PLACEHOLDER.findall(path)) and axes:
