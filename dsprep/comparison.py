@@ -150,7 +150,19 @@ def verify(
             found = sorted([*found, *first], key=lambda d: d.sample)[:limit]
             if progress is not None:
                 progress(compared, nbytes)
-    return Verdict(len(a), len(b), compared, (), tuple(found), differing)
+    damaged = _damaged_groups(a) + _damaged_groups(b) if share is None else []
+    return Verdict(len(a), len(b), compared, tuple(damaged), tuple(found), differing)
+
+
+def _damaged_groups(source: Source) -> list[str]:
+    """Return the groups of a repacked dataset whose checksum is wrong, one clause each."""
+    if not isinstance(source, SidecarSource):
+        return []
+    return [
+        f"the CRC-32C of group {bad.group} in {bad.path} is {bad.found:#010x}, "
+        f"expected {bad.expected:#010x}"
+        for bad in source.sidecar.bad_groups()
+    ]
 
 
 def _in_parallel(

@@ -295,7 +295,11 @@ def _save_groups(staging: Staging, index: int, groups: Groups) -> None:
         "crc32c": groups.crc32c,
         "first": groups.first,
     }
-    content: dict[str, Any] = {"samples": groups.samples, "path": blocks.path}
+    content: dict[str, Any] = {
+        "samples": groups.samples,
+        "path": blocks.path,
+        "files": groups.files,
+    }
     for name, law in laws.items():
         content[name] = None if law is None else law.span(0, law.count).tolist()
     write_json(content, staging.root / f"groups-{index}.json", durable=staging.durable)
@@ -311,7 +315,7 @@ def _saved_groups(staging: Staging, index: int) -> Groups:
     assert law["offsets"] is not None
     assert law["lengths"] is not None
     blocks = Blocks(law["offsets"], law["lengths"], content["path"])
-    return Groups(content["samples"], blocks, law["crc32c"], law["first"])
+    return Groups(content["samples"], blocks, law["crc32c"], law["first"], content["files"])
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from dsprep import sidecar
+from dsprep.digests import crc32c
 from dsprep.errors import FormatError, UsageError
 from dsprep.identity import differences
 from dsprep.layout import codec
@@ -31,6 +32,7 @@ from dsprep.reading.records import RecordReader, Verify
 from dsprep.schema import Arena, Array, Batch, Ints, Ragged, Schema, concatenate
 from dsprep.sidecar import Content
 from dsprep.spans import ranges
+from dsprep.storage import pread_into
 
 Indices: TypeAlias = int | slice | Sequence[int] | Array
 
@@ -112,6 +114,29 @@ class Extent:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON, ``inside`` only for chunks."""
         return {k: v for k, v in vars(self).items() if v is not None}
+
+
+@dataclass(frozen=True)
+class BadGroup:
+    """A group whose bytes are not those that were written.
+
+    Attributes
+    ----------
+    path
+        The file.
+    group
+        Its number in the file.
+    sample
+        Its first sample, in the dataset.
+    expected, found
+        CRC-32C of its bytes.
+    """
+
+    path: Path
+    group: int
+    sample: int
+    expected: int
+    found: int
 
 
 class Sidecar:
@@ -490,6 +515,34 @@ class Sidecar:
             return 0
         _, columns = self._reader(0)
         return sum(c.resident_nbytes() for c in columns.values())
+
+    def bad_groups(self) -> Iterator[BadGroup]:
+        """Yield the groups whose checksum is wrong; all groups that have one are read.
+
+        Raises
+        ------
+        FormatError, OSError
+            If a file is gone, or too short for a group.
+        """
+        for number in range(len(self.content.files)):
+            groups = self.layout(number).groups
+            if groups is None or groups.crc32c is None:
+                continue
+            buffer = np.empty(0, np.uint8)
+            for g in range(groups.blocks.count):
+                template = groups.blocks.path
+                path = file_path(template, [g // groups.files]) if groups.files else template
+                file = self._open(number, path)
+                offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
+                file.check(np.array([offset]), np.array([nbytes]), "a group")
+                if len(buffer) < nbytes:
+                    buffer = np.empty(nbytes, np.uint8)
+                pread_into(file.fd, buffer[:nbytes], offset, file.path)
+                found, expected = crc32c(buffer[:nbytes]), groups.crc32c.one(g)
+                if found != expected:
+                    first = g * groups.samples if groups.first is None else groups.first.one(g)
+                    sample = int(self._starts[number]) + first
+                    yield BadGroup(file.path, g, sample, expected, found)
 
     def close(self) -> None:
         """Close all files; reading opens them again."""

@@ -294,7 +294,7 @@ def _plan_part(
         grouping = Grouping(inside, stripe.nbytes, some)
         shards.append(Shard(shard_name, int(edges[low]), int(edges[high])))
         groupings.append(grouping)
-        plans.append(format.plan_groups(schema, options, grouping))
+        plans.append(format.plan_groups(schema, options, grouping, shard_name.endswith(".zip")))
     layout = Layout(choice=choice, groups=len(edges) - 1, plans=tuple(plans))
     group = max((p.group_nbytes for p in plans), default=0)
     whole = options.compress is not None or schema.ragged or options.group_values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +18,10 @@ from dsprep.dataset import MultiSource, open_native
 from dsprep.describing import checksums_of
 from dsprep.errors import FormatError
 from dsprep.formats.base import OpenOptions, Source
-from dsprep.laws import Law
-from dsprep.layout.model import Groups
 from dsprep.located import Sidecar
 from dsprep.packing import Tables, from_planes
-from dsprep.reading.files import File
 from dsprep.schema import Schema, differences
 from dsprep.sidecar import Content
-from dsprep.storage import pread_exact
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -71,7 +67,7 @@ def against_files(
             for number, entry in enumerate(content.files):
                 problems += _layouts(source, opened, number, first, paths[number])
                 first += entry.samples
-            problems += _groups_crcs(opened, paths)
+            problems += _groups_crcs(opened)
             problems += _values(opened, source, progress)
     return problems
 
@@ -152,34 +148,15 @@ def _checksums(content: Content, dataset: Path, where: Path) -> Iterator[Problem
             yield Problem(str(path), text, f"{expected[i]:#010x}", f"{found[i]:#010x}")
 
 
-def _groups_crcs(opened: Sidecar, paths: Sequence[Path]) -> Iterator[Problem]:
+def _groups_crcs(opened: Sidecar) -> Iterator[Problem]:
     """Yield the groups whose checksum is wrong."""
-    first = 0
-    for number, entry in enumerate(opened.content.files):
-        groups = opened.layout(number).groups
-        if groups is not None and groups.crc32c is not None:
-            inside = groups.blocks.path
-            path = paths[number] / inside if inside else paths[number]
-            try:
-                yield from _wrong_groups(File(path), groups, groups.crc32c, first)
-            except CAUGHT as error:
-                yield problem(error, path)
-        first += entry.samples
-
-
-def _wrong_groups(file: File, groups: Groups, crcs: Law, first: int) -> Iterator[Problem]:
-    import google_crc32c
-
-    for i in range(groups.blocks.count):
-        one = np.array([i], np.int64)
-        offset, length = groups.blocks.offsets.at(one), groups.blocks.lengths.at(one)
-        file.check(offset, length, "a group")
-        data = pread_exact(file.fd, int(length[0]), int(offset[0]), file.path)
-        found, expected = int(google_crc32c.value(data)), int(crcs.at(one)[0])
-        if found != expected:
-            text = f"the CRC-32C of group {i:,} is wrong"
-            sample = first + i * groups.samples
-            yield Problem(str(file.path), text, f"{expected:#010x}", f"{found:#010x}", None, sample)
+    try:
+        for bad in opened.bad_groups():
+            text = f"the CRC-32C of group {bad.group:,} is wrong"
+            expected, found = f"{bad.expected:#010x}", f"{bad.found:#010x}"
+            yield Problem(str(bad.path), text, expected, found, None, bad.sample)
+    except CAUGHT as error:
+        yield problem(error, opened.dataset)
 
 
 # --- values ----------------------------------------------------------------------------------

@@ -591,8 +591,10 @@ class Format(ABC):
         there, anything behind it is to be overwritten.
         """
 
-    def plan_groups(self, schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupPlan:
-        """Return how groups of this schema will lie, without I/O.
+    def plan_groups(
+        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool = False
+    ) -> GroupPlan:
+        """Return how groups of this schema will lie, without I/O; `zipped`: in a ZIP file.
 
         Raises
         ------

@@ -56,6 +56,7 @@ def fit_groups(groups: Groups) -> Groups:
         _fit_blocks(groups.blocks, (), None),
         None if groups.crc32c is None else _fit(groups.crc32c),
         None if groups.first is None else _fit(groups.first),
+        groups.files,
     )
 
 

@@ -122,7 +122,9 @@ class Hdf5(Format):
             return SpoolWriter(path, schema, plans, count, unit, state)
         return PlacedWriter(path, schema, plans, count, state)
 
-    def plan_groups(self, schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupPlan:
+    def plan_groups(
+        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool = False
+    ) -> GroupPlan:
         """Return how groups will lie; see `Format.plan_groups`."""
         from dsprep.formats.hdf5.group_plan import lay_out, plan_of
 

@@ -157,7 +157,9 @@ class Lmdb(Format):
         keys = plan_keys(options.key_format, count)
         return LmdbWriter(_file_to_write(path), schema, count, keys, state)
 
-    def plan_groups(self, schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupPlan:
+    def plan_groups(
+        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool = False
+    ) -> GroupPlan:
         """Return how groups will lie: contiguous, and where LMDB puts them."""
         from dsprep.formats.lmdb import group_plan
 

@@ -118,7 +118,9 @@ class TFRecord(Format):
 
         return TFRecordWriter(path, schema, options, state)
 
-    def plan_groups(self, schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupPlan:
+    def plan_groups(
+        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool = False
+    ) -> GroupPlan:
         """Return how groups will lie: always contiguous; see `dsprep.formats.tfrecord.group`."""
         from dsprep.formats.tfrecord import features, group
 

@@ -1,0 +1,295 @@
+"""Repacking: the same values, groups that one read fetches, splits that do not leak."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from oracles import READ, SUFFIX
+from support import MemorySource, assert_same_batch, random_batch
+from test_located import MIXED, taken
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep.breakeven import group_edges
+from dsprep.cli import app
+from dsprep.conversion import plan_job
+from dsprep.digests import crc32c
+from dsprep.errors import UnsupportedError, UsageError
+from dsprep.jobs import run_job
+from dsprep.schema import Field, Schema
+from dsprep.through import SidecarSource
+
+FIXED = Schema(
+    (
+        Field("image", np.dtype("<f4"), (40, 30)),
+        Field("label", np.dtype("<i8")),
+        Field("id", np.dtype(">u2"), (3,)),
+    )
+)
+TARGETS = [*sorted(SUFFIX), "zip"]
+COUNT = 700
+
+
+def name_of(target: str) -> str:
+    return "out.zarr.zip" if target == "zip" else f"out{SUFFIX[target]}"
+
+
+@pytest.fixture(scope="module")
+def origins(tmp_path_factory):
+    """Two datasets, with their samples."""
+    made = {}
+    for name, schema in (("fixed", FIXED), ("mixed", MIXED)):
+        directory = tmp_path_factory.mktemp("origin")
+        (directory / "memory").touch()
+        batch = random_batch(schema, COUNT, seed=1)
+        if name == "mixed":
+            batch["label"] = np.arange(COUNT, dtype="<i8")
+        else:
+            batch["label"] = np.arange(COUNT, dtype="<i8") // 7
+        source = MemorySource(schema, batch, directory / "memory")
+        run_job(plan_job(source, directory / "origin.h5"), source, durable=False)
+        made[name] = schema, batch, directory / "origin.h5"
+    return made
+
+
+def repacked(path: Path, target: Path, **options):
+    options = {"buffer_size": 64, "stripe_size": "4KiB", "durable": False, **options}
+    return dsprep.repack(path, target, **options)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "mixed"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_same_values_in_groups(target, kind, origins, tmp_path):
+    schema, batch, origin = origins[kind]
+    out = tmp_path / name_of(target)
+    report = repacked(origin, out)
+    plan = report.parts[0][0].layout
+    if target != "zip":
+        assert_same_batch(READ[target](out, schema), batch, schema)
+    with dsprep.open(out) as source:
+        assert isinstance(source, SidecarSource)
+        assert_same_batch(source[:], batch, schema)
+        order = np.random.default_rng(0).permutation(COUNT)
+        assert_same_batch(source.sidecar.read(order), taken(batch, order), schema)
+        edges = group_edges(source.sidecar)
+        assert len(edges) - 1 == plan.groups
+        assert edges[-1] == COUNT
+    assert dsprep.check(out, full=True) == []
+
+
+@pytest.mark.parametrize("target", ["hdf5", "lmdb", "tfrecord", "zip"])
+def test_one_read_fetches_a_group(target, origins, tmp_path, monkeypatch):
+    schema, batch, origin = origins["fixed"]
+    out = tmp_path / name_of(target)
+    report = repacked(origin, out)
+    assert report.parts[0][0].layout.plans[0].reads == 1
+    calls = []
+    real = os.preadv
+    with dsprep.Sidecar.open(out) as opened:
+        opened.read(slice(0, 64))  # opens files and reads small tables
+        monkeypatch.setattr(os, "preadv", lambda *a: calls.append(a) or real(*a))
+        found = opened.read(slice(128, 192))
+    assert len(calls) == 1
+    assert_same_batch(found, taken(batch, range(128, 192)), schema)
+
+
+def test_hdf5_groups_are_aligned_and_adjacent(origins, tmp_path):
+    """As h5py itself reports the addresses."""
+    _, _, origin = origins["fixed"]
+    repacked(origin, tmp_path / "out.h5", stripe_size="64KiB")
+    places = {}
+    with h5py.File(tmp_path / "out.h5") as file:
+        for name in ("image", "label", "id"):
+            chunks = []
+            file[name].id.chunk_iter(lambda c, to=chunks: to.append((c.byte_offset, c.size)))
+            places[name] = sorted(chunks)
+    groups = list(zip(*places.values(), strict=True))
+    assert len(groups) == 11
+    for group in groups:
+        parts = sorted(group)
+        assert parts[0][0] % (64 << 10) == 0
+        for (a, size), (b, _) in itertools.pairwise(parts):
+            assert a + size == b
+    starts = np.array([min(g)[0] for g in groups])
+    assert len(set(np.diff(starts).tolist())) == 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_checksums_are_of_the_ranges(target, origins, tmp_path):
+    _, _, origin = origins["fixed"]
+    out = tmp_path / name_of(target)
+    repacked(origin, out)
+    with dsprep.Sidecar.open(out) as opened:
+        groups = opened.layout(0).groups
+        path = out / groups.blocks.path if groups.blocks.path else out
+        data = path.read_bytes()
+        for g in range(groups.blocks.count):
+            a, n = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
+            assert crc32c(data[a : a + n]) == groups.crc32c.one(g)
+    with path.open("r+b") as file:
+        at = groups.blocks.offsets.one(5) + 1000
+        file.seek(at)
+        file.write(bytes([data[at] ^ 1]))
+    os.utime(path, ns=(0, path.stat().st_mtime_ns))
+    found = dsprep.check(out, full=True)
+    assert any("CRC-32C of group 5" in p.what for p in found)
+
+
+def test_verify_compares_checksums(origins, tmp_path):
+    """Damage that the cheap check cannot see, in a field that is not compared."""
+    _, _, origin = origins["fixed"]
+    out = tmp_path / "out.h5"
+    repacked(origin, out, stripe_size="64KiB")
+    stat = out.stat()
+    with dsprep.Sidecar.open(out) as opened:
+        _, _, offset, _ = opened.locate([330], "image")
+    with out.open("r+b") as file:
+        file.seek(int(offset[0]) + 7)
+        byte = file.read(1)[0]
+        file.seek(int(offset[0]) + 7)
+        file.write(bytes([byte ^ 1]))
+    os.utime(out, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    label = dsprep.OpenOptions(fields=(dsprep.FieldSpec.parse("label"),))
+    with dsprep.open(origin, label) as a, dsprep.open(out, label) as b:
+        assert isinstance(b, SidecarSource)
+        verdict = dsprep.verify(a, b)
+    assert not verdict.same
+    assert "group 5" in verdict.problems[0]
+
+
+@pytest.mark.parametrize("target", ["hdf5", "tfrecord"])
+def test_compressed_groups(target, origins, tmp_path):
+    schema, batch, origin = origins["fixed"]
+    out = tmp_path / name_of(target)
+    repacked(origin, out, compress="gzip:1")
+    with dsprep.open(out) as source:
+        assert_same_batch(source[:], batch, schema)
+    with pytest.raises(UnsupportedError, match="HDF5"):
+        repacked(origin, tmp_path / "o.zarr", compress="gzip:1")
+
+
+def test_lmdb_with_a_value_per_group(origins, tmp_path):
+    schema, batch, origin = origins["fixed"]
+    repacked(origin, tmp_path / "o.lmdb", write_options=dsprep.WriteOptions(group_values=True))
+    with dsprep.open(tmp_path / "o.lmdb") as source:
+        assert_same_batch(source[:], batch, schema)
+    assert dsprep.check(tmp_path / "o.lmdb", full=True) == []
+
+
+@pytest.mark.parametrize("memory", ["64MB", "1.5MB"])
+def test_a_global_shuffle(memory, origins, tmp_path):
+    schema, batch, origin = origins["fixed"]
+    options = {"shuffle": 5, "memory": memory, "workers": 1}
+    try:
+        repacked(origin, tmp_path / "a.h5", **options)
+    except UsageError:
+        options["memory"] = "48MB"
+        repacked(origin, tmp_path / "a.h5", **options)
+    repacked(origin, tmp_path / "b.h5", **options)
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+    with dsprep.open(tmp_path / "a.h5") as source:
+        found = source[:]
+    order = np.lexsort([found["image"][:, 0, 0].view("<u4"), found["label"]])
+    same = np.lexsort([batch["image"][:, 0, 0].view("<u4"), batch["label"]])
+    assert_same_batch(taken(found, order), taken(batch, same), schema)
+    assert (found["label"] != batch["label"]).mean() > 0.9
+    content = json.loads((tmp_path / "a.h5.dsprep.json").read_text())
+    assert content["lineage"]["shuffle"] == 5
+
+
+def test_splits_do_not_leak(origins, tmp_path):
+    _, _, origin = origins["fixed"]
+    shares = "train=0.7,val=0.2,test=0.1"
+    report = repacked(
+        origin, tmp_path / "set.h5", split=shares, group_by="label", shuffle=2, duplicate=2
+    )
+    assert [p.name for p, _ in report.parts] == ["train", "val", "test"]
+    seen, total = [], 0
+    for name in ("train", "val", "test"):
+        with dsprep.open(tmp_path / f"set-{name}.h5") as source:
+            labels = source[:]["label"]
+        counts = np.bincount(labels)
+        assert set(counts[counts > 0].tolist()) == {14 if name == "train" else 7}
+        if name != "train":
+            assert (np.diff(labels) >= 0).all()  # in their own order
+        seen.append(set(labels.tolist()))
+        total += len(labels) // (2 if name == "train" else 1)
+    assert total == COUNT
+    assert not seen[0] & seen[1]
+    assert not seen[0] & seen[2]
+    assert not seen[1] & seen[2]
+
+
+@pytest.mark.parametrize("target", ["hdf5", "tfrecord"])
+def test_groups_never_straddle_files(target, origins, tmp_path):
+    schema, batch, origin = origins["fixed"]
+    report = repacked(origin, tmp_path / "out", to=target, samples_per_file=200)
+    assert [len(s) for s in report.parts[0][0].job.shards] == [192, 192, 192, 124]
+    with dsprep.open(tmp_path / "out") as source:
+        assert_same_batch(source[:], batch, schema)
+        assert group_edges(source.sidecar).tolist() == [
+            *range(0, 192, 64),
+            *range(192, 384, 64),
+            *range(384, 576, 64),
+            576,
+            640,
+            700,
+        ]
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def test_the_command(origins, tmp_path):
+    schema, batch, origin = origins["fixed"]
+    out = tmp_path / "out.h5"
+    shown = run("repack", origin, out, "-b", "64", "--stripe-size", "4KiB", "--dry-run")
+    assert shown.exit_code == 0, shown.output
+    assert "11 groups" in shown.output
+    assert "lfs setstripe" in shown.output
+    assert not out.exists()
+    words = ("-b", "1MiB", "--ranks", "50", "--epochs", "900", "--json", "--dry-run")
+    found = json.loads(run("repack", origin, out, *words).stdout)
+    assert found["parts"][0]["groups"] == 4
+    assert any("ranks" in w for w in found["warnings"])
+    assert any("N/G" in w for w in found["warnings"])
+    done = run("repack", origin, out, "-b", "64", "--shuffle", "3")
+    assert done.exit_code == 0, done.output
+    assert "pays" in done.output
+    again = run("repack", origin, out, "-b", "64")
+    assert again.exit_code == 1
+    assert "--overwrite" in again.output
+    zipped = run("repack", origin, tmp_path / "z.zarr", "--zip", "--no-measure", "--json")
+    assert zipped.exit_code == 0, zipped.output
+    assert (tmp_path / "z.zarr.zip").exists()
+    with dsprep.open(tmp_path / "z.zarr.zip") as source:
+        assert_same_batch(source[:], batch, schema)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("-b", "0"), "samples"),
+        (("-b", "many"), "buffer-size"),
+        (("--stripe-size", "3000"), "power of two"),
+        (("--shuffle", "x"), "seed"),
+        (("--split", "a=2"), "split"),
+        (("--group-by", "label"), "--split"),
+        (("--to", "hdf5", "--zip"), "zarr"),
+        (("--samples-per-file", "3", "--shard-size", "1MB"), "either"),
+    ],
+)
+def test_wrong_usage_is_one_line(words, says, origins, tmp_path):
+    _, _, origin = origins["fixed"]
+    done = run("repack", origin, tmp_path / "out.h5", *words)
+    assert done.exit_code == 2, done.output
+    assert says in done.output
+    assert "Traceback" not in done.output
+    assert not list(tmp_path.iterdir())
