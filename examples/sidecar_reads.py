@@ -82,10 +82,10 @@ def by_groups(path: Path, count: int, group: int, rng: np.random.Generator) -> f
 def main() -> None:
     """Build, read, print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--megabytes", type=float, default=1000)
+    parser.add_argument("--megabytes", type=float, default=40)
     parser.add_argument("--sample-kb", type=float, default=19.2)
     parser.add_argument("--group", type=int, default=256)
-    parser.add_argument("--single", type=int, default=2000, help="samples read one by one")
+    parser.add_argument("--single", type=int, default=500, help="samples read one by one")
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
     nbytes = round(args.sample_kb * 1000)

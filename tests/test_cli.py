@@ -512,12 +512,12 @@ def test_demo(tmp_path):
     done = run("demo", "--json", "--keep", tmp_path / "kept")
     result = json.loads(done.out)
     assert result["same"]
-    assert {s["target"] for s in result["steps"]} == {"h5", "lmdb", "tfrecord", "zarr"}
+    assert {s["target"] for s in result["steps"]} == {"h5", "lmdb", "tfrecord", "zarr", "groups"}
     assert any((tmp_path / "kept").iterdir())
 
 
 def test_help_has_examples_and_every_option_is_explained():
-    for command in ("convert", "inspect", "verify", "synth", "demo"):
+    for command in ("convert", "repack", "provenance", "inspect", "verify", "synth", "demo"):
         text = run(command, "--help").out
         assert "Examples" in text
         assert f"dsprep {command}" in text
