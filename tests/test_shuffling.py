@@ -263,7 +263,7 @@ def test_a_killed_first_pass_goes_on(name, tmp_path, tiny, monkeypatch):
         if done >= 150:
             raise Killed
 
-    with make(tmp_path / "s", 2) as shuffled, pytest.raises(Killed):
+    with make(tmp_path / "s", 1) as shuffled, pytest.raises(Killed):
         shuffled.prepare(kill)
     for file in ("runs", "index", "sizes"):  # what a killed run may have left behind the place
         with (tmp_path / "s" / file).open("ab") as f:
