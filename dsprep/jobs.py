@@ -153,8 +153,15 @@ def run_job(
     restart: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
+    prepare: Callable[[], None] | None = None,
 ) -> Report:
     """Do what `job` says; see `convert` for the parameters.
+
+    Parameters
+    ----------
+    prepare
+        What the source needs once before it is read, such as the first pass of a shuffle; called
+        when the target is locked and there is enough space.
 
     Raises
     ------
@@ -170,6 +177,8 @@ def run_job(
         job.target, _fingerprint(job, source), overwrite=overwrite, restart=restart, durable=durable
     ) as staging:
         _check_space(job, staging)
+        if prepare is not None and not (staging.state or {}).get("complete"):
+            prepare()
         resumed, copied = _copy_shards(job, source, staging, threads, progress)
         staging.publish()
         written = [(_final_path(job, shard), len(shard)) for shard in job.shards]

@@ -14,7 +14,7 @@ import numpy as np
 
 from dsprep import breakeven, formats
 from dsprep.breakeven import BreakEven
-from dsprep.buffers import BufferChoice, decide, edges_by_bytes, parse_buffer, warnings
+from dsprep.buffers import BufferChoice, BufferSize, decide, edges_by_bytes, parse_buffer, warnings
 from dsprep.dataset import open_dataset
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import (
@@ -28,16 +28,21 @@ from dsprep.formats.base import (
 from dsprep.grouping import Grouping, GroupPlan, even
 from dsprep.jobs import Job, Progress, Report, run_job, source_paths
 from dsprep.located import Sidecar
-from dsprep.plan import Shard, parse_nbytes, shard_names
+from dsprep.permutation import Permutation
+from dsprep.plan import PIECE_NBYTES, Shard, parse_nbytes, shard_names
 from dsprep.schema import FieldSpec, Ints, Ragged
 from dsprep.shuffling import ShuffledSource
 from dsprep.splitting import DuplicatedSource, SelectedSource, assign, parse_split
 from dsprep.staging import partial_path
 from dsprep.storage import free_memory
 from dsprep.stripes import Stripe, as_asked, detect
+from dsprep.through import SidecarSource
 
 STEP = 1 << 18
-"""Samples whose sizes are asked for at a time."""
+"""Samples whose sizes are looked at together."""
+
+UNEVEN = ("tfrecord", "lmdb")
+"""Formats whose groups may differ in their number of samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,8 +199,9 @@ def plan_repack(
                 where,
                 format,
                 options,
-                _choice(part, asked, stripe, ranks or 1),
+                asked,
                 stripe,
+                ranks or 1,
                 samples_per_file,
                 shard_nbytes,
                 {k: v for k, v in recipe.items() if v not in (None, "", 1)},
@@ -237,23 +243,35 @@ def _splits(
     return [(n, i, target.with_name(f"{stem}-{n}{ending}")) for n, i in chosen.items()]
 
 
-def _choice(source: Source, asked: object, stripe: Stripe, ranks: int) -> BufferChoice:
-    """Return how many samples a group has."""
-    sizes: int | Ints = source.schema.fixed_nbytes
-    if source.schema.ragged:
-        some = source.sizes(0, min(len(source), STEP))
-        if some is None:
-            some = _probed(source)
-        sizes = some
-    return decide(len(source), sizes, asked, stripe, free_memory(), ranks)  # type: ignore[arg-type]
+def sample_rows(source: Source, name: str) -> Ints:
+    """Return how many rows a ragged field has in each sample.
+
+    From a sidecar where there is one that tells; else all samples are read for it.
+    """
+    if isinstance(source, SelectedSource):
+        return sample_rows(source.base, name)[source.indices]
+    if isinstance(source, DuplicatedSource):
+        return np.tile(sample_rows(source.base, name), source.times)
+    if isinstance(source, ShuffledSource):
+        order = Permutation(source.seed, len(source.base))
+        rows = sample_rows(source.base, name)
+        return rows[order.forward(np.arange(len(rows), dtype=np.int64))]
+    if isinstance(source, SidecarSource):
+        found = source.rows(name)
+        if found is not None:
+            return found
+    parts, step = [np.zeros(0, np.int64)], _step(source)
+    for at in range(0, len(source), step):
+        column = source.read(at, min(len(source), at + step))[name]
+        assert isinstance(column, Ragged)  # the schema says so
+        parts.append(column.lengths.copy())
+    return np.concatenate(parts)
 
 
-def _probed(source: Source) -> Ints:
-    """Return the payload bytes of up to 64 samples, read to learn them."""
-    count = min(64, len(source))
-    at = [len(source) * i // count for i in range(count)]
-    found = [sum(int(c.nbytes) for c in source.read(i, i + 1).values()) for i in at]
-    return np.array(found, np.int64)
+def _step(source: Source) -> int:
+    """Return how many samples make up about 8 MiB."""
+    sizes = source.sizes(0, min(64, len(source)))
+    return max(1, PIECE_NBYTES // max(1, int(sizes.max(initial=1)))) if sizes is not None else 16
 
 
 def _plan_part(
@@ -262,18 +280,27 @@ def _plan_part(
     target: Path,
     format: Format,
     options: WriteOptions,
-    choice: BufferChoice,
+    asked: BufferSize,
     stripe: Stripe,
+    ranks: int,
     samples_per_file: int | None,
     shard_nbytes: int | None,
     recipe: dict[str, object],
 ) -> Part:
     """Decide one output."""
     schema, count = source.schema, len(source)
-    payload, largest = _payload(source)
+    per_sample = {f.name: sample_rows(source, f.name) for f in schema if f.ragged}
+    sizes: int | Ints = schema.fixed_nbytes
+    payload, largest = schema.fixed_nbytes * count, schema.fixed_nbytes
+    if per_sample:
+        sizes = np.full(count, schema.fixed_nbytes, np.int64)
+        for field, number in per_sample.items():
+            sizes += number * schema[field].row_nbytes
+        payload, largest = int(sizes.sum()), int(sizes.max(initial=0))
+    choice = decide(count, sizes, asked, stripe, free_memory(), ranks)
     sharded = samples_per_file is not None or shard_nbytes is not None
     mean = max(1, payload // max(1, count))
-    edges = _edges(source, choice, format)
+    edges = _edges(count, sizes, choice, format)
     per_shard = count or 1
     if samples_per_file is not None:
         per_shard = samples_per_file
@@ -285,7 +312,7 @@ def _plan_part(
     names = (
         shard_names(stem, suffix or format.suffixes[0], len(cuts) - 1) if sharded else [target.name]
     )
-    rows = _rows(source, edges) if schema.ragged and format.name in ("hdf5", "zarr") else {}
+    rows = {n: np.add.reduceat(r, edges[:-1]) if count else r for n, r in per_sample.items()}
     shards, groupings, plans = [], [], []
     for i, shard_name in enumerate(names):
         low, high = int(cuts[i]), int(cuts[i + 1])
@@ -319,15 +346,12 @@ def _plan_part(
     return Part(name=name, source=source, job=job, layout=layout)
 
 
-def _edges(source: Source, choice: BufferChoice, format: Format) -> Ints:
+def _edges(count: int, sizes: int | Ints, choice: BufferChoice, format: Format) -> Ints:
     """Return where groups begin and the last one ends."""
-    count = len(source)
-    if choice.limit_nbytes is not None and format.name in ("tfrecord", "lmdb") and count:
-        some = source.sizes(0, min(count, 1))
-        if some is not None:
-            parts = (source.sizes(at, min(count, at + STEP)) for at in range(0, count, STEP))
-            return edges_by_bytes((p for p in parts if p is not None), choice.limit_nbytes)
-    return even(count, choice.samples).edges
+    if isinstance(sizes, int) or choice.limit_nbytes is None or format.name not in UNEVEN:
+        return even(count, choice.samples).edges
+    slices = (sizes[at : at + STEP] for at in range(0, count, STEP))
+    return edges_by_bytes(slices, choice.limit_nbytes)
 
 
 def _whole_groups(edges: Ints, per_shard: int) -> Ints:
@@ -339,33 +363,6 @@ def _whole_groups(edges: Ints, per_shard: int) -> Ints:
     if len(cuts) == 1:
         cuts.append(last)
     return np.minimum(np.array(cuts, np.int64), last)
-
-
-def _payload(source: Source) -> tuple[int, int]:
-    """Return the payload bytes, and those of the largest sample, as far as can be told."""
-    if not source.schema.ragged:
-        return source.schema.fixed_nbytes * len(source), source.schema.fixed_nbytes
-    total = largest = 0
-    for at in range(0, len(source), STEP):
-        sizes = source.sizes(at, min(len(source), at + STEP))
-        if sizes is None:
-            some = _probed(source)
-            return int(some.mean() * len(source)), int(some.max(initial=0))
-        total, largest = total + int(sizes.sum()), max(largest, int(sizes.max(initial=0)))
-    return total, largest
-
-
-def _rows(source: Source, edges: Ints) -> dict[str, Ints]:
-    """Return how many rows each ragged field has in each group: all samples are read for it."""
-    ragged = [f.name for f in source.schema if f.ragged]
-    found = {name: np.zeros(len(edges) - 1, np.int64) for name in ragged}
-    for g in range(len(edges) - 1):
-        batch = source.read(int(edges[g]), int(edges[g + 1]))
-        for name in ragged:
-            column = batch[name]
-            assert isinstance(column, Ragged)  # the schema says so
-            found[name][g] = int(column.lengths.sum())
-    return found
 
 
 def run_repack(
@@ -398,6 +395,7 @@ def run_repack(
             restart=restart,
             durable=durable,
             progress=_of_part(progress, part),
+            prepare=part.source.prepare if isinstance(part.source, ShuffledSource) else None,
         )
         seconds += report.seconds
         done.append((part, report))

@@ -75,6 +75,18 @@ class SidecarSource(Source):
                 out[first - start : first - start + len(part)] += sizes
         return out
 
+    def rows(self, name: str) -> Ints | None:
+        """Return the rows of a ragged field in every sample, or None if the laws do not tell."""
+        back = {new: old for old, new in self._new.items()}[name]
+        field = self.sidecar.schema[back]
+        parts = [np.zeros(0, np.int64)]
+        for layout, _, part in self.sidecar.files_of(0, len(self)):
+            sizes = _sizes(layout, field, part)
+            if sizes is None:
+                return None
+            parts.append(sizes // max(1, field.row_nbytes))
+        return np.concatenate(parts)
+
     def resident_nbytes(self) -> int:
         """Return what reading holds besides the samples; see `Source.resident_nbytes`."""
         return self.sidecar.resident_nbytes()
