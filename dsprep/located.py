@@ -24,7 +24,7 @@ from dsprep.identity import differences
 from dsprep.layout import codec
 from dsprep.layout.codec import file_path
 from dsprep.layout.extents import Extents, locate
-from dsprep.layout.model import FileLayout
+from dsprep.layout.model import FileLayout, Groups
 from dsprep.packing import Tables, digest
 from dsprep.reading.columns import ColumnReader, read_columns
 from dsprep.reading.files import File, Files
@@ -418,7 +418,7 @@ class Sidecar:
         verify
             ``"header"``: compare what stands before each record (LMDB's overflow page, a
             TFRecord's length and its CRC) with what the sidecar says; ``"full"``: and the CRCs
-            of the payloads, where the format has them.
+            of the payloads, where the format has them, or of the groups of a repacked dataset.
         arena
             Memory to use; see `Source.read`.
 
@@ -489,6 +489,8 @@ class Sidecar:
             out = records.read(file, local, inside, verify, arena, first)
         chosen = {name: columns[name] for name in names if name in columns}
         if chosen:
+            if verify == "full":
+                self._check_groups(number, local)
             out |= read_columns(chosen, local, arena)
         return {name: out[name] for name in names}
 
@@ -526,23 +528,45 @@ class Sidecar:
         """
         for number in range(len(self.content.files)):
             groups = self.layout(number).groups
-            if groups is None or groups.crc32c is None:
-                continue
-            buffer = np.empty(0, np.uint8)
-            for g in range(groups.blocks.count):
-                template = groups.blocks.path
-                path = file_path(template, [g // groups.files]) if groups.files else template
-                file = self._open(number, path)
-                offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
-                file.check(np.array([offset]), np.array([nbytes]), "a group")
-                if len(buffer) < nbytes:
-                    buffer = np.empty(nbytes, np.uint8)
-                pread_into(file.fd, buffer[:nbytes], offset, file.path)
-                found, expected = crc32c(buffer[:nbytes]), groups.crc32c.one(g)
-                if found != expected:
-                    first = g * groups.samples if groups.first is None else groups.first.one(g)
-                    sample = int(self._starts[number]) + first
-                    yield BadGroup(file.path, g, sample, expected, found)
+            if groups is not None:
+                yield from self._bad_groups(number, groups, range(groups.blocks.count))
+
+    def _bad_groups(self, number: int, groups: Groups, chosen: Iterable[int]) -> Iterator[BadGroup]:
+        """Yield which of the `chosen` groups of a file have a wrong checksum."""
+        if groups.crc32c is None:
+            return
+        buffer = np.empty(0, np.uint8)
+        for g in chosen:
+            template = groups.blocks.path
+            path = file_path(template, [g // groups.files]) if groups.files else template
+            file = self._open(number, path)
+            offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
+            file.check(np.array([offset]), np.array([nbytes]), "a group")
+            if len(buffer) < nbytes:
+                buffer = np.empty(nbytes, np.uint8)
+            pread_into(file.fd, buffer[:nbytes], offset, file.path)
+            found, expected = crc32c(buffer[:nbytes]), groups.crc32c.one(g)
+            if found != expected:
+                first = g * groups.samples if groups.first is None else groups.first.one(g)
+                yield BadGroup(file.path, g, int(self._starts[number]) + first, expected, found)
+
+    def _check_groups(self, number: int, local: Ints) -> None:
+        """Raise `FormatError` if a group that holds some of the samples has a wrong checksum."""
+        groups = self.layout(number).groups
+        if groups is None or groups.crc32c is None or not len(local):
+            return
+        if groups.first is None:
+            which = local // groups.samples
+        else:
+            which = np.searchsorted(groups.first.span(0, groups.first.count), local, "right") - 1
+        for bad in self._bad_groups(number, groups, np.unique(which).tolist()):
+            raise FormatError(
+                f"the CRC-32C of group {bad.group} is wrong",
+                where=f"{bad.path}, sample {bad.sample} and on",
+                expected=f"{bad.expected:#010x}",
+                found=f"{bad.found:#010x}",
+                fix="the file was changed or is damaged",
+            )
 
     def close(self) -> None:
         """Close all files; reading opens them again."""

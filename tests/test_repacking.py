@@ -20,7 +20,7 @@ from dsprep.breakeven import group_edges
 from dsprep.cli import app
 from dsprep.conversion import plan_job
 from dsprep.digests import crc32c
-from dsprep.errors import UnsupportedError, UsageError
+from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.jobs import run_job
 from dsprep.schema import Field, Schema
 from dsprep.through import SidecarSource
@@ -155,6 +155,11 @@ def test_verify_compares_checksums(origins, tmp_path):
         file.seek(int(offset[0]) + 7)
         file.write(bytes([byte ^ 1]))
     os.utime(out, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with dsprep.Sidecar.open(out) as opened:
+        opened.read([330], ["label"])
+        opened.read([5, 300], verify="full")
+        with pytest.raises(FormatError, match="group 5"):
+            opened.read([5, 331], verify="full")
     label = dsprep.OpenOptions(fields=(dsprep.FieldSpec.parse("label"),))
     with dsprep.open(origin, label) as a, dsprep.open(out, label) as b:
         assert isinstance(b, SidecarSource)
