@@ -219,6 +219,15 @@ def plan_repack(
     return Plan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
 
 
+def inodes(job: Job) -> int:
+    """Return about how many files and directories an output takes, its sidecar included."""
+    each = {"hdf5": 1, "tfrecord": 1, "lmdb": 2}.get(job.format.name, 1)
+    if job.format.name == "zarr" and not job.shards[0].name.endswith(".zip"):
+        arrays = sum(3 if f.ragged else 1 for f in job.schema)
+        each = 2 + 3 * arrays + 2 * sum(f.ragged for f in job.schema)  # folder, metadata, shard
+    return each * len(job.shards) + job.sharded + 1
+
+
 def _format(target: Path, to: str | None) -> Format:
     if "\0" in str(target) or not target.name or target.name == "..":
         raise UsageError(f"{str(target)!r} cannot be an output")

@@ -258,6 +258,7 @@ def _seed(text: str) -> int | None:
 
 def _print_plan(plan: Plan) -> None:
     from dsprep.plan import show_nbytes
+    from dsprep.repacking import inodes
     from dsprep.stripes import hint
 
     stripe = plan.stripe
@@ -277,7 +278,11 @@ def _print_plan(plan: Plan) -> None:
             ("reads", f"{first.reads} per group of {show_nbytes(first.group_nbytes)}: {first.how}"),
             ("aligned", "yes" if first.aligned else "no: the format does not allow it"),
             ("padding", f"{show_nbytes(layout.padding)}, {share:.1%}"),
-            ("on disk", f"about {show_nbytes(layout.nbytes)} in {len(job.shards):,} files"),
+            (
+                "on disk",
+                f"about {show_nbytes(layout.nbytes)} in {len(job.shards):,} "
+                f"file{'s' * (len(job.shards) != 1)}, {inodes(job):,} inodes",
+            ),
         ]
         if job.scratch:
             rows.append(("working", f"{show_nbytes(job.scratch)} of files meanwhile"))
@@ -287,6 +292,8 @@ def _print_plan(plan: Plan) -> None:
 
 
 def _plan_json(plan: Plan) -> dict[str, Any]:
+    from dsprep.repacking import inodes
+
     return {
         "stripe": vars(plan.stripe),
         "warnings": list(plan.warnings),
@@ -307,6 +314,7 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
                 "estimated_nbytes": part.layout.nbytes,
                 "scratch_nbytes": part.job.scratch,
                 "files": len(part.job.shards),
+                "inodes": inodes(part.job),
             }
             for part in plan.parts
         ],
