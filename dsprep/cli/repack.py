@@ -271,6 +271,7 @@ def _print_plan(plan: Plan) -> None:
         first = layout.plans[0]
         share = layout.padding / max(1, layout.nbytes)
         name = f" {part.name}" if part.name else ""
+        files = f"{len(job.shards):,} file{'s' * (len(job.shards) != 1)}"
         rows += [
             (f"target{name}", f"{job.format.name} {job.target}"),
             ("samples", f"{job.samples:,} in {layout.groups:,} groups"),
@@ -278,11 +279,7 @@ def _print_plan(plan: Plan) -> None:
             ("reads", f"{first.reads} per group of {show_nbytes(first.group_nbytes)}: {first.how}"),
             ("aligned", "yes" if first.aligned else "no: the format does not allow it"),
             ("padding", f"{show_nbytes(layout.padding)}, {share:.1%}"),
-            (
-                "on disk",
-                f"about {show_nbytes(layout.nbytes)} in {len(job.shards):,} "
-                f"file{'s' * (len(job.shards) != 1)}, {inodes(job):,} inodes",
-            ),
+            ("on disk", f"about {show_nbytes(layout.nbytes)} in {files}, {inodes(job):,} inodes"),
         ]
         if job.scratch:
             rows.append(("working", f"{show_nbytes(job.scratch)} of files meanwhile"))
