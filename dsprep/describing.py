@@ -20,6 +20,7 @@ from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, OpenOptions, Source, check_options
 from dsprep.layout import codec, fitting
 from dsprep.layout.model import Column, FileLayout, Groups
+from dsprep.located import changes
 from dsprep.packing import Tables, digest
 from dsprep.schema import Schema
 from dsprep.sidecar import Content, FileEntry, Identity
@@ -129,7 +130,7 @@ def provenance(
             progress=progress,
         )
     if old is not None:
-        made = replace(made, content=_with_unknown(made.content, old))
+        made = replace(made, content=_with_groups(_with_unknown(made.content, old), old, dataset))
     _check_located(made)
     if write:
         made.write()
@@ -246,6 +247,30 @@ def _with_unknown(content: Content, old: Content) -> Content:
     kept = {f.path: f.unknown for f in old.files}
     files = tuple(replace(f, unknown=kept.get(f.path, {})) for f in content.files)
     return replace(content, files=files, unknown=old.unknown)
+
+
+def _with_groups(content: Content, old: Content, dataset: Path) -> Content:
+    """Return a sidecar with the groups of the one before, which no file tells by itself.
+
+    Only if all places are still the same; and without their checksums if the data were changed.
+    """
+    bare = tuple({k: v for k, v in x.items() if k != "groups"} for x in old.layouts)
+    pairs = list(zip(content.files, old.files, strict=False))
+    alike = len(content.files) == len(old.files) and all(
+        a.path == b.path and content.layouts[a.layout] == bare[b.layout] for a, b in pairs
+    )
+    if content.companion or old.companion or not bare or not alike:
+        return content
+    untouched = not changes(old, dataset)
+    layouts = []
+    for layout in old.layouts:
+        groups = layout.get("groups")
+        if isinstance(groups, Mapping) and not untouched:
+            groups = {k: v for k, v in groups.items() if k != "crc32c"}
+        kept = {k: v for k, v in layout.items() if k != "groups"}
+        layouts.append(kept if groups is None else {**kept, "groups": groups})
+    files = tuple(replace(a, layout=b.layout) for a, b in pairs)
+    return replace(content, files=files, layouts=tuple(layouts))
 
 
 def _lineage(old: Content | None) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """Repacks data shaped like CosmoFlow's and the Neuron Inverter's, and reads whole groups.
 
-CosmoFlow: sub-volumes of 4 x N^3 int16 with four targets, one file each; a group is 32 of them.
-Neuron Inverter: waveforms of 1600 x 3 values with 19 parameters, many in a file; a group is a few
-hundred. Both are made small here (``--scale 1``: as large as they are), shuffled once while they are
-repacked, and read back group by group as a training run does: each group by one read, in an order
-that changes every epoch.
+CosmoFlow: sub-volumes of the universe with four targets each. Neuron Inverter: waveforms with the
+parameters that they come from. Both are made small here (``--scale 1``: as large as they are),
+shuffled once while they are repacked, and read back group by group as a training run does: each
+group by one read, in an order that changes every epoch.
 
     python examples/repack_groups.py
     python examples/repack_groups.py --scale 1 --buffer-size 64MiB

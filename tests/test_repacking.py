@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import zipfile
 from pathlib import Path
 
 import h5py
@@ -16,11 +17,12 @@ from test_located import MIXED, taken
 from typer.testing import CliRunner
 
 import dsprep
+from dsprep import jobs, repacking, shuffling
 from dsprep.breakeven import group_edges
 from dsprep.cli import app
 from dsprep.conversion import plan_job
 from dsprep.digests import crc32c
-from dsprep.errors import FormatError, UnsupportedError, UsageError
+from dsprep.errors import FormatError, TargetError, UnsupportedError, UsageError
 from dsprep.jobs import run_job
 from dsprep.schema import Field, Schema
 from dsprep.through import SidecarSource
@@ -248,6 +250,22 @@ def test_groups_never_straddle_files(target, origins, tmp_path):
         ]
 
 
+def test_groups_outlive_a_new_sidecar(origins, tmp_path):
+    """No file tells its groups: they are kept while the places are, their sums while the bytes."""
+    origin = origins["fixed"][2]
+    out = tmp_path / "out"
+    repacked(origin, out, to="hdf5", buffer_size=100, samples_per_file=200)
+    with dsprep.Sidecar.open(out) as opened:
+        before = opened.content.layouts
+    assert dsprep.provenance(out).content.layouts == before
+    os.utime(sorted(out.iterdir())[1])
+    after = dsprep.provenance(out).content.layouts
+    assert after[0]["columns"] == before[0]["columns"]
+    assert "crc32c" in before[0]["groups"]
+    assert after[0]["groups"] == {k: v for k, v in before[0]["groups"].items() if k != "crc32c"}
+    assert dsprep.check(out, full=True) == []
+
+
 def run(*words):
     return CliRunner().invoke(app, [str(w) for w in words])
 
@@ -298,3 +316,104 @@ def test_wrong_usage_is_one_line(words, says, origins, tmp_path):
     assert says in done.output
     assert "Traceback" not in done.output
     assert not list(tmp_path.iterdir())
+
+
+def digests(directory: Path) -> dict[str, bytes]:
+    """The bytes of all files but sidecars, which name the time."""
+    return {
+        str(p.relative_to(directory)): p.read_bytes()
+        for p in sorted(directory.rglob("*"))
+        if p.is_file() and not p.name.endswith(".dsprep.json")
+    }
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_interrupted_splits_go_on_with_what_is_missing(after, origins, tmp_path, monkeypatch):
+    _, _, origin = origins["fixed"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    options = {"split": "train=0.5,val=0.3,test=0.2", "shuffle": 1}
+    repacked(origin, whole / "set.h5", **options)
+    made = []
+    real = {name: getattr(repacking, name) for name in ("run_job", "discard_kept")}
+
+    def run_or_die(*args, **kwargs):
+        if len(made) == after:
+            raise Killed
+        made.append(real["run_job"](*args, **kwargs))
+        return made[-1]
+
+    def discard_or_die(targets):
+        real["discard_kept"](targets[: after - 3])
+        raise Killed
+
+    monkeypatch.setattr(repacking, "run_job", run_or_die)
+    monkeypatch.setattr(repacking, "discard_kept", discard_or_die)
+    with pytest.raises(Killed):
+        repacked(origin, broken / "set.h5", **options)
+    monkeypatch.undo()
+    if after < 4:
+        report = repacked(origin, broken / "set.h5", **options)
+        assert [r.copied == 0 for _, r in report.parts] == [i < after for i in range(3)]
+    else:  # all had been made: only records of it are left
+        with pytest.raises(TargetError, match="exists"):
+            repacked(origin, broken / "set.h5", **options)
+    assert digests(broken) == digests(whole)
+
+
+def test_all_targets_are_checked_before_one_is_made(origins, tmp_path):
+    _, _, origin = origins["fixed"]
+    (tmp_path / "set-test.h5").write_bytes(b"precious")
+    with pytest.raises(TargetError, match="exists"):
+        repacked(origin, tmp_path / "set.h5", split="train=0.5,test=0.5")
+    assert [p.name for p in tmp_path.iterdir()] == ["set-test.h5"]
+
+
+@pytest.mark.parametrize("name", ["o.zip", "o.zarr.zip", "O.ZARR.ZIP"])
+def test_parts_and_shards_of_zip_stores_are_zip_stores(name, origins, tmp_path):
+    schema, batch, origin = origins["fixed"]
+    repacked(origin, tmp_path / name, to="zarr", split="a=0.5,b=0.5")
+    ending = name[1:]
+    for part in "ab":
+        assert zipfile.is_zipfile(tmp_path / f"{name[0]}-{part}{ending}")
+    repacked(origin, tmp_path / name, to="zarr", samples_per_file=192)
+    assert all(map(zipfile.is_zipfile, (tmp_path / name).iterdir()))
+    with dsprep.open(tmp_path / name) as source:
+        assert_same_batch(source[:], batch, schema)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "mixed"])
+def test_a_dry_run_writes_nothing(kind, origins, tmp_path):
+    _, _, origin = origins[kind]
+    target = tmp_path / "none" / "out.tfrecord"
+    words = ("--shuffle", "1", "--memory", "1MB", "-b", "64KiB", "--dry-run")
+    done = run("repack", origin, target, *words)
+    assert done.exit_code == 0, done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
+    """Its record is not discarded with the rest, and its files go in the end."""
+    _, _, origin = origins["fixed"]
+    options = {"shuffle": 5, "memory": "40MB", "workers": 1, "durable": True}
+    monkeypatch.setattr(shuffling, "_choose", lambda *_: "buckets")
+    repacked(origin, tmp_path / "a.h5", **options)
+
+    def die(*_):
+        raise Killed
+
+    monkeypatch.setattr(jobs, "_copy_shards", die)
+    with pytest.raises(Killed):
+        repacked(origin, tmp_path / "b.h5", **options)
+    assert (tmp_path / ".b.h5.dsprep-partial" / "shuffle" / "runs").exists()
+    monkeypatch.undo()
+    monkeypatch.setattr(shuffling, "_choose", lambda *_: "buckets")
+    monkeypatch.setattr(shuffling, "RunWriter", die)  # nothing is dealt again
+    repacked(origin, tmp_path / "b.h5", **options)
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+    assert not (tmp_path / ".b.h5.dsprep-partial").exists()
