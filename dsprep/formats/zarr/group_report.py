@@ -52,13 +52,8 @@ def _held(grid: GroupGrid, number: int) -> int:
 
 
 def _reads(grid: GroupGrid) -> int:
-    """Return the reads that fetch all fields of a group."""
-    copied = {p.number for p in grid.copied}
-    alone = [
-        n
-        for n in grid.ordinary
-        if grid.arrays[n].role == "samples" and _held(grid, n) and n not in copied
-    ]
+    """Return the reads by which dsprep fetches all fields of a group: copies are not used."""
+    alone = [n for n in grid.ordinary if grid.arrays[n].role == "samples" and _held(grid, n)]
     return len(grid.tracks) + len(alone)
 
 
@@ -71,8 +66,8 @@ def _how(grid: GroupGrid, reads: int) -> str:
     text = "a group is a chunk of the largest field" + _where(grid, track)
     names = ", ".join(grid.arrays[p.number].field.name for p in grid.copied)
     if names:
-        text += f", with a copy of {names} behind it"
-    return text + (f"; the other fields take a read each, {reads} per group" * (reads > 1))
+        text += f", with a copy of {names} behind it for readers that take the whole range"
+    return text + (f"; dsprep makes a read per field, {reads} per group" * (reads > 1))
 
 
 def _where(grid: GroupGrid, track: Track) -> str:
