@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import assert_same_batch, random_batch, raw, schemas, write_batch
+from support import assert_same_batch, random_batch, raw, schemas, take, write_batch
 
+from dsprep.describing import provenance
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
@@ -18,9 +20,13 @@ from dsprep.formats.tfrecord import example, framing
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
 from dsprep.formats.tfrecord.frame import Frame
 from dsprep.formats.tfrecord.recipe import example as recipe
+from dsprep.formats.tfrecord.source import TFRecordSource
+from dsprep.formats.tfrecord.stream import PlainFile
+from dsprep.grouping import Grouping, even
 from dsprep.laws import Affine
 from dsprep.layout.model import FileLayout
-from dsprep.schema import Batch, Field, FieldSpec, Ragged, Schema
+from dsprep.located import Sidecar
+from dsprep.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -394,6 +400,159 @@ def test_a_file_that_became_shorter(tmp_path: Path) -> None:
         os.truncate(path, 100_000)
         with pytest.raises(FormatError, match="shorter"):
             source.extents()
+
+
+# --- padded records ---
+
+
+def write_groups(path: Path, schema: Schema, batch: Batch, grouping: Grouping) -> Path:
+    writer = TFR.create_groups(path, schema, grouping, WriteOptions(), None)
+    for start, stop in itertools.pairwise(grouping.edges.tolist()):
+        piece = writer.encode(take(batch, start, stop), start, Arena())
+        writer.reserve(piece)
+        writer.write(piece)
+    writer.finish()
+    return path
+
+
+def padding(nbytes: int) -> bytes:
+    return example.padding_head(nbytes).ljust(nbytes, b"\0")
+
+
+def assert_read_back(path: Path) -> None:
+    """The sidecar's reader returns what reading the file does, in any order."""
+    made = provenance(path)
+    with TFR.open(path, OpenOptions(), None) as source, Sidecar.open(made.path) as reader:
+        n = len(source)
+        whole = source.read(0, n)
+        for some in (RNG.permutation(n), RNG.choice(n, 5)):
+            expected = {f.name: pick(whole[f.name], f, some) for f in source.schema}
+            assert_same_batch(reader.read(some, verify="full"), expected, source.schema)
+
+
+@pytest.mark.parametrize("label", ALL)
+def test_last_records_of_groups_may_be_padded(tmp_path: Path, label: str) -> None:
+    schema = ALL[label]
+    batch = random_batch(schema, 21, seed=4)
+    for k, edges in enumerate(([0, 5, 6, 13, 20, 21], [0, 1, 2, 21], [0, 20, 21])):
+        grouping = Grouping(np.array(edges), 512)
+        path = write_groups(tmp_path / f"{k}.tfrecord", schema, batch, grouping)
+        with opened(path, hint=schema) as source:
+            layout = assert_told_right(path, source)
+        if not schema.ragged:
+            lengths = blocks(layout)[1]
+            assert len(set(lengths.tolist())) > 1
+            for f in schema:
+                assert (layout.records.parts[f.name].at is None) == (f.dtype == I8)
+            heads = {r[:4] for r in pread(path, blocks(layout)[0], lengths)}
+            assert len(heads) == 1  # padding is no part of the features, nor of their length
+    assert_read_back(path)
+
+
+@pytest.mark.parametrize("nbytes", [300, 5000, 300_000])
+def test_of_padded_records_of_any_size(tmp_path: Path, nbytes: int) -> None:
+    """Their padding takes a length of one byte to four."""
+    plain = [message(entry("x", BYTES, RNG.bytes(nbytes))) for _ in range(12)]
+    sizes = [0, 2, 3, 128, 129, 130, 131, 20_000, 1 << 21, 5 << 20, 0, 7]
+    for k, order in enumerate((range(12), range(11, -1, -1), (10, 11, 0, 9, 8))):
+        payloads = [plain[i] + (padding(sizes[i]) if sizes[i] else b"") for i in order]
+        path = write(tmp_path / f"{k}.tfrecord", *payloads)
+        with opened(path) as source:
+            layout = assert_told_right(path, source)
+        at = len(plain[0]) - nbytes
+        assert (layout.records.parts["x"].at, layout.records.parts["x"].nbytes) == (at, nbytes)
+        assert layout.records.recipe is None
+        assert_read_back(path)
+
+
+@pytest.mark.parametrize("nbytes", [100, 9000])
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"\x72\x01\0",  # field 14
+        b"\x78\x01",  # field 15, a number
+        padding(5) + padding(5),
+        padding(5) + b"\x78\x01",
+        message(entry("x", BYTES, b"other")),  # further features, which are merged
+    ],
+    ids=["other", "number", "twice", "followed", "features"],
+)
+def test_records_with_other_tails_have_no_parts(tmp_path: Path, nbytes: int, tail: bytes) -> None:
+    plain = message(entry("x", BYTES, RNG.bytes(nbytes)))
+    for at in (0, 6, 11):
+        payloads = [plain + (padding(9) if i == 3 else b"") for i in range(12)]
+        payloads[at] = plain + tail
+        path = write(tmp_path / f"{at}.tfrecord", *payloads)
+        with opened(path) as source:
+            layout = assert_told_right(path, source)
+        assert layout.records.parts["x"].at is None
+
+
+@pytest.mark.parametrize("nbytes", [100, 9000])
+@pytest.mark.parametrize(
+    "tail", [b"\x7a", b"\x7a\x05\0", b"\x7a\x01\0\0", b"\x7a" + b"\xff" * 9], ids=repr
+)
+def test_padding_that_is_not_whole(
+    tmp_path: Path, nbytes: int, tail: bytes, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(TFRecordSource, "_inspected", lambda self: [0])
+    plain = message(entry("x", BYTES, RNG.bytes(nbytes)))
+    for behind in (0, 5):
+        path = write(tmp_path / "x.tfrecord", *[plain] * 5, plain + tail, *[plain] * behind)
+        with opened(path) as source:
+            assert source.schema.names == ("x",)
+            assert source.extents().records.parts["x"].at is None
+            with pytest.raises(FormatError, match="record 5"):
+                source.read(0, len(source))
+
+
+def test_padded_records_that_differ_before_their_padding(tmp_path: Path) -> None:
+    for a, b in ((40, 60), (4000, 6000)):
+        one = message(entry("a", BYTES, RNG.bytes(a)), entry("b", BYTES, RNG.bytes(b)))
+        other = message(entry("a", BYTES, RNG.bytes(b)), entry("b", BYTES, RNG.bytes(a)))
+        path = write(tmp_path / f"{a}.tfrecord", *[one] * 9, one + padding(50), *[one] * 9, other)
+        with opened(path) as source:
+            layout = assert_told_right(path, source)
+        assert all(part.at is None for part in layout.records.parts.values())
+
+
+def test_of_large_padded_records_only_headers_are_read(tmp_path: Path, monkeypatch: Any) -> None:
+    schema = Schema((Field("x", U1, (9000,)), Field("y", F4, (3,))))
+    n, step, nbytes, calls = 330, 11, 0, 0
+    grouping = even(n, step, 1 << 16)
+    path = write_groups(tmp_path / "x.tfrecord", schema, random_batch(schema, n), grouping)
+    pread_, into_ = os.pread, PlainFile.read_into
+
+    def counted(fd: int, size: int, offset: int) -> bytes:
+        nonlocal nbytes, calls
+        nbytes, calls = nbytes + size, calls + 1
+        return pread_(fd, size, offset)
+
+    def counted_into(self: PlainFile, out: np.ndarray, offset: int) -> None:
+        nonlocal nbytes, calls
+        nbytes, calls = nbytes + out.nbytes, calls + 1
+        into_(self, out, offset)
+
+    with opened(path, hint=schema) as source:
+        monkeypatch.setattr(os, "pread", counted)
+        monkeypatch.setattr(PlainFile, "read_into", counted_into)
+        layout = source.extents()
+        monkeypatch.undo()
+        assert nbytes < 200 * n + 10_000
+        assert calls <= 2 * n + 2
+        assert all(part.at is not None for part in layout.records.parts.values())
+        assert len(set(blocks(layout)[1].tolist())) > 1
+        assert_told_right(path, source)
+
+
+def test_a_padded_file_that_became_shorter(tmp_path: Path) -> None:
+    for nbytes in (100, 9000):
+        plain = message(entry("x", BYTES, RNG.bytes(nbytes)))
+        path = write(tmp_path / f"{nbytes}.tfrecord", plain + padding(9), *[plain] * 20)
+        with opened(path) as source:
+            os.truncate(path, path.stat().st_size - nbytes - 60)
+            with pytest.raises(FormatError):
+                source.extents()
 
 
 # --- hostile sidecars ---

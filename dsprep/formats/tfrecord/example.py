@@ -154,6 +154,20 @@ def parse(data: memoryview, start: int, stop: int) -> dict[str, Value]:
     return found
 
 
+def features_end(data: memoryview) -> int:
+    """Return where the features end that an Example begins with, whose first bytes are `data`.
+
+    Raises
+    ------
+    WireError
+        If it does not begin with features.
+    """
+    if not data or data[0] != 0x0A:
+        raise WireError("no features at the beginning")
+    nbytes, at = _varint(data, 1, len(data))
+    return at + nbytes
+
+
 def _entry(data: memoryview, start: int, stop: int) -> tuple[str, Value | None]:
     key, value = b"", None
     for number, wire, a, b in _fields(data, start, stop):

@@ -2,8 +2,10 @@
 
 The headers were read when the file was opened. A field of a ``tf.train.Example`` has a constant
 place if all records have one length and agree in every byte that is not part of a value: tags,
-lengths and names. That is proven for every record. Of records from `WHOLE` bytes on only these
-bytes are read; shorter ones are read as they lie, which is faster.
+lengths and names. Where they differ in length, they have to agree up to the end of the features,
+and behind it there has to be nothing, or padding up to the end of the record (`group`). That is
+proven for every record. Of records from `WHOLE` bytes on only these bytes are read; shorter ones
+are read as they lie, which is faster.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from dsprep.formats.tfrecord import columns, example, frame, recipe
 from dsprep.formats.tfrecord.example import BYTES, INT64, Value, WireError
 from dsprep.formats.tfrecord.features import Feature
 from dsprep.formats.tfrecord.framing import FOOTER, FRAME, HEADER, TRUNCATED, Index
+from dsprep.formats.tfrecord.lockstep import is_padding
 from dsprep.formats.tfrecord.stream import WINDOW, PackedFile, PlainFile
-from dsprep.laws import Affine, Explicit
+from dsprep.laws import Affine, Explicit, Law
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
 from dsprep.schema import Bytes, Ints
 
@@ -29,6 +32,8 @@ WHOLE = 4096
 NEAR = 128
 """Bytes of values between two ranges that are read along rather than skipped."""
 _AT_ONCE = 4096
+TAIL = 6
+"""Bytes behind the features that are looked at: the tag and the length of padding."""
 
 Progress: TypeAlias = Callable[[int, int], None] | None
 Ranges: TypeAlias = list[tuple[int, int]]
@@ -70,13 +75,14 @@ def file_layout(
             where=file.path,
             fix=f"dsprep convert {file.path} DST writes it without compression",
         )
+    blocks = _blocks(index)
     if opaque:
         parts = {f.field.name: _opaque_part(f, index) for f in features}
     else:
-        parts = _parts(file, index, features, known, progress)
+        parts = _parts(file, index, blocks.offsets, features, known, progress)
     hidden = any(part.at is None for part in parts.values())
     records = Records(
-        _blocks(index),
+        blocks,
         parts,
         recipe=recipe.describe(features, known is None) if hidden else None,
         frame={"name": frame.NAME},
@@ -110,28 +116,47 @@ def _opaque_part(feature: Feature, index: Index) -> Part:
 def _parts(
     file: PlainFile,
     index: Index,
+    offsets: Law,
     features: Sequence[Feature],
     known: frozenset[str] | None,
     progress: Progress,
 ) -> dict[str, Part]:
     """Return the place of each field, where it has one in all records."""
     parts = {f.field.name: Part() for f in features}
-    if not index.count or not features or isinstance(index.lengths, np.ndarray):
+    nbytes = _common(file, index) if index.count and features else 0
+    if not nbytes:
         return parts
-    first = np.empty(index.lengths, np.uint8)
+    first = np.empty(nbytes, np.uint8)
     file.read_into(first, HEADER)
     try:
-        found = example.parse(example.view(first), 0, len(first))
+        found = example.parse(example.view(first), 0, nbytes)
     except WireError:  # reading says so, with the record
         return parts
-    ranges = example.glue(found, 0, len(first))
+    ranges = example.glue(found, 0, nbytes)
     placed = {f.field.name: _place(found.get(f.name), f) for f in features}
     fits = known is None or found.keys() <= known
     if ranges is None or not fits or not any(placed.values()):
         return parts
-    if not _all_agree(file, index.count, first, ranges, progress):
+    if not _all_agree(file, index, offsets, first, ranges, progress):
         return parts
     return {name: part or Part() for name, part in placed.items()}
+
+
+def _common(file: PlainFile, index: Index) -> int:
+    """Return how many bytes of every record may be alike but for values, 0 if none are.
+
+    Of records that differ in length these are the features, given that padding follows them.
+    """
+    if not isinstance(index.lengths, np.ndarray):
+        return index.lengths
+    shortest = int(index.lengths.min())
+    head = np.empty(min(TAIL, shortest), np.uint8)
+    file.read_into(head, HEADER)
+    try:
+        end = example.features_end(example.view(head))
+    except WireError:
+        return 0
+    return end if end <= shortest else 0
 
 
 def _place(value: Value | None, feature: Feature) -> Part | None:
@@ -151,20 +176,36 @@ def _place(value: Value | None, feature: Feature) -> Part | None:
 
 
 def _all_agree(
-    file: PlainFile, count: int, first: Bytes, ranges: Ranges, progress: Progress
+    file: PlainFile,
+    index: Index,
+    offsets: Law,
+    first: Bytes,
+    ranges: Ranges,
+    progress: Progress,
 ) -> bool:
-    """Whether all payloads equal `first` in the given ranges."""
-    spans = [(0, len(first))] if len(first) + FRAME < WHOLE else _joined(ranges)
+    """Whether all payloads equal `first` in the given ranges, and end or are padded behind it."""
+    count, nbytes = index.count, len(first)
+    tail = [] if index.constant else [(nbytes, nbytes + TAIL)]
+    spans = _joined(ranges + tail)
+    if index.offset(count) >= WHOLE * count:
+        read = _apart(file, index, offsets, spans)
+    elif index.constant:
+        spans = [(0, nbytes)]
+        read = _whole(file, count, nbytes)
+    else:
+        read = _gathered(file, index, offsets, spans)
     begins = np.cumsum([0, *(b - a for a, b in spans)])
     compared = []  # where each range lies in a row, and what has to be there
     for a, b in ranges:
         k = max(i for i, span in enumerate(spans) if span[0] <= a)
         at = int(begins[k]) + a - spans[k][0]
         compared.append((at, at + b - a, first[a:b]))
-    read = _whole(file, count, len(first)) if spans[0][1] == len(first) else None
     done = 0
-    for rows in read or _apart(file, count, len(first), spans):
+    for rows in read:
         if any((rows[:, a:b] != expected).any() for a, b, expected in compared):
+            return False
+        rest = index.lengths_of(done, done + len(rows)) - nbytes if tail else np.zeros(1, np.int64)
+        if rest.any() and not is_padding(rows[rest > 0, -TAIL:], rest[rest > 0]):
             return False
         done += len(rows)
         if progress is not None:
@@ -184,7 +225,7 @@ def _joined(ranges: Ranges) -> Ranges:
 
 
 def _whole(file: PlainFile, count: int, length: int) -> Iterator[Bytes]:
-    """Yield the payloads as rows, a window of the file at a time."""
+    """Yield payloads of one length as rows, a window of the file at a time."""
     stride = length + FRAME
     step = max(1, WINDOW // stride)
     window = np.empty((min(step, count), stride), np.uint8)
@@ -194,18 +235,40 @@ def _whole(file: PlainFile, count: int, length: int) -> Iterator[Bytes]:
         yield rows[:, HEADER : HEADER + length]
 
 
-def _apart(file: PlainFile, count: int, length: int, spans: Ranges) -> Iterator[Bytes]:
-    """Yield the bytes of all payloads in `spans` as rows, each span by its own read."""
-    stride, width = length + FRAME, sum(b - a for a, b in spans)
+def _gathered(file: PlainFile, index: Index, offsets: Law, spans: Ranges) -> Iterator[Bytes]:
+    """Yield the bytes of all payloads in `spans` as rows, out of windows of the file.
+
+    What a span has behind the end of the file is anything.
+    """
+    columns = np.concatenate([np.arange(a, b) for a, b in spans])
+    reach, end = spans[-1][1], index.offset(index.count)
+    window = np.zeros(max(WINDOW, reach), np.uint8)
+    step = max(1, min(_AT_ONCE, WINDOW // len(columns)))
+    start = 0
+    while start < index.count:
+        starts = offsets.span(start, min(start + step, index.count))
+        begin = int(starts[0])
+        near = max(1, int(np.searchsorted(starts, begin + WINDOW - reach, "right")))
+        stop = min(int(starts[near - 1]) + reach, end)
+        file.read_into(window[: stop - begin], begin)
+        yield window[(starts[:near] - begin)[:, None] + columns]
+        start += near
+
+
+def _apart(file: PlainFile, index: Index, offsets: Law, spans: Ranges) -> Iterator[Bytes]:
+    """Yield the bytes of all payloads in `spans` as rows, each span by its own read.
+
+    What a span has behind the end of the file is 0.
+    """
+    width, end = sum(b - a for a, b in spans), index.offset(index.count)
     step = max(1, min(_AT_ONCE, WINDOW // max(1, width)))
-    sizes = [(HEADER + a, b - a) for a, b in spans]
-    for start in range(0, count, step):
-        stop = min(start + step, count)
+    sizes = [(a, b - a) for a, b in spans]
+    for start in range(0, index.count, step):
+        starts = offsets.span(start, min(start + step, index.count))
         data = b"".join(
-            os.pread(file.fd, size, at + offset)
-            for at in range(start * stride, stop * stride, stride)
-            for offset, size in sizes
+            os.pread(file.fd, size, at + offset) for at in starts.tolist() for offset, size in sizes
         )
-        if len(data) != (stop - start) * width:
+        behind = max(0, int(starts[-1]) + spans[-1][1] - end)
+        if len(data) != len(starts) * width - behind:
             raise FormatError("the file has become shorter", where=file.path, fix=TRUNCATED)
-        yield np.frombuffer(data, np.uint8).reshape(stop - start, width)
+        yield np.frombuffer(data + bytes(behind), np.uint8).reshape(len(starts), width)

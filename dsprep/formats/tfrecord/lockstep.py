@@ -116,6 +116,27 @@ def _before_padding(at: Lockstep, ends: NDArray[np.int64]) -> NDArray[np.int64]:
     return stop
 
 
+def is_padding(tails: NDArray[np.uint8], nbytes: NDArray[np.int64]) -> bool:
+    """Whether messages end in padding and nothing else.
+
+    Parameters
+    ----------
+    tails
+        The first 6 bytes behind the features of each message, shape ``(n, 6)``; what is behind the
+        end of a message is anything.
+    nbytes
+        How many bytes each message has there, at least 1; shape ``(n,)``.
+    """
+    starts = np.arange(len(tails), dtype=np.int64) * tails.shape[1]
+    at = Lockstep(np.ascontiguousarray(tails).reshape(-1), starts)
+    try:
+        return at.same(1)[0] == PADDING_TAG and bool(
+            (at.length() + at.pos == starts + nbytes).all()
+        )
+    except Lockstep.Disagree:
+        return False
+
+
 def _packed(at: Lockstep, full: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where the one value of each list begins and how long it is; 0 where not `full`."""
     before = at.pos.copy()
