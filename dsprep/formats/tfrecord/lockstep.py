@@ -110,10 +110,15 @@ def _before_padding(at: Lockstep, ends: NDArray[np.int64]) -> NDArray[np.int64]:
     stop = at.length() + at.pos
     padded = stop != ends
     if padded.any():
-        behind = Lockstep(at.buffer, stop[padded])
-        at.expect(bool((stop <= ends).all()) and behind.same(1)[0] == PADDING_TAG)
-        at.expect(bool((behind.length() + behind.pos == ends[padded]).all()))
+        at.expect((stop <= ends).all())
+        _expect_padding(Lockstep(at.buffer, stop[padded]), ends[padded])
     return stop
+
+
+def _expect_padding(at: Lockstep, ends: NDArray[np.int64]) -> None:
+    """Go on only if all are at a field of padding that ends at `ends`."""
+    at.expect(at.same(1)[0] == PADDING_TAG)
+    at.expect((at.length() + at.pos == ends).all())
 
 
 def is_padding(tails: NDArray[np.uint8], nbytes: NDArray[np.int64]) -> bool:
@@ -130,11 +135,10 @@ def is_padding(tails: NDArray[np.uint8], nbytes: NDArray[np.int64]) -> bool:
     starts = np.arange(len(tails), dtype=np.int64) * tails.shape[1]
     at = Lockstep(np.ascontiguousarray(tails).reshape(-1), starts)
     try:
-        return at.same(1)[0] == PADDING_TAG and bool(
-            (at.length() + at.pos == starts + nbytes).all()
-        )
+        _expect_padding(at, starts + nbytes)
     except Lockstep.Disagree:
         return False
+    return True
 
 
 def _packed(at: Lockstep, full: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
