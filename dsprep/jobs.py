@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ from dsprep.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
 from dsprep.plan import PIECE_NBYTES, Cast, Shard, group_pieces, pieces, show_nbytes
 from dsprep.schema import Schema
+from dsprep.shuffling import ShuffledSource
 from dsprep.sidecar import write_json
 from dsprep.splitting import DerivedSource
-from dsprep.staging import Staging
+from dsprep.staging import Staging, check_target, partial_path
 from dsprep.storage import data_files, free_memory, free_nbytes, remove, tree_nbytes
 from dsprep.through import SidecarSource
 from dsprep.transfer import CHECKPOINT_NBYTES, ShardCopy
@@ -139,6 +140,8 @@ class Report:
     notes: tuple[str, ...]
 
 
+_START: Mapping[str, Any] = {"shard": 0, "samples": 0, "writer": None}
+
 Progress = Callable[[int, int], None]
 """Called with (samples, payload bytes) done so far."""
 
@@ -152,16 +155,20 @@ def run_job(
     overwrite: bool = False,
     restart: bool = False,
     durable: bool = True,
+    keep: bool = False,
     progress: Progress | None = None,
-    prepare: Callable[[], None] | None = None,
+    shuffled: ShuffledSource | None = None,
 ) -> Report:
     """Do what `job` says; see `convert` for the parameters.
 
     Parameters
     ----------
-    prepare
-        What the source needs once before it is read, such as the first pass of a shuffle; called
-        when the target is locked and there is enough space.
+    keep
+        Whether the record that the output is complete stays beside it until `discard_kept`, so
+        that a rerun which makes several outputs goes on with those that are missing.
+    shuffled
+        `source`, if it is shuffled: its first pass begins when the target is locked and there is
+        enough space, and its temporary files go when the output is complete.
 
     Raises
     ------
@@ -177,10 +184,15 @@ def run_job(
         job.target, _fingerprint(job, source), overwrite=overwrite, restart=restart, durable=durable
     ) as staging:
         _check_space(job, staging)
-        if prepare is not None and not (staging.state or {}).get("complete"):
-            prepare()
+        if shuffled is not None and not (staging.state or {}).get("complete"):
+            shuffled.durable = durable
+            if durable and shuffled.how == "buckets" and staging.state is None:
+                staging.save(_START)  # a rerun goes on with the first pass
+            shuffled.prepare()
         resumed, copied = _copy_shards(job, source, staging, threads, progress)
         staging.publish()
+        if shuffled is not None:
+            shuffled.clean()
         written = [(_final_path(job, shard), len(shard)) for shard in job.shards]
         groups = [_saved_groups(staging, i) for i in range(len(job.groupings))]
         made = describe(
@@ -192,7 +204,10 @@ def run_job(
             groups,
         )
         made.write(durable=durable)
-        staging.discard()
+        if keep:
+            remove(staging.root / "old")
+        else:
+            staging.discard()
     return Report(
         target=job.target,
         sidecar=sidecar.sidecar_path(job.target),
@@ -208,11 +223,45 @@ def run_job(
     )
 
 
+def check_targets(targets: Sequence[Path], *, overwrite: bool, restart: bool) -> None:
+    """Raise `TargetError` if one of several outputs may not be made, before any of them is."""
+    published = [_published(t) for t in targets]
+    if published[-1] and not all(published):
+        # Outputs are made, and in the end their records removed, in this order: all are complete,
+        # and a run was killed while it removed the records.
+        discard_kept([t for t, p in zip(targets, published, strict=True) if p])
+        published = [False for _ in targets]
+    for target, made in zip(targets, published, strict=True):
+        if restart or not made:
+            check_target(target, overwrite)
+
+
+def discard_kept(targets: Sequence[Path]) -> None:
+    """Remove the records that these outputs are complete; see `run_job`."""
+    for target in targets:
+        root = partial_path(target)
+        for path in root.iterdir():
+            if path.name != "state.json":
+                remove(path)
+        remove(root)
+
+
+def _published(target: Path) -> bool:
+    """Whether a run has made this output whole and left the record of it."""
+    root = partial_path(target)
+    try:
+        state = json.loads((root / "state.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    complete = isinstance(state, dict) and bool(state.get("complete"))
+    return complete and target.exists() and not (root / "data" / target.name).exists()
+
+
 def _copy_shards(
     job: Job, source: Source, staging: Staging, threads: int, progress: Progress | None
 ) -> tuple[int, int]:
     """Copy all shards that are not done yet; return (samples found done, payload bytes copied)."""
-    state = staging.state or {"shard": 0, "samples": 0, "writer": None}
+    state = staging.state or _START
     first = int(state["shard"])
     resumed = sum(len(s) for s in job.shards[:first]) + int(state["samples"])
     per_sample = job.payload / max(1, job.samples)

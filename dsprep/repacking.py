@@ -26,7 +26,15 @@ from dsprep.formats.base import (
     check_options,
 )
 from dsprep.grouping import Grouping, GroupPlan, even
-from dsprep.jobs import Job, Progress, Report, run_job, source_paths
+from dsprep.jobs import (
+    Job,
+    Progress,
+    Report,
+    check_targets,
+    discard_kept,
+    run_job,
+    source_paths,
+)
 from dsprep.located import Sidecar
 from dsprep.permutation import Permutation
 from dsprep.plan import PIECE_NBYTES, Shard, parse_nbytes, shard_names
@@ -234,6 +242,16 @@ def _format(target: Path, to: str | None) -> Format:
     return formats.load(to) if to else formats.by_suffix(target) or formats.load("hdf5")
 
 
+def _stem(target: Path, format: Format) -> tuple[str, str]:
+    """Return the name of an output without its suffix, and the suffix of files made from it."""
+    known = (*format.suffixes, ".zip") if format.name == "zarr" else format.suffixes
+    name = target.name
+    found = max((s for s in known if name.lower().endswith(s)), key=len, default="")
+    if len(found) in (0, len(name)):
+        return name, format.suffixes[0]
+    return name[: -len(found)], name[-len(found) :]
+
+
 def _splits(
     source: Source,
     target: Path,
@@ -246,9 +264,7 @@ def _splits(
     if split is None:
         return [("", None, target)]
     chosen = assign(source, parse_split(split), seed or 0, group_by)
-    suffix = next((s for s in format.suffixes if target.name.endswith(s)), "")
-    stem = target.name.removesuffix(suffix)
-    ending = suffix or format.suffixes[0]
+    stem, ending = _stem(target, format)
     return [(n, i, target.with_name(f"{stem}-{n}{ending}")) for n, i in chosen.items()]
 
 
@@ -316,11 +332,9 @@ def _plan_part(
     elif shard_nbytes is not None:
         per_shard = max(1, shard_nbytes // mean)
     cuts = _whole_groups(edges, per_shard)
-    suffix = next((s for s in format.suffixes if target.name.endswith(s)), "")
-    stem = target.name.removesuffix(suffix)
-    names = (
-        shard_names(stem, suffix or format.suffixes[0], len(cuts) - 1) if sharded else [target.name]
-    )
+    names = [target.name]
+    if sharded:
+        names = shard_names(*_stem(target, format), len(cuts) - 1)
     rows = {n: np.add.reduceat(r, edges[:-1]) if count else r for n, r in per_sample.items()}
     shards, groupings, plans = [], [], []
     for i, shard_name in enumerate(names):
@@ -394,6 +408,8 @@ def run_repack(
     """
     done = []
     seconds = 0.0
+    targets = [part.job.target for part in plan.parts]
+    check_targets(targets, overwrite=overwrite, restart=restart)
     for part in plan.parts:
         report = run_job(
             part.job,
@@ -403,11 +419,14 @@ def run_repack(
             overwrite=overwrite,
             restart=restart,
             durable=durable,
+            keep=len(targets) > 1,
             progress=_of_part(progress, part),
-            prepare=part.source.prepare if isinstance(part.source, ShuffledSource) else None,
+            shuffled=part.source if isinstance(part.source, ShuffledSource) else None,
         )
         seconds += report.seconds
         done.append((part, report))
+    if len(targets) > 1:
+        discard_kept(targets)
     found = None
     if measure:
         with Sidecar.open(done[0][1].sidecar) as target:

@@ -85,6 +85,8 @@ class ShuffledSource(DerivedSource):
     how
         ``"memory"``: all samples are kept in memory; ``"direct"``: samples are read one by one;
         ``"buckets"``: through temporary files.
+    durable
+        As given; may be changed before `prepare`.
     scratch_nbytes
         Bytes of temporary files; an estimate if the samples are of unknown sizes.
     """
@@ -103,7 +105,7 @@ class ShuffledSource(DerivedSource):
         super().__init__(base)
         self.seed, self.scratch, self._workers = seed, scratch, workers
         self._order = Permutation(seed, len(base))
-        self._identity, self._durable = identity, durable
+        self._identity, self.durable = identity, durable
         payload, exact = _payload(base)
         mean = self._mean = max(1, -(-payload // max(1, len(base))))
         self.how: How = _choose(base, payload, mean, memory_nbytes)
@@ -172,7 +174,7 @@ class ShuffledSource(DerivedSource):
             return
         done, state = journal.get("samples", 0), journal.get("state")
         writer = RunWriter(self.scratch, self.schema, self._order, self._per_bucket, state)
-        writer.durable = self._durable
+        writer.durable = self.durable
 
         def save(samples: int, at: State) -> None:
             self._save({"job": job, "samples": samples, "state": at})
@@ -186,7 +188,7 @@ class ShuffledSource(DerivedSource):
             {},
             min(self._workers, PIECES),
             save,
-            CHECKPOINT_NBYTES if self._durable else None,
+            CHECKPOINT_NBYTES if self.durable else None,
         )
         try:
             for piece in copy.run():
@@ -230,7 +232,7 @@ class ShuffledSource(DerivedSource):
         return runs == int(table[-1, -1])
 
     def _save(self, journal: dict[str, Any]) -> None:
-        write_json(journal, self.scratch / _JOURNAL, durable=self._durable)
+        write_json(journal, self.scratch / _JOURNAL, durable=self.durable)
 
     def _read_all(self) -> Batch:
         """Return all samples in source order."""
