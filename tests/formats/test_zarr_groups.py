@@ -8,6 +8,7 @@ import json
 import os
 import random
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import zarr
 from support import assert_same_batch, random_batch, raw, schemas, take
 
+import dsprep
 from dsprep import digests
 from dsprep.errors import UnsupportedError
 from dsprep.formats import load
@@ -229,8 +231,10 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     uneven = Grouping(np.array([0, 2, 5, 7]))
     with pytest.raises(UnsupportedError):
         ZARR.plan_groups(schema, WriteOptions(zarr_format=2), uneven)
-    with pytest.raises(UnsupportedError):
-        ZARR.plan_groups(schema, WriteOptions(compress=Compression("zstd")), uneven)
+    ragged = Schema((Field("x", np.dtype("u1"), (None,)),))
+    grouping = Grouping(np.array([0, 2, 4]), 1, {"x": np.array([3, 4])})
+    with pytest.raises(UnsupportedError, match="HDF5"):
+        ZARR.plan_groups(ragged, WriteOptions(compress=Compression("zstd")), grouping)
 
 
 def test_padding_is_small_and_told(tmp_path: Path) -> None:
@@ -243,3 +247,114 @@ def test_padding_is_small_and_told(tmp_path: Path) -> None:
     both = Schema((*schema, Field("z", np.dtype("u1"), (1 << 20,))))
     assert ZARR.plan_groups(both, WriteOptions(), grouping).reads == 3
     assert ZARR.plan_groups(both, WriteOptions(), grouping, zipped=True).reads == 1
+
+
+PACKED = Schema(
+    (
+        Field("g/x", np.dtype("<f4"), (50, 7)),
+        Field("y", np.dtype("<i8")),
+        Field("z", np.dtype(">u2"), (600,)),
+    )
+)
+
+
+def some_values(count: int) -> dict:
+    batch = random_batch(PACKED, count)
+    batch["z"] = np.repeat(np.arange(count, dtype=">u2")[:, None], 600, axis=1)
+    return batch
+
+
+@pytest.mark.parametrize("codec", ["zstd:1", "gzip:1", "blosc:1"])
+@pytest.mark.parametrize("case", CASES)
+def test_compressed_groups(tmp_path: Path, case: str, codec: str) -> None:
+    file, options = CASES[case]
+    options = replace(options, compress=Compression.parse(codec))
+    path, batch = tmp_path / file, some_values(123)
+    grouping = grouped(batch, [*range(0, 123, 10), 123])
+    groups = write(path, PACKED, batch, grouping, options, seed=1)
+    zipped = file.endswith(".zip")
+    store = zarr.storage.ZipStore(path, mode="r") if zipped else zarr.storage.LocalStore(path)
+    group = zarr.open_group(store, mode="r")
+    for name, column in batch.items():
+        assert raw(group[name][:].astype(column.dtype)) == raw(column)  # it swaps bytes
+    store.close()
+    with ZARR.open(path, OpenOptions(), None) as source:
+        assert_same_batch(source.read(0, 123), batch, PACKED)
+    gc.collect()
+    if zipped:
+        with zipfile.ZipFile(path) as members:
+            assert members.testzip() is None
+    for g in range(grouping.count):
+        offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
+        inside = file_path(groups.blocks.path, [g // (groups.files or 1)])
+        data = (path / inside if inside else path).read_bytes()[offset : offset + nbytes]
+        assert len(data) == nbytes > 0
+        assert digests.crc32c(data) == groups.crc32c.one(g)
+    plan = ZARR.plan_groups(PACKED, options, grouping, zipped=zipped)
+    assert sum(p.stat().st_size for p in data_files(path)) <= plan.nbytes
+    assert plan.padding <= 0.03 * plan.nbytes
+    assert [p.name for p in tmp_path.iterdir()] == [file]
+
+
+@pytest.mark.parametrize("file", ["a.zarr", "a.zarr.zip"])
+@pytest.mark.parametrize("edges", [[0], [0, 1], [0, 9], [0, 1, 2, 3], [0, 6, 9, 15, 16]])
+@pytest.mark.parametrize("codec", ["none", "zstd:1"])
+def test_large_fields_in_groups_of_any_size(
+    tmp_path: Path, file: str, edges: list[int], codec: str
+) -> None:
+    batch = some_values(edges[-1])
+    options = WriteOptions(compress=Compression.parse(codec))
+    write(tmp_path / file, PACKED, batch, grouped(batch, edges), options)
+    with ZARR.open(tmp_path / file, OpenOptions(), None) as source:
+        assert_same_batch(source.read(0, len(source)), batch, PACKED)
+    gc.collect()
+
+
+@pytest.mark.parametrize("done", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_an_interrupted_compression_continues_to_the_same_bytes(
+    tmp_path: Path, case: str, done: int
+) -> None:
+    file, options = CASES[case]
+    shard = 10 if case == "directory" else options.zarr_shard
+    options = replace(options, compress=Compression("zstd", 1), zarr_shard=shard)
+    batch = some_values(18)
+    grouping = grouped(batch, [0, 5, 10, 15, 18])
+    whole, path = tmp_path / "whole", tmp_path / "part"
+    whole.mkdir(), path.mkdir()
+    expected = write(whole / file, PACKED, batch, grouping, options)
+    state = None
+    for until in (done, 4):
+        writer = ZARR.create_groups(path / file, PACKED, grouping, options, state)
+        for a, b in pieces_of(grouping, 10**9):
+            if a < (0 if state is None else state["samples"]) or a >= grouping.edges[until]:
+                continue
+            piece = writer.encode(take(batch, a, b), a, Arena())
+            writer.reserve(piece)
+            writer.write(piece)
+        state = json.loads(json.dumps(writer.checkpoint()))
+        writer.sync()
+        if until == done and state["samples"] < 18:
+            writer.close()
+            for stored in data_files(path / file):
+                with stored.open("ab") as f:
+                    f.write(b"garbage" * 3000)
+    writer.finish()
+    writer.finish()
+    found = writer.groups()
+    writer.close()
+    writer.clean()
+    assert contents(path) == contents(whole)
+    assert found.crc32c.span(0, 4).tolist() == expected.crc32c.span(0, 4).tolist()
+
+
+@pytest.mark.parametrize("file", ["a.zarr", "a.zarr.zip"])
+def test_repack_compresses(tmp_path: Path, file: str) -> None:
+    batch = some_values(70)
+    origin = tmp_path / "origin.zarr"
+    write(origin, PACKED, batch, grouped(batch, [0, 70]))
+    options = {"buffer_size": 16, "stripe_size": "4KiB", "durable": False}
+    dsprep.repack(origin, tmp_path / file, compress="zstd:1", **options)
+    with dsprep.open(tmp_path / file) as source:
+        assert_same_batch(source[:], batch, PACKED)
+    assert dsprep.check(tmp_path / file, full=True) == []

@@ -155,7 +155,6 @@ class Zarr(Format):
 
         check_options(options, self.write_options, self.name)
         check_names(schema)
-        check_uncompressed(options)
         return report(schema, options, grouping, zipped)
 
     def create_groups(
@@ -167,12 +166,13 @@ class Zarr(Format):
         state: State | None,
     ) -> GroupWriter:
         """See `base.Format.create_groups`: a ZIP file if the name has the suffix ``.zip``."""
+        from dsprep.formats.zarr.group_packed import PackedGroups
         from dsprep.formats.zarr.group_placed import PlacedGroups
 
         check_options(options, self.write_options, self.name)
         check_names(schema)
-        check_uncompressed(options)
-        return PlacedGroups(path, schema, grouping, options, state)
+        kind = PlacedGroups if options.compress is None else PackedGroups
+        return kind(path, schema, grouping, options, state)
 
 
 def _with_rows(
@@ -185,14 +185,6 @@ def _with_rows(
         if plan.role == "values":
             rows, rest = -(-rest // max(1, plan.row_nbytes)), 0
         yield plan, rows
-
-
-def check_uncompressed(options: WriteOptions) -> None:
-    """Raise `UnsupportedError` if groups are to be compressed."""
-    if options.compress is not None:
-        raise UnsupportedError(
-            "zarr: groups are written without compression", fix="leave it out, or write HDF5"
-        )
 
 
 def check_names(schema: Schema) -> None:

@@ -33,6 +33,12 @@ from dsprep.schema import Ints, Schema
 SMALL = 50
 """Fields of together at most 1/50 of a group, or that fit into the gap behind it, are copied."""
 
+PADDING = 50
+"""Compressed groups are aligned while at most 1/50 of the file is skipped for it."""
+
+MAX_PACKED = (1 << 31) - 32
+"""Bytes of a chunk that all codecs take."""
+
 WIDE = 64
 """Arrays of further tracks are aligned where a chunk has as many stripes, which costs 1/64."""
 
@@ -186,6 +192,12 @@ class _Planner:
         if zipped and options.zarr_shard:
             raise UsageError("zarr-shard: a ZIP file has no shards", fix="leave it out")
         plan_arrays(schema, replace(options, zarr_shard=None))  # refuses what there is not
+        self.packed = options.compress is not None
+        if self.packed and schema.ragged:
+            raise UnsupportedError(
+                "zarr: groups with ragged fields are written without compression",
+                fix="leave it out, or write HDF5",
+            )
         shard = 0 if zipped or self.files else None
         self.base = plan_arrays(schema, replace(options, compress=None, zarr_shard=shard))[0]
         inner = grouping.edges[1:-1]
@@ -238,7 +250,8 @@ class _Planner:
         for number, plan in enumerate(arrays):
             grouped_here = number in grouped and number not in ordinary
             if grouped_here and plan.role == "samples":
-                plan = replace(plan, chunk=self.chunk, file=self.chunk * self.per)
+                per = self.per if self.single else -(-count // self.chunk)
+                plan = replace(plan, chunk=self.chunk, file=self.chunk * per)
             sharded = not self.zipped and not self.files
             if grouped_here:
                 plan = replace(plan, sharded=sharded, file=plan.file if sharded else plan.chunk)
@@ -285,7 +298,7 @@ class _Planner:
         group = self._nbytes(self.arrays[main])
         total = sum(self._nbytes(self.arrays[n]) for n in order)
         gap = round_up(group, self.grouping.align) - group
-        left = max(gap, total // SMALL)
+        left = total // SMALL if self.packed else max(gap, total // SMALL)
         small: list[int] = []
         for number in reversed(rest):
             nbytes = self._nbytes(self.arrays[number])
@@ -293,9 +306,11 @@ class _Planner:
                 small.append(number)
                 left -= nbytes
         both = self.single or self.arrays[main].role == "samples"
-        copies = small if both and not self.files and self.options.compress is None else []
+        copies = small if both and not self.files and not self.packed else []
         own = [n for n in rest if n not in small]
-        if not self.single:  # rows of fixed size need no chunks of their own to lie together
+        if not (
+            self.single or self.packed
+        ):  # rows of fixed size need no chunks of their own to lie together
             small += [n for n in own if self.arrays[n].role == "samples"]
             own = [n for n in own if n not in small]
         return [([main], copies), *(([n], []) for n in own)], sorted(beside + small)
@@ -358,6 +373,13 @@ class _Planner:
 
     def _check_members(self, arrays: list[ArrayPlan], rows: list[int]) -> None:
         for plan, count in zip(arrays, rows, strict=True):
+            if self.packed and count and plan.chunk * plan.row_nbytes > MAX_PACKED:
+                raise UnsupportedError(
+                    "zarr: 2 GiB are the most that codecs compress at once",
+                    where=f"field {plan.field.name}",
+                    found=f"{plan.chunk * plan.row_nbytes} bytes in a group",
+                    fix="choose smaller groups, or leave compression out",
+                )
             if self.zipped and count and plan.chunk * plan.row_nbytes > LARGEST:
                 raise UnsupportedError(
                     "zarr: 4 GiB are the most that a member of a ZIP file holds here",

@@ -7,14 +7,18 @@ from pathlib import Path
 import numpy as np
 
 from dsprep.formats.base import WriteOptions
-from dsprep.formats.zarr.group_plan import GroupGrid, Track
+from dsprep.formats.zarr.group_plan import PADDING, GroupGrid, Track, key
 from dsprep.formats.zarr.group_store import planned
+from dsprep.formats.zarr.group_zip import header_nbytes
 from dsprep.formats.zarr.shards import index_nbytes
 from dsprep.grouping import Grouping, GroupPlan
 from dsprep.schema import Schema
 
 ENTRY = 76
 """Bytes of an entry in a ZIP file's central directory, besides the name, at most."""
+
+OVERHEAD = 64
+"""Bytes by which a compressed chunk grows at most, besides 1 % of it."""
 
 
 def report(schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool) -> GroupPlan:
@@ -25,9 +29,15 @@ def report(schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bo
     for track in grid.tracks:
         last = np.arange(len(track.ends)) % track.groups == track.groups - 1
         last[-1:] = True
-        stored = int(track.ends[last].sum()) - (int(track.starts[0]) if zipped else 0)
-        padding += stored - sum(_held(grid, p.number) for p in track.places)
-        nbytes += stored + (int(track.starts[0]) - grid.front if zipped else 0)
+        if options.compress is None:
+            stored = int(track.ends[last].sum()) - (int(track.starts[0]) if zipped else 0)
+            padding += stored - sum(_held(grid, p.number) for p in track.places)
+            nbytes += stored + (int(track.starts[0]) - grid.front if zipped else 0)
+        else:
+            stored = sum(_packed(grid, p.number, options.zarr_format) for p in track.places)
+            skipped = (stored + grid.front) // (PADDING - 1) if grouping.align > 1 else 0
+            padding += skipped
+            nbytes += stored + skipped
         plan = grid.arrays[track.places[0].number]
         if plan.sharded:
             nbytes += index_nbytes(plan.file // plan.chunk) * int(last.sum())
@@ -39,7 +49,25 @@ def report(schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bo
     reads = _reads(grid)
     largest = max((int((t.used - t.starts).max(initial=0)) for t in grid.tracks[:1]), default=0)
     aligned = all(bool((t.starts % grouping.align == 0).all()) for t in grid.tracks[:1])
-    return GroupPlan(nbytes, padding, largest, aligned, reads, _how(grid, reads))
+    how = _how(grid, reads)
+    if options.compress is not None and grid.tracks:
+        most = sum(int(grid.chunks(p.number).max()) for p in grid.tracks[0].places)
+        largest += largest // 100 + OVERHEAD * most
+        aligned = grouping.align == 1 or grid.tracks[0].groups == 1
+        small = [grid.arrays[n].field.name for n in grid.ordinary if _held(grid, n)]
+        if small:
+            how += f"; without compression: {', '.join(small)}"
+        if not aligned:
+            how += f"; aligned where that skips at most 1/{PADDING} of the file"
+    return GroupPlan(nbytes, padding, largest, aligned, reads, how)
+
+
+def _packed(grid: GroupGrid, number: int, zarr_format: int) -> int:
+    """Return the bytes at most of the compressed chunks of an array, with their headers."""
+    plan, count = grid.arrays[number], int(grid.chunks(number).sum())
+    full = plan.chunk * plan.row_nbytes
+    head = header_nbytes(key(plan, count, zarr_format)) if grid.zipped else 0
+    return count * (full + full // 100 + OVERHEAD + head)
 
 
 def _held(grid: GroupGrid, number: int) -> int:
