@@ -409,7 +409,8 @@ def run_repack(
     done = []
     seconds = 0.0
     targets = [part.job.target for part in plan.parts]
-    check_targets(targets, overwrite=overwrite, restart=restart)
+    if len(targets) > 1:
+        check_targets(targets, overwrite=overwrite, restart=restart)
     for part in plan.parts:
         report = run_job(
             part.job,

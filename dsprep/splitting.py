@@ -357,6 +357,8 @@ class DuplicatedSource(DerivedSource):
         super().__init__(base)
         if times < 1:
             raise UsageError(f"--duplicate {times} is not possible", expected="at least 1")
+        if times * max(1, len(base)) * max(1, base.schema.fixed_nbytes) >= 1 << 62:
+            raise UsageError(f"--duplicate {times} is not possible: no storage is so large")
         self.times = times
 
     def __len__(self) -> int:

@@ -419,3 +419,16 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
     repacked(origin, tmp_path / "b.h5", **options)
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
     assert not (tmp_path / ".b.h5.dsprep-partial").exists()
+
+
+def test_more_duplicates_than_storage_are_refused(origins, tmp_path):
+    _, _, origin = origins["fixed"]
+    done = run("repack", origin, tmp_path / "out.h5", "--duplicate", 10**21)
+    assert done.exit_code == 2, done.output
+    assert "--duplicate" in done.output
+
+
+def test_the_source_is_never_the_target(origins):
+    _, _, origin = origins["fixed"]
+    with pytest.raises(UsageError, match="holds the source"):
+        repacked(origin, origin)

@@ -330,13 +330,13 @@ def _print_report(report: RepackReport) -> None:
 
     rows = []
     for part, done in report.parts:
-        more = done.bytes_out - done.bytes_in
+        more = f", {done.bytes_out - done.bytes_in:+,} bytes against the source"
         rate = show_nbytes(done.copied / max(done.seconds, 1e-9))
         name = f" {part.name}" if part.name else ""
         rows += [
             (f"wrote{name}", f"{done.target} ({done.files:,} file{'s' * (done.files != 1)})"),
             ("time", f"{done.seconds:.2f} s, {rate}/s of values"),
-            ("written", f"{show_nbytes(done.bytes_out)}, {more:+,} bytes against the source"),
+            ("written", show_nbytes(done.bytes_out) + more * (not part.name)),
             ("sidecar", str(done.sidecar)),
         ]
         if done.resumed:
