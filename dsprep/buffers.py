@@ -26,7 +26,7 @@ STRIPES = 64
 """Stripes of a group from which on padding to whole stripes is below 2 %."""
 
 MEMORY_SHARE = 16
-"""A group is at most one part in so many of the free memory: a node holds two per process."""
+"""A group is at most one part in so many of the memory: a node holds two per process."""
 
 GROUPS_PER_RANK = 4
 """Groups per rank that ``auto`` leaves, so that ranks get nearly equal shares in random order."""
@@ -111,7 +111,7 @@ def decide(
     sample_nbytes: int | Ints,
     asked: BufferSize,
     stripe: Stripe,
-    free_memory: int,
+    memory: int,
     ranks: int = 1,
 ) -> BufferChoice:
     """Return how large groups are to be.
@@ -127,7 +127,7 @@ def decide(
         What the user wants.
     stripe
         Of the storage.
-    free_memory
+    memory
         Bytes of memory of a node.
     ranks
         Processes that will read.
@@ -142,7 +142,7 @@ def decide(
     if isinstance(asked, InBytes):
         limit, reasons = asked.nbytes, [f"at most {show_nbytes(asked.nbytes)} as asked"]
     else:
-        limit, reasons = _automatic(samples, mean, stripe, free_memory, ranks)
+        limit, reasons = _automatic(samples, mean, stripe, memory, ranks)
     count = max(1, min(samples, int(limit // max(mean, 1))))
     if mean > limit:
         reasons.append(f"one sample has {show_nbytes(mean)}, more than that")
@@ -162,7 +162,7 @@ def _mean(sample_nbytes: int | Ints) -> float:
 
 
 def _automatic(
-    samples: int, mean: float, stripe: Stripe, free_memory: int, ranks: int
+    samples: int, mean: float, stripe: Stripe, memory: int, ranks: int
 ) -> tuple[int, list[str]]:
     """Return the bytes of a group, and why."""
     enough = STRIPES * stripe.nbytes
@@ -171,10 +171,10 @@ def _automatic(
         reasons = [f"{STRIPES} stripes are {show_nbytes(limit)}: padding stays below 2 %"]
     else:
         reasons = [f"{show_nbytes(AIM)} is far more than one request costs"]
-    most = max(1, free_memory // MEMORY_SHARE)
+    most = max(1, memory // MEMORY_SHARE)
     if limit > most:
         limit = most
-        reasons.append(f"1/{MEMORY_SHARE} of the free memory is {show_nbytes(most)}")
+        reasons.append(f"1/{MEMORY_SHARE} of the memory is {show_nbytes(most)}")
     wanted = GROUPS_PER_RANK * ranks
     share = int(mean * (samples // wanted))
     if samples >= wanted and 0 < share < limit:
@@ -232,7 +232,7 @@ def warnings(
     groups: int,
     group_nbytes: int,
     *,
-    free_memory: int,
+    memory: int,
     ranks: int | None = None,
     ranks_per_node: int | None = None,
     epochs: int | None = None,
@@ -245,7 +245,7 @@ def warnings(
         In the dataset: N and G.
     group_nbytes
         Of the largest group.
-    free_memory
+    memory
         Bytes of memory of a node.
     ranks, ranks_per_node
         Processes that will read, in all and on one node, if known.
@@ -263,9 +263,9 @@ def warnings(
         )
     processes = ranks_per_node or 1
     needed = 2 * group_nbytes * processes
-    if needed > free_memory:
+    if needed > memory:
         found.append(
             f"two buffers for each of {processes} processes take {show_nbytes(needed)}, more than "
-            f"the {show_nbytes(free_memory)} of free memory"
+            f"the {show_nbytes(memory)} of free memory"
         )
     return found

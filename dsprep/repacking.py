@@ -42,7 +42,7 @@ from dsprep.schema import FieldSpec, Ints, Ragged
 from dsprep.shuffling import ShuffledSource
 from dsprep.splitting import DuplicatedSource, SelectedSource, assign, parse_split
 from dsprep.staging import partial_path
-from dsprep.storage import free_memory
+from dsprep.storage import free_memory, total_memory
 from dsprep.stripes import Stripe, as_asked, detect
 from dsprep.through import SidecarSource
 
@@ -220,7 +220,7 @@ def plan_repack(
         len(first.source),
         first.layout.groups,
         max((p.group_nbytes for p in first.layout.plans), default=0),
-        free_memory=free_memory(),
+        memory=total_memory(),
         ranks=ranks,
         epochs=epochs,
     )
@@ -322,7 +322,7 @@ def _plan_part(
         for field, number in per_sample.items():
             sizes += number * schema[field].row_nbytes
         payload, largest = int(sizes.sum()), int(sizes.max(initial=0))
-    choice = decide(count, sizes, asked, stripe, free_memory(), ranks)
+    choice = decide(count, sizes, asked, stripe, total_memory(), ranks)
     sharded = samples_per_file is not None or shard_nbytes is not None
     mean = max(1, payload // max(1, count))
     edges = _edges(count, sizes, choice, format)

@@ -161,6 +161,11 @@ def free_nbytes(path: Path) -> int:
     return shutil.disk_usage(at).free
 
 
+def total_memory() -> int:
+    """Return the bytes of memory of this machine, which stay the same between runs."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def free_memory() -> int:
     """Return the bytes of memory that can be taken without swapping, within the cgroup's limit."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -122,7 +122,7 @@ def test_a_sample_beyond_the_limit_is_a_group_of_its_own():
 
 def test_warnings():
     def given(**more):
-        return warnings(8192, 64, 128 * MIB, free_memory=GIB, **more)
+        return warnings(8192, 64, 128 * MIB, memory=GIB, **more)
 
     assert given() == []
     assert given(ranks=64) == []

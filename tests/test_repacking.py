@@ -183,8 +183,9 @@ def test_compressed_groups(target, origins, tmp_path):
         repacked(origins["mixed"][2], tmp_path / "o.zarr", compress="gzip:1")
 
 
-def test_lmdb_with_a_value_per_group(origins, tmp_path):
-    schema, batch, origin = origins["fixed"]
+@pytest.mark.parametrize("kind", ["fixed", "mixed"])
+def test_lmdb_with_a_value_per_group(kind, origins, tmp_path):
+    schema, batch, origin = origins[kind]
     repacked(origin, tmp_path / "o.lmdb", write_options=dsprep.WriteOptions(group_values=True))
     with dsprep.open(tmp_path / "o.lmdb") as source:
         assert_same_batch(source[:], batch, schema)

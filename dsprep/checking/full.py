@@ -251,7 +251,7 @@ def _unreadable(opened: Sidecar, start: int, stop: int) -> Generator[Problem, No
 def _differing(opened: Sidecar, source: Source, start: int, stop: int) -> Iterator[Problem]:
     """Yield the first sample of a range that reads otherwise than by the library."""
     names = _names(opened, opened.file_of(start)[0])
-    if not set(names) <= set(source.schema.names):
+    if not names or not set(names) <= set(source.schema.names):
         return
     if differences(opened.schema, source.schema):
         return  # told already
