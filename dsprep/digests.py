@@ -10,9 +10,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from dsprep.schema import Array
-from dsprep.storage import as_bytes
+import numpy as np
 
+from dsprep.schema import Array
+from dsprep.storage import as_bytes, pread_into
+
+_WINDOW = 4 << 20  # bytes read back at a time
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, bits reversed: the highest bit is x^0
 
 
@@ -28,9 +31,24 @@ def crc32c(data: Array | bytes, crc: int = 0) -> int:
 
 
 def _buffer(view: Any) -> Any:
-    import numpy as np
-
     return view if isinstance(view, bytes) else np.frombuffer(view, np.uint8)
+
+
+def read_crc32c(fd: int, begin: int, end: int, where: object) -> int:
+    """Return the CRC-32C of the bytes ``begin .. end`` of a file, in bounded memory.
+
+    Raises
+    ------
+    FormatError
+        If the file ends first.
+    """
+    window = np.empty(min(_WINDOW, max(0, end - begin)), np.uint8)
+    crc = 0
+    for at in range(begin, end, _WINDOW):
+        part = window[: min(_WINDOW, end - at)]
+        pread_into(fd, part, at, where)
+        crc = crc32c(part, crc)
+    return crc
 
 
 def _times(a: int, b: int) -> int:

@@ -200,7 +200,7 @@ def run_job(
             job.schema,
             written,
             job.target.absolute(),
-            {**_lineage(source), **job.recipe},
+            {**_lineage(job, source), **job.recipe},
             groups,
         )
         made.write(durable=durable)
@@ -481,10 +481,10 @@ def _groups_digest(job: Job) -> str:
     return digest.hexdigest()
 
 
-def _lineage(source: Source) -> dict[str, Any]:
+def _lineage(job: Job, source: Source) -> dict[str, Any]:
     paths = source_paths(source)
     return {
         "source": [str(p.absolute()) for p in paths[:8]],
         "source_files": len(paths),
-        **made_by("dsprep.convert"),
+        **made_by("dsprep.repack" if job.groupings else "dsprep.convert"),
     }

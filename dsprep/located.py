@@ -18,7 +18,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from dsprep import sidecar
-from dsprep.digests import crc32c
+from dsprep.digests import read_crc32c
 from dsprep.errors import FormatError, UsageError
 from dsprep.identity import differences
 from dsprep.layout import codec
@@ -32,7 +32,6 @@ from dsprep.reading.records import RecordReader, Verify
 from dsprep.schema import Arena, Array, Batch, Ints, Ragged, Schema, concatenate
 from dsprep.sidecar import Content
 from dsprep.spans import ranges
-from dsprep.storage import pread_into
 
 Indices: TypeAlias = int | slice | Sequence[int] | Array
 
@@ -535,17 +534,14 @@ class Sidecar:
         """Yield which of the `chosen` groups of a file have a wrong checksum."""
         if groups.crc32c is None:
             return
-        buffer = np.empty(0, np.uint8)
         for g in chosen:
             template = groups.blocks.path
             path = file_path(template, [g // groups.files]) if groups.files else template
             file = self._open(number, path)
             offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
             file.check(np.array([offset]), np.array([nbytes]), "a group")
-            if len(buffer) < nbytes:
-                buffer = np.empty(nbytes, np.uint8)
-            pread_into(file.fd, buffer[:nbytes], offset, file.path)
-            found, expected = crc32c(buffer[:nbytes]), groups.crc32c.one(g)
+            found = read_crc32c(file.fd, offset, offset + nbytes, file.path)
+            expected = groups.crc32c.one(g)
             if found != expected:
                 first = g * groups.samples if groups.first is None else groups.first.one(g)
                 yield BadGroup(file.path, g, int(self._starts[number]) + first, expected, found)

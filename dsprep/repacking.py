@@ -183,6 +183,7 @@ def plan_repack(
     asked = parse_buffer(buffer_size)
     stripe = as_asked(stripe_size, target) if stripe_size else detect(target)
     bounded = memory if memory is not None else max(256 << 20, free_memory() // 4)
+    known = all_rows(source)
     parts = []
     for name, chosen, where in _splits(source, target, format, split, group_by, shuffle):
         part: Source = source if chosen is None else SelectedSource(source, chosen)
@@ -196,7 +197,7 @@ def plan_repack(
                 max(1 << 20, bounded // 2),
                 partial_path(where) / "shuffle",
                 workers=workers or 2,
-                identity=f"{buffer_size} {split} {duplicate}",
+                identity=f"{split} {group_by} {duplicate}",
             )
         recipe = {"shuffle": shuffle if train else None, "split": split, "part": name}
         recipe |= {"group_by": group_by, "duplicate": duplicate if train else 1}
@@ -204,6 +205,7 @@ def plan_repack(
             _plan_part(
                 name,
                 part,
+                known,
                 where,
                 format,
                 options,
@@ -268,29 +270,38 @@ def _splits(
     return [(n, i, target.with_name(f"{stem}-{n}{ending}")) for n, i in chosen.items()]
 
 
-def sample_rows(source: Source, name: str) -> Ints:
-    """Return how many rows a ragged field has in each sample.
+def all_rows(source: Source) -> dict[str, Ints]:
+    """Return how many rows each ragged field has in each sample.
 
-    From a sidecar where there is one that tells; else all samples are read for it.
+    From a sidecar where there is one that tells; else all samples are read for it, once.
     """
+    names = [f.name for f in source.schema if f.ragged]
+    if isinstance(source, SidecarSource):
+        told = {name: source.rows(name) for name in names}
+        if all(rows is not None for rows in told.values()):
+            return {name: rows for name, rows in told.items() if rows is not None}
+    parts: dict[str, list[Ints]] = {name: [np.zeros(0, np.int64)] for name in names}
+    step = _step(source) if names else max(1, len(source))
+    for at in range(0, len(source), step) if names else ():
+        batch = source.read(at, min(len(source), at + step))
+        for name in names:
+            column = batch[name]
+            assert isinstance(column, Ragged)  # the schema says so
+            parts[name].append(column.lengths.copy())
+    return {name: np.concatenate(p) for name, p in parts.items()}
+
+
+def sample_rows(source: Source, known: Ints) -> Ints:
+    """Return the rows of each sample of a derived source, from those of the dataset behind it."""
     if isinstance(source, SelectedSource):
-        return sample_rows(source.base, name)[source.indices]
+        return sample_rows(source.base, known)[source.indices]
     if isinstance(source, DuplicatedSource):
-        return np.tile(sample_rows(source.base, name), source.times)
+        return np.tile(sample_rows(source.base, known), source.times)
     if isinstance(source, ShuffledSource):
         order = Permutation(source.seed, len(source.base))
-        rows = sample_rows(source.base, name)
+        rows = sample_rows(source.base, known)
         return rows[order.forward(np.arange(len(rows), dtype=np.int64))]
-    if isinstance(source, SidecarSource):
-        found = source.rows(name)
-        if found is not None:
-            return found
-    parts, step = [np.zeros(0, np.int64)], _step(source)
-    for at in range(0, len(source), step):
-        column = source.read(at, min(len(source), at + step))[name]
-        assert isinstance(column, Ragged)  # the schema says so
-        parts.append(column.lengths.copy())
-    return np.concatenate(parts)
+    return known
 
 
 def _step(source: Source) -> int:
@@ -302,6 +313,7 @@ def _step(source: Source) -> int:
 def _plan_part(
     name: str,
     source: Source,
+    known: dict[str, Ints],
     target: Path,
     format: Format,
     options: WriteOptions,
@@ -314,7 +326,7 @@ def _plan_part(
 ) -> Part:
     """Decide one output."""
     schema, count = source.schema, len(source)
-    per_sample = {f.name: sample_rows(source, f.name) for f in schema if f.ragged}
+    per_sample = {name: sample_rows(source, rows) for name, rows in known.items()}
     sizes: int | Ints = schema.fixed_nbytes
     payload, largest = schema.fixed_nbytes * count, schema.fixed_nbytes
     if per_sample:

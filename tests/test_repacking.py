@@ -269,6 +269,23 @@ def test_groups_outlive_a_new_sidecar(origins, tmp_path):
     assert dsprep.check(out, full=True) == []
 
 
+def test_a_full_check_reads_each_group_once(origins, tmp_path, monkeypatch):
+    from dsprep import located
+
+    out = tmp_path / "out.h5"
+    repacked(origins["fixed"][2], out)
+    read, real = [], located.read_crc32c
+    monkeypatch.setattr(located, "read_crc32c", lambda *a: read.append(a[1]) or real(*a))
+    assert dsprep.check(out, full=True) == []
+    assert len(read) == len(set(read)) == 11
+
+
+def test_the_lineage_names_repack(origins, tmp_path):
+    repacked(origins["fixed"][2], tmp_path / "out.h5")
+    content = json.loads((tmp_path / "out.h5.dsprep.json").read_text())
+    assert content["lineage"]["command"] == "dsprep.repack"
+
+
 def run(*words):
     return CliRunner().invoke(app, [str(w) for w in words])
 

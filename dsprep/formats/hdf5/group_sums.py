@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsprep.digests import combine, crc32c
+from dsprep.digests import combine, read_crc32c
 from dsprep.schema import Ints
-from dsprep.storage import pread_into
 
-_BLOCK = 8 << 20
 _MISSING = -1
 _ONES = 0xFFFFFFFF
 
@@ -81,7 +79,8 @@ class Sums:
         fd = os.open(path, os.O_RDONLY)
         try:
             for g in missing.tolist():
-                self.crcs[g] = _crc_of(fd, int(self._offsets[g]), int(self._lengths[g]), path)
+                begin = int(self._offsets[g])
+                self.crcs[g] = read_crc32c(fd, begin, begin + int(self._lengths[g]), path)
         finally:
             os.close(fd)
 
@@ -91,13 +90,3 @@ def _with_zeros(crc: int, nbytes: int) -> int:
     if not nbytes:
         return crc
     return combine(crc, combine(_ONES, _ONES, nbytes), nbytes)
-
-
-def _crc_of(fd: int, offset: int, nbytes: int, path: Path) -> int:
-    crc = 0
-    block = np.empty(min(nbytes, _BLOCK), np.uint8)
-    for at in range(offset, offset + nbytes, _BLOCK):
-        part = block[: min(_BLOCK, offset + nbytes - at)]
-        pread_into(fd, part, at, path)
-        crc = crc32c(part, crc)
-    return crc

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.digests import crc32c
+from dsprep.digests import crc32c, read_crc32c
 from dsprep.formats.base import GroupWriter, State
 from dsprep.formats.lmdb.extents import Found, find
 from dsprep.formats.lmdb.group_values import Packing, capacities
@@ -33,7 +33,6 @@ from dsprep.grouping import Grouping
 from dsprep.laws import Explicit, affine
 from dsprep.layout.model import Blocks, Groups
 from dsprep.schema import Arena, Batch, Field, Ints, Schema
-from dsprep.storage import pread_into
 
 READ = 1 << 20
 """Bytes that are read back at a time."""
@@ -164,14 +163,7 @@ def read_crcs(fd: int, begins: Ints, ends: Ints, where: object) -> Ints:
     """Return the CRC-32Cs of the bytes ``begins[g] .. ends[g]`` of a file."""
 
     def one(place: tuple[int, int]) -> int:
-        begin, end = place
-        window = np.empty(min(READ, end - begin), np.uint8)
-        crc = 0
-        for at in range(begin, end, READ):
-            part = window[: min(READ, end - at)]
-            pread_into(fd, part, at, where)
-            crc = crc32c(part, crc)
-        return crc
+        return read_crc32c(fd, *place, where)
 
     with ThreadPoolExecutor(THREADS) as pool:
         found = pool.map(one, zip(begins.tolist(), ends.tolist(), strict=True))

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.digests import combine, crc32c
+from dsprep.digests import combine, crc32c, read_crc32c
 from dsprep.formats.base import GroupWriter, State, WriteOptions
 from dsprep.formats.tfrecord import features, framing, group_gzip
 from dsprep.formats.tfrecord.build import Template, check_size
@@ -25,10 +25,7 @@ from dsprep.grouping import Grouping
 from dsprep.laws import Explicit, Law, affine
 from dsprep.layout.model import Blocks, Groups
 from dsprep.schema import Arena, Array, Batch, Ints, Schema
-from dsprep.storage import pread_into, pwrite_all
-
-READ = 4 << 20
-"""Bytes that are read back at a time."""
+from dsprep.storage import pwrite_all
 
 
 @dataclass
@@ -170,7 +167,7 @@ class TFRecordGroupWriter(GroupWriter):
             places = zip(self._begins.tolist(), self._ends.tolist(), strict=True)
             for g, (begin, end) in enumerate(places):
                 known = self._sums.of(g, begin, end)
-                sums[g] = read_crc(fd, begin, end, self._path) if known is None else known
+                sums[g] = read_crc32c(fd, begin, end, self._path) if known is None else known
         finally:
             os.close(fd)
         return Groups(
@@ -240,17 +237,6 @@ def lengthened(block: Array, last: int, padding: int) -> list[bytes | Array]:
     header = framing.headers(np.array([end - begin + padding])).tobytes()
     before = block[: begin - framing.HEADER]
     return [before, header, block[begin:end], head, zeros, foot]
-
-
-def read_crc(fd: int, begin: int, end: int, where: object) -> int:
-    """Return the CRC-32C of the bytes ``begin .. end`` of a file."""
-    window = np.empty(min(READ, end - begin), np.uint8)
-    crc = 0
-    for at in range(begin, end, READ):
-        part = window[: min(READ, end - at)]
-        pread_into(fd, part, at, where)
-        crc = crc32c(part, crc)
-    return crc
 
 
 def law(values: Ints) -> Law:
