@@ -1,4 +1,4 @@
-"""CRC-32C of byte ranges that are written in parts, in any order.
+"""CRCs of byte ranges that are written in parts, in any order, perhaps with holes between them.
 
 The CRC of two ranges one behind another follows from their CRCs and the length of the second:
 appending n zero bytes multiplies a CRC by x^(8n) modulo the polynomial (Mark Adler's
@@ -7,6 +7,9 @@ appending n zero bytes multiplies a CRC by x^(8n) modulo the polynomial (Mark Ad
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +19,7 @@ from dsprep.schema import Array
 from dsprep.storage import as_bytes, pread_into
 
 _WINDOW = 4 << 20  # bytes read back at a time
-_POLYNOMIAL = 0x82F63B78  # Castagnoli's, bits reversed: the highest bit is x^0
+ONES = 0xFFFFFFFF
 
 
 def crc32c(data: Array | bytes, crc: int = 0) -> int:
@@ -51,28 +54,78 @@ def read_crc32c(fd: int, begin: int, end: int, where: object) -> int:
     return crc
 
 
-def _times(a: int, b: int) -> int:
+@dataclass(frozen=True)
+class Crc:
+    """A CRC of 32 bits that begins and ends with all bits inverted.
+
+    Attributes
+    ----------
+    polynomial
+        Its bits reversed: the highest bit is x^0.
+    of
+        Returns the CRC of bytes or of a C-contiguous array.
+    """
+
+    polynomial: int
+    of: Callable[[Array | bytes], int]
+
+    def combine(self, first: int, second: int, second_nbytes: int) -> int:
+        """Return the CRC of two ranges one behind another, the second of that many bytes."""
+        return _times(first, _shift(self.polynomial, second_nbytes), self.polynomial) ^ second
+
+    def zeros(self, nbytes: int) -> int:
+        """Return the CRC of zero bytes."""
+        return _times(ONES, _shift(self.polynomial, nbytes), self.polynomial) ^ ONES
+
+    def joined(self, parts: Iterable[tuple[int, int, int]], nbytes: int) -> int:
+        """Return the CRC of a range of `nbytes`, from parts in it and zeros between them.
+
+        Parameters
+        ----------
+        parts
+            Offset, bytes and CRC of each, in the order of the offsets, which do not overlap.
+        """
+        crc = at = 0
+        for offset, size, part in parts:
+            if offset > at:
+                crc = self.combine(crc, self.zeros(offset - at), offset - at)
+            crc = self.combine(crc, part, size)
+            at = offset + size
+        return self.combine(crc, self.zeros(nbytes - at), nbytes - at) if nbytes > at else crc
+
+
+def _times(a: int, b: int, polynomial: int) -> int:
     """Return the product of two polynomials modulo that of the CRC."""
     out = 0
-    for bit in range(31, -1, -1):
-        if a >> bit & 1:
+    while a:
+        if a & 0x80000000:
             out ^= b
-        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+        a = a << 1 & ONES
+        b = b >> 1 ^ (polynomial if b & 1 else 0)
     return out
 
 
 @lru_cache(maxsize=4096)
-def _shift(nbytes: int) -> int:
+def _shift(polynomial: int, nbytes: int) -> int:
     """Return x^(8 * nbytes) modulo the polynomial."""
     power, out = 0x00800000, 0x80000000  # x^8 and 1
     while nbytes:
         if nbytes & 1:
-            out = _times(out, power)
-        power = _times(power, power)
+            out = _times(out, power, polynomial)
+        power = _times(power, power, polynomial)
         nbytes >>= 1
     return out
 
 
+def _crc32(data: Array | bytes) -> int:
+    return zlib.crc32(data if isinstance(data, bytes) else as_bytes(data))
+
+
+CRC32C = Crc(0x82F63B78, crc32c)
+CRC32 = Crc(0xEDB88320, _crc32)
+"""ZIP's: IEEE 802.3, see APPNOTE 4.4.7."""
+
+
 def combine(first: int, second: int, second_nbytes: int) -> int:
-    """Return the CRC of two ranges one behind another, the second of that many bytes."""
-    return _times(first, _shift(second_nbytes)) ^ second
+    """Return the CRC-32C of two ranges one behind another, the second of that many bytes."""
+    return CRC32C.combine(first, second, second_nbytes)

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsprep.digests import combine, read_crc32c
+from dsprep.digests import CRC32C, read_crc32c
 from dsprep.schema import Ints
 
 _MISSING = -1
-_ONES = 0xFFFFFFFF
 
 
 class Segment(NamedTuple):
@@ -63,13 +62,8 @@ class Sums:
 
     def _joined(self, group: int, segments: list[Segment]) -> int:
         at = int(self._offsets[group])
-        end = at + int(self._lengths[group])
-        crc = 0
-        for offset, nbytes, more in sorted(segments):
-            if nbytes:
-                crc = combine(_with_zeros(crc, offset - at), more, nbytes)
-                at = offset + nbytes
-        return _with_zeros(crc, end - at)
+        parts = [(o - at, n, crc) for o, n, crc in sorted(segments) if n]
+        return CRC32C.joined(parts, int(self._lengths[group]))
 
     def complete(self, path: Path) -> None:
         """Read the groups back that an earlier run wrote in whole or in part."""
@@ -83,10 +77,3 @@ class Sums:
                 self.crcs[g] = read_crc32c(fd, begin, begin + int(self._lengths[g]), path)
         finally:
             os.close(fd)
-
-
-def _with_zeros(crc: int, nbytes: int) -> int:
-    """Return the CRC of what has the CRC `crc` and so many zero bytes behind it."""
-    if not nbytes:
-        return crc
-    return combine(crc, combine(_ONES, _ONES, nbytes), nbytes)

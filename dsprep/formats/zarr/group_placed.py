@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dsprep.digests import CRC32, CRC32C
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, WriteOptions
 from dsprep.formats.zarr import group_zip
 from dsprep.formats.zarr.files import stored_rows
 from dsprep.formats.zarr.group_plan import Place, Track
 from dsprep.formats.zarr.group_store import Chunks, GroupStore, checksums, erase
-from dsprep.formats.zarr.group_sums import CRC32, CRC32C
 from dsprep.grouping import Grouping
 from dsprep.schema import Arena, Array, Batch, Ints, Ragged, Schema
 from dsprep.storage import pwrite_all

@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.digests import crc32c
+from dsprep.digests import CRC32, crc32c
 from dsprep.formats.base import GroupWriter, State, WriteOptions
 from dsprep.formats.zarr import group_zip
 from dsprep.formats.zarr.attributes import CAPACITY, COPY, ROWS
 from dsprep.formats.zarr.documents import documents, root_key
 from dsprep.formats.zarr.files import Files
 from dsprep.formats.zarr.group_plan import GroupGrid, Track, key, plan_grid
-from dsprep.formats.zarr.group_sums import CRC32
 from dsprep.formats.zarr.pack import is_zip
 from dsprep.formats.zarr.shards import placed_index
 from dsprep.grouping import Grouping
