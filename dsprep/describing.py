@@ -284,8 +284,8 @@ def _lineage(old: Content | None) -> dict[str, Any]:
 
 def made_by(function: str) -> dict[str, Any]:
     """Return what runs, for a lineage: the command as it was typed, or else `function`."""
-    program = Path(sys.argv[0]).name if sys.argv else ""
-    typed = program in ("dsprep", "__main__.py")
+    program = Path(sys.argv[0]).parts[-2:] if sys.argv else ()
+    typed = program[-1:] == ("dsprep",) or program == ("dsprep", "__main__.py")
     return {
         "command": shlex.join(["dsprep", *sys.argv[1:]]) if typed else function,
         "version": __version__,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 import zipfile
 from pathlib import Path
 
@@ -280,10 +281,20 @@ def test_a_full_check_reads_each_group_once(origins, tmp_path, monkeypatch):
     assert len(read) == len(set(read)) == 11
 
 
-def test_the_lineage_names_repack(origins, tmp_path):
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        ("train.py", "dsprep.repack"),
+        ("lib/pytest/__main__.py", "dsprep.repack"),
+        ("bin/dsprep", "dsprep repack a b"),
+        ("lib/dsprep/__main__.py", "dsprep repack a b"),
+    ],
+)
+def test_the_lineage_names_what_ran(origins, tmp_path, monkeypatch, program, command):
+    monkeypatch.setattr(sys, "argv", [program, "repack", "a", "b"])
     repacked(origins["fixed"][2], tmp_path / "out.h5")
     content = json.loads((tmp_path / "out.h5.dsprep.json").read_text())
-    assert content["lineage"]["command"] == "dsprep.repack"
+    assert content["lineage"]["command"] == command
 
 
 def run(*words):
