@@ -7,24 +7,17 @@ packs the values while it copies them, and the bytes in between go to a buffer n
 
 from __future__ import annotations
 
-import os
 from itertools import pairwise
 
 import numpy as np
 
-from dsprep.errors import FormatError
+from dsprep.scatter import scatter
 from dsprep.schema import Array, Bytes, Ints
-from dsprep.storage import IOV_MAX, as_bytes
-
-NEAR = 16 << 10
-"""Bytes between two spans that are read and dropped rather than skipped by a second call."""
 
 LONG = 256
 """Mean bytes from which on one copy per span is faster than one index per byte."""
 
 _INDEXED = 1 << 20  # bytes copied per index array, which takes eight times as many
-
-_dropped = memoryview(bytearray(NEAR))
 
 
 def read_spans(
@@ -53,58 +46,9 @@ def read_spans(
         offsets, lengths, places = offsets[order], lengths[order], places[order]
     if not len(offsets):
         return
-    starts = _breaks(offsets, lengths, places)
-    lengths = np.add.reduceat(lengths, starts)
-    offsets, places = offsets[starts], places[starts]
-    ends = offsets + lengths
-    gaps = offsets[1:] - ends[:-1]
-    edges = [0, *(np.flatnonzero(gaps) + 1).tolist(), len(starts)]
-    whole = as_bytes(out)
-    stops = (places + lengths).tolist()
-    views = [whole[a:b] for a, b in zip(places.tolist(), stops, strict=True)]
-    buffers: list[memoryview] = []
-    start = at = int(offsets[0])
-    for a, b in pairwise(edges):
-        gap = int(offsets[a]) - at
-        if 0 < gap <= NEAR:
-            buffers.append(_dropped[:gap])
-        elif gap:
-            _fill(fd, buffers, start, at, where)
-            buffers, start = [], int(offsets[a])
-        buffers += views[a:b]
-        at = int(ends[b - 1])
-    _fill(fd, buffers, start, at, where)
-
-
-def _breaks(offsets: Ints, lengths: Ints, places: Ints) -> Ints:
-    """Return the spans that do not just go on where the one before ends, here and there."""
-    new = np.ones(len(offsets), bool)
-    new[1:] = offsets[1:] != offsets[:-1] + lengths[:-1]
-    new[1:] |= places[1:] != places[:-1] + lengths[:-1]
-    return np.flatnonzero(new)
-
-
-def _fill(fd: int, buffers: list[memoryview], start: int, end: int, where: object) -> None:
-    """Read the file from ``start`` to ``end`` into the buffers, which that fills."""
-    at = start
-    while at < end:
-        got = os.preadv(fd, buffers[:IOV_MAX], at)
-        if got == 0:
-            raise FormatError(
-                "the file ends too early",
-                where=f"{where}, offset {start}",
-                expected=f"{end - start} bytes",
-                found=at - start,
-                fix="the file is truncated or still being written",
-            )
-        at += got
-        taken = 0
-        while taken < len(buffers) and got >= len(buffers[taken]):
-            got -= len(buffers[taken])
-            taken += 1
-        del buffers[:taken]
-        if got:
-            buffers[0] = buffers[0][got:]
+    if int(places.min()) < 0 or int((places + lengths).max()) > out.nbytes:
+        raise ValueError("a span is placed outside its memory")
+    scatter(fd, offsets, lengths, places + out.ctypes.data, where)
 
 
 def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: Ints) -> None:

@@ -30,8 +30,9 @@ from dsprep.formats.lmdb.pages import HEADER, P_LEAF, Nodes, Pages
 from dsprep.formats.lmdb.values import Values
 from dsprep.formats.samples import listed
 from dsprep.layout.model import FileLayout
+from dsprep.scatter import NEAR
 from dsprep.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
-from dsprep.spans import NEAR, move_spans, packed, ranges, read_spans
+from dsprep.spans import move_spans, packed, ranges, read_spans
 
 VALUE = "value"
 """The field's name when a sample is one opaque byte string."""

@@ -1,0 +1,339 @@
+"""Which samples a rank delivers, and in which order: a pure function, the same on every machine.
+
+The **sequence** of an epoch is every sample once: the groups in an order drawn from seed and
+epoch (`Sequence`). It is dealt to ranks in one piece each: of n samples, rank r of P owns the
+positions ``r * n // P .. (r + 1) * n // P``, so that nearly all groups belong to one rank, and a
+group that two of them share is read in two parts, each once. What a rank reads at a time is a
+`Unit`: a group or several, or the part of one that it owns; its samples are shuffled together.
+
+Numbers of samples differ by one between ranks, numbers of steps never do:
+
+``drop``
+    Every rank delivers ``n // P // M`` full batches of M; what is left of each share is left out
+    of this epoch.
+``pad``
+    Every rank delivers ``ceil(ceil(n / P) / M)`` full batches; it goes on with the samples after
+    its own, around the end of the sequence (which makes it a ring).
+``ragged``
+    As many steps, each sample exactly once: the last batches of a rank are shorter, and the last
+    one is empty where a rank has fewer samples than there are steps.
+
+An epoch that was interrupted goes on with another number of ranks or another batch size: each
+`Stage` tells with how many ranks how many steps were done, and what these left is dealt anew, as
+if it were a sequence of its own. Sources: Lee et al., "Asynchronous I/O Strategy for Large-Scale
+Deep Learning Applications", section III (groups, dealing, shuffling in the buffer).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from dsprep.permutation import Permutation
+from dsprep.schema import Ints
+from dsprep.spans import packed, ranges
+
+Shuffle: TypeAlias = Literal["group", "global", "none"]
+Remainder: TypeAlias = Literal["drop", "pad", "ragged"]
+
+SHUFFLES = ("group", "global", "none")
+REMAINDERS = ("drop", "pad", "ragged")
+
+
+def derive(*words: object) -> int:
+    """Return a number below 2**63 that depends on all words; the same everywhere."""
+    text = " ".join(map(str, words)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a sequence, in the order in which it is delivered.
+
+    Attributes
+    ----------
+    start, stop
+        Positions in the sequence.
+    low, high
+        Which of them, in shuffled order: ``low <= i < high <= stop - start``.
+    fixed
+        Whether the order is decided: the samples of ``start .. stop`` are shuffled together.
+        If not, the span is cut into units first; then it is whole.
+    """
+
+    start: int
+    stop: int
+    low: int
+    high: int
+    fixed: bool = False
+
+    @classmethod
+    def whole(cls, start: int, stop: int) -> Span:
+        """Return all of ``start .. stop``, not yet cut into units."""
+        return cls(start, stop, 0, stop - start)
+
+    def __len__(self) -> int:
+        return self.high - self.low
+
+    def part(self, begin: int, end: int) -> Span:
+        """Return the part ``begin .. end`` of this span."""
+        if self.fixed:
+            return replace(self, low=self.low + begin, high=self.low + end)
+        return Span.whole(self.start + begin, self.start + end)
+
+
+class Sequence:
+    """All samples in the order of one epoch, before they are shuffled within units.
+
+    Parameters
+    ----------
+    edges
+        int64, shape ``(groups + 1,)``: where groups begin, and the number of samples.
+    shuffle
+        ``"group"``: the groups in random order; ``"global"``: the samples; ``"none"``: as they
+        lie.
+    seed, epoch
+        What the order is drawn from.
+    mixed
+        Groups that a unit holds, and whose samples are shuffled together.
+
+    Attributes
+    ----------
+    ends
+        int64, shape ``(groups + 1,)``: the positions at which groups begin and end.
+    """
+
+    def __init__(self, edges: Ints, shuffle: Shuffle, seed: int, epoch: int, mixed: int = 1):
+        self.edges, self.shuffle, self.mixed = edges, shuffle, mixed
+        self.seed, self.epoch = seed, epoch
+        self._groups: Ints | None = None
+        self.ends = edges
+        if shuffle == "group" and len(edges) > 2:
+            order = Permutation(derive(seed, epoch, "groups"), len(edges) - 1)
+            self._groups = order.forward(np.arange(len(edges) - 1, dtype=np.int64))
+            self.ends = np.zeros(len(edges), np.int64)
+            np.cumsum(np.diff(edges)[self._groups], out=self.ends[1:])
+
+    def __len__(self) -> int:
+        return int(self.edges[-1])
+
+    @cached_property
+    def _samples(self) -> Permutation:
+        return Permutation(derive(self.seed, self.epoch, "samples"), len(self))
+
+    def samples(self, start: int, stop: int) -> Ints:
+        """Return which samples are at the positions ``start <= i < stop``."""
+        if self.shuffle == "global":
+            return self._samples.forward(np.arange(start, stop, dtype=np.int64))
+        if self._groups is None:
+            return np.arange(start, stop, dtype=np.int64)
+        first, last = np.searchsorted(self.ends, (start, stop - 1), "right").tolist()
+        ends = self.ends[first - 1 : last + 1]
+        low = np.maximum(ends[:-1], start)
+        inside = low - ends[:-1] + self.edges[self._groups[first - 1 : last]]
+        return ranges(inside, np.minimum(ends[1:], stop) - low)
+
+    def units(self, span: Span) -> Iterator[Span]:
+        """Cut a span where units end: yield fixed spans that hold its samples."""
+        if span.fixed:
+            yield span
+            return
+        at = span.start
+        group = int(np.searchsorted(self.ends, at, "right")) - 1
+        while at < span.stop:
+            group += self.mixed
+            end = min(span.stop, int(self.ends[min(group, len(self.ends) - 1)]))
+            if end > at:
+                yield Span(at, end, 0, end - at, True)
+            at = end
+
+    def unit_at(self, span: Span, done: int) -> Span:
+        """Return the unit that holds sample number `done` of a span."""
+        if span.fixed:
+            return span
+        first = int(np.searchsorted(self.ends, span.start, "right")) - 1
+        group = int(np.searchsorted(self.ends, span.start + done, "right")) - 1
+        low = first + (group - first) // self.mixed * self.mixed
+        high = min(low + self.mixed, len(self.ends) - 1)
+        start = max(span.start, int(self.ends[low]))
+        stop = min(span.stop, int(self.ends[high]))
+        return Span(start, stop, 0, stop - start, True)
+
+    def slots(self, unit: Span) -> tuple[Ints, Ints]:
+        """Return the samples of a unit as they lie, and where each is delivered.
+
+        Returns
+        -------
+        samples
+            int64, shape ``(n,)``; within a group they rise.
+        slots
+            int64, shape ``(n,)``, a permutation of ``0 .. n``: the place of each among those
+            that the unit delivers.
+        """
+        samples = self.samples(unit.start, unit.stop)
+        if self.shuffle == "global":
+            chosen = samples[unit.low : unit.high]
+            order = np.argsort(chosen, kind="stable")
+            return chosen[order], order
+        if self.shuffle == "none":
+            return samples[unit.low : unit.high], np.arange(len(unit), dtype=np.int64)
+        mix = Permutation(derive(self.seed, self.epoch, unit.start, unit.stop), len(samples))
+        places = mix.inverse(np.arange(len(samples), dtype=np.int64))
+        if len(unit) == len(samples):
+            return samples, places
+        kept = np.flatnonzero((places >= unit.low) & (places < unit.high))
+        return samples[kept], places[kept] - unit.low
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps that some ranks did of an epoch.
+
+    Attributes
+    ----------
+    world_size
+        Ranks.
+    batch_size
+        Samples per step and rank.
+    steps
+        Steps that every rank did.
+    """
+
+    world_size: int
+    batch_size: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank delivers of n samples that are dealt.
+
+    Attributes
+    ----------
+    start, own
+        The first position that it owns, and how many: each position has one owner.
+    count
+        Samples that it delivers; beyond `own` they are repeats.
+    batch_size
+        Samples per step; fewer in the last steps of a ``ragged`` share.
+    steps
+        The same on every rank.
+    """
+
+    start: int
+    own: int
+    count: int
+    batch_size: int
+    steps: int
+
+    def delivered(self, steps: int) -> int:
+        """Return how many samples the first `steps` steps deliver."""
+        least = max(self.count - (self.steps - steps), min(steps, self.count))
+        return min(steps * self.batch_size, least)
+
+
+def share(n: int, world_size: int, rank: int, batch_size: int, remainder: Remainder) -> Share:
+    """Return what a rank delivers of n samples."""
+    start = rank * n // world_size
+    own = (rank + 1) * n // world_size - start
+    if remainder == "drop":
+        steps = n // world_size // batch_size
+        return Share(start, own, steps * batch_size, batch_size, steps)
+    steps = -(-n // (world_size * batch_size))
+    return Share(start, own, steps * batch_size if remainder == "pad" else own, batch_size, steps)
+
+
+class Epoch:
+    """What is left of an epoch, and how it is dealt.
+
+    Parameters
+    ----------
+    sequence
+        All samples.
+    stages
+        What was done, each stage with the ranks of its time.
+    remainder
+        What happens where samples cannot be dealt evenly.
+    """
+
+    def __init__(self, sequence: Sequence, stages: tuple[Stage, ...], remainder: Remainder):
+        self.sequence, self.remainder = sequence, remainder
+        self._take([Span.whole(0, len(sequence))])
+        for stage in stages:
+            self._take(self._left(stage))
+
+    def _take(self, spans: list[Span]) -> None:
+        self.spans = spans
+        self._starts = packed(np.array([len(s) for s in spans], np.int64))
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def share(self, world_size: int, rank: int, batch_size: int) -> Share:
+        """Return what a rank delivers of what is left."""
+        return share(len(self), world_size, rank, batch_size, self.remainder)
+
+    def units(self, share: Share, skip: int = 0) -> Iterator[Span]:
+        """Yield what a rank reads, one unit after another, from its sample number `skip` on."""
+        own = min(share.own, share.count)
+        for unit in self._cut(share.start, share.start + own):
+            if skip < len(unit):
+                yield unit.part(skip, len(unit)) if skip else unit
+            skip = max(0, skip - len(unit))
+        at, rest = share.start + own, share.count - own
+        while rest > 0:  # repeats: around the ring
+            at %= len(self)
+            end = min(len(self), at + rest)
+            for unit in self._cut(at, end):
+                if skip < len(unit):
+                    yield unit.part(skip, len(unit)) if skip else unit
+                skip = max(0, skip - len(unit))
+            at, rest = end, rest - (end - at)
+
+    def _clipped(self, start: int, stop: int) -> Iterator[Span]:
+        """Yield the spans at the positions ``start .. stop`` of what is left."""
+        starts = self._starts
+        i = int(np.searchsorted(starts, start, "right")) - 1
+        while start < stop:
+            end = min(stop, int(starts[i + 1]))
+            if end > start:
+                yield self.spans[i].part(start - int(starts[i]), end - int(starts[i]))
+            start = max(start, end)
+            i += 1
+
+    def _cut(self, start: int, stop: int) -> Iterator[Span]:
+        for span in self._clipped(start, stop):
+            yield from self.sequence.units(span)
+
+    def _left(self, stage: Stage) -> list[Span]:
+        """Return what is left once a stage is done: every sample that was not delivered."""
+        left = []
+        for rank in range(stage.world_size):
+            dealt = self.share(stage.world_size, rank, stage.batch_size)
+            done = min(dealt.own, dealt.delivered(min(stage.steps, dealt.steps)))
+            used = min(dealt.own, dealt.count)  # units end where the rank stops
+            for span in self._clipped(dealt.start, dealt.start + used):
+                if done >= len(span):
+                    done -= len(span)
+                    continue
+                if done:
+                    unit = self.sequence.unit_at(span, done)
+                    if unit is span:
+                        span = span.part(done, len(span))
+                    else:
+                        inside = done - (unit.start - span.start)
+                        if inside:
+                            left.append(unit.part(inside, len(unit)))
+                            span = Span.whole(unit.stop, span.stop)
+                        else:
+                            span = Span.whole(unit.start, span.stop)
+                    done = 0
+                if len(span):
+                    left.append(span)
+            left += self._clipped(dealt.start + used, dealt.start + dealt.own)
+        return left

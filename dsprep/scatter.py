@@ -1,0 +1,126 @@
+"""Byte ranges of a file, each read to an address of its own, with as few ``preadv`` as possible.
+
+The kernel puts each range where it belongs while it copies, so a shuffle costs no copy of its
+own. The list of places is made by numpy, not of one Python object per range: ``preadv`` of the C
+library is called with it. (`os.preadv` takes one object per place, which costs as much time as
+the kernel needs for 3 kB.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from dsprep.errors import FormatError
+from dsprep.schema import Ints
+from dsprep.storage import IOV_MAX
+
+NEAR = 16 << 10
+"""Bytes between two ranges that are read and dropped rather than skipped by a second call."""
+
+_dropped = np.empty(NEAR, np.uint8)
+
+
+def _preadv() -> Any:
+    """Return ``preadv`` of the C library, with 64-bit offsets."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    function = getattr(libc, "preadv64", None) or libc.preadv
+    function.restype = ctypes.c_ssize_t
+    function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+    return function
+
+
+_call = _preadv()
+
+
+def scatter(
+    fd: int, offsets: Ints, lengths: Ints, addresses: Ints, where: object
+) -> tuple[int, int]:
+    """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``addresses[i]``.
+
+    Parameters
+    ----------
+    fd
+        The file.
+    offsets, lengths
+        int64, shape ``(n,)``, in bytes; offsets rise.
+    addresses
+        int64, shape ``(n,)``, of memory that the caller owns and that takes that many bytes.
+    where
+        The file, for messages.
+
+    Returns
+    -------
+    calls, nbytes
+        System calls made, and bytes that they asked for.
+
+    Raises
+    ------
+    FormatError
+        If the file ends before a range does.
+    OSError
+        If it cannot be read.
+    """
+    if not len(offsets):
+        return 0, 0
+    # Ranges that go on where the one before ends, here and there, are one.
+    new = np.ones(len(offsets), bool)
+    new[1:] = offsets[1:] != offsets[:-1] + lengths[:-1]
+    new[1:] |= addresses[1:] != addresses[:-1] + lengths[:-1]
+    starts = np.flatnonzero(new)
+    if len(starts) < len(offsets):
+        lengths = np.add.reduceat(lengths, starts)
+        offsets, addresses = offsets[starts], addresses[starts]
+    gaps = offsets[1:] - (offsets[:-1] + lengths[:-1])
+    dropped = (gaps > 0) & (gaps <= NEAR)
+    # Where each range goes in the list of places: one further for every gap before it.
+    at = np.arange(len(offsets))
+    at[1:] += np.cumsum(dropped)
+    places = np.empty((int(at[-1]) + 1, 2), np.int64)
+    places[at, 0], places[at, 1] = addresses, lengths
+    behind = at[:-1][dropped] + 1
+    places[behind, 0], places[behind, 1] = _dropped.ctypes.data, gaps[dropped]
+    calls = nbytes = 0
+    far = np.flatnonzero((gaps != 0) & ~dropped) + 1
+    for a, b in pairwise([0, *far.tolist(), len(offsets)]):
+        done = _fill(fd, places[at[a] : at[b - 1] + 1], int(offsets[a]), where)
+        calls, nbytes = calls + done[0], nbytes + done[1]
+    return calls, nbytes
+
+
+def _fill(fd: int, places: Ints, start: int, where: object) -> tuple[int, int]:
+    """Read the file from ``start`` on into the places, which that fills."""
+    calls, at = 0, start
+    while len(places):
+        part = places[:IOV_MAX]
+        size = int(part[:, 1].sum())
+        got = _call(fd, part.ctypes.data, len(part), at)
+        calls += 1
+        if got < 0:
+            number = ctypes.get_errno()
+            if number in (4, 11):  # EINTR, EAGAIN
+                continue
+            raise OSError(number, f"{os.strerror(number)} at offset {at}", str(where))
+        if got == 0 and size:
+            raise FormatError(
+                "the file ends too early",
+                where=f"{where}, offset {start}",
+                expected=f"{int(places[:, 1].sum())} bytes more",
+                found="none",
+                fix="the file is truncated or still being written",
+            )
+        at += got
+        if got == size:
+            places = places[len(part) :]
+            continue
+        ends = np.cumsum(part[:, 1])
+        full = int(np.searchsorted(ends, got, "right"))
+        rest = int(ends[full]) - got
+        places = places[full:].copy()
+        places[0, 0] += places[0, 1] - rest
+        places[0, 1] = rest
+    return calls, at - start
