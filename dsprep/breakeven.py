@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +12,15 @@ import numpy as np
 
 from dsprep.formats.base import Source
 from dsprep.located import Sidecar
+from dsprep.permutation import Permutation
 from dsprep.schema import Arena
 from dsprep.storage import data_files
 
 SECONDS = 1.0
 """How long each of the two measurements takes, at most about."""
+
+MOST = 1000
+"""Reads of each."""
 
 
 @dataclass(frozen=True)
@@ -52,28 +56,25 @@ def measure(
     target
         The output, whose sidecar has groups.
     """
-    rng = np.random.default_rng(seed)
     count = len(target)
     edges = group_edges(target)
     if not count or not len(source) or len(edges) < 2:
         return None
     arena = Arena()
 
-    def sample() -> int:
-        i = int(rng.integers(len(source)))
+    def sample(i: int) -> int:
         source.read(i, i + 1, arena)
         return 1
 
-    def group() -> int:
-        g = int(rng.integers(len(edges) - 1))
+    def group(g: int) -> int:
         target.read(slice(int(edges[g]), int(edges[g + 1])), arena=arena)
         return int(edges[g + 1] - edges[g])
 
-    sample(), group()  # what is opened and imported once does not count
+    sample(0), group(0)  # what is opened and imported once does not count
     drop(paths)
-    each = _seconds_per_sample(sample)
+    each = _seconds_per_sample(sample, len(source), seed)
     drop([target.dataset / f.path for f in target.content.files])
-    together = _seconds_per_sample(group)
+    together = _seconds_per_sample(group, len(edges) - 1, seed)
     saved = (each - together) * count
     return BreakEven(
         rewrite_seconds, each, together, rewrite_seconds / saved if saved > 0 else None
@@ -98,19 +99,15 @@ def group_edges(sidecar: Sidecar) -> np.ndarray:
     return np.unique(np.concatenate(edges))
 
 
-def _seconds_per_sample(read: Callable[[], int]) -> float:
+def _seconds_per_sample(read: Callable[[int], int], count: int, seed: int) -> float:
+    """Read some of `count` things in random order, none twice: then it would be in the cache."""
+    chosen = Permutation(seed, count).forward(np.arange(min(count, MOST), dtype=np.int64))
     began, samples = time.perf_counter(), 0
-    for _ in _until(began + SECONDS):
-        samples += read()
+    for i in chosen.tolist():
+        samples += read(i)
+        if time.perf_counter() > began + SECONDS:
+            break
     return (time.perf_counter() - began) / samples
-
-
-def _until(end: float) -> Iterator[int]:
-    """Yield at least once, at most 1000 times, until the time has come."""
-    for i in range(1000):
-        yield i
-        if time.perf_counter() > end:
-            return
 
 
 def drop(paths: Sequence[Path]) -> None:

@@ -137,7 +137,10 @@ def decide(
     if isinstance(asked, InSamples):
         count = max(1, min(asked.count, samples))
         nbytes = round(mean * count)
-        why = (f"{count} samples as asked: {show_nbytes(nbytes)}" + " on average" * ragged,)
+        what = f"{_count(count, 'sample')} as asked"
+        if count < asked.count:
+            what = f"{_count(asked.count, 'sample')} asked, the dataset has {count:,}"
+        why = (f"{what}: {show_nbytes(nbytes)}" + " on average" * ragged,)
         return BufferChoice(count, nbytes, None, why)
     if isinstance(asked, InBytes):
         limit, reasons = asked.nbytes, [f"at most {show_nbytes(asked.nbytes)} as asked"]
@@ -148,11 +151,15 @@ def decide(
         reasons.append(f"one sample has {show_nbytes(mean)}, more than that")
     nbytes = round(mean * count)
     reasons.append(
-        f"{'about ' * ragged}{count} {'sample' if count == 1 else 'samples'}: "
+        f"{'about ' * ragged}{_count(count, 'sample')}: "
         f"{show_nbytes(nbytes)}, {nbytes / stripe.nbytes:.1f} stripes of "
         f"{show_nbytes(stripe.nbytes)}"
     )
     return BufferChoice(count, nbytes, int(limit) if ragged else None, tuple(reasons))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _mean(sample_nbytes: int | Ints) -> float:
@@ -179,7 +186,9 @@ def _automatic(
     share = int(mean * (samples // wanted))
     if samples >= wanted and 0 < share < limit:
         limit = share
-        reasons.append(f"{wanted} groups, {GROUPS_PER_RANK} per rank, have {show_nbytes(share)}")
+        reasons.append(
+            f"{_count(wanted, 'group')}, {GROUPS_PER_RANK} per rank, have {show_nbytes(share)}"
+        )
     elif samples < wanted and mean:
         limit = max(1, int(mean))
         reasons.append(f"there are fewer samples than {GROUPS_PER_RANK} per rank")
@@ -251,21 +260,25 @@ def warnings(
         Processes that will read, in all and on one node, if known.
     epochs
         Passes over the data, S. Shuffling inside G disjoint groups is known to converge as
-        shuffling everything does where ``S < N / G``: the warning is given unless ``S * G < N``.
+        shuffling everything does where ``S < N / G``: the warning is given unless ``S * G < N``,
+        or groups have one sample each, whose order is that of a global shuffle.
     """
     found = []
     if ranks is not None and groups < ranks:
-        found.append(f"{groups} groups are fewer than {ranks} ranks: some would have no data")
-    if epochs is not None and groups and epochs * groups >= samples:
         found.append(
-            f"{epochs} epochs are not fewer than the {samples / groups:.4g} samples per group "
-            "(S >= N/G): shuffling inside groups may converge worse than a global shuffle"
+            f"{_count(groups, 'group')} for {_count(ranks, 'rank')}: fewer groups than ranks, "
+            "some would have no data"
+        )
+    if epochs is not None and samples > groups > 0 and epochs * groups >= samples:
+        found.append(
+            f"{_count(epochs, 'epoch')}, not fewer than the {samples / groups:,.4g} samples of a "
+            "group (S >= N/G): shuffling inside groups may converge worse than a global shuffle"
         )
     processes = ranks_per_node or 1
     needed = 2 * group_nbytes * processes
     if needed > memory:
         found.append(
-            f"two buffers for each of {processes} processes take {show_nbytes(needed)}, more than "
-            f"the {show_nbytes(memory)} of free memory"
+            f"two buffers for each of {processes} processes take {show_nbytes(needed)}, "
+            f"more than the {show_nbytes(memory)} of memory"
         )
     return found

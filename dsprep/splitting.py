@@ -125,7 +125,9 @@ def assign(
     members = np.bincount(labels)
     if len(members) < len(parts):
         raise UsageError(
-            f"field {group_by} has {len(members)} values, too few for {len(parts)} splits",
+            f"field {group_by} is not different enough for {len(parts)} splits",
+            expected=f"at least {len(parts)} different values",
+            found=len(members),
             fix="group by another field, or ask for fewer splits",
         )
     split = _deal(members, [s for _, s in parts], seed)[labels]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -139,13 +140,15 @@ def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
 def hint(stripe: Stripe, count: int = 1, directory: str = "DIR") -> str:
     """Return the command that would give new files in `directory` these stripes, never run here.
 
-    `count` is the number of storage targets per file, -1 for all.
+    `count` is the number of storage targets per file, -1 for all. For stripes that Lustre does not
+    have, so small are they, it is told what to ask for instead.
     """
-    nbytes = max(stripe.nbytes, LUSTRE_UNIT)
-    for suffix, unit in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
-        if nbytes % unit == 0:
-            return f"lfs setstripe -S {nbytes // unit}{suffix} -c {count} {directory}"
-    raise AssertionError(f"a stripe of {nbytes} bytes")  # it is a multiple of 64 KiB
+    nbytes, more = stripe.nbytes, ""
+    if nbytes % LUSTRE_UNIT:
+        nbytes, more = LUSTRE_DEFAULT, " (on Lustre, with --stripe-size 1MiB)"
+    units = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
+    size = next(f"{nbytes // unit}{suffix}" for suffix, unit in units if nbytes % unit == 0)
+    return f"lfs setstripe -S {size} -c {count} {shlex.quote(directory)}{more}"
 
 
 def _existing(path: Path) -> Path:

@@ -85,6 +85,12 @@ def test_reasons_are_given():
     assert "2 %" not in " ".join(decide(10_000, MIB, Auto(), stripe(), 64 * GIB).reasoning)
 
 
+def test_it_is_said_what_was_asked():
+    assert decide(9000, 8, InSamples(4000), stripe(), GIB).reasoning[0].startswith("4,000 samples")
+    more = decide(50, 8, InSamples(4000), stripe(), GIB)
+    assert more.reasoning == ("4,000 samples asked, the dataset has 50: 400 B",)
+
+
 def test_ragged_samples_have_a_limit():
     sizes = np.array([100, 300, 200, 200])
     found = decide(4, sizes, InBytes(450), stripe(), GIB)
@@ -126,10 +132,12 @@ def test_warnings():
 
     assert given() == []
     assert given(ranks=64) == []
-    assert "fewer than 65 ranks" in given(ranks=65)[0]
+    assert given(ranks=65)[0].startswith("64 groups for 65 ranks")
+    assert warnings(1, 1, 8, memory=GIB, ranks=4)[0].startswith("1 group for 4 ranks")
     # S < N/G = 8192 / 64 = 128
     assert given(epochs=127) == []
     assert "S >= N/G" in given(epochs=128)[0]
+    assert warnings(64, 64, 8, memory=GIB, epochs=9) == []  # the order of groups is all there is
     assert given(ranks_per_node=4) == []
     assert "two buffers" in given(ranks_per_node=5)[0]
     assert len(given(ranks=100, epochs=1000, ranks_per_node=99)) == 3

@@ -142,7 +142,7 @@ def test_unequal_groups_and_refusals():
     source, _values = keyed([0] * 90 + [1] * 6 + [2] * 4)
     found = assign(source, THIRDS, 0, "k")
     assert [len(v) for v in found.values()] == [90, 6, 4]
-    with pytest.raises(UsageError, match="3 values, too few"):
+    with pytest.raises(UsageError, match="found 3"):
         assign(source, [(f"{i}", 0.25) for i in range(4)], 0, "k")
     with pytest.raises(SchemaError):
         assign(source, THIRDS, 0, "nosuch")

@@ -280,4 +280,7 @@ def test_the_hint(tmp_path):
     assert line("1MiB") == "lfs setstripe -S 1M -c 1 DIR"
     assert line("4GiB", -1) == "lfs setstripe -S 4G -c -1 DIR"
     assert line("512KiB") == "lfs setstripe -S 512K -c 1 DIR"
-    assert line("4KiB") == "lfs setstripe -S 64K -c 1 DIR"  # Lustre has no smaller ones
+    # Lustre has none below 64 KiB, and groups must be aligned to what it has
+    assert line("4KiB") == ("lfs setstripe -S 1M -c 1 DIR (on Lustre, with --stripe-size 1MiB)")
+    assert line("64KiB") == "lfs setstripe -S 64K -c 1 DIR"
+    assert hint(as_asked("1MiB", tmp_path), 1, "my data").endswith(" 'my data'")

@@ -12,6 +12,7 @@ from dsprep.cli.report import INTERRUPTED, fail, guarded, note, print_json, prin
 
 if TYPE_CHECKING:
     from dsprep.formats.base import OpenOptions
+    from dsprep.jobs import Job
     from dsprep.repacking import Part, Plan, RepackReport
 
 LAYOUT = "How groups are laid out"
@@ -185,10 +186,7 @@ def repack(
     if len(paths) < 2:
         fail("a source and a target are needed: dsprep repack SRC... DST", 2)
     *sources, target = paths
-    if zipped:
-        if to not in (None, "zarr"):
-            fail("--zip is for zarr", 2)
-        to, target = "zarr", target if target.endswith(".zip") else f"{target}.zip"
+    to, target = _target(target, to, zipped)
     limit = parse_nbytes(memory) if memory else None
     with opt.opened(sources, reading, not json) as source:
         plan = plan_repack(
@@ -214,6 +212,11 @@ def repack(
             return
         if not json:
             _print_plan(plan)
+            for line in (
+                *_idle(plan, split, shuffle, duplicate),
+                *(_lacking(plan) if dry_run else ()),
+            ):
+                note(line)
         if dry_run:
             typer.echo("Nothing was written (--dry-run).")
             return
@@ -248,6 +251,42 @@ def repack(
     _print_report(report)
 
 
+def _target(target: str, to: str | None, zipped: bool) -> tuple[str | None, str]:
+    """Return the format and the output that are meant."""
+    from dsprep import formats
+
+    named = formats.by_suffix(Path(target))
+    if zipped:
+        if to not in (None, "zarr") or (named and named.name != "zarr"):
+            fail("--zip is for zarr: name the output OUT.zarr.zip, without another --to", 2)
+        return "zarr", target if target.endswith(".zip") else f"{target}.zip"
+    if to is None and named is None and Path(target).suffix:
+        note(f"{target}: {Path(target).suffix} is the suffix of no format, so HDF5 is written")
+    return to, target
+
+
+def _idle(plan: Plan, split: str | None, shuffle: str, duplicate: int) -> list[str]:
+    """Return which options have no effect."""
+    options = ["--shuffle"] * (shuffle != "none") + ["--duplicate"] * (duplicate > 1)
+    if split is None or not options or "train" in [p.name for p in plan.parts]:
+        return []
+    return [f"no split is named train: without effect: {', '.join(options)}"]
+
+
+def _lacking(plan: Plan) -> list[str]:
+    """Return whether there is too little space for all outputs."""
+    from dsprep.plan import show_nbytes
+    from dsprep.storage import free_nbytes
+
+    at = plan.parts[0].job.target.parent
+    free = free_nbytes(at)
+    needed = sum(p.job.estimate for p in plan.parts) + max(p.job.scratch for p in plan.parts)
+    if needed <= free:
+        return []
+    found, expected = show_nbytes(free), show_nbytes(needed)
+    return [f"{at}: there may not be enough space: at most {expected} needed, {found} free"]
+
+
 def _seed(text: str) -> int | None:
     if text == "none":
         return None
@@ -277,7 +316,7 @@ def _print_plan(plan: Plan) -> None:
             ("samples", f"{job.samples:,} in {layout.groups:,} groups"),
             ("group", "; ".join(layout.choice.reasoning)),
             ("reads", f"{first.reads} per group of {show_nbytes(first.group_nbytes)}: {first.how}"),
-            ("aligned", "yes" if first.aligned else "no: the format does not allow it"),
+            ("aligned", "yes" if all(p.aligned for p in layout.plans) else _unaligned(job)),
             ("padding", f"{show_nbytes(layout.padding)}, {share:.1%}"),
             ("on disk", f"about {show_nbytes(layout.nbytes)} in {files}, {inodes(job):,} inodes"),
         ]
@@ -286,6 +325,12 @@ def _print_plan(plan: Plan) -> None:
     print_rows(rows)
     for line in plan.warnings:
         note(line)
+
+
+def _unaligned(job: Job) -> str:
+    if job.options.compress is not None:
+        return "not all: compressed groups differ in size, and padding them would cost too much"
+    return "no: the format does not allow it"
 
 
 def _plan_json(plan: Plan) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""``dsprep repack`` as a user types it: what is said about doubtful wishes."""
+
+from __future__ import annotations
+
+import shutil
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dsprep import breakeven
+from dsprep.cli import app
+
+
+@pytest.fixture
+def train(tmp_path):
+    path = tmp_path / "train.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(4000, dtype="<f4").reshape(1000, 4)
+        file["y"] = np.arange(1000) % 2
+    return path
+
+
+def run(*words):
+    done = CliRunner().invoke(app, ["repack", *map(str, words), "--no-measure"])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception  # a traceback that the user would see
+    return done
+
+
+def notes(*words):
+    done = run(*words)
+    assert done.exit_code == 0, done.stderr
+    return [w.removeprefix("dsprep: note: ") for w in done.stderr.splitlines()]
+
+
+def test_a_suffix_of_no_format(train, tmp_path):
+    (said,) = notes(train, tmp_path / "out.tfrecrod", "--dry-run")
+    assert ".tfrecrod is the suffix of no format, so HDF5 is written" in said
+    assert notes(train, tmp_path / "out.x", "--to", "hdf5", "--dry-run") == []
+    assert notes(train, tmp_path / "out", "--dry-run") == []
+
+
+@pytest.mark.parametrize(
+    "words", [("o.h5", "--zip"), ("o.zarr", "--to", "lmdb", "--zip"), ("o.lmdb", "--zip")]
+)
+def test_zip_is_for_zarr(words, train, tmp_path):
+    done = run(train, tmp_path / words[0], *words[1:])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("dsprep: error: --zip is for zarr: name the output OUT.zarr.zip")
+    assert [p.name for p in tmp_path.iterdir()] == ["train.h5"]
+
+
+def test_zip_names_the_output(train, tmp_path):
+    for name, made in (("a", "a.zip"), ("b.zarr", "b.zarr.zip"), ("c.zarr.zip", "c.zarr.zip")):
+        assert run(train, tmp_path / name, "--zip").exit_code == 0
+        assert (tmp_path / made).is_file()
+
+
+def test_options_without_effect_are_told(train, tmp_path):
+    words = (train, tmp_path / "o.h5", "--dry-run", "--shuffle", 1, "--duplicate", 2, "--split")
+    (said,) = notes(*words, "a=.5,b=.5")
+    assert said == "no split is named train: without effect: --shuffle, --duplicate"
+    assert notes(*words, "train=.5,b=.5") == []
+
+
+def test_a_dry_run_foresees_a_full_disk(train, tmp_path, monkeypatch):
+    words = (train, tmp_path / "o.h5", "--split", "train=.5,val=.5")
+    assert notes(*words, "--dry-run") == []
+    full = SimpleNamespace(total=1 << 40, used=1 << 40, free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    (said,) = notes(*words, "--dry-run")
+    assert "there may not be enough space" in said
+    assert "1.0 kB free" in said
+
+
+def test_compressed_groups_are_not_called_a_limit_of_the_format(train, tmp_path):
+    shown = run(train, tmp_path / "o.zarr", "--compress", "zstd", "--dry-run").stdout
+    assert "aligned  not all: compressed groups differ in size" in shown
+    shown = run(train, tmp_path / "o.lmdb", "--dry-run").stdout
+    assert "aligned  no: the format does not allow it" in shown
+
+
+def test_nothing_is_measured_twice():
+    read = []
+
+    def one(i):
+        read.append(i)
+        return 1
+
+    assert breakeven._seconds_per_sample(one, 5, 3) > 0
+    assert sorted(read) == list(range(5))  # a second time it would come from the cache
+    read.clear()
+    breakeven._seconds_per_sample(one, 10**9, 3)
+    assert len(set(read)) == len(read) <= breakeven.MOST
