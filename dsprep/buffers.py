@@ -116,6 +116,9 @@ def decide(
 ) -> BufferChoice:
     """Return how large groups are to be.
 
+    Asked for in bytes or automatic, they are as nearly equal as may be: as few as the bytes allow,
+    and then no larger than so many need to be. A number of samples is taken as it is.
+
     Parameters
     ----------
     samples
@@ -147,6 +150,8 @@ def decide(
     else:
         limit, reasons = _automatic(samples, mean, stripe, memory, ranks)
     count = max(1, min(samples, int(limit // max(mean, 1))))
+    groups = max(1, -(-samples // count))
+    count = max(1, -(-samples // groups))  # a short last group would be padded like a whole one
     if mean > limit:
         reasons.append(f"one sample has {show_nbytes(mean)}, more than that")
     nbytes = round(mean * count)

@@ -49,12 +49,15 @@ CASES = [
     # as asked
     ((1000, 50, "128", MIB, GIB, 1), 128),
     ((100, 50, "128", MIB, GIB, 1), 100),
-    ((10**6, 19200, "256MiB", MIB, GIB, 1), 256 * MIB // 19200),
+    # 13,981 fit: 72 groups, of nearly equal size
+    ((10**6, 19200, "256MiB", MIB, GIB, 1), 13_889),
+    ((9, 10, "40B", MIB, GIB, 1), 3),
+    ((10, 10, "40B", MIB, GIB, 1), 4),
     ((1000, 50 * MIB, "1MiB", MIB, GIB, 1), 1),
     ((0, 50, "128", MIB, GIB, 1), 1),
     ((10, 0, "1MiB", MIB, GIB, 1), 10),
     # automatic: 256 MiB
-    ((10**6, 19200, "auto", MIB, 64 * GIB, 1), 256 * MIB // 19200),
+    ((10**6, 19200, "auto", MIB, 64 * GIB, 1), 13_889),
     # 64 stripes of 16 MiB are more
     ((10**6, MIB, "auto", 16 * MIB, 64 * GIB, 1), 1024),
     # a sixteenth of the memory is less
@@ -76,6 +79,15 @@ def test_decisions(given, expected):
     assert found.limit_nbytes is None
     assert found.reasoning
     assert all(found.reasoning)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**5))
+def test_equal_groups_are_as_many_as_full_ones(samples, fit):
+    found = decide(samples, 10, InBytes(10 * fit), stripe(), GIB).samples
+    groups = -(-samples // min(fit, samples))
+    assert found <= fit
+    assert -(-samples // found) == groups
+    assert groups * found - samples < groups  # what the last group lacks
 
 
 def test_reasons_are_given():
