@@ -234,7 +234,13 @@ class Share:
     def delivered(self, steps: int) -> int:
         """Return how many samples the first `steps` steps deliver."""
         least = max(self.count - (self.steps - steps), min(steps, self.count))
-        return min(steps * self.batch_size, least)
+        return min(steps * self.batch_size, least, self.count)
+
+    def sizes(self, start: int, stop: int) -> Ints:
+        """Return how many samples each of the steps ``start <= i < stop`` delivers: int64."""
+        steps = np.arange(start, stop + 1, dtype=np.int64)
+        least = np.maximum(self.count - (self.steps - steps), np.minimum(steps, self.count))
+        return np.diff(np.minimum(np.minimum(steps * self.batch_size, least), self.count))
 
 
 def share(n: int, world_size: int, rank: int, batch_size: int, remainder: Remainder) -> Share:

@@ -1,0 +1,444 @@
+"""Which samples a rank delivers: every promise of `dsprep.reader.order`, for any numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import tracemalloc
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dsprep.reader.order import (
+    REMAINDERS,
+    SHUFFLES,
+    Epoch,
+    Sequence,
+    Share,
+    Span,
+    Stage,
+    share,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    edges: tuple[int, ...]
+    ranks: int
+    batch: int
+    seed: int
+    number: int
+    shuffle: str
+    mixed: int
+    remainder: str
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def n(self):
+        return self.edges[-1]
+
+    def sequence(self):
+        edges = np.array(self.edges, np.int64)
+        return Sequence(edges, self.shuffle, self.seed, self.number, self.mixed)
+
+    def epoch(self):
+        return Epoch(self.sequence(), self.stages, self.remainder)
+
+
+@st.composite
+def cases(draw, stages=0):
+    sizes = draw(
+        st.one_of(
+            st.lists(st.integers(1, 12), max_size=14),
+            st.builds(lambda b, k, r: [b] * k + [r], *(st.integers(1, 9) for _ in range(3))),
+        )
+    )
+    edges = tuple(itertools.accumulate(sizes, initial=0))
+    return Case(
+        edges,
+        ranks=draw(st.integers(1, 9)),
+        batch=draw(st.integers(1, 9)),
+        seed=draw(st.integers(-3, 1 << 64)),
+        number=draw(st.integers(0, 5)),
+        shuffle=draw(st.sampled_from(SHUFFLES)),
+        mixed=draw(st.integers(1, 4)),
+        remainder=draw(st.sampled_from(REMAINDERS)),
+        stages=tuple(
+            Stage(draw(st.integers(1, 7)), draw(st.integers(1, 7)), draw(st.integers(0, 6)))
+            for _ in range(draw(st.integers(0, stages)))
+        ),
+    )
+
+
+def unrolled(sequence, units):
+    """The samples that units deliver, in order."""
+    parts = [np.zeros(0, np.int64)]
+    for unit in units:
+        samples, slots = sequence.slots(unit)
+        assert samples.dtype == slots.dtype == np.int64
+        out = np.full(len(unit), -1, np.int64)
+        out[slots] = samples
+        parts.append(out)
+    return np.concatenate(parts)
+
+
+def rank_order(case, rank, epoch=None):
+    epoch = epoch or case.epoch()
+    dealt = epoch.share(case.ranks, rank, case.batch)
+    return dealt, unrolled(epoch.sequence, epoch.units(dealt))
+
+
+def every_rank(case, epoch=None):
+    epoch = epoch or case.epoch()
+    return [rank_order(case, rank, epoch) for rank in range(case.ranks)]
+
+
+def counts(case, orders):
+    return np.bincount(np.concatenate([np.zeros(0, np.int64), *orders]), minlength=case.n)
+
+
+@given(cases(stages=2))
+def test_a_rank_delivers_as_many_samples_as_its_share_says(case):
+    for dealt, order in every_rank(case):
+        assert len(order) == dealt.count == dealt.delivered(dealt.steps)
+        assert ((order >= 0) & (order < case.n)).all()
+
+
+@given(cases())
+def test_ragged_delivers_every_sample_once(case):
+    case = Case(**{**vars(case), "remainder": "ragged"})
+    told = every_rank(case)
+    assert (counts(case, [order for _, order in told]) == 1).all()
+    sizes = [dealt.own for dealt, _ in told]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(cases())
+def test_drop_leaves_out_exactly_the_remainder_of_a_step_of_all_ranks(case):
+    case = Case(**{**vars(case), "remainder": "drop"})
+    times = counts(case, [order for _, order in every_rank(case)])
+    assert (times <= 1).all()
+    assert int((times == 0).sum()) == case.n % (case.ranks * case.batch)
+
+
+@given(cases())
+def test_pad_delivers_own_samples_once_and_then_repeats(case):
+    case = Case(**{**vars(case), "remainder": "pad"})
+    told = every_rank(case)
+    assert (counts(case, [order[: dealt.own] for dealt, order in told]) == 1).all()
+    repeats = sum(len(order) for _, order in told) - case.n
+    assert repeats == -case.n % (case.ranks * case.batch)
+    for dealt, order in told:  # around the ring: none comes again before all others
+        times = counts(case, [order])
+        assert case.n == 0 or times.min() == dealt.count // case.n
+        assert case.n == 0 or times.max() == -(-dealt.count // case.n)
+
+
+@given(cases(stages=2))
+def test_every_rank_does_as_many_steps(case):
+    assert len({dealt.steps for dealt, _ in every_rank(case)}) == 1
+
+
+@given(cases(stages=2))
+def test_batches(case):
+    for dealt, order in every_rank(case):
+        ends = [dealt.delivered(step) for step in range(dealt.steps + 1)]
+        sizes = np.diff(ends)
+        assert ends[0] == 0
+        assert ends[-1] == len(order)
+        assert ((sizes >= 0) & (sizes <= case.batch)).all()
+        assert dealt.sizes(0, dealt.steps).tolist() == sizes.tolist()
+        assert dealt.sizes(1, dealt.steps).tolist() == sizes[1:].tolist()
+        if case.remainder != "ragged":
+            assert (sizes == case.batch).all()
+        else:
+            assert (np.diff(sizes) <= 0).all()  # the short ones come last
+            assert (sizes > 0).all() or dealt.own < dealt.steps
+
+
+@given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 9), st.sampled_from(REMAINDERS))
+@example(0, 3, 2, "pad")
+@example(1, 9, 9, "ragged")
+@example(8, 9, 1, "ragged")
+def test_shares(n, ranks, batch, remainder):
+    shares = [share(n, ranks, rank, batch, remainder) for rank in range(ranks)]
+    assert shares[0].start == 0
+    assert [s.start for s in shares[1:]] == [s.start + s.own for s in shares[:-1]]
+    assert shares[-1].start + shares[-1].own == n
+    for s in shares:
+        ends = [s.delivered(step) for step in range(s.steps + 1)]
+        assert all(0 <= b - a <= batch for a, b in itertools.pairwise(ends))
+        assert ends[-1] == s.count
+        assert s.delivered(s.steps + 5) == s.count
+
+
+@given(cases(stages=2))
+def test_the_order_is_a_pure_function(case):
+    for (a, left), (b, right) in zip(every_rank(case), every_rank(case), strict=True):
+        assert a == b
+        assert left.tolist() == right.tolist()
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("mixed", [1, 3])
+def test_epochs_and_seeds_differ(shuffle, mixed):
+    def order(seed, number):
+        case = Case(tuple(range(0, 101, 10)), 1, 4, seed, number, shuffle, mixed, "ragged")
+        return tuple(rank_order(case, 0)[1].tolist())
+
+    orders = {order(seed, number) for seed in range(4) for number in range(4)}
+    assert len(orders) == (1 if shuffle == "none" else 16)
+    if shuffle == "none":
+        assert orders == {tuple(range(100))}
+
+
+@given(cases())
+def test_the_order_within_a_group_does_not_depend_on_the_ranks_that_have_it_whole(case):
+    """Where one rank delivers a whole group, the samples come in the same order for any P."""
+    alone = Case(**{**vars(case), "ranks": 1, "remainder": "ragged", "mixed": 1})
+    shared = Case(**{**vars(alone), "ranks": case.ranks})
+    sequence = alone.sequence()
+    known = {}
+    for unit in alone.epoch().units(alone.epoch().share(1, 0, case.batch)):
+        known[unit.start, unit.stop] = unrolled(sequence, [unit]).tolist()
+    for rank in range(case.ranks):
+        dealt = shared.epoch().share(case.ranks, rank, case.batch)
+        for unit in shared.epoch().units(dealt):
+            if (unit.start, unit.stop) in known:
+                assert unrolled(sequence, [unit]).tolist() == known[unit.start, unit.stop]
+
+
+@given(cases(stages=2))
+def test_units(case):
+    epoch = case.epoch()
+    sequence = epoch.sequence
+    for rank in range(case.ranks):
+        for unit in epoch.units(epoch.share(case.ranks, rank, case.batch)):
+            assert unit.fixed
+            assert 0 <= unit.low < unit.high <= unit.stop - unit.start
+            samples, slots = sequence.slots(unit)
+            assert sorted(slots.tolist()) == list(range(len(unit)))
+            assert len(set(samples.tolist())) == len(unit)
+            ends = np.searchsorted(sequence.ends, (unit.start, unit.stop - 1), "right")
+            assert ends[1] - ends[0] < case.mixed
+            held = set(sequence.samples(unit.start, unit.stop).tolist())
+            assert held >= set(samples.tolist())
+            if case.shuffle == "global":
+                assert (np.diff(samples) > 0).all()
+            else:
+                groups = np.searchsorted(case.edges, samples, "right")
+                assert len(set(groups.tolist())) <= case.mixed
+                falls = np.diff(samples) < 0
+                assert (np.diff(groups)[falls] != 0).all()  # within a group they rise
+
+
+@given(cases())
+def test_ranks_share_at_most_the_group_at_either_end(case):
+    sequence = case.sequence()
+    epoch = Epoch(sequence, (), case.remainder)
+    for rank in range(case.ranks):
+        dealt = epoch.share(case.ranks, rank, case.batch)
+        dealt = Share(dealt.start, dealt.own, min(dealt.own, dealt.count), case.batch, dealt.steps)
+        parts = 0
+        for unit in epoch.units(dealt):
+            low, high = np.searchsorted(sequence.ends, (unit.start, unit.stop - 1), "right")
+            parts += int(unit.start > sequence.ends[low - 1])
+            parts += int(unit.stop < sequence.ends[high])
+        assert parts <= 2
+
+
+@given(cases(stages=2), st.integers(0, 120), st.integers(0, 8))
+def test_skipping_leaves_exactly_the_rest(case, skip, rank):
+    epoch = case.epoch()
+    dealt = epoch.share(case.ranks, rank % case.ranks, case.batch)
+    whole = unrolled(epoch.sequence, epoch.units(dealt))
+    assert unrolled(epoch.sequence, epoch.units(dealt, skip)).tolist() == whole[skip:].tolist()
+
+
+@given(cases(stages=1), st.integers(0, 20))
+def test_the_same_ranks_go_on_exactly(case, steps):
+    for rank in range(case.ranks):
+        dealt, whole = rank_order(case, rank)
+        done = dealt.delivered(min(steps, dealt.steps))
+        again = case.epoch()  # as a process that has just started
+        rest = unrolled(again.sequence, again.units(dealt, done))
+        assert [*whole[:done].tolist(), *rest.tolist()] == whole.tolist()
+
+
+def interrupted(case):
+    """Do an epoch in stages: return (own samples, repeats, how many were left for the last)."""
+    sequence = case.sequence()
+    own, repeats = [], []
+    for i, stage in enumerate((*case.stages, Stage(case.ranks, case.batch, 1 << 40))):
+        epoch = Epoch(sequence, case.stages[:i], case.remainder)
+        left = len(epoch)
+        for rank in range(stage.world_size):
+            dealt = epoch.share(stage.world_size, rank, stage.batch_size)
+            done = dealt.delivered(min(stage.steps, dealt.steps))
+            order = unrolled(sequence, epoch.units(dealt))[:done]
+            own.append(order[: dealt.own])
+            repeats.append(order[dealt.own :])
+    return own, repeats, left
+
+
+@settings(max_examples=300)
+@given(cases(stages=4))
+def test_resuming_with_other_ranks_loses_and_repeats_nothing(case):
+    own, repeats, left = interrupted(case)
+    times = counts(case, own)
+    assert (times <= 1).all()
+    missing = int((times == 0).sum())
+    if case.remainder == "drop":
+        assert missing == left % (case.ranks * case.batch)
+    else:
+        assert missing == 0
+    if case.remainder != "pad":
+        assert not sum(map(len, repeats))
+
+
+@given(cases(stages=3), cases(stages=3))
+def test_what_is_left_is_what_was_not_delivered(case, other):
+    """After every stage: as many samples as are missing, whichever they are."""
+    case = Case(**{**vars(case), "remainder": "ragged", "stages": other.stages})
+    sequence = case.sequence()
+    left = case.n
+    for i, stage in enumerate(case.stages):
+        epoch = Epoch(sequence, case.stages[:i], "ragged")
+        assert len(epoch) == left
+        shares = [
+            epoch.share(stage.world_size, r, stage.batch_size) for r in range(stage.world_size)
+        ]
+        left -= sum(s.delivered(min(stage.steps, s.steps)) for s in shares)
+    assert len(Epoch(sequence, case.stages, "ragged")) == left
+
+
+@given(cases())
+def test_the_sequence_is_every_sample_in_any_slices(case):
+    sequence = case.sequence()
+    whole = sequence.samples(0, case.n)
+    assert sorted(whole.tolist()) == list(range(case.n))
+    for a, b in itertools.combinations(range(0, case.n + 1, max(1, case.n // 5)), 2):
+        assert sequence.samples(a, b).tolist() == whole[a:b].tolist()
+        assert sequence.samples(a, a).tolist() == []
+
+
+# --- randomness --------------------------------------------------------------------------------
+
+
+def places_over_epochs(n, edges, shuffle, mixed, epochs):
+    """How often each sample is at each position: int64, shape ``(n, n)``."""
+    table = np.zeros((n, n), np.int64)
+    for number in range(epochs):
+        sequence = Sequence(np.array(edges), shuffle, 1, number, mixed)
+        order = unrolled(sequence, sequence.units(Span.whole(0, n)))
+        table[order, np.arange(n)] += 1
+    return table
+
+
+@pytest.mark.parametrize(("shuffle", "mixed"), [("group", 1), ("group", 3), ("global", 1)])
+def test_samples_are_at_all_positions_equally_often(shuffle, mixed):
+    n, epochs = 60, 1500
+    table = places_over_epochs(n, range(0, n + 1, 6), shuffle, mixed, epochs)
+    expected = epochs / n
+    chi_square = ((table - expected) ** 2 / expected).sum(axis=1)  # n - 1 degrees of freedom
+    assert abs(chi_square.mean() - (n - 1)) < 4 * np.sqrt(2 * (n - 1) / 10)  # 10 groups at least
+    assert chi_square.max() < 110  # p = 1e-4 of one sample
+
+
+def test_neighbours_part():
+    """With one group at a time two samples of a group stay near; with global they do not."""
+    n, epochs = 64, 400
+    apart = {}
+    for shuffle in ("group", "global"):
+        distances = []
+        for number in range(epochs):
+            sequence = Sequence(np.arange(0, n + 1, 8), shuffle, 2, number)
+            order = unrolled(sequence, sequence.units(Span.whole(0, n)))
+            place = np.argsort(order)
+            distances.append(abs(int(place[0] - place[1])))
+        apart[shuffle] = np.mean(distances)
+    assert abs(apart["group"] - 3) < 0.3  # (8 + 1) / 3
+    assert abs(apart["global"] - (n + 1) / 3) < 2.5
+
+
+def test_a_global_order_of_many_samples_is_spread_evenly():
+    n, bins = 1 << 20, 32
+    sequence = Sequence(np.array([0, n]), "global", 3, 0)
+    order = sequence.samples(0, n)
+    table = np.histogram2d(np.arange(n), order, bins)[0]
+    expected = n / bins**2
+    chi_square = ((table - expected) ** 2 / expected).sum()
+    freedom = (bins - 1) ** 2
+    assert abs(chi_square - freedom) < 4 * np.sqrt(2 * freedom)
+    steps = np.diff(order)
+    assert abs(np.mean(steps > 0) - 0.5) < 0.003
+
+
+# --- the same on every machine and in every version ----------------------------------------------
+
+EDGES = (0, 5, 6, 13, 20, 21, 40)
+GOLDEN = {
+    ("group", 1): "bbc532b6f7113554",
+    ("group", 2): "6104e6298a547afc",
+    ("global", 1): "5cc2978a944adb04",
+    ("global", 2): "5cc2978a944adb04",
+    ("none", 1): "ec6171d48229f44f",
+    ("none", 2): "ec6171d48229f44f",
+}
+
+
+def test_golden_small():
+    case = Case((0, 4, 8, 12), 2, 3, 42, 0, "group", 1, "ragged")
+    assert [order.tolist() for _, order in every_rank(case)] == [
+        [7, 4, 5, 6, 1, 0],
+        [3, 2, 9, 11, 10, 8],
+    ]
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("mixed", [1, 2])
+def test_golden(shuffle, mixed):
+    stages = (Stage(3, 2, 2), Stage(2, 5, 1))
+    words = hashlib.blake2b(digest_size=8)
+    for remainder, number in itertools.product(REMAINDERS, (0, 7)):
+        for some in ((), stages):
+            case = Case(EDGES, 4, 3, 1234, number, shuffle, mixed, remainder, some)
+            for _, order in every_rank(case):
+                words.update(order.astype("<i8").tobytes())
+    assert words.hexdigest() == GOLDEN[shuffle, mixed]
+
+
+# --- large -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_a_billion_samples_on_thousands_of_ranks(shuffle):
+    n, groups, ranks, batch = 10**9, 300_000, 9216, 64
+    edges = np.append(np.arange(groups, dtype=np.int64) * (n // groups), n)
+    tracemalloc.start()
+    epoch = Epoch(Sequence(edges, shuffle, 5, 1), (), "ragged")
+    told = []
+    for rank in (0, 4711, ranks - 1):
+        dealt = epoch.share(ranks, rank, batch)
+        told.append(dealt)
+        units = list(epoch.units(dealt))
+        assert sum(map(len, units)) == dealt.count
+        assert len(units) <= groups // ranks + 3
+        assert len(epoch.sequence.slots(units[0])[0]) == len(units[0])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 << 20
+    assert len({dealt.steps for dealt in told}) == 1
+
+
+def test_resuming_a_billion_samples_on_thousands_of_ranks():
+    n, ranks, batch = 10**9, 9216, 64
+    sequence = Sequence(np.append(np.arange(0, n, 3334), n), "group", 5, 1, 2)
+    after = Epoch(sequence, (Stage(ranks, batch, 100), Stage(ranks // 2, batch, 10)), "ragged")
+    assert len(after) == n - ranks * batch * 100 - ranks // 2 * batch * 10
+    assert len(after.spans) <= 2 * (ranks + ranks // 2)
+    dealt = after.share(1000, 777, batch)
+    assert sum(map(len, after.units(dealt, 1000))) == dealt.own - 1000
