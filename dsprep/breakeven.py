@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.located import Sidecar
 from dsprep.permutation import Permutation
@@ -49,6 +50,8 @@ def measure(
 ) -> BreakEven | None:
     """Return when the rewrite pays, or None if there is nothing to read.
 
+    None also where groups cannot be read through the sidecar: ragged samples in group values.
+
     Parameters
     ----------
     source, paths
@@ -70,7 +73,11 @@ def measure(
         target.read(slice(int(edges[g]), int(edges[g + 1])), arena=arena)
         return int(edges[g + 1] - edges[g])
 
-    sample(0), group(0)  # what is opened and imported once does not count
+    sample(0)  # what is opened and imported once does not count
+    try:
+        group(0)
+    except UsageError:
+        return None
     drop(paths)
     each = _seconds_per_sample(sample, len(source), seed)
     drop([target.dataset / f.path for f in target.content.files])

@@ -23,8 +23,9 @@ def train(tmp_path):
     return path
 
 
-def run(*words):
-    done = CliRunner().invoke(app, ["repack", *map(str, words), "--no-measure"])
+def run(*words, measure=False):
+    more = [] if measure else ["--no-measure"]
+    done = CliRunner().invoke(app, ["repack", *map(str, words), *more])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception  # a traceback that the user would see
     return done
@@ -81,6 +82,18 @@ def test_compressed_groups_are_not_called_a_limit_of_the_format(train, tmp_path)
     assert "aligned  not all: compressed groups differ in size" in shown
     shown = run(train, tmp_path / "o.lmdb", "--dry-run").stdout
     assert "aligned  no: the format does not allow it" in shown
+
+
+def test_groups_that_the_sidecar_does_not_place_are_not_measured(tmp_path):
+    path = tmp_path / "ragged.h5"
+    with h5py.File(path, "w") as file:
+        file["x/values"], file["x/first"], file["x/count"] = np.arange(6), [0, 2, 3], [2, 1, 3]
+        file["x"].attrs["dsprep_kind"] = "array"
+    done = run(path, tmp_path / "o.lmdb", "--group-values", "-b", "2", measure=True)
+    assert done.exit_code == 0, done.stderr
+    assert "wrote" in done.stdout
+    assert "pays" not in done.stdout
+    assert "was not measured" in done.stderr
 
 
 def test_nothing_is_measured_twice():

@@ -248,6 +248,8 @@ def repack(
         return
     for line in (*source.notes, *job.losses):
         note(line)
+    if measure and report.break_even is None and samples:
+        note("when the rewrite pays was not measured: the sidecar has no places of such groups")
     _print_report(report)
 
 
