@@ -4,7 +4,7 @@ The headers were read when the file was opened. A field of a ``tf.train.Example`
 place if all records have one length and agree in every byte that is not part of a value: tags,
 lengths and names. Where they differ in length, they have to agree up to the end of the features,
 and behind it there has to be nothing, or padding up to the end of the record (`group`). That is
-proven for every record. Of records from `WHOLE` bytes on only these bytes are read; shorter ones
+proven for every record. Of records from `SPARSE` bytes on only these bytes are read; shorter ones
 are read as they lie, which is faster.
 """
 
@@ -22,13 +22,11 @@ from dsprep.formats.tfrecord.example import BYTES, INT64, Value, WireError
 from dsprep.formats.tfrecord.features import Feature
 from dsprep.formats.tfrecord.framing import FOOTER, FRAME, HEADER, TRUNCATED, Index
 from dsprep.formats.tfrecord.lockstep import is_padding
-from dsprep.formats.tfrecord.stream import WINDOW, PackedFile, PlainFile
+from dsprep.formats.tfrecord.stream import SPARSE, WINDOW, PackedFile, PlainFile
 from dsprep.laws import Affine, Explicit, Law
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
 from dsprep.schema import Bytes, Ints
 
-WHOLE = 4096
-"""Bytes of a record below which it is read whole."""
 NEAR = 128
 """Bytes of values between two ranges that are read along rather than skipped."""
 _AT_ONCE = 4096
@@ -187,7 +185,7 @@ def _all_agree(
     count, nbytes = index.count, len(first)
     tail = [] if index.constant else [(nbytes, nbytes + TAIL)]
     spans = _joined(ranges + tail)
-    if index.offset(count) >= WHOLE * count:
+    if index.offset(count) >= SPARSE * count:
         read = _apart(file, index, offsets, spans)
     elif index.constant:
         spans = [(0, nbytes)]
@@ -227,12 +225,9 @@ def _joined(ranges: Ranges) -> Ranges:
 def _whole(file: PlainFile, count: int, length: int) -> Iterator[Bytes]:
     """Yield payloads of one length as rows, a window of the file at a time."""
     stride = length + FRAME
-    step = max(1, WINDOW // stride)
-    window = np.empty((min(step, count), stride), np.uint8)
-    for start in range(0, count, step):
-        rows = window[: min(step, count - start)]
-        file.read_into(rows, start * stride)
-        yield rows[:, HEADER : HEADER + length]
+    step = max(1, WINDOW // stride) * stride
+    for _, window in file.windows(range(0, count * stride, step), step):
+        yield window.reshape(-1, stride)[:, HEADER : HEADER + length]
 
 
 def _gathered(file: PlainFile, index: Index, offsets: Law, spans: Ranges) -> Iterator[Bytes]:

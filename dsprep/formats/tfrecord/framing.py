@@ -210,23 +210,20 @@ class Scan:
         if places:
             self._accept(window[np.array(places)[:, None] + np.arange(HEADER)])
 
-    def hop(self, fd: int, flags: int, most: int = 4096) -> bool:
-        """Take up to `most` headers of the file `fd`, each by its own `preadv` with `flags`.
+    def hop(self, fd: int, most: int = 4096) -> bool:
+        """Take up to `most` headers of the file `fd`, each by its own `preadv`.
 
-        Returns whether any was taken; none is, where `flags` forbid to wait for the device.
+        Returns whether any was taken.
         """
         found, pos, end = 0, self.position, self.end or 0
         heads = np.empty((most, HEADER), np.uint8)
         view = memoryview(heads.reshape(-1))  # type: ignore[arg-type]
-        try:
-            while found < most and pos + HEADER <= end:
-                head = view[found * HEADER : (found + 1) * HEADER]
-                if os.preadv(fd, [head], pos, flags) < HEADER:
-                    break
-                found += 1
-                pos += int.from_bytes(head[:8], "little") + FRAME
-        except OSError:  # not in memory, or a file system that cannot tell
-            pass
+        while found < most and pos + HEADER <= end:
+            head = view[found * HEADER : (found + 1) * HEADER]
+            if os.preadv(fd, [head], pos) < HEADER:
+                break
+            found += 1
+            pos += int.from_bytes(head[:8], "little") + FRAME
         if found:
             self._accept(heads[:found])
         return found > 0

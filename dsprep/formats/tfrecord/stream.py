@@ -12,6 +12,9 @@ import os
 import threading
 import zlib
 from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -27,10 +30,12 @@ Packing: TypeAlias = Literal["gzip", "zlib"]
 
 WINDOW = 4 << 20
 """Bytes of one read while the headers are collected."""
-SPARSE = 4096
-"""From this record size on, headers that the page cache holds are read one by one."""
-VERY_SPARSE = 64 << 10
-"""From this record size on, headers are always read one by one."""
+SPARSE = 64 << 10
+"""From this record size on, headers are read one by one; below, the file is read as it lies."""
+READERS = 2
+"""Threads that read windows of a file."""
+AHEAD = 3
+"""Windows that are read, or being read, and not yet looked at."""
 INPUT = 64 << 10
 """Compressed bytes given to the decoder at a time."""
 COPIES = 256
@@ -94,15 +99,40 @@ class PlainFile:
         scan = Scan(self.path, size)
         window = np.empty(min(WINDOW, size), np.uint8)
         while scan.position + HEADER <= size:
-            if scan.length >= VERY_SPARSE and scan.hop(self.fd, 0):
+            if scan.length >= SPARSE and scan.hop(self.fd):
                 continue
-            if scan.length >= SPARSE and scan.hop(self.fd, os.RWF_NOWAIT):
-                continue
-            part = window[: min(WINDOW, size - scan.position)]
-            at = scan.position
-            self.read_into(part, at)
-            scan.take(part, at)
+            begin = scan.position
+            part = window[: min(WINDOW, size - begin)]
+            self.read_into(part, begin)
+            scan.take(part, begin)
+            if scan.length < SPARSE:
+                # They overlap, so that every header is whole in one of them.
+                starts = range(scan.position, size - HEADER + 1, WINDOW - HEADER)
+                for at, part in self.windows(starts, WINDOW):
+                    scan.take(part, at)
         return scan.index(size)
+
+    def windows(self, starts: range, nbytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield each start, and up to `nbytes` from there on, read by threads ahead of their use.
+
+        The bytes are valid until the next window is asked for.
+        """
+
+        def read(k: int) -> tuple[int, NDArray[np.uint8]]:
+            at = starts[k]
+            out = buffers[k % AHEAD][: min(nbytes, self.stored_nbytes - at)]
+            self.read_into(out, at)
+            return at, out
+
+        buffers = [np.empty(nbytes, np.uint8) for _ in range(min(AHEAD, len(starts)))]
+        pending: deque[Future[tuple[int, NDArray[np.uint8]]]] = deque()
+        with ThreadPoolExecutor(READERS) as pool:
+            for k in range(len(starts)):
+                if len(pending) == AHEAD:
+                    yield pending.popleft().result()
+                pending.append(pool.submit(read, k))
+            while pending:
+                yield pending.popleft().result()
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
