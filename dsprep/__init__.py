@@ -14,6 +14,8 @@ The public interface, imported when it is first used:
     Reading through it: any samples, in any order, by ``pread`` alone.
 `check`
     All that is wrong with a sidecar or with the data that it describes.
+`Reader`
+    Batches for training, read ahead and shuffled.
 `repack`
     One rewrite, after which a single read fetches a whole group of samples.
 `inspect`
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from dsprep.located import Sidecar as Sidecar
     from dsprep.located import StaleError as StaleError
     from dsprep.located import StaleWarning as StaleWarning
+    from dsprep.reader.loader import Reader as Reader
     from dsprep.repacking import repack as repack
     from dsprep.schema import Arena as Arena
     from dsprep.schema import Field as Field
@@ -60,6 +63,7 @@ _WHERE = {
     "provenance": "dsprep.describing:provenance",
     "repack": "dsprep.repacking:repack",
     "check": "dsprep.checking:check",
+    "Reader": "dsprep.reader.loader:Reader",
     "inspect": "dsprep.inspection:inspect",
     "Sidecar": "dsprep.located:Sidecar",
     "StaleError": "dsprep.located:StaleError",
@@ -84,6 +88,7 @@ __all__ = [
     "FieldSpec",
     "OpenOptions",
     "Ragged",
+    "Reader",
     "Schema",
     "Sidecar",
     "Source",

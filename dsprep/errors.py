@@ -7,6 +7,7 @@
      ├── FormatError       (ValueError)       a file is damaged, or is not what it was taken for
      ├── SchemaError       (ValueError)       fields are missing, or files disagree about them
      ├── UnsupportedError  (TypeError)        a target cannot hold the data
+     ├── ReadError         (OSError)          samples cannot be read while training goes on
      ├── TargetError       (OSError)          the target exists, is locked, or lacks space
      └── MissingExtra      (ImportError)      an optional package is needed
 
@@ -72,6 +73,20 @@ class UsageError(DsprepError, ValueError):
 
 class FormatError(DsprepError, ValueError):
     """A file is damaged, or is not of the format it was taken for."""
+
+
+class ReadError(DsprepError, OSError):
+    """Samples cannot be read; the cause is what the system or the format said.
+
+    Attributes
+    ----------
+    sample
+        The first sample that is concerned.
+    """
+
+    def __init__(self, what: str, sample: int, **facts: object) -> None:
+        super().__init__(what, **facts)  # type: ignore[arg-type]
+        self.sample = sample
 
 
 class SchemaError(DsprepError, ValueError):

@@ -299,7 +299,7 @@ class Sidecar:
             raise IndexError(f"sample {wrong} of {n} in {self.dataset}")
         return np.where(found < 0, found + n, found) if low < 0 else found
 
-    def _by_file(self, indices: Ints) -> list[tuple[int, Ints, Ints]]:
+    def by_file(self, indices: Ints) -> list[tuple[int, Ints, Ints]]:
         """Return, for each file that holds some, ``(file, which of the indices, theirs in it)``."""
         if len(self.content.files) == 1:
             return [(0, np.arange(len(indices), dtype=np.int64), indices)]
@@ -329,7 +329,7 @@ class Sidecar:
         indices = self.indices(chosen)
         self.schema[field]
         parts = []
-        for number, which, local in self._by_file(indices):
+        for number, which, local in self.by_file(indices):
             found = locate(self.layout(number), field, local)
             file = np.full(len(found.offset), number, np.int64)
             parts.append((which[found.request], file, found.offset, found.length))
@@ -366,7 +366,7 @@ class Sidecar:
         keys: list[Ints] = []
         columns: list[list[Any]] = [[], [], [], [], []]
         for k, name in enumerate(names):
-            for number, which, local in self._by_file(indices):
+            for number, which, local in self.by_file(indices):
                 found = locate(self.layout(number), name, local)
                 n = len(found.offset)
                 keys.append(which[found.request] * len(names) + k)
@@ -436,7 +436,7 @@ class Sidecar:
             if one is not None:
                 return one
         indices = self.indices(chosen)
-        groups = self._by_file(indices)
+        groups = self.by_file(indices)
         if len(groups) == 1:
             number, _, local = groups[0]
             return self._read_file(number, local, names, verify, arena)
@@ -463,7 +463,7 @@ class Sidecar:
         records, columns = self._reader(number)
         if records is None or columns or self.layout(number).unlocated:
             return None
-        file = self._open(number, records.records.blocks.path)
+        file = self.open_file(number, records.records.blocks.path)
         return records.read_one(file, index, names)
 
     def _read_file(
@@ -483,13 +483,13 @@ class Sidecar:
         inside = [n for n in names if n not in columns]
         if inside and records is not None:
             path = records.records.blocks.path
-            file = self._open(number, path)
+            file = self.open_file(number, path)
             first = int(self._starts[number])
             out = records.read(file, local, inside, verify, arena, first)
         chosen = {name: columns[name] for name in names if name in columns}
         if chosen:
             if verify == "full":
-                self._check_groups(number, local)
+                self.check_groups(number, local)
             out |= read_columns(chosen, local, arena)
         return {name: out[name] for name in names}
 
@@ -499,12 +499,13 @@ class Sidecar:
         if layout.records is not None:
             records = RecordReader(layout.records, self.schema)
         columns = {
-            name: ColumnReader(column, self.schema[name], lambda path: self._open(number, path))
+            name: ColumnReader(column, self.schema[name], lambda path: self.open_file(number, path))
             for name, column in layout.columns.items()
         }
         return records, columns
 
-    def _open(self, number: int, path: str) -> File:
+    def open_file(self, number: int, path: str) -> File:
+        """Return the file at `path` below entry number `number`, open; see `Files.get`."""
         return self._files.get(number, path, self._root)
 
     def _root(self, number: int) -> Path:
@@ -537,7 +538,7 @@ class Sidecar:
         for g in chosen:
             template = groups.blocks.path
             path = file_path(template, [g // groups.files]) if groups.files else template
-            file = self._open(number, path)
+            file = self.open_file(number, path)
             offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
             file.check(np.array([offset]), np.array([nbytes]), "a group")
             found = read_crc32c(file.fd, offset, offset + nbytes, file.path)
@@ -546,7 +547,7 @@ class Sidecar:
                 first = g * groups.samples if groups.first is None else groups.first.one(g)
                 yield BadGroup(file.path, g, int(self._starts[number]) + first, expected, found)
 
-    def _check_groups(self, number: int, local: Ints) -> None:
+    def check_groups(self, number: int, local: Ints) -> None:
         """Raise `FormatError` if a group that holds some of the samples has a wrong checksum."""
         groups = self.layout(number).groups
         if groups is None or groups.crc32c is None or not len(local):

@@ -24,6 +24,9 @@ NEAR = 16 << 10
 
 _dropped = np.empty(NEAR, np.uint8)
 
+DROPPED = int(_dropped.ctypes.data)
+"""The address that bytes go to which nobody reads: `NEAR` bytes."""
+
 
 def _preadv() -> Any:
     """Return ``preadv`` of the C library, with 64-bit offsets."""
@@ -46,10 +49,8 @@ def scatter(
     ----------
     fd
         The file.
-    offsets, lengths
-        int64, shape ``(n,)``, in bytes; offsets rise.
-    addresses
-        int64, shape ``(n,)``, of memory that the caller owns and that takes that many bytes.
+    offsets, lengths, addresses
+        As in `runs`.
     where
         The file, for messages.
 
@@ -60,13 +61,34 @@ def scatter(
 
     Raises
     ------
-    FormatError
-        If the file ends before a range does.
-    OSError
-        If it cannot be read.
+    FormatError, OSError
+        As in `fill`.
+    """
+    calls = nbytes = 0
+    for start, places in runs(offsets, lengths, addresses):
+        done = fill(fd, start, places, where)
+        calls, nbytes = calls + done[0], nbytes + done[1]
+    return calls, nbytes
+
+
+def runs(offsets: Ints, lengths: Ints, addresses: Ints) -> list[tuple[int, Ints]]:
+    """Return ranges of a file as few longer ones, each with the places where its bytes go.
+
+    Parameters
+    ----------
+    offsets, lengths
+        int64, shape ``(n,)``, in bytes; offsets rise.
+    addresses
+        int64, shape ``(n,)``, of memory that the caller owns and that takes that many bytes.
+
+    Returns
+    -------
+    Each ``(start, places)``: places is int64, shape ``(m, 2)``, C-contiguous, an address and a
+    number of bytes one after another (``struct iovec``) for the file from byte `start` on.
+    Bytes between two ranges go to a place that nobody reads.
     """
     if not len(offsets):
-        return 0, 0
+        return []
     # Ranges that go on where the one before ends, here and there, are one.
     new = np.ones(len(offsets), bool)
     new[1:] = offsets[1:] != offsets[:-1] + lengths[:-1]
@@ -83,17 +105,38 @@ def scatter(
     places = np.empty((int(at[-1]) + 1, 2), np.int64)
     places[at, 0], places[at, 1] = addresses, lengths
     behind = at[:-1][dropped] + 1
-    places[behind, 0], places[behind, 1] = _dropped.ctypes.data, gaps[dropped]
-    calls = nbytes = 0
+    places[behind, 0], places[behind, 1] = DROPPED, gaps[dropped]
     far = np.flatnonzero((gaps != 0) & ~dropped) + 1
-    for a, b in pairwise([0, *far.tolist(), len(offsets)]):
-        done = _fill(fd, places[at[a] : at[b - 1] + 1], int(offsets[a]), where)
-        calls, nbytes = calls + done[0], nbytes + done[1]
-    return calls, nbytes
+    return [
+        (int(offsets[a]), places[at[a] : at[b - 1] + 1])
+        for a, b in pairwise([0, *far.tolist(), len(offsets)])
+    ]
 
 
-def _fill(fd: int, places: Ints, start: int, where: object) -> tuple[int, int]:
-    """Read the file from ``start`` on into the places, which that fills."""
+def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
+    """Read the file from ``start`` on into places, which that fills.
+
+    Parameters
+    ----------
+    fd
+        The file.
+    start, places
+        As `runs` returns them.
+    where
+        The file, for messages.
+
+    Returns
+    -------
+    calls, nbytes
+        System calls made, and bytes that they asked for.
+
+    Raises
+    ------
+    FormatError
+        If the file ends before the last place is full.
+    OSError
+        If it cannot be read.
+    """
     calls, at = 0, start
     while len(places):
         part = places[:IOV_MAX]

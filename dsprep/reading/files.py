@@ -32,11 +32,29 @@ class File:
         self.fd = -1
         self.path = path
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.nbytes = os.fstat(self.fd).st_size
+        found = os.fstat(self.fd)
+        self.nbytes = found.st_size
+        self._time = found.st_mtime_ns
 
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
+
+    def size(self) -> int:
+        """Return its size now."""
+        return os.fstat(self.fd).st_size
+
+    def check_same(self) -> None:
+        """Raise `FormatError` if the file was written to since it was opened."""
+        found = os.fstat(self.fd)
+        if found.st_size != self.nbytes or found.st_mtime_ns != self._time:
+            raise FormatError(
+                "the file changed while it was read",
+                where=self.path,
+                expected=f"{self.nbytes} bytes, as when it was opened",
+                found=f"{found.st_size} bytes",
+                fix="start again once nobody writes to it",
+            )
 
     def check(self, offsets: Ints, lengths: Ints, what: str) -> None:
         """Raise `FormatError` unless every range lies within the file.

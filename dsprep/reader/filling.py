@@ -1,0 +1,524 @@
+"""From the samples of a unit to reads: which bytes go where, and what is done once they are there.
+
+Fixed fields go to the blocks of the batches that they belong to, at the place where they are
+delivered. How they get there depends on the field and the file:
+
+direct
+    Each value by its own place in the list that ``preadv`` takes: the kernel shuffles.
+staged
+    Values of less than `SMALL` bytes of an array: read as they lie, then gathered.
+decoded
+    What has to be decoded (filters, tiles, records without constant places) or is not stored:
+    read by `Sidecar.read`, then gathered.
+
+Ragged values lie one behind another in a block of their own, in the order of delivery.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from dsprep.errors import FormatError, UsageError
+from dsprep.layout.codec import file_path
+from dsprep.layout.extents import Extents, locate
+from dsprep.located import Sidecar
+from dsprep.reader.memory import Block
+from dsprep.reading.files import File
+from dsprep.scatter import runs
+from dsprep.schema import Arena, Array, Bytes, Field, Ints, Ragged
+from dsprep.spans import packed, ranges
+
+Mode: TypeAlias = Literal["direct", "staged", "decoded"]
+
+SMALL = 512
+"""Bytes of a value below which gathering is faster than a place of its own (measured)."""
+
+_ALIGN = 64
+_NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Area:
+    """Where a fixed field lies in the block of a batch.
+
+    Attributes
+    ----------
+    field
+        The field.
+    at
+        Its first byte.
+    nbytes
+        Bytes of one sample.
+    """
+
+    field: Field
+    at: int
+    nbytes: int
+
+    def values(self, block: Bytes, begin: int, end: int) -> Bytes:
+        """Return the samples ``begin .. end`` of a batch as bytes, shape ``(n, nbytes)``."""
+        low = self.at + begin * self.nbytes
+        return block[low : low + (end - begin) * self.nbytes].reshape(end - begin, self.nbytes)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Samples of a unit that belong to one batch.
+
+    Attributes
+    ----------
+    block, memory
+        The batch's block, and the lease of it.
+    begin
+        The place of the first of them in the batch.
+    low, high
+        Which samples of the unit, in the order of delivery.
+    """
+
+    block: Block
+    memory: Bytes
+    begin: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one thread reads: a range of a file, or fields that are decoded.
+
+    Attributes
+    ----------
+    file
+        The file; None where `decode` does the reading.
+    start, places
+        As in `Engine.read`.
+    decode
+        Reads fields with the memory of the thread; returns the bytes asked for.
+    """
+
+    file: File | None
+    start: int
+    places: Ints
+    decode: Callable[[Arena], int] | None = None
+
+    @property
+    def stop(self) -> int:
+        """The byte of the file behind the last one that is read."""
+        return self.start + int(self.places[:, 1].sum()) if len(self.places) else self.start
+
+
+@dataclass
+class Fill:
+    """A unit on its way into memory.
+
+    Attributes
+    ----------
+    samples
+        As they lie in the files, int64.
+    slices
+        The batches that they belong to, in the order of delivery.
+    parts
+        What has to be read.
+    ragged
+        Ragged fields in the order of delivery, once all is done.
+    done
+        Set when all is there, or `error` is.
+    """
+
+    samples: Ints
+    slots: Ints
+    slices: Sequence[Slice]
+    parts: list[Part] = field(default_factory=list)
+    ragged: dict[str, Ragged] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+    missing: int = 0
+    _staged: dict[str, Bytes] = field(default_factory=dict)
+    _pieces: dict[str, list[tuple[Ints, Ragged]]] = field(default_factory=dict)
+
+
+class Filler:
+    """Plans and finishes fills.
+
+    Parameters
+    ----------
+    sidecar
+        The dataset.
+    names
+        The fields wanted.
+    batch_size
+        Samples of a full batch.
+    verify
+        Whether groups are compared with their checksums before.
+
+    Attributes
+    ----------
+    areas
+        By fixed field, where it lies in a block.
+    block_nbytes
+        Of a block.
+    """
+
+    def __init__(
+        self, sidecar: Sidecar, names: Sequence[str], batch_size: int, verify: bool = False
+    ) -> None:
+        self.sidecar, self.names, self._verify = sidecar, tuple(names), verify
+        self.fields = [sidecar.schema[name] for name in names]
+        self.areas: dict[str, Area] = {}
+        at = 0
+        for f in self.fields:
+            if not f.ragged:
+                self.areas[f.name] = Area(f, at, f.row_nbytes)
+                at += -(-f.row_nbytes * batch_size // _ALIGN) * _ALIGN
+        self.block_nbytes = at
+        self.modes = lru_cache(maxsize=1024)(self._find_modes)
+
+    def _find_modes(self, number: int) -> dict[str, Mode]:
+        """Return how each field of a file gets to its place."""
+        layout = self.sidecar.layout(number)
+        found: dict[str, Mode] = {}
+        for f in self.fields:
+            if f.name in layout.unlocated:
+                raise UsageError(
+                    f"field {f.name} can be read only by the format's own library: "
+                    f"{layout.unlocated[f.name]}",
+                    where=self.sidecar.dataset / self.sidecar.content.files[number].path,
+                    fix="name other fields with fields=, or repack the dataset",
+                )
+            column = layout.columns.get(f.name)
+            if column is not None:
+                plain = column.grid is None or column.grid.plain
+                small = not f.ragged and f.row_nbytes < SMALL
+                found[f.name] = ("staged" if small else "direct") if plain else "decoded"
+                if column.grid is None and f.row_nbytes:
+                    found[f.name] = "decoded"
+        records = layout.records
+        inside = [f for f in self.fields if f.name not in found]
+        if records is not None and inside:
+            located = all(records.parts[f.name].at is not None for f in inside)
+            few = sum(max(SMALL, f.row_nbytes) for f in inside) <= SMALL * len(inside)
+            tiny = few and not any(f.ragged for f in inside)
+            for f in inside:
+                found[f.name] = "direct" if located and not tiny else "decoded"
+        return found
+
+    # --- planning ----------------------------------------------------------------------------
+
+    def plan(
+        self,
+        fill: Fill,
+        most: int,
+        align: int,
+        take: Callable[[str, int], Bytes],
+    ) -> None:
+        """Find out what a fill has to read.
+
+        Parameters
+        ----------
+        fill
+            With its samples and slices.
+        most
+            Threads that share the work.
+        align
+            Bytes at whose multiples a range is cut for them.
+        take
+            Gives memory for the values of a ragged field: its name, bytes.
+
+        Raises
+        ------
+        FormatError
+            If the sidecar gives places that are not in the files, or of another size.
+        """
+        n = len(fill.samples)
+        lows = np.array([s.low for s in fill.slices], np.int64)
+        which = np.searchsorted(lows, fill.slots, "right") - 1
+        base = np.array([s.block.address for s in fill.slices], np.int64)[which]
+        begin = np.array([s.begin for s in fill.slices], np.int64) - lows
+        place = fill.slots + begin[which]  # of each sample in its batch
+        files: dict[int, _Reads] = {}
+        lengths: dict[str, list[tuple[Ints, Extents, int]]] = {}
+        for number, chosen, local in self.sidecar.by_file(fill.samples):
+            modes = self.modes(number)
+            if self._verify:
+                fill.parts.append(self._checking(number, local))
+            decoded = [name for name in self.names if modes[name] == "decoded"]
+            for f in self.fields:
+                if modes[f.name] == "decoded" or (not f.ragged and not f.row_nbytes):
+                    continue
+                found = locate(self.sidecar.layout(number), f.name, local)
+                if len(found.offset) and int(found.offset.min()) < 0:
+                    decoded.append(f.name)  # chunks that are not stored: fill values
+                elif f.ragged:
+                    lengths.setdefault(f.name, []).append((chosen, found, number))
+                else:
+                    area = self.areas[f.name]
+                    self._check_sizes(f, found, len(local), number)
+                    if modes[f.name] == "staged":
+                        staged = fill._staged.get(f.name)
+                        if staged is None:
+                            staged = fill._staged[f.name] = np.empty((n, area.nbytes), np.uint8)
+                        to = staged.ctypes.data + chosen * area.nbytes
+                    else:
+                        to = (base + area.at + place * area.nbytes)[chosen]
+                    self._add(files, number, found, to)
+            if decoded:
+                fill.parts.append(self._decoding(fill, chosen, decoded))
+        for name, parts in lengths.items():
+            self._plan_ragged(fill, name, parts, files, take)
+        for reads in files.values():
+            for start, places in reads.runs():
+                fill.parts += [Part(reads.file, *p) for p in shared(start, places, most, align)]
+        fill.missing = len(fill.parts)
+
+    def _check_sizes(self, f: Field, found: Extents, count: int, number: int) -> None:
+        """Raise unless every sample has as many bytes as the field."""
+        sizes = found.length
+        if len(sizes) != count:
+            sizes = np.bincount(found.request, found.length, count).astype(np.int64)
+        if len(sizes) and not bool((sizes == f.row_nbytes).all()):
+            raise FormatError(
+                f"the sidecar gives field {f.name} a wrong size",
+                where=self.sidecar.dataset / self.sidecar.content.files[number].path,
+                expected=f"{f.row_nbytes} bytes",
+                found=f"{int(sizes[sizes != f.row_nbytes][0])} bytes",
+                fix="write the sidecar again with dsprep provenance",
+            )
+
+    def _add(self, files: dict[int, _Reads], number: int, found: Extents, to: Ints) -> None:
+        """Add the ranges of a field; `to`: where the first byte of each sample goes."""
+        addresses = to
+        request = found.request
+        if len(request) != len(to):
+            before = np.cumsum(found.length) - found.length
+            first = np.searchsorted(request, np.arange(len(to)))
+            known = np.append(before, 0)[first]
+            addresses = to[request] + before - known[request]
+        for path, chosen in _by_place(found):
+            file = self.sidecar.open_file(number, path)
+            offsets, lengths = found.offset[chosen], found.length[chosen]
+            file.check(offsets, lengths, "a sample")
+            reads = files.setdefault(id(file), _Reads(file))
+            reads.add(offsets, lengths, addresses[chosen])
+
+    def _plan_ragged(
+        self,
+        fill: Fill,
+        name: str,
+        parts: list[tuple[Ints, Extents, int]],
+        files: dict[int, _Reads],
+        take: Callable[[str, int], Bytes],
+    ) -> None:
+        """Give every sample of a ragged field its place, one behind another."""
+        f = self.sidecar.schema[name]
+        width = max(1, f.row_nbytes)
+        sizes = np.zeros(len(fill.samples), np.int64)
+        for chosen, found, number in parts:
+            count = np.bincount(found.request, found.length, len(chosen)).astype(np.int64)
+            if (count % width).any():
+                raise FormatError(
+                    f"a value does not fit {f}",
+                    where=self.sidecar.dataset / self.sidecar.content.files[number].path,
+                    expected=f"a multiple of {width} bytes",
+                    found=f"{int(count[count % width != 0][0])} bytes",
+                )
+            sizes[chosen] = count
+        delivered = np.empty_like(sizes)
+        delivered[fill.slots] = sizes
+        ends = packed(delivered)
+        whole = sum(r.file.nbytes for r in files.values()) + sum(
+            self.sidecar.open_file(number, path).nbytes
+            for _, found, number in parts
+            for path, _ in _by_place(found)
+        )
+        if int(ends[-1]) > whole * max(1, len(fill.samples) // max(1, len(self.sidecar)) + 1):
+            raise FormatError(
+                f"the sidecar gives samples of field {name} that overlap",
+                where=self.sidecar.dataset,
+                fix="write it again with dsprep provenance",
+            )
+        memory = take(name, int(ends[-1]))
+        to = memory.ctypes.data + ends[:-1][fill.slots]
+        for chosen, found, number in parts:
+            self._add(files, number, found, to[chosen])
+        values = memory[: int(ends[-1])].view(f.dtype).reshape(-1, *f.inner)
+        fill.ragged[name] = Ragged(values, ends // width, f.kind)
+
+    def _decoding(self, fill: Fill, chosen: Ints, names: Sequence[str]) -> Part:
+        """Return the part that reads fields of some samples by `Sidecar.read`."""
+        samples = fill.samples[chosen]
+
+        def decode(arena: Arena) -> int:
+            batch = self.sidecar.read(samples, names, arena=arena)
+            nbytes = 0
+            for name in names:
+                column = batch[name]
+                nbytes += int(column.nbytes)
+                if isinstance(column, Ragged):
+                    fill._pieces.setdefault(name, []).append((chosen, column))
+                elif len(samples) == len(fill.samples):
+                    self._deliver(fill, self.areas[name], column)
+                else:
+                    self._deliver_some(fill, self.areas[name], column, chosen)
+            return nbytes
+
+        return Part(None, 0, _NONE, decode)
+
+    def _checking(self, number: int, local: Ints) -> Part:
+        """Return the part that compares groups with their checksums."""
+
+        def check(arena: Arena) -> int:
+            self.sidecar.check_groups(number, local)
+            return 0
+
+        return Part(None, 0, _NONE, check)
+
+    def sample_at(self, fill: Fill, file: File, offset: int) -> int:
+        """Return the sample of a unit that has the byte `offset` of a file, or its first one."""
+        for number, chosen, local in self.sidecar.by_file(fill.samples):
+            modes = self.modes(number)
+            for name in self.names:
+                if modes[name] == "decoded":
+                    continue
+                found = locate(self.sidecar.layout(number), name, local)
+                for path, which in _by_place(found):
+                    low = found.offset[which]
+                    hit = np.flatnonzero((low <= offset) & (offset < low + found.length[which]))
+                    if len(hit) and self.sidecar.open_file(number, path) is file:
+                        return int(fill.samples[chosen[found.request[which][hit[0]]]])
+        return int(fill.samples[0])
+
+    # --- finishing ---------------------------------------------------------------------------
+
+    def finish(self, fill: Fill) -> None:
+        """Put staged and decoded values where they are delivered, once everything is read."""
+        for name, staged in fill._staged.items():
+            self._deliver(fill, self.areas[name], staged)
+        for name, pieces in fill._pieces.items():
+            fill.ragged[name] = _joined(self.sidecar.schema[name], fill, pieces)
+
+    def _deliver(self, fill: Fill, area: Area, values: Array) -> None:
+        """Gather the values of all samples, which are as they lie, into their blocks."""
+        if not area.nbytes:
+            return
+        order = np.empty_like(fill.slots)
+        order[fill.slots] = np.arange(len(order))
+        row = np.dtype((np.void, area.nbytes))
+        flat = np.ascontiguousarray(values).reshape(len(order), -1).view(np.uint8)
+        rows = flat.reshape(-1).view(row)
+        for s in fill.slices:
+            to = area.values(s.memory, s.begin, s.begin + s.high - s.low)
+            np.take(rows, order[s.low : s.high], out=to.reshape(-1).view(row), mode="clip")
+
+    def _deliver_some(self, fill: Fill, area: Area, values: Array, chosen: Ints) -> None:
+        """Put the values of the samples `chosen` into their blocks."""
+        if not area.nbytes:
+            return
+        slots = fill.slots[chosen]
+        rows = np.ascontiguousarray(values).reshape(len(chosen), -1).view(np.uint8)
+        for s in fill.slices:
+            inside = np.flatnonzero((slots >= s.low) & (slots < s.high))
+            to = area.values(s.memory, s.begin, s.begin + s.high - s.low)
+            to[slots[inside] - s.low] = rows[inside]
+
+
+def _joined(f: Field, fill: Fill, pieces: list[tuple[Ints, Ragged]]) -> Ragged:
+    """Return ragged values of all samples in the order of delivery."""
+    lengths = np.zeros(len(fill.samples), np.int64)
+    starts = np.zeros(len(fill.samples), np.int64)
+    at, values = 0, []
+    for chosen, column in pieces:
+        lengths[chosen] = column.lengths
+        starts[chosen] = column.offsets[:-1] + at
+        at += len(column.values)
+        values.append(column.values)
+    order = np.empty_like(fill.slots)
+    order[fill.slots] = np.arange(len(order))
+    joined = values[0] if len(values) == 1 else np.concatenate(values)
+    chosen = ranges(starts[order], lengths[order])
+    return Ragged.from_lengths(joined[chosen], lengths[order], f.kind)
+
+
+def _by_place(found: Extents) -> list[tuple[str, Ints | slice]]:
+    """Return the files that ranges are in, and which of them are."""
+    if found.place is None:
+        return [(found.template, slice(None))]
+    places, which = np.unique(found.place, axis=1, return_inverse=True)
+    which = which.reshape(-1)
+    return [
+        (file_path(found.template, place), np.flatnonzero(which == i))
+        for i, place in enumerate(places.T.tolist())
+    ]
+
+
+class _Reads:
+    """The ranges of one file, gathered field by field."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self._columns: list[tuple[Ints, Ints, Ints]] = []
+
+    def add(self, offsets: Ints, lengths: Ints, addresses: Ints) -> None:
+        """Add ranges."""
+        if len(offsets):
+            self._columns.append((offsets, lengths, addresses))
+
+    def runs(self) -> list[tuple[int, Ints]]:
+        """Return the ranges in order; see `dsprep.scatter.runs`."""
+        if not self._columns:
+            return []
+        columns = self._columns[0]
+        if len(self._columns) > 1:
+            a, b, c = (np.concatenate([each[k] for each in self._columns]) for k in range(3))
+            columns = a, b, c
+        offsets = columns[0]
+        if (offsets[1:] < offsets[:-1]).any():
+            order = np.argsort(offsets, kind="stable")
+            a, b, c = (each[order] for each in columns)
+            columns = a, b, c
+        return runs(*columns)
+
+
+def cut(start: int, places: Ints, at: Sequence[int]) -> list[tuple[int, Ints]]:
+    """Cut a range of a file, and its places, at some rising offsets within it."""
+    ends = np.cumsum(places[:, 1])
+    out = []
+    low = begin = 0  # place, and bytes of it that are in the part before
+    for offset in (*at, start + int(ends[-1])):
+        high = int(np.searchsorted(ends, offset - start, "left"))
+        part = places[low : high + 1].copy()
+        end = offset - start - int(ends[high] - places[high, 1])
+        part[-1, 1] = end
+        part[0, 0] += begin
+        part[0, 1] -= begin
+        first = start + int(ends[low] - places[low, 1]) + begin
+        out.append((first, part))
+        low, begin = (high + 1, 0) if end == places[high, 1] else (high, end)
+    return out
+
+
+def shared(start: int, places: Ints, most: int, align: int) -> list[tuple[int, Ints]]:
+    """Cut a range of a file into at most `most` parts of like size, at multiples of `align`."""
+    total = int(places[:, 1].sum())
+    count = min(most, total // max(align, LEAST))
+    if count < 2:
+        return [(start, places)]
+    at = {(start + total * k // count) // align * align for k in range(1, count)}
+    return cut(start, places, sorted(a for a in at if start < a < start + total))
+
+
+def stepped(start: int, places: Ints, nbytes: int | None) -> list[tuple[int, Ints]]:
+    """Cut a range of a file at all multiples of `nbytes`; None: not at all."""
+    if nbytes is None:
+        return [(start, places)]
+    end = start + int(places[:, 1].sum())
+    return cut(start, places, range((start // nbytes + 1) * nbytes, end, nbytes))
+
+
+LEAST = 2 << 20
+"""Bytes of a part below which another thread would not pay."""

@@ -1,0 +1,109 @@
+"""What a reader did: samples, bytes, reads, and the time that the consumer waited."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass
+class EpochStats:
+    """What one rank did in one epoch.
+
+    Attributes
+    ----------
+    epoch
+        Its number.
+    samples, batches
+        Delivered.
+    units
+        Groups, or ranges of samples, that were read.
+    reads
+        Read calls.
+    nbytes
+        Bytes that they asked for.
+    device_nbytes
+        Bytes that the kernel fetched from the storage for this process meanwhile, as
+        ``/proc/self/io`` tells; the rest came from the page cache. None where it does not tell.
+    io_seconds
+        Time spent in reads and in what belongs to them, added up over the threads.
+    exposed_seconds
+        Time that the consumer waited for data.
+    first_seconds
+        The part of it before the first batch.
+    """
+
+    epoch: int
+    samples: int = 0
+    batches: int = 0
+    units: int = 0
+    reads: int = 0
+    nbytes: int = 0
+    device_nbytes: int | None = None
+    io_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    first_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return asdict(self)
+
+
+KEPT = 1000
+"""Epochs that are remembered one by one."""
+
+
+class Ledger:
+    """The statistics of a reader, epoch by epoch; threads add to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._epochs: dict[int, EpochStats] = {}
+        self._device = device_nbytes()
+
+    def add(self, epoch: int, **more: float) -> None:
+        """Add to some numbers of an epoch."""
+        with self._lock:
+            stats = self._epochs.get(epoch)
+            if stats is None:
+                stats = self._epochs[epoch] = EpochStats(epoch)
+                if len(self._epochs) > KEPT:
+                    del self._epochs[next(iter(self._epochs))]
+            for name, value in more.items():
+                setattr(stats, name, getattr(stats, name) + value)
+
+    def fetched(self, epoch: int) -> None:
+        """Note what came from the storage since this was called last."""
+        now = device_nbytes()
+        if now is None or self._device is None:
+            return
+        with self._lock:
+            stats = self._epochs.get(epoch)
+            if stats is not None:
+                stats.device_nbytes = (stats.device_nbytes or 0) + now - self._device
+            self._device = now
+
+    def epochs(self) -> list[EpochStats]:
+        """Return the epochs so far, the last ones if there were very many."""
+        with self._lock:
+            return [EpochStats(**asdict(s)) for s in self._epochs.values()]
+
+
+def device_nbytes() -> int | None:
+    """Return the bytes that this process had fetched from storage so far, if the kernel tells."""
+    try:
+        fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, 4096)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    for line in text.splitlines():
+        if line.startswith(b"read_bytes:"):
+            return int(line.split()[1])
+    return None

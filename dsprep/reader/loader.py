@@ -1,0 +1,447 @@
+"""`Reader`: batches for training, read ahead by ``preadv`` at computed places."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from dsprep.buffers import InBytes, InSamples, parse_buffer
+from dsprep.errors import UsageError
+from dsprep.located import Sidecar
+from dsprep.packing import digest
+from dsprep.reader.engines import Engine
+from dsprep.reader.engines.buffered import Buffered
+from dsprep.reader.filling import Filler
+from dsprep.reader.ledger import EpochStats, Ledger
+from dsprep.reader.memory import Allocate, anonymous
+from dsprep.reader.order import SHUFFLES, Epoch, Remainder, Shuffle, Stage
+from dsprep.reader.order import Sequence as Order
+from dsprep.reader.pipeline import Leg, Pipeline, Settings
+from dsprep.reader.ranges import even_edges, group_edges
+from dsprep.reader.ranks import Place, detect
+from dsprep.schema import Batch, Ints, Schema
+
+BUFFER_NBYTES = 64 << 20
+"""Bytes of a buffer for datasets without groups, unless a size is given."""
+
+STATE_VERSION = 1
+
+
+class Reader:
+    """Batches of a dataset that has a sidecar; best of one that was repacked.
+
+    ``for batch in reader`` runs through `epochs` epochs, from where the last loop stopped. A
+    batch is a dict of field name to array of shape ``(n, *shape)``, or to `Ragged`. It stays as
+    it is as long as something refers to it.
+
+    Parameters
+    ----------
+    path
+        The dataset, or its sidecar.
+    batch_size
+        Samples per step of this rank.
+    buffer_size
+        What is read at a time: samples (an int, or text such as ``"4096"``) or bytes
+        (``"64MiB"``). For a dataset with groups it is rounded down to whole groups, at least
+        one; the default is one group. Without groups: 64 MiB.
+    seed
+        Of the order.
+    rank, world_size
+        This process and how many there are; see `dsprep.reader.ranks.detect` for the default.
+    epochs
+        That one loop runs through; None: without end.
+    shuffle
+        ``"group"``: the groups, and the samples within what is read at a time. ``"global"``: all
+        samples, each read where it lies. ``"none"``.
+    drop_last
+        Leave out samples that do not fill a batch on every rank.
+    pad
+        Fill the last batches by repeating samples. Without either, the last batches are shorter:
+        every sample comes exactly once. The number of steps is the same on every rank always.
+    fields
+        The fields wanted; all if empty.
+    buffers
+        Units in memory at a time: one is read while another one is used.
+    buffers_mixed
+        Groups whose samples are shuffled together.
+    io_threads
+        Threads that read.
+    transfer_size
+        Bytes of one read call at most; None: all of a group by one.
+    engine
+        How bytes are read.
+    verify
+        Compare each group with its checksum, if it has one. It is read twice, the second time
+        from the page cache.
+    transform
+        Applied to every batch, in threads.
+    transform_threads
+        How many.
+    data
+        The dataset, where it does not lie beside the sidecar.
+
+    Attributes
+    ----------
+    place
+        Rank and world size, and where they come from.
+    schema
+        The fields of a batch.
+    epoch
+        The epoch of the next batch.
+
+    Raises
+    ------
+    UsageError
+        If arguments contradict each other or the dataset.
+    StaleError, FormatError
+        If the sidecar is not that of the data, or damaged.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        batch_size: int,
+        *,
+        buffer_size: int | str | None = None,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        epochs: int | None = 1,
+        shuffle: Shuffle = "group",
+        drop_last: bool = False,
+        pad: bool = False,
+        fields: Sequence[str] = (),
+        buffers: int = 2,
+        buffers_mixed: int | None = None,
+        io_threads: int | None = None,
+        transfer_size: int | None = None,
+        engine: str = "auto",
+        verify: bool = False,
+        transform: Callable[[Batch], Any] | None = None,
+        transform_threads: int = 1,
+        data: str | Path | None = None,
+        allocate: Allocate = anonymous,
+    ) -> None:
+        self._arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        if drop_last and pad:
+            raise UsageError("drop_last and pad exclude each other", fix="give one of them")
+        _at_least("batch_size", batch_size, 1)
+        _at_least("buffers", buffers, 1)
+        _at_least("transform_threads", transform_threads, 1)
+        for name, value in (("epochs", epochs), ("io_threads", io_threads)):
+            if value is not None:
+                _at_least(name, value, 1)
+        if shuffle not in SHUFFLES:
+            raise UsageError(f"shuffle is {shuffle!r}", expected="one of " + ", ".join(SHUFFLES))
+        self.place: Place = detect(rank, world_size)
+        self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
+        self.remainder: Remainder = "drop" if drop_last else "pad" if pad else "ragged"
+        self._epochs, self._transform, self._workers = epochs, transform, transform_threads
+        self._sidecar = Sidecar.open(path, data)
+        self._pid = os.getpid()
+        names = tuple(fields) or self._sidecar.schema.names
+        self.schema: Schema = Schema(tuple(self._sidecar.schema[n] for n in names))
+        self._edges, self._mixed = self._units(buffer_size, buffers_mixed)
+        self._check_steps()
+        self._settings = Settings(
+            engine=_engine(engine),
+            threads=io_threads or 1,
+            buffers=buffers,
+            unit_samples=_largest(self._edges, self._mixed),
+            transfer=transfer_size,
+            allocate=allocate,
+        )
+        self._verify = verify
+        self._ledger = Ledger()
+        self.epoch = 0
+        self._stages: tuple[Stage, ...] = ()
+        self._steps = 0  # of the last stage
+        self._running: Pipeline | None = None
+        self._lock = threading.Lock()
+
+    def _units(self, buffer_size: int | str | None, mixed: int | None) -> tuple[Ints, int]:
+        """Return the ranges that are read at a time, and how many of them are shuffled together."""
+        if mixed is not None:
+            _at_least("buffers_mixed", mixed, 1)
+        asked = None if buffer_size is None else parse_buffer(str(buffer_size))
+        edges = group_edges(self._sidecar)
+        total = len(self._sidecar)
+        nbytes = self._sample_nbytes()
+        samples = None
+        if isinstance(asked, InBytes):
+            samples = max(1, int(asked.nbytes / max(nbytes, 1)))
+        elif isinstance(asked, InSamples):
+            samples = asked.count
+        if edges is not None and self.shuffle != "global":
+            largest = int(np.diff(edges).max(initial=1))
+            if mixed is None:
+                mixed = 1 if samples is None else max(1, samples // largest)
+            return edges, mixed
+        if samples is None:
+            samples = max(1, int(BUFFER_NBYTES / max(nbytes, 1)))
+        samples = min(samples, max(1, total))
+        if self.shuffle == "global":
+            return np.append(np.arange(0, total, samples, dtype=np.int64), total), mixed or 1
+        return even_edges(self._sidecar, samples), mixed or 1
+
+    def _sample_nbytes(self) -> float:
+        """Return about how many bytes a sample has."""
+        if not self.schema.ragged:
+            return float(self.schema.fixed_nbytes)
+        files = self._sidecar.content.files
+        total = sum(f.identity.nbytes for f in files)
+        return total / max(1, len(self._sidecar))
+
+    def _check_steps(self) -> None:
+        n, world = len(self._sidecar), self.place.world_size
+        if n and self.remainder == "drop" and n // world < self.batch_size:
+            raise UsageError(
+                f"drop_last leaves nothing: {n} samples for {world} ranks are fewer than a batch "
+                f"of {self.batch_size} for each",
+                fix="take a smaller batch_size, or pad=True",
+            )
+
+    # --- what comes --------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return the steps of the present epoch, from its beginning or since it was resumed."""
+        return self._leg(self.epoch, self._stages, 0).share.steps
+
+    @property
+    def samples(self) -> int:
+        """Samples of the dataset."""
+        return len(self._sidecar)
+
+    def _leg(self, epoch: int, stages: tuple[Stage, ...], first: int) -> Leg:
+        order = Order(self._edges, self.shuffle, self.seed, epoch, self._mixed)
+        dealt = Epoch(order, stages, self.remainder)
+        place = self.place
+        share = dealt.share(place.world_size, place.rank, self.batch_size)
+        return Leg(epoch, dealt, share, first)
+
+    def _legs(self) -> Callable[[], Iterator[Leg]]:
+        """Return what one loop runs through, from here on."""
+        epoch, stages, steps, most = self.epoch, self._stages, self._steps, self._epochs
+
+        def legs() -> Iterator[Leg]:
+            first = self._leg(epoch, stages, steps)
+            yield first
+            number = 1
+            while most is None or number < most:
+                yield self._leg(epoch + number, (), 0)
+                number += 1
+
+        return legs
+
+    def __iter__(self) -> Batches:
+        """Return the batches of the next `epochs` epochs, or of what is left of them."""
+        with self._lock:
+            if self._running is not None and not self._running.closed:
+                raise UsageError(
+                    "the reader is being iterated already",
+                    fix="make a second Reader, or end the first loop",
+                )
+            if self._pid != os.getpid():  # locks and files of the parent
+                self._reopen()
+            self._sidecar.check()
+            if self._steps >= len(self):
+                self._next_epoch()
+            pipeline = Pipeline(
+                Filler(self._sidecar, self.schema.names, self.batch_size, self._verify),
+                self._legs(),
+                self.batch_size,
+                self._settings,
+                self._ledger,
+            )
+            self._running = pipeline
+        return Batches(self._loop(pipeline), pipeline)
+
+    def _loop(self, pipeline: Pipeline) -> Iterator[Any]:
+        batches = pipeline.batches()
+        found = batches if self._transform is None else self._transformed(batches)
+        for leg, step, batch in found:
+            if leg.number != self.epoch:
+                self.epoch, self._stages = leg.number, ()
+            self._steps = step + 1
+            yield batch
+            del batch
+        self._next_epoch()
+
+    def _next_epoch(self) -> None:
+        self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go on with the beginning of an epoch."""
+        _at_least("epoch", epoch, 0)
+        self.epoch, self._stages, self._steps = epoch, (), 0
+
+    def _reopen(self) -> None:
+        data = self._arguments["data"]
+        self._sidecar = Sidecar.open(self._arguments["path"], data)
+        self._pid, self._running, self._ledger = os.getpid(), None, Ledger()
+
+    def _transformed(self, batches: Iterator[tuple[Leg, int, Batch]]) -> Iterator[Any]:
+        """Apply the transform in threads, in order, a few batches ahead."""
+        transform = self._transform
+        assert transform is not None
+        ahead: list[tuple[Leg, int, Future[Any]]] = []
+        with ThreadPoolExecutor(self._workers, "dsprep-transform") as pool:
+            try:
+                for leg, step, batch in batches:
+                    ahead.append((leg, step, pool.submit(transform, batch)))
+                    del batch
+                    if len(ahead) > self._workers:
+                        leg, step, future = ahead.pop(0)
+                        yield leg, step, future.result()
+                while ahead:
+                    leg, step, future = ahead.pop(0)
+                    yield leg, step, future.result()
+            finally:
+                for _, _, future in ahead:
+                    future.cancel()
+
+    # --- resuming ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the reader is, to the batch: a few hundred bytes of JSON.
+
+        Every rank has the same state after as many steps. It can be loaded with another world
+        size or batch size: what is left of the epoch is dealt anew.
+        """
+        here = Stage(self.place.world_size, self.batch_size, self._steps)
+        return {
+            "version": STATE_VERSION,
+            "epoch": self.epoch,
+            "stages": [[s.world_size, s.batch_size, s.steps] for s in (*self._stages, here)],
+            **self._order(),
+        }
+
+    def _order(self) -> dict[str, Any]:
+        """Return what decides the order, besides ranks and batches."""
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "remainder": self.remainder,
+            "mixed": self._mixed,
+            "samples": len(self._sidecar),
+            "units": digest(self._edges.tobytes())[:16],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Raises
+        ------
+        UsageError
+            If the state is of a reader that draws another order, or is none.
+        """
+        if self._running is not None and not self._running.closed:
+            raise UsageError("the reader is being iterated", fix="load the state before the loop")
+        if not hasattr(state, "get") or state.get("version") != STATE_VERSION:
+            raise UsageError(
+                "this is no state of a Reader, or one of another version",
+                expected=f"version {STATE_VERSION}",
+                found=repr(state)[:80],
+            )
+        for name, value in self._order().items():
+            if state.get(name) != value:
+                raise UsageError(
+                    f"the state was saved by a reader with another {name}",
+                    expected=value,
+                    found=state.get(name),
+                    fix="make the Reader as it was made then, of the same data",
+                )
+        try:
+            epoch = int(state["epoch"])
+            stages = [Stage(*map(int, stage)) for stage in state["stages"]]
+            sizes = [n for s in stages for n in (s.world_size, s.batch_size, s.steps + 1)]
+            if epoch < 0 or not stages or min(sizes) < 1:
+                raise ValueError("numbers are below zero")
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"the state of the reader is damaged: {error}") from error
+        last = stages[-1]
+        same = last.world_size == self.place.world_size and last.batch_size == self.batch_size
+        self.epoch = epoch
+        self._stages = tuple(stages[:-1]) if same else tuple(s for s in stages if s.steps)
+        self._steps = last.steps if same else 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"arguments": self._arguments, "state": self.state_dict()}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(**state["arguments"])  # type: ignore[misc]
+        self.load_state_dict(state["state"])
+
+    # --- accounts and the end ----------------------------------------------------------------
+
+    @property
+    def stats(self) -> list[EpochStats]:
+        """What this reader did, epoch by epoch."""
+        return self._ledger.epochs()
+
+    def close(self) -> None:
+        """Stop the loop, if one runs, and close all files; batches stay valid."""
+        if self._running is not None:
+            self._running.close()
+        self._sidecar.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Reader of {self._sidecar.dataset}: {len(self._sidecar)} samples of {self.schema}, "
+            f"{self.place}>"
+        )
+
+
+class Batches(Iterator[Any]):
+    """One loop through a `Reader`; its threads end with it, however it ends."""
+
+    def __init__(self, batches: Iterator[Any], pipeline: Pipeline) -> None:
+        self._batches, self._pipeline = batches, pipeline
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._batches)
+        except BaseException:
+            self._pipeline.close()
+            raise
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._pipeline.close()
+
+    def __del__(self) -> None:
+        self._pipeline.close()
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, (int, np.integer)) or value < least:
+        raise UsageError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
+
+
+def _largest(edges: Ints, mixed: int) -> int:
+    """Return the samples of the largest unit."""
+    return int(np.diff(edges).max(initial=1)) * mixed
+
+
+def _engine(name: str) -> Engine:
+    if name not in ("auto", "buffered"):
+        raise UsageError(f"engine is {name!r}", expected="one of auto, buffered")
+    return Buffered()

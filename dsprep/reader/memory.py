@@ -1,0 +1,167 @@
+"""Memory that samples are read into: page-aligned, taken once, used again when nobody looks.
+
+A batch is a view of a `Block`. The block comes back to its `Pool` when the last array that
+refers to it is gone, however long the consumer holds it, so a batch never changes under anyone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
+
+import numpy as np
+
+from dsprep.schema import Bytes
+
+PAGE = mmap.PAGESIZE
+HUGE = 2 << 20
+"""Bytes of a huge page (x86-64 and most ARM kernels); larger memory asks for such pages."""
+
+Allocate: TypeAlias = Callable[[int], mmap.mmap]
+"""Gives memory of at least that many bytes: anonymous, shared with other processes, pinned."""
+
+
+class Stopped(Exception):
+    """The reader is being closed."""
+
+
+def anonymous(nbytes: int) -> mmap.mmap:
+    """Return private memory, in huge pages where the kernel has some."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # a kernel without huge pages
+            return memory
+    return memory
+
+
+class Block:
+    """A piece of memory that holds a batch, or ragged values of a unit.
+
+    Attributes
+    ----------
+    memory, at
+        Where it lies: in `memory`, from byte ``at`` on.
+    nbytes
+        Its size, a multiple of the page.
+    address
+        Of its first byte.
+    """
+
+    def __init__(self, memory: mmap.mmap, at: int, nbytes: int) -> None:
+        self.memory, self.at, self.nbytes = memory, at, nbytes
+        self.address = int(np.frombuffer(memory, np.uint8, 1, at).ctypes.data)
+        self._lease: weakref.ref[Bytes] | None = None
+
+    def view(self) -> Bytes:
+        """Return all of it as uint8; whoever takes this sees to it that the block is not free."""
+        return np.frombuffer(self.memory, np.uint8, self.nbytes, self.at)
+
+    def lease(self, back: SimpleQueue[Block | None] | None) -> Bytes:
+        """Return all of it as uint8; once nothing refers to that any more, the block goes `back`.
+
+        Every array made from it by slicing, `view` or `reshape` refers to it.
+        """
+        root = self.view()
+        if back is not None:
+            self._lease = weakref.ref(root, lambda _: back.put(self))
+        return root
+
+
+class Pool:
+    """Blocks of at least `nbytes` bytes.
+
+    One thread takes; any thread, also a garbage collector's, gives back.
+
+    Parameters
+    ----------
+    nbytes
+        Of a block, at first.
+    count
+        Blocks that are kept.
+    allocate
+        Where memory comes from.
+    """
+
+    def __init__(self, nbytes: int, count: int, allocate: Allocate = anonymous) -> None:
+        self.nbytes, self.count = _pages(nbytes), count
+        self._allocate = allocate
+        self._back: SimpleQueue[Block | None] = SimpleQueue()
+        self._free: list[Block] = []
+        self._made = 0
+        self._stopped = False
+
+    def take(self, nbytes: int, starved: Callable[[], bool]) -> tuple[Block, Bytes]:
+        """Return a block and its lease, waiting until one is free.
+
+        Parameters
+        ----------
+        nbytes
+            That it has to take.
+        starved
+            Whether waiting would last for ever: the consumer waits too, and holds all blocks. Then
+            one more is made, for once. Asked again after each `wake`.
+
+        Raises
+        ------
+        Stopped
+            After `stop`.
+        """
+        nbytes = max(nbytes, self.nbytes)
+        while True:
+            self._collect()
+            if self._stopped:
+                raise Stopped
+            if self._free:
+                block = self._free.pop()  # the one used last: it may still be in the cache
+                if block.nbytes < nbytes:
+                    del block
+                    block = self._make(nbytes + nbytes // 4)
+                return block, block.lease(self._back)
+            if self._made < self.count:
+                self._fill(nbytes)
+                continue
+            if starved():
+                block = self._make(nbytes)
+                return block, block.lease(None)
+            found = self._back.get()
+            if found is not None:
+                self._free.append(found)
+
+    def _collect(self) -> None:
+        while True:
+            try:
+                found = self._back.get_nowait()
+            except Empty:
+                return
+            if found is not None:
+                self._free.append(found)
+
+    def _fill(self, nbytes: int) -> None:
+        """Make all blocks that are still missing, in one piece of memory."""
+        each, missing = _pages(nbytes), self.count - self._made
+        memory = self._allocate(each * missing + HUGE)
+        at = -int(np.frombuffer(memory, np.uint8, 1).ctypes.data) % HUGE
+        self._free += [Block(memory, at + i * each, each) for i in reversed(range(missing))]
+        self._made = self.count
+
+    def _make(self, nbytes: int) -> Block:
+        nbytes = _pages(nbytes)
+        return Block(self._allocate(nbytes), 0, nbytes)
+
+    def wake(self) -> None:
+        """Have a waiting thread ask again whether it is starved."""
+        self._back.put(None)
+
+    def stop(self) -> None:
+        """Let a waiting thread, and every later one, raise `Stopped`."""
+        self._stopped = True
+        self.wake()
+
+
+def _pages(nbytes: int) -> int:
+    return -(-max(1, nbytes) // PAGE) * PAGE

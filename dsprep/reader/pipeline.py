@@ -1,0 +1,355 @@
+"""The threads: one plans, some read, and the consumer takes batches as they are ready.
+
+::
+
+    planner                    readers (io_threads)            consumer
+    units -> slots, places --> parts -> engine -> memory --+
+      ^          |                                         |
+      |          +----------- fills, in order ----------------> batches
+      +--------------------- blocks that nobody holds <--------+
+
+The planner takes the blocks of a unit before it plans it, so at most as many units are under way
+as there is memory for: with two buffers, one is filled while the other is drained (Lee et al.,
+section III-B).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from dsprep.errors import DsprepError, ReadError
+from dsprep.reader.engines import Engine
+from dsprep.reader.filling import Fill, Filler, Part, Slice, stepped
+from dsprep.reader.ledger import Ledger
+from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
+from dsprep.reader.order import Epoch, Share
+from dsprep.schema import Arena, Batch, Bytes, Schema, concatenate
+
+JOIN_SECONDS = 60.0
+"""How long `Pipeline.close` waits for a read that is under way."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What a rank delivers of one epoch.
+
+    Attributes
+    ----------
+    number
+        Of the epoch.
+    epoch
+        How it is dealt.
+    share
+        The rank's.
+    first
+        The step that it begins with.
+    """
+
+    number: int
+    epoch: Epoch
+    share: Share
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a pipeline works.
+
+    Attributes
+    ----------
+    engine
+        What reads.
+    threads
+        How many do.
+    buffers
+        Units that are in memory at a time.
+    unit_samples
+        Of the largest unit.
+    align
+        Bytes at whose multiples a unit is cut for several threads.
+    transfer
+        Bytes of a read call at most; None: a unit, or a thread's part of it.
+    allocate
+        Where memory comes from.
+    token
+        Held while reading: staggering.
+    """
+
+    engine: Engine
+    threads: int
+    buffers: int
+    unit_samples: int
+    align: int = 1 << 20
+    transfer: int | None = None
+    allocate: Allocate = anonymous
+    token: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+class Pipeline:
+    """Batches of some epochs, read ahead by threads.
+
+    Parameters
+    ----------
+    filler
+        Plans and finishes units.
+    legs
+        Which epochs; may be endless.
+    batch_size
+        Samples of a full batch.
+    settings
+        How to work.
+    ledger
+        Where to keep accounts.
+
+    Attributes
+    ----------
+    closed
+        Whether it was closed.
+    """
+
+    def __init__(
+        self,
+        filler: Filler,
+        legs: Callable[[], Iterator[Leg]],
+        batch_size: int,
+        settings: Settings,
+        ledger: Ledger,
+    ) -> None:
+        self._filler, self._legs, self._settings, self._ledger = filler, legs, settings, ledger
+        blocks = -(-settings.buffers * settings.unit_samples // batch_size) + 2
+        self._blocks = Pool(filler.block_nbytes, blocks, settings.allocate)
+        self._values = {
+            f.name: Pool(1, settings.buffers + 1, settings.allocate)
+            for f in filler.fields
+            if f.ragged
+        }
+        self._fills: SimpleQueue[Fill | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[int, Fill, Part] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._planned = self._taken = 0  # fills
+        self._hungry = False
+        self.closed = False
+        names = ["plan", *(f"read-{i}" for i in range(settings.threads))]
+        works = [self._plan, *[self._read] * settings.threads]
+        self._threads = [
+            threading.Thread(target=work, name=f"dsprep-{name}", daemon=True)
+            for work, name in zip(works, names, strict=True)
+        ]
+        self._pid = os.getpid()
+        for thread in self._threads:
+            thread.start()
+
+    # --- the planner -------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        try:
+            for leg in self._legs():
+                self._plan_leg(leg)
+        except Stopped:
+            return
+        except BaseException as error:
+            none = np.zeros(0, np.int64)
+            self._put(Fill(none, none, (), error=error))
+
+    def _plan_leg(self, leg: Leg) -> None:
+        share, sequence, settings = leg.share, leg.epoch.sequence, self._settings
+        step = leg.first
+        start, at, end = share.delivered(step), share.delivered(step), share.delivered(step + 1)
+        block: tuple[Block, Bytes] | None = None
+        for unit in leg.epoch.units(share, at):
+            samples, slots = sequence.slots(unit)
+            slices = []
+            low = 0
+            while low < len(samples):
+                if block is None:
+                    block = self._blocks.take(0, self._starved)
+                high = min(len(samples), low + end - at)
+                slices.append(Slice(*block, at - start, low, high))
+                at += high - low
+                low = high
+                if at == end:
+                    step, block = step + 1, None
+                    start, end = at, share.delivered(min(step + 1, share.steps))
+            fill = Fill(samples, slots, tuple(slices))
+            self._filler.plan(fill, settings.threads, settings.align, self._memory)
+            self._put(fill)
+            jobs = [(leg.number, fill, part) for part in fill.parts]
+            if not jobs:
+                self._finish(fill)
+            for job in jobs:
+                self._jobs.put(job)
+
+    def _memory(self, name: str, nbytes: int) -> Bytes:
+        """Return memory for the values of a ragged field."""
+        return self._values[name].take(nbytes, self._starved)[1]
+
+    def _starved(self) -> bool:
+        """Whether the consumer waits, and nothing is under way to it."""
+        return self._hungry and self._planned == self._taken
+
+    def _put(self, fill: Fill) -> None:
+        self._planned += 1
+        if fill.error is not None:
+            fill.done.set()
+        self._fills.put(fill)
+
+    # --- the readers -------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        arena = Arena()
+        while (job := self._jobs.get()) is not None:
+            epoch, fill, part = job
+            if fill.error is None and not self.closed:
+                self._do(epoch, fill, part, arena)
+            del job, fill, part
+
+    def _do(self, epoch: int, fill: Fill, part: Part, arena: Arena) -> None:
+        began = time.perf_counter()
+        reads = nbytes = 0
+        try:
+            with self._settings.token():
+                if part.decode is not None:
+                    nbytes = part.decode(arena)
+                    reads = 1
+                elif part.file is not None:
+                    part.file.check_same()
+                    for piece in stepped(part.start, part.places, self._settings.transfer):
+                        done = self._settings.engine.read(part.file, *piece)
+                        reads, nbytes = reads + done[0], nbytes + done[1]
+                    part.file.check_same()
+        except BaseException as error:
+            fill.error = self._failure(error, fill, part)
+            fill.done.set()
+            return
+        with self._lock:
+            fill.missing -= 1
+            last = fill.missing == 0
+        if last:
+            self._finish(fill)
+            self._ledger.fetched(epoch)
+        self._ledger.add(
+            epoch,
+            reads=reads,
+            nbytes=nbytes,
+            units=int(last),
+            io_seconds=time.perf_counter() - began,
+        )
+
+    def _failure(self, error: BaseException, fill: Fill, part: Part) -> BaseException:
+        """Return what the consumer is told, with the sample that could not be read."""
+        if not isinstance(error, (OSError, DsprepError)) or not len(fill.samples):
+            return error
+        sample = int(fill.samples[0])
+        if part.file is not None:
+            end = part.file.size()
+            at = max(end, part.start) if end < part.stop else part.start
+            sample = self._filler.sample_at(fill, part.file, at)
+        found = ReadError(f"sample {sample} cannot be read: {error}", sample)
+        found.__cause__ = error
+        return found
+
+    def _finish(self, fill: Fill) -> None:
+        try:
+            self._filler.finish(fill)
+        except BaseException as error:
+            fill.error = error
+        fill.parts.clear()
+        fill.done.set()
+
+    # --- the consumer ------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[tuple[Leg, int, Batch]]:
+        """Yield every batch with its epoch and the number of its step.
+
+        Raises
+        ------
+        ReadError
+            If samples cannot be read.
+        """
+        ready: deque[tuple[Fill, Slice]] = deque()
+        for leg in self._legs():
+            share = leg.share
+            at = share.delivered(leg.first)
+            for step in range(leg.first, share.steps):
+                began = time.perf_counter()
+                count = share.delivered(step + 1) - at
+                pieces: list[tuple[Fill, Slice]] = []
+                have = 0
+                while have < count:
+                    if not ready:
+                        fill = self._next()
+                        ready.extend((fill, s) for s in fill.slices)
+                        del fill
+                    pieces.append(ready.popleft())
+                    have += pieces[-1][1].high - pieces[-1][1].low
+                batch = self._batch(pieces, count)
+                del pieces
+                waited = time.perf_counter() - began
+                self._ledger.add(
+                    leg.number,
+                    exposed_seconds=waited,
+                    first_seconds=waited if step == leg.first else 0.0,
+                    samples=count,
+                    batches=1,
+                )
+                at += count
+                yield leg, step, batch
+                del batch
+
+    def _next(self) -> Fill:
+        """Return the next unit, once it is in memory."""
+        if self._planned == self._taken:
+            self._hungry = True
+            self._blocks.wake()
+            for pool in self._values.values():
+                pool.wake()
+        fill = self._fills.get()
+        self._hungry = False
+        self._taken += 1
+        assert fill is not None
+        fill.done.wait()
+        if fill.error is not None:
+            raise fill.error
+        return fill
+
+    def _batch(self, pieces: Sequence[tuple[Fill, Slice]], count: int) -> Batch:
+        out: Batch = {}
+        memory = pieces[0][1].memory if pieces else np.empty(self._filler.block_nbytes, np.uint8)
+        for f in self._filler.fields:
+            if f.ragged:
+                parts: list[Batch] = [
+                    {f.name: fill.ragged[f.name][s.low : s.high]} for fill, s in pieces
+                ]
+                out |= concatenate(Schema((f,)), parts)
+                continue
+            area = self._filler.areas[f.name]
+            values = area.values(memory, 0, count)
+            out[f.name] = values.reshape(-1).view(f.dtype).reshape(count, *f.inner)
+        return out
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop and join all threads; batches that were handed out stay valid."""
+        if self.closed or self._pid != os.getpid():  # a forked child has none of the threads
+            return
+        self.closed = True
+        self._blocks.stop()
+        for pool in self._values.values():
+            pool.stop()
+        for _ in self._threads[1:]:
+            self._jobs.put(None)
+        me = threading.current_thread()
+        for thread in self._threads:
+            if thread is not me:
+                thread.join(JOIN_SECONDS)

@@ -1,0 +1,174 @@
+"""How near the reader comes to plain ``preadv`` of the same bytes, in one run.
+
+Makes a dataset of ``x`` and ``y``, repacks it, and reads it again and again: by `dsprep.Reader`
+(groups and samples shuffled, batches of fixed size, a rank alone), and by plain ``preadv`` of the
+same groups in the same order into two buffers of the same kind of memory, by as many threads. The
+runs alternate; printed is the median of the ratios, and the fastest plain run.
+
+    python examples/reader_throughput.py --gigabytes 1 --sample 19276 --group 8MiB
+
+With --cold the files are dropped from the page cache before each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+import dsprep
+from dsprep.reader.memory import Pool
+
+
+def make(folder: Path, gigabytes: float, sample: int, group: str, to: str) -> Path:
+    """Write the dataset and return its repacked form."""
+    import h5py
+
+    floats = max(3, (sample - 76) // 4)
+    shape = (floats // 3, 3) if floats >= 3 else (floats,)
+    count = max(4, int(gigabytes * 1e9 / (floats // 3 * 12 + 76)))
+    source = folder / "source.h5"
+    rng = np.random.default_rng(0)
+    with h5py.File(source, "w") as file:
+        x = file.create_dataset("x", (count, *shape), "f4")
+        step = max(1, (64 << 20) // sample)
+        for i in range(0, count, step):
+            n = min(step, count - i)
+            x[i : i + n] = rng.random((n, *shape), np.float32)
+        file["y"] = rng.random((count, 19), np.float32)
+    out = (
+        folder
+        / {
+            "hdf5": "out.h5",
+            "lmdb": "out.lmdb",
+            "tfrecord": "out.tfrecord",
+            "zarr": "out.zarr.zip",
+        }[to]
+    )
+    dsprep.repack(source, out, buffer_size=group, durable=False)
+    source.unlink()
+    return out
+
+
+def groups_of(path: Path) -> list[tuple[Path, int, int]]:
+    """Return file, offset and length of every group."""
+    found = []
+    with dsprep.Sidecar.open(path) as sidecar:
+        for number, entry in enumerate(sidecar.content.files):
+            blocks = sidecar.layout(number).groups.blocks
+            file = sidecar.dataset / entry.path
+            file = file / blocks.path if blocks.path else file
+            offsets, lengths = blocks.offsets, blocks.lengths
+            found += [(file, offsets.one(i), lengths.one(i)) for i in range(blocks.count)]
+    return found
+
+
+def plain(groups: list[tuple[Path, int, int]], threads: int, seed: int) -> float:
+    """Read all groups in random order by plain preadv; return seconds."""
+    order: SimpleQueue[int] = SimpleQueue()
+    for i in np.random.default_rng(seed).permutation(len(groups)).tolist():
+        order.put(i)
+    fds = {path: os.open(path, os.O_RDONLY) for path, _, _ in groups}
+    largest = max(n for _, _, n in groups)
+    pool = Pool(largest, 2 * threads)
+    buffers = [[pool.take(0, lambda: False)[1] for _ in range(2)] for _ in range(threads)]
+    for pair in buffers:
+        for buffer in pair:
+            buffer[::4096] = 0  # pages are there before the clock starts
+
+    def work(pair: list[np.ndarray]) -> None:
+        turn = 0
+        while True:
+            try:
+                path, offset, nbytes = groups[order.get_nowait()]
+            except Empty:
+                return
+            view, done = memoryview(pair[turn % 2]), 0
+            while done < nbytes:
+                done += os.preadv(fds[path], [view[done:nbytes]], offset + done)
+            turn += 1
+
+    workers = [threading.Thread(target=work, args=(pair,)) for pair in buffers]
+    began = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    seconds = time.perf_counter() - began
+    for fd in fds.values():
+        os.close(fd)
+    return seconds
+
+
+def drop(path: Path) -> None:
+    """Drop a dataset from the page cache."""
+    os.sync()
+    for file in [path] if path.is_file() else list(path.rglob("*")):
+        fd = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--sample", type=int, default=19276, help="bytes of a sample")
+    parser.add_argument("--group", default="8MiB", help="bytes or samples of a group")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--to", default="hdf5", choices=["hdf5", "lmdb", "tfrecord", "zarr"])
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--folder", help="where to write; a temporary folder")
+    parser.add_argument("--engine", default="buffered")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        path = make(Path(name), options.gigabytes, options.sample, options.group, options.to)
+        groups = groups_of(path)
+        reader = dsprep.Reader(
+            path,
+            options.batch_size,
+            epochs=1,
+            io_threads=options.threads,
+            engine=options.engine,
+            rank=0,
+            world_size=1,
+        )
+        payload = reader.samples * reader.schema.fixed_nbytes
+        ratios, best, seconds = [], float("inf"), []
+        for run in range(options.runs + 1):
+            if options.cold:
+                drop(path)
+            raw = plain(groups, options.threads, run)
+            if options.cold:
+                drop(path)
+            began = time.perf_counter()
+            samples = 0
+            for batch in reader:
+                samples += len(batch["y"])
+            took = time.perf_counter() - began
+            assert samples == reader.samples
+            if run:
+                ratios.append(raw / took)
+                best = min(best, raw)
+                seconds.append(took)
+        reader.close()
+    print(
+        f"{options.to}, samples of {options.sample} B, groups of {groups[0][2] / 2**20:.1f} MiB, "
+        f"{options.threads} thread(s){', cold' if options.cold else ''}: "
+        f"{statistics.median(ratios):.2f} of plain preadv "
+        f"({min(ratios):.2f} to {max(ratios):.2f}; plain {payload / best / 1e9:.1f} GB/s, "
+        f"reader {payload / min(seconds) / 1e9:.1f} GB/s)"
+    )
+
+
+if __name__ == "__main__":
+    main()
