@@ -7,8 +7,9 @@ appending n zero bytes multiplies a CRC by x^(8n) modulo the polynomial (Mark Ad
 
 from __future__ import annotations
 
+import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.schema import Array
-from dsprep.storage import as_bytes, pread_into
+from dsprep.storage import CALL_NBYTES, Buffer, as_bytes, pread_into, pwrite_all
 
 _WINDOW = 4 << 20  # bytes read back at a time
 ONES = 0xFFFFFFFF
@@ -35,6 +36,26 @@ def crc32c(data: Array | bytes, crc: int = 0) -> int:
 
 def _buffer(view: Any) -> Any:
     return view if isinstance(view, bytes) else np.frombuffer(view, np.uint8)
+
+
+def pwrite_crc32c(fd: int, buffers: Sequence[Buffer], offset: int, crc: int = 0) -> int:
+    """Write `buffers` one after another; return their CRC-32C behind what has the CRC `crc`.
+
+    Each part is summed right before it is written, when that brings it into the cache.
+    """
+    at, call, size = offset, list[memoryview](), 0
+    for buffer in buffers:
+        view = as_bytes(buffer) if isinstance(buffer, np.ndarray) else memoryview(buffer)
+        for begin in range(0, len(view), CALL_NBYTES):
+            part = view[begin : begin + CALL_NBYTES]
+            if size + len(part) > CALL_NBYTES:
+                at += pwrite_all(fd, call, at)
+                call, size = [], 0
+            crc = crc32c(np.frombuffer(part, np.uint8), crc)
+            call.append(part)
+            size += len(part)
+    pwrite_all(fd, call, at)
+    return crc
 
 
 def read_crc32c(fd: int, begin: int, end: int, where: object) -> int:
@@ -129,3 +150,28 @@ CRC32 = Crc(0xEDB88320, _crc32)
 def combine(first: int, second: int, second_nbytes: int) -> int:
     """Return the CRC-32C of two ranges one behind another, the second of that many bytes."""
     return CRC32C.combine(first, second, second_nbytes)
+
+
+class Sums:
+    """CRC-32Cs of parts of groups, which threads write in any order."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[tuple[int, int, int]]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, group: int, offset: int, nbytes: int, crc: int) -> None:
+        """Take the sum of the `nbytes` at `offset`, which belong to `group`."""
+        with self._lock:
+            self._parts.setdefault(group, []).append((offset, nbytes, crc))
+
+    def of(self, group: int, begin: int, end: int) -> int | None:
+        """Return the sum of ``begin .. end``, or None if no parts are exactly that."""
+        at, total = begin, 0
+        for offset, nbytes, crc in sorted(self._parts.get(group, ())):
+            if offset + nbytes <= begin or offset >= end:
+                continue
+            if offset != at:
+                return None
+            total = combine(total, crc, nbytes) if at > begin else crc
+            at += nbytes
+        return total if at == end else None

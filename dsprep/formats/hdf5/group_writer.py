@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.digests import crc32c
+from dsprep.digests import pwrite_crc32c
 from dsprep.formats.base import GroupWriter, State
 from dsprep.formats.hdf5.group_places import allocate, find, regular
 from dsprep.formats.hdf5.group_plan import GroupedFile
@@ -21,7 +21,6 @@ from dsprep.formats.hdf5.group_sums import Segment, Sums
 from dsprep.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
 from dsprep.schema import Arena, Array, Batch, Ints
-from dsprep.storage import CALL_NBYTES, pwrite_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,7 @@ class PlacedGroups(GroupWriter):
             self._file.parts, self._addresses[:, piece.group].tolist(), piece.rows, strict=True
         ):
             offset = address + piece.at * part.row_nbytes
-            segments.append(Segment(offset, rows.nbytes, _write(self._fd, rows, offset)))
+            segments.append(Segment(offset, rows.nbytes, pwrite_crc32c(self._fd, [rows], offset)))
         if self._regular:
             self._sums.add(piece.group, piece.samples, segments)
 
@@ -87,16 +86,6 @@ class PlacedGroups(GroupWriter):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _write(fd: int, rows: Array, offset: int) -> int:
-    """Write rows; return their CRC. Each call's bytes are summed when they come into the cache."""
-    crc, flat = 0, rows.reshape(-1).view(np.uint8)
-    for at in range(0, len(flat), CALL_NBYTES):
-        part = flat[at : at + CALL_NBYTES]
-        crc = crc32c(part, crc)
-        pwrite_all(fd, [part], offset + at)
-    return crc
 
 
 def ranges(file: GroupedFile, addresses: Ints) -> tuple[Ints, Ints]:

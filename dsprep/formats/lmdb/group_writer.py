@@ -4,22 +4,22 @@ LMDB decides where values lie, so groups begin at pages, not at stripes. Where e
 value of its own, a group is all from the header of its first value's pages (or from its first leaf)
 to the end of its last value: the tree's pages lie between the values. (Where some values are small
 enough for leaves and others are not, a leaf lies behind all large values of its samples, also those
-of other groups, so ranges overlap; one value per group avoids that.) Its places and its sum are
-found in the finished file, which is read once more for that. Where a group is one value, its sum
-is taken while it is in memory.
+of other groups, so ranges overlap; one value per group avoids that.) Its places are found in the
+finished file. Its sum is taken while large values are written; where values are small, or an
+earlier run wrote them, the group is read once more for that.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from dsprep.digests import crc32c, read_crc32c
+from dsprep.digests import Sums, pwrite_crc32c, read_crc32c
 from dsprep.formats.base import GroupWriter, State
 from dsprep.formats.lmdb.extents import Found, find
 from dsprep.formats.lmdb.group_values import Packing, capacities
@@ -29,10 +29,11 @@ from dsprep.formats.lmdb.pages import HEADER, Pages
 from dsprep.formats.lmdb.tree import PSIZE
 from dsprep.formats.lmdb.values import MAX_VALUE, total_lengths
 from dsprep.formats.lmdb.writer import LmdbWriter, Piece
-from dsprep.grouping import Grouping
+from dsprep.grouping import Grouping, even
 from dsprep.laws import Explicit, affine
 from dsprep.layout.model import Blocks, Groups
 from dsprep.schema import Arena, Batch, Field, Ints, Schema
+from dsprep.storage import Buffer, as_bytes
 
 READ = 1 << 20
 """Bytes that are read back at a time."""
@@ -40,7 +41,73 @@ THREADS = 2
 """Threads that read back; more wait for each other's turn at Python."""
 
 
-class LmdbGroupWriter(LmdbWriter, GroupWriter):
+class _SummingWriter(LmdbWriter):
+    """An LMDB file whose writer keeps the sums of what it writes, if all values are large.
+
+    Parameters
+    ----------
+    path, schema, count, keys, state
+        As for `LmdbWriter`.
+    grouping
+        The groups of values.
+    lead
+        Where in the first page of its first value a group begins.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        grouping: Grouping,
+        keys: Keys,
+        state: State | None,
+        lead: int,
+    ) -> None:
+        super().__init__(path, schema, int(grouping.edges[-1]), keys, state)
+        self._values_in, self._lead, self._sums = grouping, lead, Sums()
+
+    def _put(self, piece: Piece, buffers: Sequence[Buffer], offset: int) -> None:
+        """Write some of a piece's bytes, and keep their sums: apart what no group has."""
+        if not piece.runs.all():
+            super()._put(piece, buffers, offset)
+            return
+        group = self._values_in.of(piece.start)
+        begin = int(piece.value_pages[0]) * PSIZE + self._lead
+        end = int(piece.value_pages[-1]) * PSIZE + HEADER + int(piece.sizes[-1])
+        for at, part in _cut(buffers, offset, (begin, end)):
+            crc = pwrite_crc32c(self._fd, part, at)
+            self._sums.add(group, at, sum(map(len, part)), crc)
+
+    def _sums_of(self, fd: int, begins: Ints, ends: Ints) -> Ints:
+        """Return the sum of each group; those not known are read."""
+        places = zip(begins.tolist(), ends.tolist(), strict=True)
+        known = [self._sums.of(g, *place) for g, place in enumerate(places)]
+        sums = np.array([-1 if crc is None else crc for crc in known], np.int64)
+        rest = np.flatnonzero(sums < 0)
+        sums[rest] = read_crcs(fd, begins[rest], ends[rest], self._path)
+        return sums
+
+
+def _cut(
+    buffers: Sequence[Buffer], offset: int, edges: tuple[int, int]
+) -> Iterator[tuple[int, list[memoryview]]]:
+    """Yield the buffers and where they go, cut where `edges` of the file are."""
+    at, part, nbytes = offset, list[memoryview](), 0
+    for buffer in buffers:
+        view = as_bytes(buffer) if isinstance(buffer, np.ndarray) else memoryview(buffer)
+        for edge in edges:
+            here = edge - at - nbytes
+            if 0 <= here < len(view):
+                if nbytes + here:
+                    yield at, [*part, view[:here]]
+                at, part, nbytes, view = edge, [], 0, view[here:]
+        part.append(view)
+        nbytes += len(view)
+    if nbytes:
+        yield at, part
+
+
+class LmdbGroupWriter(_SummingWriter, GroupWriter):
     """An LMDB file of one value per sample, in groups.
 
     Parameters
@@ -64,18 +131,18 @@ class LmdbGroupWriter(LmdbWriter, GroupWriter):
         keys: Keys,
         state: State | None,
     ) -> None:
-        super().__init__(path, schema, int(grouping.edges[-1]), keys, state)
+        super().__init__(path, schema, grouping, keys, state, lead=0)
         self._grouping, self._inside = grouping, inside
 
     def groups(self) -> Groups:
         """Return where the groups lie; see `GroupWriter.groups`."""
         with _places(self._path) as found:
             begins, ends = ranges_of(found, self._grouping.edges)
-            sums = read_crcs(found.pages.fd, begins, ends, self._path)
+            sums = self._sums_of(found.pages.fd, begins, ends)
         return describe(self._grouping, begins, ends, sums, self._inside)
 
 
-class LmdbGroupValuesWriter(LmdbWriter, GroupWriter):
+class LmdbGroupValuesWriter(_SummingWriter, GroupWriter):
     """An LMDB file of one value per group; see `group_values`.
 
     Parameters
@@ -99,10 +166,10 @@ class LmdbGroupValuesWriter(LmdbWriter, GroupWriter):
     ) -> None:
         self._packing = Packing(schema)
         sizes = self._packing.sizes(grouping)
-        super().__init__(path, value_schema(self._packing, sizes), grouping.count, keys, state)
+        schema, values = value_schema(self._packing, sizes), even(grouping.count, 1)
+        super().__init__(path, schema, values, keys, state, lead=HEADER)
         self._grouping, self._inside = grouping, inside
         self._capacities = capacities(grouping)
-        self._sums = np.full(grouping.count, -1, np.int64)
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
         """Return the value of the group that begins at sample `start`."""
@@ -113,19 +180,14 @@ class LmdbGroupValuesWriter(LmdbWriter, GroupWriter):
         nbytes = int(total_lengths(parts)[0])
         if nbytes > MAX_VALUE:
             self._packing.refuse(g, nbytes)
-        crc = 0
-        for part in parts:
-            crc = crc32c(part.data, crc)
-        self._sums[g] = crc
         return self._piece(parts, g, arena)
 
     def groups(self) -> Groups:
         """Return where the groups lie; see `GroupWriter.groups`."""
         with _places(self._path) as found:
             begins, ends = found.offsets, found.offsets + found.lengths
-            old = np.flatnonzero(self._sums < 0)
-            self._sums[old] = read_crcs(found.pages.fd, begins[old], ends[old], self._path)
-        return describe(self._grouping, begins, ends, self._sums, self._inside)
+            sums = self._sums_of(found.pages.fd, begins, ends)
+        return describe(self._grouping, begins, ends, sums, self._inside)
 
 
 def value_schema(packing: Packing, sizes: Ints) -> Schema:

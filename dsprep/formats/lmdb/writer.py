@@ -16,6 +16,7 @@ batch, without being copied together first, when values are large.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_size, 
 from dsprep.formats.lmdb.values import MAX_VALUE, Part, Values, join, total_lengths
 from dsprep.schema import Arena, Batch, Bytes, Ints, Schema
 from dsprep.spans import move_spans, packed, ranges
-from dsprep.storage import as_bytes, pwrite_all, sync_directory
+from dsprep.storage import Buffer, as_bytes, pwrite_all, sync_directory
 
 SCATTERED = 8 << 10
 """Mean bytes of a value from which on its parts are written from where they are."""
@@ -229,7 +230,7 @@ class LmdbWriter(Writer):
             buffers += [memoryview(self._branch_page(b)) for b in branches.get(j, ())]
         if values is not None:
             values.add(buffers, sample, piece.stop - piece.start)
-        pwrite_all(self._fd, buffers, piece.page * PSIZE)
+        self._put(piece, buffers, piece.page * PSIZE)
 
     def _write_even(self, piece: Piece, leaves: Bytes) -> bool:
         """Write a piece of equal values on overflow pages, copied block by block into whole pages.
@@ -241,12 +242,16 @@ class LmdbWriter(Writer):
         if pages is None:
             return False
         for first, block in pages.blocks(piece.value_pages, piece.arena):
-            pwrite_all(self._fd, [block], first * PSIZE)
+            self._put(piece, [block], first * PSIZE)
         for page, leaf in zip(piece.leaf_pages.tolist(), leaves, strict=True):
-            pwrite_all(self._fd, [leaf], page * PSIZE)
+            self._put(piece, [leaf], page * PSIZE)
         for branch in piece.branches:
-            pwrite_all(self._fd, [self._branch_page(branch)], branch.page * PSIZE)
+            self._put(piece, [self._branch_page(branch)], branch.page * PSIZE)
         return True
+
+    def _put(self, piece: Piece, buffers: Sequence[Buffer], offset: int) -> None:
+        """Write some of a piece's bytes."""
+        pwrite_all(self._fd, buffers, offset)
 
     def _build_leaves(self, piece: Piece) -> Bytes:
         """Return the leaf pages that the piece completes: uint8, shape ``(k, PSIZE)``."""

@@ -6,7 +6,6 @@ Without compression the bytes depend on samples and groups alone, whatever the p
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.digests import combine, crc32c, read_crc32c
+from dsprep.digests import Sums, crc32c, read_crc32c
 from dsprep.formats.base import GroupWriter, State, WriteOptions
 from dsprep.formats.tfrecord import features, framing, group_gzip
 from dsprep.formats.tfrecord.build import Template, check_size
@@ -201,29 +200,6 @@ class TFRecordGroupWriter(GroupWriter):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-class Sums:
-    """CRC-32Cs of the parts of groups, which threads write in any order."""
-
-    def __init__(self) -> None:
-        self._parts: dict[int, list[tuple[int, int, int]]] = {}
-        self._lock = threading.Lock()
-
-    def add(self, group: int, offset: int, nbytes: int, crc: int) -> None:
-        """Take the sum of the `nbytes` at `offset`, which are part of `group`."""
-        with self._lock:
-            self._parts.setdefault(group, []).append((offset, nbytes, crc))
-
-    def of(self, group: int, begin: int, end: int) -> int | None:
-        """Return the sum of ``begin .. end``, or None if parts of it are not known."""
-        at, total = begin, 0
-        for offset, nbytes, crc in sorted(self._parts.get(group, ())):
-            if offset != at:
-                return None
-            total = combine(total, crc, nbytes) if at > begin else crc
-            at += nbytes
-        return total if at == end else None
 
 
 def lengthened(block: Array, last: int, padding: int) -> list[bytes | Array]:
