@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, TypeAlias
@@ -28,6 +29,7 @@ from dsprep.errors import FormatError, UsageError
 from dsprep.layout.codec import file_path
 from dsprep.layout.extents import Extents, locate
 from dsprep.located import Sidecar
+from dsprep.reader.lines import Line, line, woven
 from dsprep.reader.memory import Block
 from dsprep.reading.files import File
 from dsprep.scatter import runs
@@ -127,6 +129,8 @@ class Fill:
         What has to be read.
     ragged
         Ragged fields in the order of delivery, once all is done.
+    files
+        That were read, once all is done.
     done
         Set when all is there, or `error` is.
     """
@@ -136,6 +140,7 @@ class Fill:
     slices: Sequence[Slice]
     parts: list[Part] = field(default_factory=list)
     ragged: dict[str, Ragged] = field(default_factory=dict)
+    files: AbstractSet[File] = frozenset()
     done: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
     missing: int = 0
@@ -177,6 +182,7 @@ class Filler:
                 self.areas[f.name] = Area(f, at, f.row_nbytes)
                 at += -(-f.row_nbytes * batch_size // _ALIGN) * _ALIGN
         self.block_nbytes = at
+        self._any_ragged = any(f.ragged for f in self.fields)
         self.modes = lru_cache(maxsize=1024)(self._find_modes)
 
     def _find_modes(self, number: int) -> dict[str, Mode]:
@@ -235,12 +241,80 @@ class Filler:
         FormatError
             If the sidecar gives places that are not in the files, or of another size.
         """
-        n = len(fill.samples)
+        if not self._plan_even(fill, most, align):
+            self._plan_any(fill, most, align, take)
+        fill.missing = len(fill.parts)
+
+    def _addresses(self, fill: Fill) -> tuple[Ints, Ints]:
+        """Return the address of each sample's block, and the sample's place in the batch."""
         lows = np.array([s.low for s in fill.slices], np.int64)
+        blocks = np.array([s.block.address for s in fill.slices], np.int64)
+        shift = np.array([s.begin for s in fill.slices], np.int64) - lows
+        if len(lows) == 1:
+            return np.broadcast_to(blocks, len(fill.slots)), fill.slots + shift
         which = np.searchsorted(lows, fill.slots, "right") - 1
-        base = np.array([s.block.address for s in fill.slices], np.int64)[which]
-        begin = np.array([s.begin for s in fill.slices], np.int64) - lows
-        place = fill.slots + begin[which]  # of each sample in its batch
+        return blocks[which], fill.slots + shift[which]
+
+    def _stage(self, fill: Fill, area: Area) -> int:
+        """Return the address of memory for the values of a staged field."""
+        staged = fill._staged.get(area.field.name)
+        if staged is None:
+            staged = np.empty((len(fill.samples), area.nbytes), np.uint8)
+            fill._staged[area.field.name] = staged
+        return int(staged.ctypes.data)
+
+    def _plan_even(self, fill: Fill, most: int, align: int) -> bool:
+        """Plan consecutive samples of one file that lie evenly; False if they are not such."""
+        samples, n = fill.samples, len(fill.samples)
+        if not n or self._verify or self._any_ragged:
+            return False
+        first = int(samples[0])
+        if int(samples[-1]) - first != n - 1 or not self._rising(samples):
+            return False
+        number, local = self.sidecar.file_of(first)
+        if n > self.sidecar.content.files[number].samples - local:
+            return False
+        modes, layout = self.modes(number), self.sidecar.layout(number)
+        lines: list[Line] = []
+        addresses: list[Ints | int] = []
+        base, place = self._addresses(fill)
+        for area in self.areas.values():
+            if not area.nbytes:
+                continue
+            mode = modes[area.field.name]
+            found = None if mode == "decoded" else line(layout, area.field, local, n)
+            if found is None or (lines and found.path != lines[0].path):
+                return False
+            lines.append(found)
+            if mode == "staged":
+                addresses.append(self._stage(fill, area))
+            else:
+                addresses.append(base + (place * area.nbytes + area.at))
+        if not lines:
+            return False
+        file = self.sidecar.open_file(number, lines[0].path)
+        ranges_ = woven(lines, addresses)
+        if ranges_ is None:
+            return False
+        for each in lines:
+            if each.offset + (n - 1) * each.stride + each.nbytes > file.nbytes:
+                return False  # the other way tells what is wrong
+        for start, places in ranges_:
+            fill.parts += [Part(file, *p) for p in shared(start, places, most, align)]
+        return True
+
+    def _rising(self, samples: Ints) -> bool:
+        return bool((samples[1:] - samples[:-1] == 1).all())
+
+    def _plan_any(
+        self,
+        fill: Fill,
+        most: int,
+        align: int,
+        take: Callable[[str, int], Bytes],
+    ) -> None:
+        """Plan samples wherever they lie."""
+        base, place = self._addresses(fill)
         files: dict[int, _Reads] = {}
         lengths: dict[str, list[tuple[Ints, Extents, int]]] = {}
         for number, chosen, local in self.sidecar.by_file(fill.samples):
@@ -260,12 +334,9 @@ class Filler:
                     area = self.areas[f.name]
                     self._check_sizes(f, found, len(local), number)
                     if modes[f.name] == "staged":
-                        staged = fill._staged.get(f.name)
-                        if staged is None:
-                            staged = fill._staged[f.name] = np.empty((n, area.nbytes), np.uint8)
-                        to = staged.ctypes.data + chosen * area.nbytes
+                        to = self._stage(fill, area) + chosen * area.nbytes
                     else:
-                        to = (base + area.at + place * area.nbytes)[chosen]
+                        to = (base + (area.at + place * area.nbytes))[chosen]
                     self._add(files, number, found, to)
             if decoded:
                 fill.parts.append(self._decoding(fill, chosen, decoded))
@@ -274,7 +345,6 @@ class Filler:
         for reads in files.values():
             for start, places in reads.runs():
                 fill.parts += [Part(reads.file, *p) for p in shared(start, places, most, align)]
-        fill.missing = len(fill.parts)
 
     def _check_sizes(self, f: Field, found: Extents, count: int, number: int) -> None:
         """Raise unless every sample has as many bytes as the field."""

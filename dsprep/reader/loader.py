@@ -23,7 +23,7 @@ from dsprep.reader.ledger import EpochStats, Ledger
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.order import SHUFFLES, Epoch, Remainder, Shuffle, Stage
 from dsprep.reader.order import Sequence as Order
-from dsprep.reader.pipeline import Leg, Pipeline, Settings
+from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings
 from dsprep.reader.ranges import even_edges, group_edges
 from dsprep.reader.ranks import Place, detect
 from dsprep.schema import Batch, Ints, Schema
@@ -164,6 +164,7 @@ class Reader:
         self._stages: tuple[Stage, ...] = ()
         self._steps = 0  # of the last stage
         self._running: Pipeline | None = None
+        self._pools: Pools | None = None
         self._lock = threading.Lock()
 
     def _units(self, buffer_size: int | str | None, mixed: int | None) -> tuple[Ints, int]:
@@ -253,12 +254,11 @@ class Reader:
             self._sidecar.check()
             if self._steps >= len(self):
                 self._next_epoch()
+            filler = Filler(self._sidecar, self.schema.names, self.batch_size, self._verify)
+            if self._pools is None:
+                self._pools = Pools(filler, self.batch_size, self._settings)
             pipeline = Pipeline(
-                Filler(self._sidecar, self.schema.names, self.batch_size, self._verify),
-                self._legs(),
-                self.batch_size,
-                self._settings,
-                self._ledger,
+                filler, self._legs(), self.batch_size, self._settings, self._pools, self._ledger
             )
             self._running = pipeline
         return Batches(self._loop(pipeline), pipeline)
@@ -285,7 +285,8 @@ class Reader:
     def _reopen(self) -> None:
         data = self._arguments["data"]
         self._sidecar = Sidecar.open(self._arguments["path"], data)
-        self._pid, self._running, self._ledger = os.getpid(), None, Ledger()
+        self._pid, self._running, self._pools = os.getpid(), None, None
+        self._ledger = Ledger()
 
     def _transformed(self, batches: Iterator[tuple[Leg, int, Batch]]) -> Iterator[Any]:
         """Apply the transform in threads, in order, a few batches ahead."""

@@ -157,8 +157,12 @@ class Pool:
         """Have a waiting thread ask again whether it is starved."""
         self._back.put(None)
 
+    def start(self) -> None:
+        """Let threads take again, after `stop`."""
+        self._stopped = False
+
     def stop(self) -> None:
-        """Let a waiting thread, and every later one, raise `Stopped`."""
+        """Let a waiting thread, and every later one until `start`, raise `Stopped`."""
         self._stopped = True
         self.wake()
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.errors import DsprepError, ReadError
+from dsprep.errors import DsprepError, FormatError, ReadError
 from dsprep.reader.engines import Engine
 from dsprep.reader.filling import Fill, Filler, Part, Slice, stepped
 from dsprep.reader.ledger import Ledger
@@ -95,6 +95,44 @@ class Settings:
     token: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
+class Pools:
+    """The memory of a reader, which it keeps from one loop to the next.
+
+    Parameters
+    ----------
+    filler
+        Tells what blocks and fields there are.
+    batch_size
+        Samples of a full batch.
+    settings
+        How many units are in memory, and where memory comes from.
+    """
+
+    def __init__(self, filler: Filler, batch_size: int, settings: Settings) -> None:
+        count = -(-settings.buffers * settings.unit_samples // batch_size) + 2
+        self.blocks = Pool(filler.block_nbytes, count, settings.allocate)
+        self.values = {
+            f.name: Pool(1, settings.buffers + 1, settings.allocate)
+            for f in filler.fields
+            if f.ragged
+        }
+
+    def start(self) -> None:
+        """Make ready for a loop."""
+        for pool in (self.blocks, *self.values.values()):
+            pool.start()
+
+    def wake(self) -> None:
+        """Have a waiting thread ask again whether it is starved."""
+        for pool in (self.blocks, *self.values.values()):
+            pool.wake()
+
+    def stop(self) -> None:
+        """Let a waiting thread raise `Stopped`."""
+        for pool in (self.blocks, *self.values.values()):
+            pool.stop()
+
+
 class Pipeline:
     """Batches of some epochs, read ahead by threads.
 
@@ -108,6 +146,8 @@ class Pipeline:
         Samples of a full batch.
     settings
         How to work.
+    pools
+        Memory for batches, which no other pipeline uses meanwhile.
     ledger
         Where to keep accounts.
 
@@ -123,16 +163,12 @@ class Pipeline:
         legs: Callable[[], Iterator[Leg]],
         batch_size: int,
         settings: Settings,
+        pools: Pools,
         ledger: Ledger,
     ) -> None:
         self._filler, self._legs, self._settings, self._ledger = filler, legs, settings, ledger
-        blocks = -(-settings.buffers * settings.unit_samples // batch_size) + 2
-        self._blocks = Pool(filler.block_nbytes, blocks, settings.allocate)
-        self._values = {
-            f.name: Pool(1, settings.buffers + 1, settings.allocate)
-            for f in filler.fields
-            if f.ragged
-        }
+        self._pools, self._blocks, self._values = pools, pools.blocks, pools.values
+        pools.start()
         self._fills: SimpleQueue[Fill | None] = SimpleQueue()
         self._jobs: SimpleQueue[tuple[int, Fill, Part] | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -222,11 +258,9 @@ class Pipeline:
                     nbytes = part.decode(arena)
                     reads = 1
                 elif part.file is not None:
-                    part.file.check_same()
                     for piece in stepped(part.start, part.places, self._settings.transfer):
                         done = self._settings.engine.read(part.file, *piece)
                         reads, nbytes = reads + done[0], nbytes + done[1]
-                    part.file.check_same()
         except BaseException as error:
             fill.error = self._failure(error, fill, part)
             fill.done.set()
@@ -236,7 +270,6 @@ class Pipeline:
             last = fill.missing == 0
         if last:
             self._finish(fill)
-            self._ledger.fetched(epoch)
         self._ledger.add(
             epoch,
             reads=reads,
@@ -263,6 +296,7 @@ class Pipeline:
             self._filler.finish(fill)
         except BaseException as error:
             fill.error = error
+        fill.files = {part.file for part in fill.parts if part.file is not None}
         fill.parts.clear()
         fill.done.set()
 
@@ -305,14 +339,13 @@ class Pipeline:
                 at += count
                 yield leg, step, batch
                 del batch
+            self._ledger.fetched(leg.number)
 
     def _next(self) -> Fill:
         """Return the next unit, once it is in memory."""
         if self._planned == self._taken:
             self._hungry = True
-            self._blocks.wake()
-            for pool in self._values.values():
-                pool.wake()
+            self._pools.wake()
         fill = self._fills.get()
         self._hungry = False
         self._taken += 1
@@ -320,6 +353,11 @@ class Pipeline:
         fill.done.wait()
         if fill.error is not None:
             raise fill.error
+        try:
+            for file in fill.files:
+                file.check_same()
+        except FormatError as error:
+            raise ReadError(str(error), int(fill.samples[0])) from error
         return fill
 
     def _batch(self, pieces: Sequence[tuple[Fill, Slice]], count: int) -> Batch:
@@ -344,9 +382,7 @@ class Pipeline:
         if self.closed or self._pid != os.getpid():  # a forked child has none of the threads
             return
         self.closed = True
-        self._blocks.stop()
-        for pool in self._values.values():
-            pool.stop()
+        self._pools.stop()
         for _ in self._threads[1:]:
             self._jobs.put(None)
         me = threading.current_thread()
