@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsprep.digests import CRC32, CRC32C
+from dsprep.digests import CRC32, CRC32C, pwrite_crc32c
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, WriteOptions
 from dsprep.formats.zarr import group_zip
@@ -27,7 +28,7 @@ from dsprep.formats.zarr.group_plan import Place, Track
 from dsprep.formats.zarr.group_store import Chunks, GroupStore, checksums, erase
 from dsprep.grouping import Grouping
 from dsprep.schema import Arena, Array, Batch, Ints, Ragged, Schema
-from dsprep.storage import pwrite_all
+from dsprep.storage import CALL_NBYTES, as_bytes, pwrite_all
 
 
 class Sum(NamedTuple):
@@ -138,12 +139,24 @@ class PlacedGroups(GroupStore):
             with self._files.opened(self._track_file(track, group)) as fd:
                 for place in track.places:
                     for at, rows in self._parts(piece, group, place):
-                        pwrite_all(fd, [rows], begin + at)
                         if i == 0:
-                            crc32 = CRC32.of(rows) if self._grid.zipped else 0
-                            sums.append(Sum(at, rows.nbytes, CRC32C.of(rows), crc32))
+                            crcs = self._write_summed(fd, rows, begin + at)
+                            sums.append(Sum(at, rows.nbytes, *crcs))
+                        else:
+                            pwrite_all(fd, [rows], begin + at)
                 if i == 0:
                     self._add(fd, group, piece.count, sums)
+
+    def _write_summed(self, fd: int, rows: Array, offset: int) -> tuple[int, int]:
+        """Write rows; return their CRC-32C, and their CRC-32 for a ZIP file, taken on the way."""
+        if not self._grid.zipped:
+            return pwrite_crc32c(fd, [rows], offset), 0
+        data, crc, crc32 = as_bytes(rows), 0, 0
+        for at in range(0, len(data), CALL_NBYTES):
+            part = data[at : at + CALL_NBYTES]
+            crc32 = zlib.crc32(part, crc32)
+            crc = pwrite_crc32c(fd, [part], offset + at, crc)
+        return crc, crc32
 
     def _ordinary_rows(self, piece: Piece, group: int, number: int) -> Array:
         plan = self._grid.arrays[number]
