@@ -16,6 +16,8 @@ The public interface, imported when it is first used:
     All that is wrong with a sidecar or with the data that it describes.
 `Reader`
     Batches for training, read ahead and shuffled.
+`audit`
+    What every rank of a job would deliver, and whether it is every sample once.
 `repack`
     One rewrite, after which a single read fetches a whole group of samples.
 `inspect`
@@ -34,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from dsprep.auditing import audit as audit
     from dsprep.checking import check as check
     from dsprep.comparison import verify as verify
     from dsprep.conversion import convert as convert
@@ -62,6 +65,7 @@ _WHERE = {
     "verify": "dsprep.comparison:verify",
     "provenance": "dsprep.describing:provenance",
     "repack": "dsprep.repacking:repack",
+    "audit": "dsprep.auditing:audit",
     "check": "dsprep.checking:check",
     "Reader": "dsprep.reader.loader:Reader",
     "inspect": "dsprep.inspection:inspect",
@@ -95,6 +99,7 @@ __all__ = [
     "StaleError",
     "StaleWarning",
     "WriteOptions",
+    "audit",
     "check",
     "convert",
     "inspect",

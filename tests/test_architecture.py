@@ -28,13 +28,13 @@ LAYERS = [
     ("through",),
     ("dataset", "plan", "staging", "synth"),
     ("stripes", "permutation", "gathering"),
-    ("reader",),
     ("buffers", "splitting", "buckets"),
+    ("reader",),
     ("transfer", "comparison", "describing", "exports"),
     ("jobs", "shuffling"),
     ("conversion", "breakeven"),
     ("repacking",),
-    ("inspection", "explaining", "figures", "checking", "using"),
+    ("auditing", "inspection", "explaining", "figures", "checking", "using"),
     ("cli", "__main__"),
 ]
 

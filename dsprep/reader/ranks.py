@@ -180,8 +180,8 @@ def _place(
             expected="ranks from 0 on, fewer than there are processes",
             fix=FIX,
         )
-    local = (0, 1) if world_size == 1 else _local(env, world_size)
-    return Place(rank, world_size, *local, source)
+    local_rank, local_size = (0, 1) if world_size == 1 else _local(env, world_size)
+    return Place(rank, world_size, local_rank, local_size, source)
 
 
 def _local(env: Mapping[str, str], world_size: int) -> tuple[int, int] | tuple[None, None]:

@@ -1,0 +1,65 @@
+"""How much is read at a time: what ``buffer_size`` means for a dataset."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dsprep.buffers import InBytes, InSamples, parse_buffer
+from dsprep.located import Sidecar
+from dsprep.reader.order import Shuffle
+from dsprep.reader.ranges import even_edges, group_edges
+from dsprep.schema import Ints, Schema
+
+BUFFER_NBYTES = 64 << 20
+"""Bytes that are read at a time of datasets without groups, unless a size is given."""
+
+
+def sample_nbytes(sidecar: Sidecar, schema: Schema) -> float:
+    """Return the bytes of a sample; of ragged samples about how many, by the sizes of files."""
+    if not schema.ragged:
+        return float(schema.fixed_nbytes)
+    total = sum(f.identity.nbytes for f in sidecar.content.files)
+    return total / max(1, len(sidecar))
+
+
+def cut_units(
+    sidecar: Sidecar,
+    schema: Schema,
+    shuffle: Shuffle,
+    buffer_size: int | str | None,
+    mixed: int | None,
+) -> tuple[Ints, int]:
+    """Return the ranges that are dealt, and how many of them are read and shuffled together.
+
+    Parameters
+    ----------
+    schema
+        The fields that are read.
+    buffer_size
+        Samples or bytes; rounded down to whole groups, at least one, where there are groups.
+        None or ``"auto"``: one group, or `BUFFER_NBYTES`.
+    mixed
+        Ranges to shuffle together; None: as many as `buffer_size` holds.
+
+    Returns
+    -------
+    ``(edges, mixed)``: int64, shape ``(ranges + 1,)``, rising strictly from 0; and a number.
+    """
+    asked = None if buffer_size is None else parse_buffer(str(buffer_size))
+    nbytes = max(1.0, sample_nbytes(sidecar, schema))
+    samples = None
+    if isinstance(asked, InBytes):
+        samples = max(1, int(asked.nbytes / nbytes))
+    elif isinstance(asked, InSamples):
+        samples = asked.count
+    edges = group_edges(sidecar)
+    if edges is not None and shuffle != "global":
+        if mixed is None:
+            largest = int(np.diff(edges).max(initial=1))
+            mixed = 1 if samples is None else max(1, samples // largest)
+        return edges, mixed
+    total = len(sidecar)
+    samples = min(samples or max(1, int(BUFFER_NBYTES / nbytes)), max(1, total))
+    if shuffle == "global":
+        return np.append(np.arange(0, total, samples, dtype=np.int64), total), mixed or 1
+    return even_edges(sidecar, samples), mixed or 1

@@ -1,0 +1,290 @@
+"""``dsprep audit``: whether every sample comes as often as promised, and saying so when not."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+
+import h5py
+import numpy as np
+import pytest
+from test_cli import fails, run
+
+import dsprep
+from dsprep.errors import FormatError, UsageError
+from dsprep.reader import order
+from dsprep.reader.order import REMAINDERS, SHUFFLES, Epoch, Sequence, Share
+
+N, GROUP = 1000, 64
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("audit")
+    with h5py.File(root / "plain.h5", "w") as file:
+        file["x"], file["y"] = np.zeros((N, 3), "<f4"), np.arange(N)
+    dsprep.repack(root / "plain.h5", root / "grouped.h5", buffer_size=str(GROUP), measure=False)
+    with h5py.File(root / "bare.h5", "w") as file:
+        file["x"] = np.zeros(10)
+    dsprep.provenance(root / "plain.h5")
+    return root
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("name", ["plain.h5", "grouped.h5"])
+def test_the_promise_is_kept(root, name, shuffle, remainder):
+    for ranks, batch in ((1, 1), (7, 9), (3, 64), (40, 2)):
+        found = dsprep.audit(
+            root / name, ranks, batch, epochs=2, shuffle=shuffle, remainder=remainder, seed=4
+        )
+        assert found.kept, found
+        assert [e.epoch for e in found.epochs] == [0, 1]
+        for epoch in found.epochs:
+            assert epoch.never + epoch.once + epoch.more == N
+            left = N % (ranks * batch)
+            assert epoch.never == (left if remainder == "drop" else 0)
+            assert epoch.repeats == (-N % (ranks * batch) if remainder == "pad" else 0)
+            assert epoch.more == (epoch.repeats if epoch.repeats < N else N)
+            (only,) = epoch.runs
+            assert only.ranks == ranks
+            assert (only.full + only.short + only.empty) == ranks * only.steps
+            delivered = N - epoch.never + epoch.repeats
+            assert only.least <= delivered / ranks <= only.most
+            assert (epoch.shared_groups is None) == (shuffle == "global")
+
+
+def test_figures(root):
+    found = dsprep.audit(root / "grouped.h5", 4, 10)
+    assert (found.samples, found.groups, found.grouped, found.mixed) == (N, 16, True, 1)
+    assert found.largest_unit_nbytes == GROUP * 20
+    assert 1 <= found.epochs[0].shared_groups <= 3
+    mixed = dsprep.audit(root / "grouped.h5", 4, 10, buffers_mixed=3)
+    assert mixed.epochs[0].largest_unit == 3 * GROUP
+    assert dsprep.audit(root / "grouped.h5", 4, 10, buffer_size="200").mixed == 3
+    one = dsprep.audit(root / "plain.h5", 1, 10, buffer_size=100)
+    assert (one.groups, one.grouped, one.epochs[0].shared_groups) == (10, False, 0)
+    assert dsprep.audit(root / "plain.h5", 1, 10, buffer_size="2kB").epochs[0].largest_unit == 100
+    assert dsprep.audit(root / "plain.h5", 1, 10, buffer_size="2kB", fields=("y",)).groups == 4
+
+
+def test_few_samples_for_many_ranks(root):
+    found = dsprep.audit(root / "plain.h5", 3000, 4)
+    (only,) = found.epochs[0].runs
+    assert found.kept
+    assert (only.steps, only.least, only.most, only.short, only.empty) == (1, 0, 1, 1000, 2000)
+    assert dsprep.audit(root / "plain.h5", 3000, 4, remainder="pad").epochs[0].more == N
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize("ranks", [5, 8, 11])
+@pytest.mark.parametrize("step", [0, 3, 14, 16, 500])
+def test_resuming(root, remainder, ranks, step):
+    found = dsprep.audit(
+        root / "grouped.h5", 8, 8, remainder=remainder, resume_at=step, resume_ranks=ranks
+    )
+    assert found.kept, found.epochs[0].problems
+    first, second = found.epochs[0].runs
+    assert (first.ranks, second.ranks) == (8, ranks)
+    assert first.steps == min(step, first.steps)
+    if ranks == 8:
+        whole = dsprep.audit(root / "grouped.h5", 8, 8, remainder=remainder).epochs[0]
+        assert first.steps + second.steps == whole.runs[0].steps
+        assert (whole.never, whole.repeats) == (found.epochs[0].never, found.epochs[0].repeats)
+
+
+@pytest.mark.parametrize("name", ["plain.h5", "grouped.h5"])
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("size", [None, 100, "1kB", "150"])
+@pytest.mark.parametrize("mixed", [None, 2])
+def test_the_reader_reads_the_same_units(root, name, shuffle, size, mixed):
+    from dsprep.auditing import cut_units
+    from dsprep.packing import digest
+
+    with (
+        dsprep.Reader(
+            root / name,
+            10,
+            buffer_size=size,
+            shuffle=shuffle,
+            buffers_mixed=mixed,
+            rank=0,
+            world_size=1,
+        ) as reader,
+        dsprep.Sidecar.open(root / name) as sidecar,
+    ):
+        edges, together = cut_units(sidecar, reader.schema, shuffle, size, mixed)
+        state = reader.state_dict()
+    assert state["mixed"] == together
+    assert state["units"] == digest(edges.tobytes())[:16]
+
+
+# --- broken promises: each is found --------------------------------------------------------------
+
+
+def problems(root, **options):
+    found = dsprep.audit(root / "grouped.h5", 4, 8, **options)
+    assert not found.kept
+    return " ".join(found.epochs[0].problems)
+
+
+def test_overlapping_shares_are_found(root, monkeypatch):
+    def overlapping(self, world_size, rank, batch_size):
+        dealt = order.share(len(self), world_size, rank, batch_size, self.remainder)
+        return Share(max(0, dealt.start - 1), dealt.own, dealt.count, batch_size, dealt.steps)
+
+    monkeypatch.setattr(Epoch, "share", overlapping)
+    said = problems(root)
+    assert "samples that come more than once: 1" in said  # of rank 0 and of rank 1
+    assert "samples that never come: 1, not 0" in said  # the last one
+
+
+def test_a_sample_that_comes_twice_in_a_unit_is_found(root, monkeypatch):
+    slots = Sequence.slots
+
+    def twice(self, unit):
+        samples, places = slots(self, unit)
+        return np.append(samples[:-1], samples[-2:-1]), places
+
+    monkeypatch.setattr(Sequence, "slots", twice)
+    said = problems(root)
+    assert "samples that come more than once: " in said
+    assert "never come: " in said
+
+
+def test_two_samples_in_one_place_are_found(root, monkeypatch):
+    slots = Sequence.slots
+    monkeypatch.setattr(
+        Sequence, "slots", lambda self, unit: (slots(self, unit)[0], np.zeros(len(unit), np.int64))
+    )
+    assert "two samples have one place" in problems(root)
+
+
+def test_a_missing_unit_is_found(root, monkeypatch):
+    units = Epoch.units
+    monkeypatch.setattr(Epoch, "units", lambda self, share, skip=0: list(units(self, share))[1:])
+    said = problems(root)
+    assert "rank 0 of 4 lacks" in said
+    assert "never come: " in said
+
+
+def test_different_numbers_of_steps_are_found(root, monkeypatch):
+    def uneven(self, world_size, rank, batch_size):
+        dealt = order.share(len(self), world_size, rank, batch_size, self.remainder)
+        return Share(dealt.start, dealt.own, dealt.count, batch_size, dealt.steps + (rank == 0))
+
+    monkeypatch.setattr(Epoch, "share", uneven)
+    assert "different numbers of steps: [32, 33]" in problems(root)
+
+
+def test_short_batches_are_found(root, monkeypatch):
+    def short(self, world_size, rank, batch_size):
+        return order.share(len(self), world_size, rank, batch_size, "ragged")
+
+    monkeypatch.setattr(Epoch, "share", short)
+    assert "batches are not full" in problems(root, remainder="pad")
+    done = run("audit", root / "grouped.h5", "-P", 4, "-M", 8, "--remainder", "pad")
+    assert done.code == 1
+    assert "broken: epoch 0: " in done.out
+    assert "The promise is broken." in done.out
+    done = run("audit", root / "grouped.h5", "-P", 4, "-M", 8, "--remainder", "pad", "--json")
+    assert done.code == 1
+    assert json.loads(done.out)["kept"] is False
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def test_command(root):
+    done = run("audit", root / "grouped.h5", "--ranks", 4, "--batch-size", 10, "--epochs", 2)
+    assert (done.code, done.err) == (0, "")
+    assert "1,000 in 16 groups" in done.out
+    assert "once 1,000, never 0, more often 0" in done.out
+    assert "25 steps and 250 samples each; 100 full batches of 10" in done.out
+    assert "Every sample comes exactly once in each of 2 epochs" in done.out
+    for remainder, said in (
+        ("drop", "960 samples come exactly once in 1 epoch, 40 are left out"),
+        ("pad", "and 56 repeats fill up the last batches"),
+        ("ragged", "Every sample comes exactly once in 1 epoch; all ranks"),
+    ):
+        done = run("audit", root / "plain.h5", "-P", 3, "-M", 32, "--remainder", remainder)
+        assert done.code == 0
+        assert said in done.out
+
+
+def test_json(root):
+    path = root / "grouped.h5"
+    args = ("-P", 3, "-M", 8, "-E", 2, "--resume-at", 5, "--resume-ranks", 2, "--json")
+    told = json.loads(run("audit", path, *args, "--shuffle", "global").out)
+    assert told["kept"] is True
+    assert told["resume"] == {"step": 5, "ranks": 2}
+    assert [e["epoch"] for e in told["epochs"]] == [0, 1]
+    assert [r["ranks"] for r in told["epochs"][0]["runs"]] == [3, 2]
+    assert told["epochs"][0]["shared_groups"] is None
+
+
+def test_mistakes(root):
+    good = ("-P", 2, "-M", 4)
+    assert "dsprep provenance" in fails("audit", root / "bare.h5", *good)
+    assert "No such file" in fails("audit", root / "nothing.h5", *good)
+    assert "No such file" in fails("audit", root / "bare.h5.dsprep.json", *good)
+    assert "go together" in fails("audit", root / "plain.h5", *good, "--resume-at", 3, code=2)
+    assert "--buffer-size" in fails("audit", root / "plain.h5", *good, "-b", "much", code=2)
+    left = fails("audit", root / "plain.h5", "-P", 2000, "-M", 4, "--remainder", "drop", code=2)
+    assert "drop leaves nothing" in left
+    for wrong in (("-P", 0, "-M", 1), ("-P", 1), ("-M", 1), (*good, "--shuffle", "some")):
+        assert run("audit", root / "plain.h5", *wrong).code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ranks": 0}, "ranks is 0"),
+        ({"ranks": True}, "ranks is True"),
+        ({"batch_size": 1.5}, "batch_size is 1.5"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"shuffle": "some"}, "shuffle is 'some'"),
+        ({"remainder": "all"}, "remainder is 'all'"),
+        ({"buffers_mixed": 0}, "buffers_mixed is 0"),
+        ({"resume_at": 1}, "resuming takes both"),
+        ({"resume_at": -1, "resume_ranks": 2}, "resume_at is -1"),
+    ],
+)
+def test_impossible_arguments(root, options, said):
+    with pytest.raises(UsageError, match=said):
+        dsprep.audit(root / "plain.h5", **{"ranks": 2, "batch_size": 4, **options})
+
+
+def test_a_sidecar_is_needed(root):
+    with pytest.raises(FormatError, match=r"dsprep provenance .*bare\.h5"):
+        dsprep.audit(root / "bare.h5", 1, 1)
+
+
+def test_no_samples(tmp_path):
+    with h5py.File(tmp_path / "none.h5", "w") as file:
+        file["x"] = np.zeros((0, 3))
+    dsprep.provenance(tmp_path / "none.h5")
+    for remainder in REMAINDERS:
+        found = dsprep.audit(tmp_path / "none.h5", 3, 4, remainder=remainder)
+        assert found.kept
+        assert found.epochs[0].runs[0].steps == 0
+    assert run("audit", tmp_path / "none.h5", "-P", 3, "-M", 4).code == 0
+
+
+def test_memory_and_progress(tmp_path):
+    n = 3_000_000
+    with h5py.File(tmp_path / "many.h5", "w") as file:
+        file["x"] = np.zeros(n, "u1")
+    dsprep.provenance(tmp_path / "many.h5")
+    told = []
+    tracemalloc.start()
+    for shuffle in SHUFFLES:
+        dsprep.audit(
+            tmp_path / "many.h5", 64, 32, epochs=2, buffer_size=50_000, shuffle=shuffle,
+            progress=lambda done, total: told.append((done, total)),
+        )  # fmt: skip
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * n + (8 << 20)
+    assert len(told) >= 2 * 3 * 4
+    assert all(0 < done <= total == 2 * n for done, total in told)
