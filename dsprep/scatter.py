@@ -22,6 +22,9 @@ from dsprep.storage import IOV_MAX
 NEAR = 16 << 10
 """Bytes between two ranges that are read and dropped rather than skipped by a second call."""
 
+GROUP_NEAR = 4 << 20
+"""The same within a group, whose padding is read along for the sake of one request."""
+
 _dropped = np.empty(NEAR, np.uint8)
 
 DROPPED = int(_dropped.ctypes.data)
@@ -41,7 +44,7 @@ _call = _preadv()
 
 
 def scatter(
-    fd: int, offsets: Ints, lengths: Ints, addresses: Ints, where: object
+    fd: int, offsets: Ints, lengths: Ints, addresses: Ints, where: object, near: int = NEAR
 ) -> tuple[int, int]:
     """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``addresses[i]``.
 
@@ -53,6 +56,8 @@ def scatter(
         As in `runs`.
     where
         The file, for messages.
+    near
+        As in `runs`.
 
     Returns
     -------
@@ -65,13 +70,15 @@ def scatter(
         As in `fill`.
     """
     calls = nbytes = 0
-    for start, places in runs(offsets, lengths, addresses):
+    for start, places in runs(offsets, lengths, addresses, near):
         done = fill(fd, start, places, where)
         calls, nbytes = calls + done[0], nbytes + done[1]
     return calls, nbytes
 
 
-def runs(offsets: Ints, lengths: Ints, addresses: Ints) -> list[tuple[int, Ints]]:
+def runs(
+    offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR
+) -> list[tuple[int, Ints]]:
     """Return ranges of a file as few longer ones, each with the places where its bytes go.
 
     Parameters
@@ -80,6 +87,9 @@ def runs(offsets: Ints, lengths: Ints, addresses: Ints) -> list[tuple[int, Ints]
         int64, shape ``(n,)``, in bytes; offsets rise.
     addresses
         int64, shape ``(n,)``, of memory that the caller owns and that takes that many bytes.
+    near
+        Bytes between two ranges that are read along. More than `NEAR` of them are only as long as
+        they are in all not more than the bytes that are wanted.
 
     Returns
     -------
@@ -98,14 +108,19 @@ def runs(offsets: Ints, lengths: Ints, addresses: Ints) -> list[tuple[int, Ints]
         lengths = np.add.reduceat(lengths, starts)
         offsets, addresses = offsets[starts], addresses[starts]
     gaps = offsets[1:] - (offsets[:-1] + lengths[:-1])
-    dropped = (gaps > 0) & (gaps <= NEAR)
-    # Where each range goes in the list of places: one further for every gap before it.
+    dropped = (gaps > 0) & (gaps <= near)
+    if near > NEAR and int(gaps[dropped].sum()) > int(lengths.sum()):
+        dropped &= gaps <= NEAR
+    # Where each range goes in the list of places: behind those of the gaps before it.
+    extra = np.where(dropped, -(-gaps // NEAR), 0)
     at = np.arange(len(offsets))
-    at[1:] += np.cumsum(dropped)
+    at[1:] += np.cumsum(extra)
     places = np.empty((int(at[-1]) + 1, 2), np.int64)
+    if dropped.any():
+        places[:] = DROPPED, NEAR
+        last = at[1:][dropped] - 1
+        places[last, 1] = gaps[dropped] - (extra[dropped] - 1) * NEAR
     places[at, 0], places[at, 1] = addresses, lengths
-    behind = at[:-1][dropped] + 1
-    places[behind, 0], places[behind, 1] = DROPPED, gaps[dropped]
     far = np.flatnonzero((gaps != 0) & ~dropped) + 1
     return [
         (int(offsets[a]), places[at[a] : at[b - 1] + 1])

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dsprep.scatter import scatter
+from dsprep.scatter import NEAR, scatter
 from dsprep.schema import Array, Bytes, Ints
 
 LONG = 256
@@ -21,7 +21,13 @@ _INDEXED = 1 << 20  # bytes copied per index array, which takes eight times as m
 
 
 def read_spans(
-    fd: int, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, where: object
+    fd: int,
+    offsets: Ints,
+    lengths: Ints,
+    out: Bytes,
+    places: Ints,
+    where: object,
+    near: int = NEAR,
 ) -> None:
     """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``out[places[i]]`` and after.
 
@@ -35,6 +41,8 @@ def read_spans(
         uint8, shape ``(m,)``, C-contiguous.
     where
         The file, for messages.
+    near
+        Bytes between two spans that are read along; see `dsprep.scatter.runs`.
 
     Raises
     ------
@@ -48,7 +56,7 @@ def read_spans(
         return
     if int(places.min()) < 0 or int((places + lengths).max()) > out.nbytes:
         raise ValueError("a span is placed outside its memory")
-    scatter(fd, offsets, lengths, places + out.ctypes.data, where)
+    scatter(fd, offsets, lengths, places + out.ctypes.data, where, near)
 
 
 def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: Ints) -> None:

@@ -111,3 +111,15 @@ def test_what_the_system_says_is_passed_on(fd, tmp_path):
             sent(closed, [(5, 10)])
     finally:
         os.close(closed)
+
+
+def test_wide_gaps_are_read_along_within_a_group(fd):
+    spans = [(0, 60_000), (100_000, 60_000), (250_000, 40_000)]
+    offsets, lengths = (np.array(c, np.int64) for c in zip(*spans, strict=True))
+    out = np.zeros(160_000, np.uint8)
+    to = np.cumsum(lengths) - lengths + out.ctypes.data
+    assert scatter.scatter(fd, offsets, lengths, to, "data", 100_000) == (1, 290_000)
+    assert out.tobytes() == b"".join(DATA[o : o + n] for o, n in spans)
+    assert scatter.scatter(fd, offsets, lengths, to, "data")[0] == 3
+    few = np.full(3, 10, np.int64)  # more gaps than bytes: not worth it
+    assert scatter.scatter(fd, offsets, few, to, "data", 1 << 20) == (3, 30)

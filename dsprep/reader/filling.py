@@ -32,7 +32,7 @@ from dsprep.located import Sidecar
 from dsprep.reader.lines import Line, line, woven
 from dsprep.reader.memory import Block
 from dsprep.reading.files import File
-from dsprep.scatter import runs
+from dsprep.scatter import GROUP_NEAR, NEAR, runs
 from dsprep.schema import Arena, Array, Bytes, Field, Ints, Ragged
 from dsprep.spans import packed, ranges
 
@@ -315,6 +315,7 @@ class Filler:
     ) -> None:
         """Plan samples wherever they lie."""
         base, place = self._addresses(fill)
+        near = GROUP_NEAR if self._rising(fill.samples) else NEAR
         files: dict[int, _Reads] = {}
         lengths: dict[str, list[tuple[Ints, Extents, int]]] = {}
         for number, chosen, local in self.sidecar.by_file(fill.samples):
@@ -343,7 +344,7 @@ class Filler:
         for name, parts in lengths.items():
             self._plan_ragged(fill, name, parts, files, take)
         for reads in files.values():
-            for start, places in reads.runs():
+            for start, places in reads.runs(near):
                 fill.parts += [Part(reads.file, *p) for p in shared(start, places, most, align)]
 
     def _check_sizes(self, f: Field, found: Extents, count: int, number: int) -> None:
@@ -538,7 +539,7 @@ class _Reads:
         if len(offsets):
             self._columns.append((offsets, lengths, addresses))
 
-    def runs(self) -> list[tuple[int, Ints]]:
+    def runs(self, near: int) -> list[tuple[int, Ints]]:
         """Return the ranges in order; see `dsprep.scatter.runs`."""
         if not self._columns:
             return []
@@ -551,7 +552,7 @@ class _Reads:
             order = np.argsort(offsets, kind="stable")
             a, b, c = (each[order] for each in columns)
             columns = a, b, c
-        return runs(*columns)
+        return runs(*columns, near)
 
 
 def cut(start: int, places: Ints, at: Sequence[int]) -> list[tuple[int, Ints]]:

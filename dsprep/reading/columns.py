@@ -20,6 +20,7 @@ from dsprep.layout.codec import file_path
 from dsprep.layout.extents import Pieces, cut, rows_of
 from dsprep.layout.model import Column, Grid
 from dsprep.reading.files import File
+from dsprep.scatter import GROUP_NEAR, NEAR
 from dsprep.schema import Arena, Array, Bytes, Field, Ints, Ragged, new_array
 from dsprep.schema import Column as Values
 from dsprep.spans import packed, read_spans
@@ -67,13 +68,14 @@ def read_columns(
     wanted = {name: reader.begin(indices, arena) for name, reader in readers.items()}
     bases = packed(np.array([-(-w.nbytes // _ALIGN) * _ALIGN for w in wanted.values()], np.int64))
     buffer = new_array(arena, "sidecar.columns", (int(bases[-1]),), _U8)
+    near = GROUP_NEAR if bool((indices[1:] - indices[:-1] == 1).all()) else NEAR
     spans: dict[int, list[tuple[File, Ints, Ints, Ints]]] = {}
     for base, want in zip(bases[:-1].tolist(), wanted.values(), strict=True):
         for file, offsets, lengths, places in want.spans:
             spans.setdefault(id(file), []).append((file, offsets, lengths, places + base))
     for parts in spans.values():
         offsets, lengths, places = (np.concatenate([p[k] for p in parts]) for k in (1, 2, 3))
-        read_spans(parts[0][0].fd, offsets, lengths, buffer, places, parts[0][0].path)
+        read_spans(parts[0][0].fd, offsets, lengths, buffer, places, parts[0][0].path, near)
     return {
         name: want.done(buffer[base : base + want.nbytes])
         for base, (name, want) in zip(bases[:-1].tolist(), wanted.items(), strict=True)
