@@ -19,7 +19,7 @@ import numpy as np
 
 from dsprep import sidecar
 from dsprep.digests import read_crc32c
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.identity import differences
 from dsprep.layout import codec
 from dsprep.layout.codec import file_path
@@ -48,6 +48,20 @@ MAX_COMPANION = 8 << 30
 
 class StaleError(FormatError):
     """The data are not those that the sidecar was written for."""
+
+
+class MissingError(DsprepError, FileNotFoundError):
+    """A dataset has no sidecar, or is not there at all."""
+
+    def __init__(self, path: Path, dataset: Path) -> None:
+        if not dataset.exists():
+            super().__init__("there is no such dataset", where=dataset)
+        else:
+            super().__init__(
+                f"there is no sidecar {path.name}",
+                where=dataset,
+                fix=f"write it with dsprep provenance {dataset}",
+            )
 
 
 class StaleWarning(UserWarning):
@@ -192,6 +206,8 @@ class Sidecar:
         ------
         StaleError
             If they did; the message names the command that mends it.
+        MissingError
+            If there is none.
         FormatError
             If it is no sidecar, or says nothing about places.
         """
@@ -199,6 +215,8 @@ class Sidecar:
         if not path.name.endswith(sidecar.SUFFIX) and data is None:
             data, path = path, sidecar.sidecar_path(path)
         dataset = Path(data) if data is not None else path.with_name(_stem(path))
+        if not path.exists():
+            raise MissingError(path, dataset)
         found = cls(sidecar.read(path), dataset, path)
         if check:
             found.check()
