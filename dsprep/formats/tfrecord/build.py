@@ -82,12 +82,23 @@ class Template:
             rows[:, at : at + len(data)] = data
         starts = np.arange(step, dtype=np.int64) * self.nbytes + framing.HEADER
         lengths = np.full(step, self.nbytes - framing.FRAME)
+        columns = []
+        for f, type_, a, b in self._gaps:
+            column = batch[f.name]
+            assert isinstance(column, np.ndarray)
+            few = type_ == INT64 and 0 < count * (b - a) <= BLOCK
+            if few:  # such as labels: one call for all of them costs as much as for a block
+                encoded = arena.empty(f"write.{f.name}", (count, b - a), U8)
+                encode_values(column, f, type_, encoded)
+                column = encoded
+            if a < b:
+                columns.append((column, f, type_, few, a, b))
         for begin in range(0, count, step or 1):
             n = min(step, count - begin)
-            for f, type_, a, b in self._gaps:
-                column = batch[f.name]
-                assert isinstance(column, np.ndarray)
-                if a < b:
+            for column, f, type_, encoded_already, a, b in columns:
+                if encoded_already:
+                    rows[:n, a:b] = column[begin : begin + n]
+                else:
                     encode_values(column[begin : begin + n], f, type_, rows[:n, a:b])
             flat = rows[:n].reshape(-1)
             crcs = framing.payload_crcs(flat, starts[:n], lengths[:n])
