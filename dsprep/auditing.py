@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import UsageError
 from dsprep.located import Sidecar
 from dsprep.reader.order import (
     REMAINDERS,
@@ -30,7 +30,6 @@ from dsprep.reader.order import (
 from dsprep.reader.ranges import group_edges
 from dsprep.reader.units import cut_units, sample_nbytes
 from dsprep.schema import Array, Ints, Schema
-from dsprep.sidecar import SUFFIX, sidecar_path
 
 _STEPS = 1 << 20  # of which the sizes of batches are counted at a time
 _TELL = 1 << 19  # samples after which progress is told
@@ -183,11 +182,11 @@ def audit(
     ------
     UsageError
         If arguments are not possible.
-    FormatError
-        If the dataset has no sidecar.
+    MissingError, StaleError, FormatError
+        If the dataset has no sidecar, or not its own, or a damaged one.
     """
     _check(ranks, batch_size, epochs, shuffle, remainder, buffers_mixed, resume_at, resume_ranks)
-    with _open(Path(path)) as sidecar:
+    with Sidecar.open(path) as sidecar:
         schema = Schema(tuple(sidecar.schema[n] for n in fields or sidecar.schema.names))
         edges, mixed = cut_units(sidecar, schema, shuffle, buffer_size, buffers_mixed)
         grouped = shuffle != "global" and group_edges(sidecar) is not None
@@ -222,13 +221,6 @@ def audit(
         resume,
         tuple(reports),
     )
-
-
-def _open(path: Path) -> Sidecar:
-    if path.exists() and not path.name.endswith(SUFFIX) and not sidecar_path(path).exists():
-        fix = f"write it with dsprep provenance {path}"
-        raise FormatError("there is no sidecar", where=path, fix=fix)
-    return Sidecar.open(path)
 
 
 def _check(

@@ -11,7 +11,8 @@ import pytest
 from test_cli import fails, run
 
 import dsprep
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import UsageError
+from dsprep.located import MissingError
 from dsprep.reader import order
 from dsprep.reader.order import REMAINDERS, SHUFFLES, Epoch, Sequence, Share
 
@@ -226,8 +227,8 @@ def test_json(root):
 def test_mistakes(root):
     good = ("-P", 2, "-M", 4)
     assert "dsprep provenance" in fails("audit", root / "bare.h5", *good)
-    assert "No such file" in fails("audit", root / "nothing.h5", *good)
-    assert "No such file" in fails("audit", root / "bare.h5.dsprep.json", *good)
+    assert "no such dataset" in fails("audit", root / "nothing.h5", *good)
+    assert "dsprep provenance" in fails("audit", root / "bare.h5.dsprep.json", *good)
     assert "go together" in fails("audit", root / "plain.h5", *good, "--resume-at", 3, code=2)
     assert "--buffer-size" in fails("audit", root / "plain.h5", *good, "-b", "much", code=2)
     left = fails("audit", root / "plain.h5", "-P", 2000, "-M", 4, "--remainder", "drop", code=2)
@@ -256,7 +257,7 @@ def test_impossible_arguments(root, options, said):
 
 
 def test_a_sidecar_is_needed(root):
-    with pytest.raises(FormatError, match=r"dsprep provenance .*bare\.h5"):
+    with pytest.raises(MissingError, match=r"dsprep provenance .*bare\.h5"):
         dsprep.audit(root / "bare.h5", 1, 1)
 
 
