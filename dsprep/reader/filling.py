@@ -318,34 +318,45 @@ class Filler:
         near = GROUP_NEAR if self._rising(fill.samples) else NEAR
         files: dict[int, _Reads] = {}
         lengths: dict[str, list[tuple[Ints, Extents, int]]] = {}
-        for number, chosen, local in self.sidecar.by_file(fill.samples):
-            modes = self.modes(number)
-            if self._verify:
-                fill.parts.append(self._checking(number, local))
-            decoded = [name for name in self.names if modes[name] == "decoded"]
-            for f in self.fields:
-                if modes[f.name] == "decoded" or (not f.ragged and not f.row_nbytes):
-                    continue
-                found = locate(self.sidecar.layout(number), f.name, local)
-                if len(found.offset) and int(found.offset.min()) < 0:
-                    decoded.append(f.name)  # chunks that are not stored: fill values
-                elif f.ragged:
+        by_file = self.sidecar.by_file(fill.samples)
+        if self._verify:
+            fill.parts += [self._checking(number, local) for number, _, local in by_file]
+        decoded: list[str] = []
+        for f in self.fields:
+            if not f.ragged and not f.row_nbytes:
+                continue
+            located = self._located(f, by_file)
+            if located is None:
+                decoded.append(f.name)
+                continue
+            staged = all(self.modes(number)[f.name] == "staged" for number, _, _ in by_file)
+            for (number, chosen, local), found in zip(by_file, located, strict=True):
+                if f.ragged:
                     lengths.setdefault(f.name, []).append((chosen, found, number))
+                    continue
+                area = self.areas[f.name]
+                self._check_sizes(f, found, len(local), number)
+                if staged:
+                    to = self._stage(fill, area) + chosen * area.nbytes
                 else:
-                    area = self.areas[f.name]
-                    self._check_sizes(f, found, len(local), number)
-                    if modes[f.name] == "staged":
-                        to = self._stage(fill, area) + chosen * area.nbytes
-                    else:
-                        to = (base + (area.at + place * area.nbytes))[chosen]
-                    self._add(files, number, found, to)
-            if decoded:
-                fill.parts.append(self._decoding(fill, chosen, decoded))
+                    to = (base + (area.at + place * area.nbytes))[chosen]
+                self._add(files, number, found, to)
+        if decoded:
+            fill.parts += [self._decoding(fill, chosen, decoded) for _, chosen, _ in by_file]
         for name, parts in lengths.items():
             self._plan_ragged(fill, name, parts, files, take)
         for reads in files.values():
             for start, places in reads.runs(near):
                 fill.parts += [Part(reads.file, *p) for p in shared(start, places, most, align)]
+
+    def _located(self, f: Field, by_file: Sequence[tuple[int, Ints, Ints]]) -> list[Extents] | None:
+        """Return where a field lies in each file; None if in one of them it has to be decoded."""
+        if any(self.modes(number)[f.name] == "decoded" for number, _, _ in by_file):
+            return None
+        out = [locate(self.sidecar.layout(number), f.name, local) for number, _, local in by_file]
+        if any(len(found.offset) and int(found.offset.min()) < 0 for found in out):
+            return None  # chunks that are not stored: fill values
+        return out
 
     def _check_sizes(self, f: Field, found: Extents, count: int, number: int) -> None:
         """Raise unless every sample has as many bytes as the field."""
@@ -365,7 +376,7 @@ class Filler:
         """Add the ranges of a field; `to`: where the first byte of each sample goes."""
         addresses = to
         request = found.request
-        if len(request) != len(to):
+        if len(request) != len(to) or (request[1:] == request[:-1]).any():
             before = np.cumsum(found.length) - found.length
             first = np.searchsorted(request, np.arange(len(to)))
             known = np.append(before, 0)[first]
@@ -423,9 +434,11 @@ class Filler:
     def _decoding(self, fill: Fill, chosen: Ints, names: Sequence[str]) -> Part:
         """Return the part that reads fields of some samples by `Sidecar.read`."""
         samples = fill.samples[chosen]
+        # Ragged values wait for those of other files, and the thread needs its arena before that.
+        kept = any(self.sidecar.schema[name].ragged for name in names)
 
         def decode(arena: Arena) -> int:
-            batch = self.sidecar.read(samples, names, arena=arena)
+            batch = self.sidecar.read(samples, names, arena=None if kept else arena)
             nbytes = 0
             for name in names:
                 column = batch[name]
