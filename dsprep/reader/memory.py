@@ -92,6 +92,7 @@ class Pool:
         self._allocate = allocate
         self._back: SimpleQueue[Block | None] = SimpleQueue()
         self._free: list[Block] = []
+        self._lent: set[Block] = set()  # alone, a block and its lease would be garbage together
         self._made = 0
         self._stopped = False
 
@@ -121,6 +122,7 @@ class Pool:
                 if block.nbytes < nbytes:
                     del block
                     block = self._make(nbytes + nbytes // 4)
+                self._lent.add(block)
                 return block, block.lease(self._back)
             if self._made < self.count:
                 self._fill(nbytes)
@@ -128,18 +130,19 @@ class Pool:
             if starved():
                 block = self._make(nbytes)
                 return block, block.lease(None)
-            found = self._back.get()
-            if found is not None:
-                self._free.append(found)
+            self._found(self._back.get())
 
     def _collect(self) -> None:
         while True:
             try:
-                found = self._back.get_nowait()
+                self._found(self._back.get_nowait())
             except Empty:
                 return
-            if found is not None:
-                self._free.append(found)
+
+    def _found(self, block: Block | None) -> None:
+        if block is not None:
+            self._lent.discard(block)
+            self._free.append(block)
 
     def _fill(self, nbytes: int) -> None:
         """Make all blocks that are still missing, in one piece of memory."""
