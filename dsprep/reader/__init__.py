@@ -4,10 +4,10 @@
     `Reader`, the public class.
 `order`
     Which samples a rank delivers, and when: pure.
-`ranges`, `ranks`
+`ranges`, `units`, `ranks`
     What is read at a time; which process this is.
-`filling`
-    From samples to reads and places.
+`filling`, `lines`
+    From samples to reads and places; the short way for samples that lie evenly.
 `memory`
     Blocks that batches are views of.
 `pipeline`

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from dsprep.buffers import InBytes, InSamples, parse_buffer
 from dsprep.errors import UsageError
 from dsprep.located import Sidecar
 from dsprep.packing import digest
@@ -24,12 +23,9 @@ from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.order import SHUFFLES, Epoch, Remainder, Shuffle, Stage
 from dsprep.reader.order import Sequence as Order
 from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings
-from dsprep.reader.ranges import even_edges, group_edges
 from dsprep.reader.ranks import Place, detect
+from dsprep.reader.units import cut_units
 from dsprep.schema import Batch, Ints, Schema
-
-BUFFER_NBYTES = 64 << 20
-"""Bytes of a buffer for datasets without groups, unless a size is given."""
 
 STATE_VERSION = 1
 
@@ -50,7 +46,7 @@ class Reader:
     buffer_size
         What is read at a time: samples (an int, or text such as ``"4096"``) or bytes
         (``"64MiB"``). For a dataset with groups it is rounded down to whole groups, at least
-        one; the default is one group. Without groups: 64 MiB.
+        one; the default (also ``"auto"``) is one group. Without groups: 64 MiB.
     seed
         Of the order.
     rank, world_size
@@ -148,7 +144,11 @@ class Reader:
         self._pid = os.getpid()
         names = tuple(fields) or self._sidecar.schema.names
         self.schema: Schema = Schema(tuple(self._sidecar.schema[n] for n in names))
-        self._edges, self._mixed = self._units(buffer_size, buffers_mixed)
+        if buffers_mixed is not None:
+            _at_least("buffers_mixed", buffers_mixed, 1)
+        self._edges, self._mixed = cut_units(
+            self._sidecar, self.schema, shuffle, buffer_size, buffers_mixed
+        )
         self._check_steps()
         self._settings = Settings(
             engine=_engine(engine),
@@ -166,39 +166,6 @@ class Reader:
         self._running: Pipeline | None = None
         self._pools: Pools | None = None
         self._lock = threading.Lock()
-
-    def _units(self, buffer_size: int | str | None, mixed: int | None) -> tuple[Ints, int]:
-        """Return the ranges that are read at a time, and how many of them are shuffled together."""
-        if mixed is not None:
-            _at_least("buffers_mixed", mixed, 1)
-        asked = None if buffer_size is None else parse_buffer(str(buffer_size))
-        edges = group_edges(self._sidecar)
-        total = len(self._sidecar)
-        nbytes = self._sample_nbytes()
-        samples = None
-        if isinstance(asked, InBytes):
-            samples = max(1, int(asked.nbytes / max(nbytes, 1)))
-        elif isinstance(asked, InSamples):
-            samples = asked.count
-        if edges is not None and self.shuffle != "global":
-            largest = int(np.diff(edges).max(initial=1))
-            if mixed is None:
-                mixed = 1 if samples is None else max(1, samples // largest)
-            return edges, mixed
-        if samples is None:
-            samples = max(1, int(BUFFER_NBYTES / max(nbytes, 1)))
-        samples = min(samples, max(1, total))
-        if self.shuffle == "global":
-            return np.append(np.arange(0, total, samples, dtype=np.int64), total), mixed or 1
-        return even_edges(self._sidecar, samples), mixed or 1
-
-    def _sample_nbytes(self) -> float:
-        """Return about how many bytes a sample has."""
-        if not self.schema.ragged:
-            return float(self.schema.fixed_nbytes)
-        files = self._sidecar.content.files
-        total = sum(f.identity.nbytes for f in files)
-        return total / max(1, len(self._sidecar))
 
     def _check_steps(self) -> None:
         n, world = len(self._sidecar), self.place.world_size
