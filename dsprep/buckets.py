@@ -34,8 +34,9 @@ from dsprep.errors import FormatError
 from dsprep.formats.base import State, Writer
 from dsprep.gathering import LONG, take
 from dsprep.permutation import Permutation
+from dsprep.scatter import scatter
 from dsprep.schema import Arena, Array, Batch, Bytes, DType, Field, Ints, Ragged, Schema
-from dsprep.storage import IOV_MAX, Buffer, as_bytes, pread_into, pwrite_all
+from dsprep.storage import Buffer, as_bytes, pwrite_all
 
 _FEW = 1 << 20  # bytes up to which memory is not kept
 
@@ -260,44 +261,36 @@ class BucketReader:
         samples = self._order.forward(places)
         target = np.argsort(samples)  # where each sample comes, in source order
         edges = np.append(np.searchsorted(samples[target], self._index[:, 0]), len(samples))
-        ends = self._index[:, 2 + bucket].tolist()
-        at = self._index[:, 1 + bucket].tolist()
-        runs = [k for k, (i, j) in enumerate(itertools.pairwise(edges.tolist())) if i < j]
-        bounds = [(int(edges[k]), int(edges[k + 1])) for k in runs]
-        at, ends = [at[k] for k in runs], [ends[k] for k in runs]
-        fixed = {f.name: _Target(f, target, self._memory) for f in self._schema if not f.ragged}
+        counts = np.diff(edges)
+        if edges[0] or (counts < 0).any():
+            raise FormatError("a temporary file is damaged", where=self._path)
+        runs = np.flatnonzero(counts)
+        at, ends = self._index[runs, 1 + bucket], self._index[runs, 2 + bucket]
+        parts = _Runs(at, edges[runs], counts[runs])
+        targets = {f.name: _Target(f, target, self._memory) for f in self._schema if not f.ragged}
         lengths = {f.name: np.empty(len(samples), np.int64) for f in self._schema if f.ragged}
-        for k, (i, j) in enumerate(bounds):
-            views = [v for t in fixed.values() for v in t.views(i, j)]
-            views += [as_bytes(t[i:j]) for t in lengths.values()]
-            at[k] = self._fill(views, at[k])
-        ragged = {}
+        self._read(
+            [t.places(parts) for t in targets.values()]
+            + [parts.places(8 * np.arange(len(t) + 1), _address(t)) for t in lengths.values()]
+        )
         for name, rows in lengths.items():
-            total = int(rows.sum()) * self._schema[name].row_nbytes
-            if rows.min(initial=0) < 0 or not 0 <= total <= self._nbytes():
+            total = float(rows.sum(dtype=np.float64)) * self._schema[name].row_nbytes
+            if rows.min(initial=0) < 0 or not total <= self._nbytes():
                 raise FormatError("a temporary file is damaged", where=self._path)
-            ragged[name] = _Target(self._schema[name], target, self._memory, rows)
-        for k, (i, j) in enumerate(bounds):
-            if ragged:
-                at[k] = self._fill([v for t in ragged.values() for v in t.views(i, j)], at[k])
-            if at[k] != ends[k]:
-                raise FormatError("a temporary file is damaged", where=self._path)
-        targets = fixed | ragged
+            targets[name] = _Target(self._schema[name], target, self._memory, rows)
+        self._read([targets[name].places(parts) for name in lengths])
+        if (parts.at != ends).any():
+            raise FormatError("a temporary file is damaged", where=self._path)
         return {name: targets[name].column() for name in self._schema.names}
 
-    def _fill(self, views: list[memoryview], at: int) -> int:
-        """Fill `views` with the bytes from `at` on; return where they end."""
-        views = [v for v in views if len(v)]
-        for k in range(0, len(views), IOV_MAX):
-            part = views[k : k + IOV_MAX]
-            nbytes = sum(map(len, part))
-            if os.preadv(self._data, part, at) != nbytes:  # rare: cut short
-                back = at
-                for view in part:
-                    pread_into(self._data, np.frombuffer(view, np.uint8), back, self._path)
-                    back += len(view)
-            at += nbytes
-        return at
+    def _read(self, places: list[tuple[Ints, Ints, Ints]]) -> None:
+        """Read ranges of the file, given as offsets, lengths and addresses."""
+        if not places:
+            return
+        offsets, lengths, addresses = (np.concatenate(p) for p in zip(*places, strict=True))
+        order = np.argsort(offsets, kind="stable")
+        order = order[lengths[order] > 0]
+        scatter(self._data, offsets[order], lengths[order], addresses[order], self._path)
 
     def _nbytes(self) -> int:
         return os.fstat(self._data).st_size
@@ -307,6 +300,53 @@ class BucketReader:
         if self._open:
             os.close(self._data)
         self._open = False
+
+
+@dataclass
+class _Runs:
+    """The segments of one bucket, column by column.
+
+    Attributes
+    ----------
+    at
+        int64, shape ``(runs,)``: where the next column of each segment begins in the file.
+    firsts, counts
+        int64, shape ``(runs,)``: the first sample of each, of those of the bucket in source order,
+        and how many.
+    """
+
+    at: Ints
+    firsts: Ints
+    counts: Ints
+
+    def places(
+        self, edges: Ints, address: int, apart: Ints | None = None
+    ) -> tuple[Ints, Ints, Ints]:
+        """Return offset, length and address of what is read of the next column.
+
+        Parameters
+        ----------
+        edges
+            int64, shape ``(n + 1,)``: where samples begin, in bytes, in source order.
+        address
+            Where the column lies.
+        apart
+            int64, shape ``(n,)``: where each sample is read to; None: as they follow each other.
+        """
+        begins, lengths = edges[self.firsts], edges[self.firsts + self.counts] - edges[self.firsts]
+        offsets = self.at
+        self.at = self.at + lengths
+        if apart is None:
+            return offsets, lengths, address + begins
+        return (
+            np.repeat(offsets - begins, self.counts) + edges[:-1],
+            np.diff(edges),
+            address + apart,
+        )
+
+
+def _address(array: Array) -> int:
+    return int(array.ctypes.data)
 
 
 class _Memory:
@@ -377,12 +417,13 @@ class _Target:
         self._offsets = np.zeros(n + 1, np.int64)
         np.cumsum(lengths, out=self._offsets[1:])
 
-    def views(self, i: int, j: int) -> list[memoryview]:
-        """Return where the samples ``i .. j`` of the source order are to be read to."""
-        if not self._long:
-            return [as_bytes(self._values[self._offsets[i] : self._offsets[j]])]
-        to, nbytes = self._target[i:j], self._field.row_nbytes
-        return _views(self._values, self._offsets[to] * nbytes, self._offsets[to + 1] * nbytes)
+    def places(self, runs: _Runs) -> tuple[Ints, Ints, Ints]:
+        """Return what is read of the file, and to where; see `_Runs.places`."""
+        nbytes = self._field.row_nbytes
+        edges = np.zeros(len(self._rows) + 1, np.int64)
+        np.cumsum(self._rows * nbytes, out=edges[1:])
+        apart = self._offsets[self._target] * nbytes if self._long else None
+        return runs.places(edges, _address(self._values), apart)
 
     def column(self) -> Array | Ragged:
         """Return the column in the new order, when all has been read."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import MemorySource, assert_same_batch, random_batch, schemas, take
 
-from dsprep import buckets, shuffling
+from dsprep import buckets, scatter, shuffling
 from dsprep.gathering import take as gather
 from dsprep.permutation import SORTED, Permutation
 from dsprep.schema import Arena, Field, Schema, batch_nbytes, concatenate
@@ -202,7 +202,7 @@ def test_what_was_read_stays_when_memory_is_used_again(name, tmp_path, tiny, mon
 
 def test_long_samples_are_scattered_by_the_kernel(tmp_path, monkeypatch):
     monkeypatch.setattr(buckets, "LONG", 8)
-    monkeypatch.setattr(buckets, "IOV_MAX", 3)
+    monkeypatch.setattr(scatter, "IOV_MAX", 3)
     schema = SCHEMAS["mixed"]
     source = MemorySource(schema, random_batch(schema, 300, longest=50))
     want = expected(source, 3)
