@@ -129,15 +129,17 @@ class Reader:
         if drop_last and pad:
             raise UsageError("drop_last and pad exclude each other", fix="give one of them")
         _at_least("batch_size", batch_size, 1)
+        _at_least("seed", seed, 0)
         _at_least("buffers", buffers, 1)
         _at_least("transform_threads", transform_threads, 1)
-        for name, value in (("epochs", epochs), ("io_threads", io_threads)):
+        optional = {"epochs": epochs, "io_threads": io_threads, "transfer_size": transfer_size}
+        for name, value in optional.items():
             if value is not None:
                 _at_least(name, value, 1)
         if shuffle not in SHUFFLES:
             raise UsageError(f"shuffle is {shuffle!r}", expected="one of " + ", ".join(SHUFFLES))
         self.place: Place = detect(rank, world_size)
-        self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
+        self.batch_size, self.seed, self.shuffle = int(batch_size), int(seed), shuffle
         self.remainder: Remainder = "drop" if drop_last else "pad" if pad else "ragged"
         self._epochs, self._transform, self._workers = epochs, transform, transform_threads
         self._sidecar = Sidecar.open(path, data)
@@ -202,7 +204,7 @@ class Reader:
             first = self._leg(epoch, stages, steps)
             yield first
             number = 1
-            while most is None or number < most:
+            while len(self._sidecar) and (most is None or number < most):
                 yield self._leg(epoch + number, (), 0)
                 number += 1
 
@@ -210,14 +212,14 @@ class Reader:
 
     def __iter__(self) -> Batches:
         """Return the batches of the next `epochs` epochs, or of what is left of them."""
+        if self._pid != os.getpid():  # locks and files of the parent
+            self._reopen()
         with self._lock:
             if self._running is not None and not self._running.closed:
                 raise UsageError(
                     "the reader is being iterated already",
                     fix="make a second Reader, or end the first loop",
                 )
-            if self._pid != os.getpid():  # locks and files of the parent
-                self._reopen()
             self._sidecar.check()
             if self._steps >= len(self):
                 self._next_epoch()
@@ -253,7 +255,7 @@ class Reader:
         data = self._arguments["data"]
         self._sidecar = Sidecar.open(self._arguments["path"], data)
         self._pid, self._running, self._pools = os.getpid(), None, None
-        self._ledger = Ledger()
+        self._ledger, self._lock = Ledger(), threading.Lock()
 
     def _transformed(self, batches: Iterator[tuple[Leg, int, Batch]]) -> Iterator[Any]:
         """Apply the transform in threads, in order, a few batches ahead."""
@@ -310,6 +312,8 @@ class Reader:
         UsageError
             If the state is of a reader that draws another order, or is none.
         """
+        if self._pid != os.getpid():
+            self._reopen()
         if self._running is not None and not self._running.closed:
             raise UsageError("the reader is being iterated", fix="load the state before the loop")
         if not hasattr(state, "get") or state.get("version") != STATE_VERSION:
@@ -356,6 +360,8 @@ class Reader:
 
     def close(self) -> None:
         """Stop the loop, if one runs, and close all files; batches stay valid."""
+        if self._pid != os.getpid():  # of a fork: the loop and the files are the parent's
+            return
         if self._running is not None:
             self._running.close()
         self._sidecar.close()

@@ -20,14 +20,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
-from dsprep.errors import DsprepError, FormatError, ReadError
+from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.reader.engines import Engine
 from dsprep.reader.filling import Fill, Filler, Part, Slice, stepped
 from dsprep.reader.ledger import Ledger
@@ -194,8 +194,7 @@ class Pipeline:
         except Stopped:
             return
         except BaseException as error:
-            none = np.zeros(0, np.int64)
-            self._put(Fill(none, none, (), error=error))
+            self._put(_failed(error))
 
     def _plan_leg(self, leg: Leg) -> None:
         share, sequence, settings = leg.share, leg.epoch.sequence, self._settings
@@ -217,13 +216,20 @@ class Pipeline:
                     step, block = step + 1, None
                     start, end = at, share.delivered(min(step + 1, share.steps))
             fill = Fill(samples, slots, tuple(slices))
-            self._filler.plan(fill, settings.threads, settings.align, self._memory)
-            self._put(fill)
-            jobs = [(leg.number, fill, part) for part in fill.parts]
-            if not jobs:
-                self._finish(fill)
-            for job in jobs:
-                self._jobs.put(job)
+            try:
+                self._filler.plan(fill, settings.threads, settings.align, self._memory)
+            except OSError as error:
+                raise self._failure(error, fill, None) from error
+            self._hand_out(leg.number, fill)
+            del fill, slices  # they hold blocks that the next unit may wait for
+
+    def _hand_out(self, epoch: int, fill: Fill) -> None:
+        jobs = [(epoch, fill, part) for part in fill.parts]
+        self._put(fill)
+        if not jobs:
+            self._finish(fill)
+        for job in jobs:
+            self._jobs.put(job)
 
     def _memory(self, name: str, nbytes: int) -> Bytes:
         """Return memory for the values of a ragged field."""
@@ -235,8 +241,6 @@ class Pipeline:
 
     def _put(self, fill: Fill) -> None:
         self._planned += 1
-        if fill.error is not None:
-            fill.done.set()
         self._fills.put(fill)
 
     # --- the readers -------------------------------------------------------------------------
@@ -245,7 +249,10 @@ class Pipeline:
         arena = Arena()
         while (job := self._jobs.get()) is not None:
             epoch, fill, part = job
-            if fill.error is None and not self.closed:
+            if self.closed:
+                fill.error = _closed()
+                fill.done.set()
+            elif fill.error is None:
                 self._do(epoch, fill, part, arena)
             del job, fill, part
 
@@ -278,15 +285,16 @@ class Pipeline:
             io_seconds=time.perf_counter() - began,
         )
 
-    def _failure(self, error: BaseException, fill: Fill, part: Part) -> BaseException:
+    def _failure(self, error: BaseException, fill: Fill, part: Part | None) -> BaseException:
         """Return what the consumer is told, with the sample that could not be read."""
         if not isinstance(error, (OSError, DsprepError)) or not len(fill.samples):
             return error
         sample = int(fill.samples[0])
-        if part.file is not None:
+        if part is not None and part.file is not None:
             end = part.file.size()
             at = max(end, part.start) if end < part.stop else part.start
-            sample = self._filler.sample_at(fill, part.file, at)
+            with suppress(OSError, DsprepError):  # another file may be gone, too
+                sample = self._filler.sample_at(fill, part.file, at)
         found = ReadError(f"sample {sample} cannot be read: {error}", sample)
         found.__cause__ = error
         return found
@@ -343,6 +351,12 @@ class Pipeline:
 
     def _next(self) -> Fill:
         """Return the next unit, once it is in memory."""
+        if self._pid != os.getpid():
+            raise UsageError(
+                "this loop is of the process that was forked", fix="begin a loop of the Reader anew"
+            )
+        if self.closed:
+            raise _closed()
         if self._planned == self._taken:
             self._hungry = True
             self._pools.wake()
@@ -389,3 +403,23 @@ class Pipeline:
         for thread in self._threads:
             if thread is not me:
                 thread.join(JOIN_SECONDS)
+        # Nothing of what is left is read any more; a consumer in another thread may wait for it.
+        while not self._jobs.empty():
+            job = self._jobs.get()
+            if job is not None:
+                job[1].error = _closed()
+                job[1].done.set()
+        while not self._fills.empty():
+            self._fills.get()
+        self._fills.put(_failed(_closed()))
+
+
+def _failed(error: BaseException) -> Fill:
+    none = np.zeros(0, np.int64)
+    fill = Fill(none, none, (), error=error)
+    fill.done.set()
+    return fill
+
+
+def _closed() -> UsageError:
+    return UsageError("the reader was closed within the loop", fix="end the loop first")
