@@ -148,6 +148,7 @@ class Reader:
         self.schema: Schema = Schema(tuple(self._sidecar.schema[n] for n in names))
         if buffers_mixed is not None:
             _at_least("buffers_mixed", buffers_mixed, 1)
+            buffers_mixed = int(buffers_mixed)
         self._edges, self._mixed = cut_units(
             self._sidecar, self.schema, shuffle, buffer_size, buffers_mixed
         )
@@ -223,12 +224,13 @@ class Reader:
             self._sidecar.check()
             if self._steps >= len(self):
                 self._next_epoch()
-            filler = Filler(self._sidecar, self.schema.names, self.batch_size, self._verify)
-            if self._pools is None:
-                self._pools = Pools(filler, self.batch_size, self._settings)
-            pipeline = Pipeline(
-                filler, self._legs(), self.batch_size, self._settings, self._pools, self._ledger
+            most = self.batch_size if self.remainder == "pad" else max(1, self.samples)
+            filler = Filler(
+                self._sidecar, self.schema.names, min(self.batch_size, most), self._verify
             )
+            if self._pools is None:
+                self._pools = Pools(filler, self._settings)
+            pipeline = Pipeline(filler, self._legs(), self._settings, self._pools, self._ledger)
             self._running = pipeline
         return Batches(self._loop(pipeline), pipeline)
 
