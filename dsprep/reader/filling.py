@@ -17,9 +17,9 @@ Ragged values lie one behind another in a block of their own, in the order of de
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
@@ -41,13 +41,16 @@ Mode: TypeAlias = Literal["direct", "staged", "decoded"]
 SMALL = 512
 """Bytes of a value below which gathering is faster than a place of its own (measured)."""
 
+BLOCK_NBYTES = 64 << 10
+"""Bytes of a block at least, so that tiny batches do not take a page each."""
+
 _ALIGN = 64
 _NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Area:
-    """Where a fixed field lies in the block of a batch.
+    """Where a fixed field lies in a block.
 
     Attributes
     ----------
@@ -64,23 +67,25 @@ class Area:
     nbytes: int
 
     def values(self, block: Bytes, begin: int, end: int) -> Bytes:
-        """Return the samples ``begin .. end`` of a batch as bytes, shape ``(n, nbytes)``."""
+        """Return the samples ``begin .. end`` of a block as bytes, shape ``(n, nbytes)``."""
         low = self.at + begin * self.nbytes
         return block[low : low + (end - begin) * self.nbytes].reshape(end - begin, self.nbytes)
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Samples of a unit that belong to one batch.
+    """Samples of a unit that lie in one block.
 
     Attributes
     ----------
     block, memory
-        The batch's block, and the lease of it.
+        The block, and the lease of it.
     begin
-        The place of the first of them in the batch.
+        The place of the first of them in the block.
     low, high
         Which samples of the unit, in the order of delivery.
+    ragged
+        Ragged fields of the unit, once it is there.
     """
 
     block: Block
@@ -88,6 +93,14 @@ class Slice:
     begin: int
     low: int
     high: int
+    ragged: Mapping[str, Ragged]
+
+    def cut(self, count: int) -> tuple[Slice, Slice | None]:
+        """Return the first `count` samples, and the others if there are more."""
+        at = self.low + count
+        if at >= self.high:
+            return self, None
+        return replace(self, high=at), replace(self, begin=self.begin + count, low=at)
 
 
 @dataclass(frozen=True)
@@ -124,7 +137,7 @@ class Fill:
     samples
         As they lie in the files, int64.
     slices
-        The batches that they belong to, in the order of delivery.
+        The blocks that they go to, in the order of delivery.
     parts
         What has to be read.
     ragged
@@ -147,6 +160,11 @@ class Fill:
     _staged: dict[str, Bytes] = field(default_factory=dict)
     _pieces: dict[str, list[tuple[Ints, Ragged]]] = field(default_factory=dict)
 
+    def take(self) -> Sequence[Slice]:
+        """Return the slices, and hold their memory no longer."""
+        slices, self.slices = self.slices, ()
+        return slices
+
 
 class Filler:
     """Plans and finishes fills.
@@ -166,6 +184,8 @@ class Filler:
     ----------
     areas
         By fixed field, where it lies in a block.
+    batches, capacity
+        Batches that a block holds, and samples: more than one where batches are tiny.
     block_nbytes
         Of a block.
     """
@@ -176,11 +196,14 @@ class Filler:
         self.sidecar, self.names, self._verify = sidecar, tuple(names), verify
         self.fields = [sidecar.schema[name] for name in names]
         self.areas: dict[str, Area] = {}
+        each = sum(f.row_nbytes for f in self.fields if not f.ragged) * batch_size
+        self.batches = max(1, BLOCK_NBYTES // max(each, batch_size))
+        self.capacity = self.batches * batch_size
         at = 0
         for f in self.fields:
             if not f.ragged:
                 self.areas[f.name] = Area(f, at, f.row_nbytes)
-                at += -(-f.row_nbytes * batch_size // _ALIGN) * _ALIGN
+                at += -(-f.row_nbytes * self.capacity // _ALIGN) * _ALIGN
         self.block_nbytes = at
         self._any_ragged = any(f.ragged for f in self.fields)
         self.modes = lru_cache(maxsize=1024)(self._find_modes)
@@ -246,7 +269,7 @@ class Filler:
         fill.missing = len(fill.parts)
 
     def _addresses(self, fill: Fill) -> tuple[Ints, Ints]:
-        """Return the address of each sample's block, and the sample's place in the batch."""
+        """Return the address of each sample's block, and the sample's place in it."""
         lows = np.array([s.low for s in fill.slices], np.int64)
         blocks = np.array([s.block.address for s in fill.slices], np.int64)
         shift = np.array([s.begin for s in fill.slices], np.int64) - lows
@@ -523,7 +546,7 @@ def _joined(f: Field, fill: Fill, pieces: list[tuple[Ints, Ragged]]) -> Ragged:
         values.append(column.values)
     order = np.empty_like(fill.slots)
     order[fill.slots] = np.arange(len(order))
-    joined = values[0] if len(values) == 1 else np.concatenate(values)
+    joined = np.concatenate(values, dtype=f.dtype)  # keeps the byte order
     chosen = ranges(starts[order], lengths[order])
     return Ragged.from_lengths(joined[chosen], lengths[order], f.kind)
 

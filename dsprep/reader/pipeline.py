@@ -33,7 +33,7 @@ from dsprep.reader.filling import Fill, Filler, Part, Slice, stepped
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Epoch, Share
-from dsprep.schema import Arena, Batch, Bytes, Schema, concatenate
+from dsprep.schema import Arena, Batch, Bytes, Ragged, Schema, concatenate
 
 JOIN_SECONDS = 60.0
 """How long `Pipeline.close` waits for a read that is under way."""
@@ -102,14 +102,12 @@ class Pools:
     ----------
     filler
         Tells what blocks and fields there are.
-    batch_size
-        Samples of a full batch.
     settings
         How many units are in memory, and where memory comes from.
     """
 
-    def __init__(self, filler: Filler, batch_size: int, settings: Settings) -> None:
-        count = -(-settings.buffers * settings.unit_samples // batch_size) + 2
+    def __init__(self, filler: Filler, settings: Settings) -> None:
+        count = -(-settings.buffers * settings.unit_samples // filler.capacity) + 2
         self.blocks = Pool(filler.block_nbytes, count, settings.allocate)
         self.values = {
             f.name: Pool(1, settings.buffers + 1, settings.allocate)
@@ -142,8 +140,6 @@ class Pipeline:
         Plans and finishes units.
     legs
         Which epochs; may be endless.
-    batch_size
-        Samples of a full batch.
     settings
         How to work.
     pools
@@ -161,7 +157,6 @@ class Pipeline:
         self,
         filler: Filler,
         legs: Callable[[], Iterator[Leg]],
-        batch_size: int,
         settings: Settings,
         pools: Pools,
         ledger: Ledger,
@@ -199,23 +194,25 @@ class Pipeline:
     def _plan_leg(self, leg: Leg) -> None:
         share, sequence, settings = leg.share, leg.epoch.sequence, self._settings
         step = leg.first
-        start, at, end = share.delivered(step), share.delivered(step), share.delivered(step + 1)
+        start = at = end = share.delivered(step)  # positions: of the block, of what comes next
         block: tuple[Block, Bytes] | None = None
         for unit in leg.epoch.units(share, at):
             samples, slots = sequence.slots(unit)
+            ragged: dict[str, Ragged] = {}
             slices = []
             low = 0
             while low < len(samples):
                 if block is None:
                     block = self._blocks.take(0, self._starved)
+                    step = min(step + self._filler.batches, share.steps)
+                    start, end = at, share.delivered(step)
                 high = min(len(samples), low + end - at)
-                slices.append(Slice(*block, at - start, low, high))
+                slices.append(Slice(*block, at - start, low, high, ragged))
                 at += high - low
                 low = high
                 if at == end:
-                    step, block = step + 1, None
-                    start, end = at, share.delivered(min(step + 1, share.steps))
-            fill = Fill(samples, slots, tuple(slices))
+                    block = None
+            fill = Fill(samples, slots, tuple(slices), ragged=ragged)
             try:
                 self._filler.plan(fill, settings.threads, settings.align, self._memory)
             except OSError as error:
@@ -318,22 +315,25 @@ class Pipeline:
         ReadError
             If samples cannot be read.
         """
-        ready: deque[tuple[Fill, Slice]] = deque()
+        ready: deque[Slice] = deque()
         for leg in self._legs():
             share = leg.share
             at = share.delivered(leg.first)
             for step in range(leg.first, share.steps):
                 began = time.perf_counter()
                 count = share.delivered(step + 1) - at
-                pieces: list[tuple[Fill, Slice]] = []
+                pieces: list[Slice] = []
                 have = 0
                 while have < count:
                     if not ready:
-                        fill = self._next()
-                        ready.extend((fill, s) for s in fill.slices)
-                        del fill
-                    pieces.append(ready.popleft())
-                    have += pieces[-1][1].high - pieces[-1][1].low
+                        ready.extend(self._next().take())
+                    first = ready.popleft()
+                    taken, rest = first.cut(count - have)
+                    pieces.append(taken)
+                    have += taken.high - taken.low
+                    if rest is not None:
+                        ready.appendleft(rest)
+                    del first, taken, rest
                 batch = self._batch(pieces, count)
                 del pieces
                 waited = time.perf_counter() - began
@@ -374,18 +374,16 @@ class Pipeline:
             raise ReadError(str(error), int(fill.samples[0])) from error
         return fill
 
-    def _batch(self, pieces: Sequence[tuple[Fill, Slice]], count: int) -> Batch:
+    def _batch(self, pieces: Sequence[Slice], count: int) -> Batch:
         out: Batch = {}
-        memory = pieces[0][1].memory if pieces else np.empty(self._filler.block_nbytes, np.uint8)
+        memory = pieces[0].memory if pieces else np.empty(self._filler.block_nbytes, np.uint8)
+        begin = pieces[0].begin if pieces else 0
         for f in self._filler.fields:
             if f.ragged:
-                parts: list[Batch] = [
-                    {f.name: fill.ragged[f.name][s.low : s.high]} for fill, s in pieces
-                ]
+                parts: list[Batch] = [{f.name: s.ragged[f.name][s.low : s.high]} for s in pieces]
                 out |= concatenate(Schema((f,)), parts)
                 continue
-            area = self._filler.areas[f.name]
-            values = area.values(memory, 0, count)
+            values = self._filler.areas[f.name].values(memory, begin, begin + count)
             out[f.name] = values.reshape(-1).view(f.dtype).reshape(count, *f.inner)
         return out
 
