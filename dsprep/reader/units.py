@@ -13,6 +13,9 @@ from dsprep.schema import Ints, Schema
 BUFFER_NBYTES = 64 << 20
 """Bytes that are read at a time of datasets without groups, unless a size is given."""
 
+BUFFER_SAMPLES = 1 << 18
+"""Samples of such a range at most: what is computed for each takes some tens of bytes."""
+
 
 def sample_nbytes(sidecar: Sidecar, schema: Schema) -> float:
     """Return the bytes of a sample; of ragged samples about how many, by the sizes of files."""
@@ -37,7 +40,7 @@ def cut_units(
         The fields that are read.
     buffer_size
         Samples or bytes; rounded down to whole groups, at least one, where there are groups.
-        None or ``"auto"``: one group, or `BUFFER_NBYTES`.
+        None or ``"auto"``: one group, or `BUFFER_NBYTES` and at most `BUFFER_SAMPLES`.
     mixed
         Ranges to shuffle together; None: as many as `buffer_size` holds.
 
@@ -59,7 +62,8 @@ def cut_units(
             mixed = 1 if samples is None else max(1, samples // largest)
         return edges, mixed
     total = len(sidecar)
-    samples = min(samples or max(1, int(BUFFER_NBYTES / nbytes)), max(1, total))
+    default = min(BUFFER_SAMPLES, max(1, int(BUFFER_NBYTES / nbytes)))
+    samples = min(samples or default, max(1, total))
     if shuffle == "global":
         return np.append(np.arange(0, total, samples, dtype=np.int64), total), mixed or 1
     return even_edges(sidecar, samples), mixed or 1
