@@ -1,0 +1,661 @@
+"""The Reader gives the values that were written, each as often as its policy says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from support import MemorySource, assert_same_batch, random_batch, raw, schemas, take, write_batch
+from test_located import FORMATS, MIXED, written
+
+import dsprep
+from dsprep import formats
+from dsprep.conversion import plan_job
+from dsprep.describing import provenance
+from dsprep.errors import UnsupportedError, UsageError
+from dsprep.formats.base import WriteOptions
+from dsprep.jobs import run_job
+from dsprep.schema import Batch, Field, Ragged, Schema
+
+SCHEMAS = dict(schemas())
+COUNT = 37
+TARGETS = {
+    "hdf5": "out.h5",
+    "zarr": "out.zarr",
+    "zip": "out.zarr.zip",
+    "tfrecord": "out.tfrecord",
+    "lmdb": "out.lmdb",
+}
+CODECS = {"hdf5": "gzip", "zarr": "zstd", "zip": "zstd"}
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Fail instead of waiting for ever: all waiting in Python ends when a signal raises."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(autouse=True)
+def limited():
+    with time_limit(60):
+        yield
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way of reading."""
+
+    shuffle: str = "group"
+    policy: str = "ragged"
+    batch_size: int = 8
+    world_size: int = 1
+    epochs: int = 1
+    io_threads: int = 1
+    buffers: int = 2
+    buffers_mixed: int | None = None
+    buffer_size: int | str | None = 10
+    transfer_size: int | None = None
+    verify: bool = False
+    seed: int = 0
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator) -> Setting:
+        def one(*of: Any) -> Any:
+            return of[int(rng.integers(len(of)))]
+
+        return cls(
+            one("group", "global", "none"),
+            one("drop", "pad", "ragged"),
+            one(1, 3, 8, 20, COUNT, 100),
+            one(1, 1, 2, 3, 5),
+            one(1, 2),
+            one(1, 3),
+            one(1, 2, 4),
+            one(None, None, 1, 2, 3),
+            one(None, 1, 5, 10, "1KiB", 1000),
+            one(None, 64, 1000, 4096),
+            one(False, True),
+            int(rng.integers(1000)),
+        )
+
+    def readers(self, path: Path, **more: Any) -> list[dsprep.Reader]:
+        options = {k: v for k, v in vars(self).items() if k != "policy"} | more
+        policy = {"drop": {"drop_last": True}, "pad": {"pad": True}}.get(self.policy, {})
+        return [dsprep.Reader(path, rank=r, **policy, **options) for r in range(self.world_size)]
+
+
+def keys(batch: Batch, schema: Schema) -> list[bytes]:
+    """The bits of every sample, all fields together."""
+    out = [b""] * len(batch[schema.names[0]])
+    for f in schema:
+        column = batch[f.name]
+        for i in range(len(out)):
+            bits = raw(column[i])
+            out[i] += len(bits).to_bytes(4, "little") + bits
+    return out
+
+
+def check_types(batch: Batch, schema: Schema) -> int:
+    """Compare dtypes and shapes; return the number of samples."""
+    assert list(batch) == list(schema.names)
+    n = len(batch[schema.names[0]])
+    for f in schema:
+        column = batch[f.name]
+        assert len(column) == n
+        if f.ragged:
+            assert isinstance(column, Ragged)
+            assert column.kind == f.kind
+            assert column.values.dtype == f.dtype
+            assert column.values.shape[1:] == f.inner
+        else:
+            assert column.dtype == f.dtype
+            assert column.shape == (n, *f.inner)
+            assert column.flags.c_contiguous
+            assert column.flags.aligned
+            assert column.flags.writeable
+    return n
+
+
+def check(path: Path, batch: Batch, schema: Schema, setting: Setting, **more: Any) -> list[Batch]:
+    """Read with all ranks; compare bits, how often each sample comes, steps and accounts."""
+    count = len(batch[schema.names[0]])
+    if setting.policy == "drop" and count and count // setting.world_size < setting.batch_size:
+        with pytest.raises(UsageError, match="drop_last leaves nothing"):
+            setting.readers(path)
+        return []
+    found: list[list[Batch]] = []
+    for reader in setting.readers(path, **more):
+        with reader:
+            steps = len(reader)
+            found.append(list(reader))
+            assert len(found[-1]) == steps * setting.epochs
+            stats = reader.stats
+            assert sum(s.batches for s in stats) == len(found[-1])
+            sizes = [check_types(b, schema) for b in found[-1]]
+            assert sum(s.samples for s in stats) == sum(sizes)
+            assert all(s.nbytes >= 0 and s.reads >= 0 and s.io_seconds >= 0 for s in stats)
+    assert len({len(f) for f in found}) == 1
+    every = keys(batch, schema)
+    steps = len(found[0]) // setting.epochs
+    for epoch in range(setting.epochs):
+        here = [b for f in found for b in f[epoch * steps : (epoch + 1) * steps]]
+        got = [key for b in here for key in keys(b, schema)]
+        if setting.policy == "ragged":
+            assert Counter(got) == Counter(every)
+            assert len(got) == count
+        else:
+            assert len(got) == setting.world_size * steps * setting.batch_size
+            a, b = Counter(got), Counter(every)
+            assert a <= b if setting.policy == "drop" else b <= a
+        if setting.shuffle == "none" and setting.policy == "ragged":
+            assert got == every
+    return [b for f in found for b in f]
+
+
+def settings(name: str, n: int) -> list[Setting]:
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    return [Setting.drawn(rng) for _ in range(n)]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_schema_with_a_sidecar_only(format, name, tmp_path):
+    schema = SCHEMAS[name]
+    batch = random_batch(schema, COUNT, seed=1)
+    try:
+        formats.load(format).plan_fields(schema, WriteOptions())
+    except UnsupportedError:
+        return  # that is checked with the formats
+    path = written(format, tmp_path, schema, batch, COUNT)
+    for setting in settings(f"{format} {name}", 2):
+        check(path, batch, schema, setting)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_schema_repacked(name, tmp_path):
+    schema = SCHEMAS[name]
+    batch = random_batch(schema, COUNT, seed=2)
+    (tmp_path / "memory").touch()
+    source = MemorySource(schema, batch, tmp_path / "memory")
+    for suffix in ("h5", "zarr"):
+        try:
+            run_job(plan_job(source, tmp_path / f"origin.{suffix}"), source, durable=False)
+        except UnsupportedError:
+            continue
+        break
+    origin = tmp_path / f"origin.{suffix}"
+    drawn = settings(name, 12)
+    chosen = list(TARGETS)
+    start = zlib.crc32(name.encode()) % 5
+    for k in (start, start + 1 + start % 3):
+        target = chosen[k % 5]
+        for compress in (None, CODECS.get(target))[: 1 + (target in CODECS and k % 2)]:
+            out = tmp_path / f"{k}{compress}{TARGETS[target]}"
+            try:
+                dsprep.repack(
+                    origin, out, buffer_size=7, stripe_size=4096, compress=compress, durable=False
+                )
+            except UnsupportedError:
+                continue
+            for _ in range(2):
+                setting = drawn.pop()
+                if setting.shuffle != "global" and setting.buffer_size == 10:
+                    setting = replace(setting, buffer_size=None)
+                check(out, batch, schema, setting)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("per", [17, 1])
+def test_many_files(format, per, tmp_path):
+    count = 100 if per > 1 else 30
+    batch = random_batch(MIXED, count, seed=3)
+    origin = written("hdf5", tmp_path, MIXED, batch, count)
+    target = tmp_path / "shards"
+    dsprep.convert(origin, target, to=format, samples_per_file=per, workers=1)
+    for k, setting in enumerate(settings(f"{format} {per}", 4)):
+        size = (3, 40, "1MiB", None)[k]
+        check(target, batch, MIXED, replace(setting, buffer_size=size, verify=False))
+
+
+@pytest.mark.parametrize("target", ["hdf5", "zarr"])
+def test_repacked_in_many_files(target, tmp_path):
+    batch = random_batch(MIXED, 100, seed=4)
+    origin = written("hdf5", tmp_path, MIXED, batch, 100)
+    out = tmp_path / "out"
+    options = {"buffer_size": 8, "stripe_size": 4096, "durable": False, "to": target}
+    dsprep.repack(origin, out, samples_per_file=24, shuffle=1, **options)
+    for setting in settings(target, 6):
+        if setting.shuffle != "none":  # they lie in another order than they were written
+            check(out, batch, MIXED, replace(setting, verify=True))
+
+
+def test_encoded_ragged_values_of_many_files(tmp_path):
+    """What one thread decodes of one file must outlive what it decodes of the next."""
+    batch = random_batch(MIXED, 100, seed=5, longest=50)
+    origin = written("hdf5", tmp_path, MIXED, batch, 100)
+    target = tmp_path / "shards"
+    options = {"samples_per_file": 10, "workers": 1, "compress": "gzip", "memory": "100GiB"}
+    dsprep.convert(origin, target, to="hdf5", **options)
+    for threads in (1, 3):
+        setting = Setting("none", batch_size=7, buffer_size=50, io_threads=threads)
+        check(target, batch, MIXED, setting)
+        check(target, batch, MIXED, replace(setting, shuffle="global"))
+
+
+def test_chunks_that_were_never_written(tmp_path):
+    """Fill values in some files of a unit, stored values in others."""
+    small = np.arange(60, dtype="<i4").reshape(60, 1)
+    large = np.arange(60 * 300, dtype="<f4").reshape(60, 300)
+    (tmp_path / "set").mkdir()
+    for k in range(3):
+        with h5py.File(tmp_path / "set" / f"{k}.h5", "w") as file:
+            for name, values in (("small", small), ("large", large)):
+                chunks = (5, *values.shape[1:])
+                shape = (20, *values.shape[1:])
+                made = file.create_dataset(name, shape, values.dtype, chunks=chunks, fillvalue=7)
+                made[:10] = values[20 * k : 20 * k + 10]
+                if k != 1:
+                    made[10:] = values[20 * k + 10 : 20 * k + 20]
+    small[30:40] = large[30:40] = 7
+    provenance(tmp_path / "set")
+    schema = Schema((Field("large", large.dtype, (300,)), Field("small", small.dtype, (1,))))
+    batch = {"large": large, "small": small}
+    with dsprep.Reader(tmp_path / "set", 1) as reader:
+        schema = reader.schema
+    batch = {name: batch[name] for name in schema.names}
+    for size in (60, 20, 7):
+        for shuffle in ("none", "global", "group"):
+            for threads in (1, 3):
+                setting = Setting(shuffle, buffer_size=size, io_threads=threads, batch_size=7)
+                check(tmp_path / "set", batch, schema, setting)
+
+
+def test_ragged_values_in_several_pieces(tmp_path):
+    """As many pieces as samples, though some have two and others none."""
+    lengths = np.array([6, 0, 4, 0, 8, 0, 5, 1])
+    values = np.arange(24, dtype="<i4")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("v", (24,), "<i4", chunks=(4,))
+        for k in (3, 1, 0, 5, 2, 4):
+            made[4 * k : 4 * k + 4] = values[4 * k : 4 * k + 4]
+            file.flush()
+        file["table"] = np.stack([np.cumsum(lengths) - lengths, lengths], 1)
+    spec = dsprep.FieldSpec.parse("v@table")
+    provenance(tmp_path / "a.h5", dsprep.OpenOptions(fields=(spec,)))
+    schema = Schema((Field("v", np.dtype("<i4"), (None,)),))
+    batch: Batch = {"v": Ragged.from_lengths(values, lengths)}
+    for size in (1, 2, 3, 4, 5, 8):
+        for batch_size in (1, 2, 6):
+            for shuffle in ("none", "group", "global"):
+                setting = Setting(shuffle, buffer_size=size, batch_size=batch_size)
+                check(tmp_path / "a.h5", batch, schema, setting)
+
+
+def test_tiles_masks_and_layouts_of_other_tools(tmp_path):
+    """HDF5 chunks cut along inner axes, with filters left out for some chunks."""
+    x = np.arange(50 * 12 * 10, dtype="<f4").reshape(50, 12, 10)
+    y = np.arange(50, dtype="<i8")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("tiles", data=x, chunks=(7, 5, 4))
+        file.create_dataset("packed", data=x, chunks=(7, 12, 10), compression="gzip", shuffle=True)
+        masked = file.create_dataset("masked", x.shape, x.dtype, chunks=(5, 12, 10), compression=4)
+        for a in range(0, 50, 5):
+            if a % 2:
+                masked.id.write_direct_chunk((a, 0, 0), x[a : a + 5].tobytes(), 1)
+            else:
+                masked[a : a + 5] = x[a : a + 5]
+        file["y"] = y
+    provenance(tmp_path / "a.h5")
+    with dsprep.Reader(tmp_path / "a.h5", 1) as reader:
+        schema = reader.schema
+    batch = {name: y if name == "y" else x for name in schema.names}
+    for setting in settings("tiles", 12):
+        check(tmp_path / "a.h5", batch, schema, setting)
+
+
+@pytest.mark.parametrize("kind", ["plain", "shards", "compressed shards", "zarr 2", "separate"])
+def test_zarr_of_other_tools(kind, tmp_path):
+    import zarr
+
+    x = np.arange(50 * 6, dtype="<f4").reshape(50, 2, 3)
+    options: dict[str, Any] = {"chunks": (4, 2, 3), "compressors": None}
+    if "shards" in kind:
+        options["shards"] = (16, 2, 3)
+    if "compressed" in kind:
+        options["compressors"] = zarr.codecs.ZstdCodec()
+    if kind == "separate":
+        options["chunks"] = (1, 2, 3)
+    if kind == "zarr 2":
+        options["zarr_format"] = 2
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2 if "2" in kind else 3)
+    options.pop("zarr_format", None)
+    made = group.create_array("x", shape=x.shape, dtype=x.dtype, fill_value=3, **options)
+    made[:20] = x[:20]
+    made[40:] = x[40:]
+    x = made[:]
+    provenance(tmp_path / "a.zarr")
+    schema = Schema((Field("x", x.dtype, (2, 3)),))
+    for setting in settings(kind, 8):
+        check(tmp_path / "a.zarr", {"x": x}, schema, setting)
+
+
+def test_records_of_caffe(tmp_path):
+    import lmdb
+
+    image = random_batch(Schema((Field("image", np.dtype("u1"), (3, 4, 5)),)), 40)["image"]
+    label = np.arange(40) % 7
+    with lmdb.open(str(tmp_path / "db"), map_size=1 << 24) as env, env.begin(write=True) as txn:
+        for i in range(40):
+            record = b"\x08\x03\x10\x04\x18\x05\x22\x3c" + image[i].tobytes()
+            txn.put(f"{i:08}".encode(), record + bytes([0x28, label[i]]))
+    options = dsprep.OpenOptions(values="datum")
+    schema = provenance(tmp_path / "db", options).content.schema
+    batch: Batch = {}
+    for f in schema:
+        values = np.asarray(image if f.shape else label)
+        batch[f.name] = values.astype(f.dtype).reshape(40, *f.inner)
+    assert len(schema) == 2
+    for setting in settings("datum", 6):
+        check(tmp_path / "db", batch, schema, setting)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("format", FORMATS)
+def test_hardly_any_samples(format, count, tmp_path):
+    batch = random_batch(MIXED, count, seed=7)
+    path = written(format, tmp_path, MIXED, batch, count)
+    for setting in settings(f"{format} {count}", 8):
+        if count or setting.policy != "drop":
+            check(path, batch, MIXED, setting)
+    with dsprep.Reader(path, 4, epochs=None) as reader:
+        if not count:
+            assert list(reader) == []
+        else:
+            for _, found in zip(range(5), reader, strict=False):
+                assert_same_batch(found, batch, MIXED)
+    out = tmp_path / "repacked.h5"
+    dsprep.repack(path, out, durable=False)
+    for setting in settings(f"{format} {count} repacked", 4):
+        if count or setting.policy != "drop":
+            check(out, batch, MIXED, setting)
+
+
+def test_files_without_samples_between_others(tmp_path):
+    (tmp_path / "set").mkdir()
+    batch = random_batch(MIXED, 20, seed=8)
+    for k, (a, b) in enumerate([(0, 0), (0, 7), (7, 7), (7, 19), (19, 20), (20, 20)]):
+        write_batch(formats.load("hdf5"), tmp_path / "set" / f"{k}.h5", MIXED, take(batch, a, b))
+    provenance(tmp_path / "set")
+    for setting in settings("empty files", 8):
+        check(tmp_path / "set", batch, MIXED, setting)
+
+
+def test_some_fields_in_any_order(tmp_path):
+    batch = random_batch(MIXED, 50, seed=9)
+    path = written("hdf5", tmp_path, MIXED, batch, 50)
+    for names in (("label",), ("name", "image"), ("points",), tuple(reversed(MIXED.names))):
+        schema = Schema(tuple(MIXED[n] for n in names))
+        for setting in settings("".join(names), 2):
+            check(path, {n: batch[n] for n in names}, schema, setting, fields=names)
+
+
+def test_the_order_does_not_depend_on_how_it_is_read(tmp_path):
+    batch = random_batch(MIXED, 90, seed=10)
+    path = written("zarr", tmp_path, MIXED, batch, 90)
+    for shuffle in ("group", "global"):
+        base = Setting(shuffle, batch_size=7, world_size=2, buffers_mixed=2, seed=5)
+        found = [keys(b, MIXED) for b in check(path, batch, MIXED, base)]
+        for other in (
+            {"io_threads": 3},
+            {"transfer_size": 100},
+            {"buffers": 4},
+            {"buffers": 1},
+            {"verify": True},
+        ):
+            again = check(path, batch, MIXED, replace(base, **other))
+            assert [keys(b, MIXED) for b in again] == found
+        for other in ({"seed": 6}, {"buffers_mixed": 1}) if shuffle == "group" else ({"seed": 6},):
+            again = check(path, batch, MIXED, replace(base, **other))
+            assert [keys(b, MIXED) for b in again] != found
+
+
+def test_epochs_differ_and_come_again(tmp_path):
+    batch = random_batch(MIXED, 90, seed=11)
+    path = written("hdf5", tmp_path, MIXED, batch, 90)
+    with dsprep.Reader(path, 10, buffer_size=30, epochs=3) as reader:
+        three = [keys(b, MIXED) for b in reader]
+    assert three[:9] != three[9:18] != three[18:]
+    with dsprep.Reader(path, 10, buffer_size=30) as reader:
+        one_by_one = [[keys(b, MIXED) for b in reader] for _ in range(3)]
+        assert [k for epoch in one_by_one for k in epoch] == three
+        assert reader.epoch == 3
+        reader.set_epoch(1)
+        assert [keys(b, MIXED) for b in reader] == three[9:18]
+        assert [s.epoch for s in reader.stats] == [0, 1, 2]
+
+
+# --- accounts --------------------------------------------------------------------------------
+
+
+def test_the_accounts_add_up(tmp_path):
+    schema = Schema((Field("x", np.dtype("<f4"), (300,)), Field("y", np.dtype("<i8"))))
+    batch = random_batch(schema, 100, seed=12)
+    origin = written("hdf5", tmp_path, schema, batch, 100)
+    path = tmp_path / "out.h5"
+    dsprep.repack(origin, path, buffer_size=20, stripe_size=4096, durable=False)
+    for world in (1, 2):
+        for rank in range(world):
+            with dsprep.Reader(path, 10, epochs=3, rank=rank, world_size=world) as reader:
+                list(reader)
+                found = reader.stats
+            assert [s.epoch for s in found] == [0, 1, 2]
+            for s in found:
+                assert s.samples == 100 // world
+                assert s.batches == 10 // world
+                assert s.samples * 1208 <= s.nbytes <= s.samples * 1208 + 5 * 4096
+                assert s.units == (5 if world == 1 else 3)
+                if world == 1:
+                    assert s.reads == 5
+                assert 0 <= s.first_seconds <= s.exposed_seconds
+                assert s.io_seconds > 0
+                assert json.loads(json.dumps(s.to_json())) == s.to_json()
+                assert s.device_nbytes is None or s.device_nbytes >= 0
+
+
+# --- resuming --------------------------------------------------------------------------------
+
+
+def rest_of(state: dict[str, Any], path: Path, **options: Any) -> list[bytes]:
+    """What all ranks of other readers deliver of the epoch from a state on."""
+    world = options.pop("world_size")
+    found: list[bytes] = []
+    steps = set()
+    for rank in range(world):
+        with dsprep.Reader(path, rank=rank, world_size=world, **options) as reader:
+            reader.load_state_dict(json.loads(json.dumps(state)))
+            had = 0
+            for b in reader:
+                found += keys(b, MIXED)
+                had += 1
+            steps.add(had)
+    assert len(steps) == 1
+    return found
+
+
+@pytest.mark.parametrize("shuffle", ["group", "global", "none"])
+def test_going_on_after_any_step(shuffle, tmp_path):
+    batch = random_batch(MIXED, 47, seed=13)
+    path = written("tfrecord", tmp_path, MIXED, batch, 47)
+    base = {"buffer_size": 9, "shuffle": shuffle, "buffers_mixed": 2, "seed": 3}
+    every = Counter(keys(batch, MIXED))
+    with dsprep.Reader(path, 5, epochs=2, **base) as reader:
+        whole = [keys(b, MIXED) for b in reader]
+    for done in range(len(whole) + 1):
+        with dsprep.Reader(path, 5, epochs=2, **base) as reader:
+            loop = iter(reader)
+            for _ in range(done):
+                next(loop)
+            state = reader.state_dict()
+            loop.close()
+        text = json.dumps(state)
+        assert len(text) < 600
+        with dsprep.Reader(path, 5, epochs=1, **base) as reader:
+            reader.load_state_dict(json.loads(text))
+            assert json.loads(json.dumps(reader.state_dict())) == json.loads(text)
+            end = 10 if done < 10 else 20
+            expected = whole[done:end] if done not in (10, 20) else whole[10:20]
+            found = [keys(b, MIXED) for b in reader]
+            if done == 20:
+                assert Counter(k for b in found for k in b) == every
+            else:
+                assert found == expected
+        if 0 < done < 10:
+            used = Counter(k for b in whole[:done] for k in b)
+            for world, size in ((2, 5), (3, 4), (1, 3)):
+                other = {**base, "batch_size": size, "world_size": world}
+                rest = rest_of(state, path, **other)
+                assert used + Counter(rest) == every
+
+
+def test_going_on_twice_with_other_ranks(tmp_path):
+    batch = random_batch(MIXED, 101, seed=14)
+    path = written("hdf5", tmp_path, MIXED, batch, 101)
+    every = Counter(keys(batch, MIXED))
+    base = {"buffer_size": 10, "seed": 8}
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        used: Counter[bytes] = Counter()
+        state = None
+        for _ in range(3):
+            world, size = int(rng.integers(1, 5)), int(rng.integers(1, 8))
+            states = []
+            steps = int(rng.integers(0, 4))
+            for rank in range(world):
+                with dsprep.Reader(path, size, rank=rank, world_size=world, **base) as reader:
+                    if state is not None:
+                        reader.load_state_dict(state)
+                    done = reader.state_dict()["stages"][-1][2]
+                    # The end would be the beginning of the next epoch.
+                    steps = min(steps, len(reader) - done - 1)
+                    for _, b in zip(range(steps), reader, strict=False):
+                        used.update(keys(b, MIXED))
+                    states.append(json.dumps(reader.state_dict()))
+            assert len(set(states)) == 1
+            state = json.loads(states[0])
+            assert len(states[0]) < 600
+        rest = rest_of(state, path, batch_size=6, world_size=2, **base)
+        assert used + Counter(rest) == every
+
+
+def test_states_of_others_are_refused(tmp_path):
+    batch = random_batch(MIXED, 40, seed=15)
+    path = written("hdf5", tmp_path, MIXED, batch, 40)
+    base: dict[str, Any] = {"batch_size": 5, "buffer_size": 10, "seed": 1}
+    with dsprep.Reader(path, **base) as reader:
+        state = reader.state_dict()
+    (tmp_path / "other").mkdir()
+    other = written("hdf5", tmp_path / "other", MIXED, take(batch, 0, 39), 39)
+    for changed in (
+        {"seed": 2},
+        {"shuffle": "global"},
+        {"buffer_size": 11},
+        {"buffers_mixed": 2},
+        {"pad": True},
+        {"path": other},
+    ):
+        with dsprep.Reader(**{"path": path, **base, **changed}) as reader:
+            before = reader.state_dict()
+            with pytest.raises(UsageError, match="another"):
+                reader.load_state_dict(state)
+            assert reader.state_dict() == before
+    with dsprep.Reader(path, **base) as reader:
+        damaged: list[Any] = [{}, None, [], "x", {**state, "version": 99}]
+        damaged += [{**state, "epoch": e} for e in (-1, None, "x", [])]
+        damaged += [
+            {**state, "stages": s}
+            for s in (None, [], [[1]], [[1, 2, -1]], [[0, 5, 1]], [[1, 0, 1]], [["a", 1, 1]], 3)
+        ]
+        damaged += [{k: v for k, v in state.items() if k != key} for key in state]
+        for each in damaged:
+            with pytest.raises(UsageError):
+                reader.load_state_dict(each)
+        assert reader.state_dict() == state
+        loop = iter(reader)
+        next(loop)
+        with pytest.raises(UsageError, match="being iterated"):
+            reader.load_state_dict(state)
+        loop.close()
+        reader.load_state_dict(state)
+
+
+def test_numbers_of_numpy_are_fine(tmp_path):
+    batch = random_batch(MIXED, 40, seed=16)
+    path = written("hdf5", tmp_path, MIXED, batch, 40)
+    options: dict[str, Any] = {
+        "seed": np.int64(3),
+        "buffers_mixed": np.int32(2),
+        "epochs": np.int8(2),
+    }
+    with dsprep.Reader(str(path), np.int64(5), buffer_size=np.int64(10), **options) as reader:
+        list(zip(range(3), reader, strict=False))
+        json.dumps(reader.state_dict())
+        json.dumps([s.to_json() for s in reader.stats])
+
+
+def test_wrong_usage_is_told_at_once(tmp_path):
+    batch = random_batch(MIXED, 40, seed=17)
+    path = written("hdf5", tmp_path, MIXED, batch, 40)
+    wrong: list[dict[str, Any]] = [
+        {"batch_size": 0},
+        {"batch_size": 2.5},
+        {"batch_size": "8"},
+        {"buffers": 0},
+        {"buffers_mixed": 0},
+        {"buffer_size": 0},
+        {"buffer_size": "many"},
+        {"buffer_size": -3},
+        {"buffer_size": 2.5},
+        {"epochs": 0},
+        {"io_threads": 0},
+        {"transfer_size": 0},
+        {"transfer_size": -1},
+        {"transfer_size": "big"},
+        {"transform_threads": 0},
+        {"seed": "x"},
+        {"seed": 1.5},
+        {"shuffle": "yes"},
+        {"engine": "warp"},
+        {"drop_last": True, "pad": True},
+        {"drop_last": True, "batch_size": 41},
+        {"rank": 1},
+        {"rank": 2, "world_size": 2},
+        {"rank": -1, "world_size": 2},
+        {"fields": ("nothing",)},
+        {"fields": ("image", "image")},
+    ]
+    for each in wrong:
+        with pytest.raises(dsprep.DsprepError):
+            dsprep.Reader(path, **{"batch_size": 4, **each})
+    for missing in (tmp_path / "none.h5", tmp_path):
+        with pytest.raises((dsprep.DsprepError, OSError)):
+            dsprep.Reader(missing, 4)
