@@ -30,6 +30,8 @@ LAYERS = [
     ("stripes", "permutation", "gathering"),
     ("buffers", "splitting", "buckets"),
     ("reader",),
+    ("adapters",),
+    ("torch", "tf", "jax"),
     ("transfer", "comparison", "describing", "exports"),
     ("jobs", "shuffling"),
     ("conversion", "breakeven"),

@@ -1,0 +1,493 @@
+"""Batches as PyTorch tensors: `Batches`, alone or in a DataLoader, on the CPU or ahead on a GPU.
+
+The tensors share memory with what ``preadv`` filled: nothing is copied on the CPU.
+
+>>> from dsprep.torch import Batches
+>>> batches = Batches("train.h5", 256, shuffle="group", drop_last=True)  # doctest: +SKIP
+>>> for epoch in range(10):  # doctest: +SKIP
+...     for batch in batches:
+...         loss = model(batch["x"], batch["y"])
+
+With ``device="cuda"`` the memory of the reader is page-locked, so that the bytes go from the file
+system by ``preadv`` into memory that the GPU fetches from, and the copy of the next batch runs in
+a stream of its own while this one is computed. Order of the streams, and what holds memory:
+
+- a batch is delivered once the current stream was told to wait for its copy (an event, on the
+  GPU; the program goes on);
+- its memory on the CPU is held until the event of its copy has happened, its memory on the GPU
+  until the stream that uses it is through (``record_stream``);
+- at most two copies are under way: a program that runs ahead of its GPU waits for the copies,
+  which limits the memory.
+
+Fields of dtypes that PyTorch lacks are refused when `Batches` is made. Big-endian numbers are
+swapped (a copy), bfloat16 and float8 of ``ml_dtypes`` are the same of PyTorch, ``S10`` is uint8
+with one axis more, `bytes` and `str` (UTF-8) are ragged uint8.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dsprep.adapters import Ahead, Values, check_fields, mapped, native
+from dsprep.errors import MissingExtra, UnsupportedError, UsageError
+from dsprep.reader.ledger import EpochStats
+from dsprep.reader.loader import Reader
+from dsprep.reader.memory import HUGE
+from dsprep.schema import Array, Batch, DType, Ragged, is_extension
+
+try:
+    import torch
+    from torch.utils.data import IterableDataset, get_worker_info
+except ImportError as error:
+    raise MissingExtra("dsprep.torch needs PyTorch", fix="pip install 'dsprep[torch]'") from error
+
+COPIES = 2
+"""Copies to a device that are under way at a time."""
+
+_PORTABLE = 1  # cudaHostRegisterPortable: for every context, not that of one device
+_EPOCH, _CALLS, _BEGUN = range(3)  # what `Batches` shares with workers
+
+
+class Batches(IterableDataset[Any]):
+    """Batches of tensors, read by `dsprep.Reader`; each loop runs through the next epoch.
+
+    A batch is a dict of field name to tensor of shape ``(n, *shape)``; ragged fields are
+    `dsprep.adapters.Values`. It stays as it is as long as a tensor of it exists.
+
+    No workers are needed: the reader's threads read while the program computes. In a
+    ``DataLoader(batches, batch_size=None, num_workers=k)``, which pays if a transform is slow and
+    holds the GIL, each worker is a rank of its own: of P ranks with k workers each, worker w of
+    rank r is rank ``r * k + w`` of ``P * k``, so that every sample still comes once, and as many
+    batches on every rank. As with PyTorch's ``DistributedSampler``, `set_epoch` has to be called
+    before each epoch then. The number of batches may be a little larger with workers than
+    ``len`` says, and states come from the workers (torchdata's ``StatefulDataLoader``).
+
+    Parameters
+    ----------
+    path, batch_size
+        As in `Reader`.
+    device
+        Where tensors shall be: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+    pin_memory
+        Whether the reader's memory is page-locked; None: if `device` is a GPU. On the CPU, keep a
+        batch until its copy is done: the memory of one that nobody holds is filled again at once.
+    nested
+        Ragged fields as nested tensors of layout ``torch.jagged``.
+    transform
+        As in `Reader`: gets the batch of numpy arrays, in threads; every array in what it
+        returns becomes a tensor.
+    **options
+        All others of `Reader`. Rank and world size come from ``torch.distributed`` if it is
+        initialised; see there.
+
+    Attributes
+    ----------
+    reader
+        The `Reader`.
+
+    Raises
+    ------
+    UnsupportedError
+        If PyTorch has no dtype for a field, and no transform is given.
+    UsageError
+        If arguments contradict each other, or there is no such device.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        batch_size: int,
+        *,
+        device: str | torch.device = "cpu",
+        pin_memory: bool | None = None,
+        nested: bool = False,
+        transform: Callable[[Batch], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._device = _device(device)
+        if self._device.type == "cuda" if pin_memory is None else pin_memory:
+            options.setdefault("allocate", Pinned(self._device))
+        self._nested = nested
+        self._arguments = {
+            "path": path,
+            "batch_size": batch_size,
+            "transform": transform,
+            **options,
+        }
+        self.reader = Reader(**self._arguments)
+        if transform is None:
+            check_fields(self.reader.schema, takes, "PyTorch")
+        self._ahead: Ahead | None = None
+        self._in_worker = False
+        self._calls = 0  # of set_epoch and load_state_dict
+        self._shared = torch.zeros(3, dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        """Return the steps of the present epoch, without workers."""
+        return len(self.reader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the batches of the next epoch, or of what is left of it."""
+        info = get_worker_info()
+        if info is not None:
+            self._enter(info)
+        return self._host() if self._device.type == "cpu" else self._fed()
+
+    def _host(self) -> Iterator[Any]:
+        batches = iter(self.reader)
+        try:
+            for batch in map(self._tensors, batches):
+                yield self._finished(batch)
+                del batch
+        finally:
+            batches.close()
+
+    def _fed(self) -> Iterator[Any]:
+        feed = Feed(self.reader, self._tensors, Cuda(self._device))
+        self._ahead = feed.ahead
+        try:
+            for batch in feed:
+                yield self._finished(batch)
+                del batch
+        finally:
+            self._ahead = None
+            feed.close()
+
+    def _tensors(self, batch: Any) -> Any:
+        return mapped(_leaf, batch)
+
+    def _finished(self, batch: Any) -> Any:
+        return mapped(_nested, batch, (Values,)) if self._nested else batch
+
+    # --- epochs and states -------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self.reader.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go on with the beginning of an epoch, in workers too."""
+        self.reader.set_epoch(epoch)
+        self._shared[_EPOCH] = epoch
+        self._called()
+
+    def _called(self) -> None:
+        self._shared[_CALLS] += 1
+        self._calls = int(self._shared[_CALLS])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loop is, behind the last batch that was delivered; see `Reader`.
+
+        Raises
+        ------
+        UsageError
+            In a program whose workers read: only they know.
+        """
+        if not self._in_worker and int(self._shared[_BEGUN]):
+            raise UsageError(
+                "the batches are read by the workers of a DataLoader, so this process does not "
+                "know where they are",
+                fix="use num_workers=0, which is not slower, or torchdata's StatefulDataLoader",
+            )
+        return self.reader.state_dict() if self._ahead is None else self._ahead.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called: before the loop, before workers are started."""
+        self.reader.load_state_dict(state)
+        if not self._in_worker:
+            self._called()
+
+    def _enter(self, info: Any) -> None:
+        """Become the rank that a worker is; take over the epoch that was asked for since."""
+        if self._device.type != "cpu":
+            raise UsageError(
+                f"a worker of a DataLoader cannot deliver on {self._device}",
+                fix="use num_workers=0, or device='cpu' and pin_memory=True of the DataLoader",
+            )
+        shared = self._shared
+        if not self._in_worker:
+            main, place = self.reader, self.reader.place
+            arguments = {k: v for k, v in self._arguments.items() if k != "allocate"}
+            arguments["rank"] = place.rank * info.num_workers + info.id
+            arguments["world_size"] = place.world_size * info.num_workers
+            self.reader = Reader(**arguments)
+            self.reader.load_state_dict(main.state_dict())
+            self._in_worker = True
+            if info.id == 0 and int(shared[_BEGUN]) == self._calls + 1:
+                warnings.warn(
+                    f"epoch {self.epoch} is read again, in the same order: call set_epoch before "
+                    "each epoch when a DataLoader has workers",
+                    stacklevel=2,
+                )
+        if self._calls != int(shared[_CALLS]):
+            self._calls = int(shared[_CALLS])
+            self.reader.set_epoch(int(shared[_EPOCH]))
+        if info.id == 0:
+            shared[_BEGUN] = self._calls + 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ahead": None}
+
+    # --- accounts and the end ----------------------------------------------------------------
+
+    @property
+    def stats(self) -> list[EpochStats]:
+        """What the reader did, epoch by epoch."""
+        return self.reader.stats
+
+    def close(self) -> None:
+        """Stop reading and close all files; tensors stay valid."""
+        self.reader.close()
+
+    def __repr__(self) -> str:
+        return f"<Batches on {self._device} of {self.reader!r}>"
+
+
+# --- tensors -----------------------------------------------------------------------------------
+
+
+def takes(dtype: DType) -> bool:
+    """Whether values of a dtype become a tensor."""
+    if is_extension(dtype):
+        return isinstance(getattr(torch, dtype.name, None), torch.dtype)
+    if dtype.names is not None or dtype.subdtype is not None:
+        return False
+    return dtype.kind == "S" or dtype.char in "?bBhHiIlLqQefdFD"
+
+
+def tensor(values: Array) -> Any:
+    """Return an array as a tensor that shares its memory where the dtype allows.
+
+    Raises
+    ------
+    UnsupportedError
+        If PyTorch has no such dtype.
+    """
+    dtype = values.dtype
+    if not takes(dtype):
+        raise UnsupportedError(f"PyTorch has no dtype for an array of {dtype}")
+    values = np.require(native(values), requirements=("C", "W"))
+    if is_extension(dtype):
+        bits = values.view(f"u{dtype.itemsize}")
+        return torch.from_numpy(bits).view(getattr(torch, dtype.name))
+    if dtype.kind == "S":
+        flat = values.reshape(-1).view(np.uint8)
+        return torch.from_numpy(flat.reshape(*values.shape, dtype.itemsize))
+    return torch.from_numpy(values)
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return tensor(value)
+    if isinstance(value, Ragged):
+        return Values(tensor(value.values), tensor(value.offsets))
+    return value
+
+
+def _nested(value: Any) -> Any:
+    if isinstance(value, Values):
+        return torch.nested.nested_tensor_from_jagged(value.values, value.offsets)
+    return value
+
+
+# --- devices -----------------------------------------------------------------------------------
+
+
+def _device(name: str | torch.device) -> torch.device:
+    """Return a device that there is; a GPU with its number."""
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"device is {name!r}", expected="cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(
+            f"device is {name!r}", expected="cpu, cuda or cuda:N", fix="copy from the CPU"
+        )
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(f"device is {name!r}, but PyTorch sees no GPU here")
+        count = torch.cuda.device_count()
+        device = torch.device(
+            "cuda", torch.cuda.current_device() if device.index is None else device.index
+        )
+        if device.index >= count:
+            raise UsageError(f"device is {name!r}", expected=f"one of {count} GPUs")
+    return device
+
+
+class Side(Protocol):
+    """A device that copies beside the program; a fake one in tests."""
+
+    def copy(self, values: Any) -> Any:
+        """Return a tensor on the device, whose copy is only begun."""
+
+    def mark(self) -> Any:
+        """Return an event that happens once the copies so far are done."""
+
+    def use(self, values: list[Any], event: Any) -> None:
+        """Let the program's stream wait for the event, and own the tensors."""
+
+
+class Cuda:
+    """A GPU, with a stream for copies.
+
+    Parameters
+    ----------
+    device
+        With its number.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+
+    def copy(self, values: Any) -> Any:
+        """Begin to copy a tensor."""
+        with torch.cuda.stream(self.stream):
+            return values.to(self.device, non_blocking=True)
+
+    def mark(self) -> Any:
+        """Return an event of the stream."""
+        event = torch.cuda.Event()
+        event.record(self.stream)
+        return event
+
+    def use(self, values: list[Any], event: Any) -> None:
+        """Hand tensors over to the current stream."""
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(event)
+        for each in values:
+            each.record_stream(current)  # else their memory could be filled again too early
+
+
+class Feed(Iterator[Any]):
+    """Batches on a device: one delivered, the copy of the next one under way.
+
+    Parameters
+    ----------
+    reader
+        Of batches.
+    convert
+        Makes tensors of them.
+    side
+        The device.
+
+    Attributes
+    ----------
+    ahead
+        The loop through the reader.
+    """
+
+    def __init__(self, reader: Reader, convert: Callable[[Any], Any], side: Side) -> None:
+        self._convert, self._side = convert, side
+        self._copying: deque[tuple[Any, Any]] = deque()  # events, and what is copied until then
+        self.ahead = Ahead(reader, self._begin)
+
+    def _begin(self, batch: Any) -> tuple[Any, Any]:
+        host = self._convert(batch)
+        while len(self._copying) >= COPIES:
+            self._copying.popleft()[0].synchronize()
+        try:
+            copy = mapped(self._copy, host)
+        finally:  # also a copy that has begun before another one failed needs its memory
+            event = self._side.mark()
+            self._copying.append((event, host))
+        return copy, event
+
+    def _copy(self, value: Any) -> Any:
+        return self._side.copy(value) if isinstance(value, torch.Tensor) else value
+
+    def __next__(self) -> Any:
+        while self._copying and self._copying[0][0].query():
+            self._copying.popleft()
+        batch, event = next(self.ahead)
+        tensors: list[Any] = []
+        mapped(lambda x: tensors.append(x) if isinstance(x, torch.Tensor) else None, batch)
+        self._side.use(tensors, event)
+        return batch
+
+    def close(self) -> None:
+        """Wait for the copies that are under way, then end the loop."""
+        while self._copying:
+            self._copying[0][0].synchronize()
+            self._copying.popleft()
+        self.ahead.close()
+
+
+class Pinned:
+    """Gives page-locked memory, which a GPU copies from by itself: `allocate` of a `Reader`.
+
+    The memory is shared with forked children, not copied on write: after a fork, a page that was
+    copied would no longer be the one that the GPU knows.
+
+    Parameters
+    ----------
+    device
+        Whose context is used; of the CPU: the current GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        if not torch.cuda.is_available():
+            raise UsageError("memory can be pinned only where PyTorch sees a GPU")
+        self.device = device
+        if device.type == "cpu":
+            self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def __call__(self, nbytes: int) -> mmap.mmap:
+        """Return memory of that size.
+
+        Raises
+        ------
+        UsageError
+            If it cannot be page-locked.
+        """
+        memory = _PinnedMemory(-1, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+        if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.advise_huge()
+        memory.register(self.device)
+        return memory
+
+
+class _PinnedMemory(mmap.mmap):
+    """Memory that is unlocked before it is unmapped."""
+
+    locked: tuple[torch.device, int, int] | None = None  # device, address, process
+
+    def advise_huge(self) -> None:
+        """Ask for huge pages."""
+        try:
+            self.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # a kernel without them
+            return
+
+    def register(self, device: torch.device) -> None:
+        """Lock it. This may be another thread than the program's, with no GPU chosen."""
+        address = int(np.frombuffer(self, np.uint8, 1).ctypes.data)
+        with torch.cuda.device(device):
+            code = int(torch.cuda.cudart().cudaHostRegister(address, len(self), _PORTABLE))
+        if code:
+            raise UsageError(
+                f"{len(self)} bytes of memory cannot be page-locked",
+                found=f"CUDA error {code}",
+                fix="raise the limit (ulimit -l), take a smaller buffer_size, or pin_memory=False",
+            )
+        self.locked = device, address, os.getpid()
+
+    def __del__(self) -> None:
+        if self.locked is None or sys.is_finalizing():
+            return
+        device, address, process = self.locked
+        if process == os.getpid():  # a forked child has no context
+            with torch.cuda.device(device):
+                torch.cuda.cudart().cudaHostUnregister(address)

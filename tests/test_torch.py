@@ -1,0 +1,480 @@
+"""Batches as tensors: the same values, without a copy, in workers, and ahead on a device."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import pickle
+import warnings
+from collections import Counter
+
+import ml_dtypes
+import numpy as np
+import pytest
+from adapter_data import COUNT, MIXED, PLAIN, made
+from support import raw
+
+import dsprep
+from dsprep.errors import UnsupportedError, UsageError
+from dsprep.reader.memory import anonymous
+from dsprep.schema import Field, Schema
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+import dsprep.torch as adapter  # noqa: E402
+from dsprep.adapters import Values  # noqa: E402
+from dsprep.torch import Batches, Feed, Pinned, tensor  # noqa: E402
+
+ALONE = {"rank": 0, "world_size": 1}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("plain"), PLAIN)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("mixed"), MIXED)
+
+
+def labels(batches):
+    return [batch["label"].tolist() for batch in batches]
+
+
+def double(batch):
+    return {"x": batch["x"] * 2, "label": batch["label"]}
+
+
+# --- tensors -----------------------------------------------------------------------------------
+
+
+def test_every_value_arrives(mixed):
+    path, expected = mixed
+    seen = []
+    for batch in Batches(path, 8, **ALONE):
+        assert isinstance(batch["points"], Values)
+        assert batch["id"].dtype == torch.uint32
+        for i, sample in enumerate(batch["label"].tolist()):
+            seen.append(sample)
+            assert raw(batch["image"][i].numpy()) == raw(expected["image"][sample])
+            assert batch["id"][i].tolist() == expected["id"][sample].tolist()
+            for name in ("points", "name"):
+                values, offsets = batch[name]
+                found = values[offsets[i] : offsets[i + 1]].numpy()
+                assert raw(found) == raw(expected[name][sample])
+    assert sorted(seen) == list(range(COUNT))
+
+
+def test_tensors_share_the_memory_of_the_batch(plain):
+    places = []
+
+    def note(batch):
+        places.append(batch["x"].ctypes.data)
+        return batch
+
+    kept = [b["x"] for b in Batches(plain[0], 8, transform=note, **ALONE)]
+    assert [x.data_ptr() for x in kept] == places[: len(kept)]
+
+
+def test_a_batch_stays_as_it_is_while_a_tensor_of_it_exists(plain):
+    path, expected = plain
+    batches = Batches(path, 8, epochs=5, **ALONE)
+    kept = [(b["label"].clone(), b["x"][1:]) for b in batches]
+    assert len(kept) == 5 * 13
+    for samples, x in kept:
+        assert raw(x.numpy()) == raw(expected["x"][samples[1:]])
+
+
+def test_ragged_fields_as_nested_tensors(mixed):
+    path, expected = mixed
+    batch = next(iter(Batches(path, 8, nested=True, fields=("label", "points"), **ALONE)))
+    parts = batch["points"].unbind()
+    assert len(parts) == 8
+    for sample, part in zip(batch["label"].tolist(), parts, strict=True):
+        assert part.tolist() == expected["points"][sample].tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("?", "bool"),
+        ("u1", "uint8"),
+        ("<i2", "int16"),
+        (">i2", "int16"),
+        ("<u2", "uint16"),
+        (">u8", "uint64"),
+        ("<f2", "float16"),
+        (">f8", "float64"),
+        ("<c8", "complex64"),
+        (ml_dtypes.bfloat16, "bfloat16"),
+        (ml_dtypes.float8_e4m3fn, "float8_e4m3fn"),
+    ],
+)
+def test_dtypes(dtype, expected):
+    rng = np.random.default_rng(0)
+    dtype = np.dtype(dtype)
+    bits = rng.integers(0, 256, (4, 3 * dtype.itemsize), "u1")
+    array = bits.astype(bool) if dtype.kind == "b" else bits.view(dtype)
+    found = tensor(array)
+    assert found.dtype == getattr(torch, expected)
+    assert found.shape == (4, 3)
+    native = array.byteswap() if dtype.byteorder == ">" else array
+    assert found.view(torch.uint8).numpy().tobytes() == native.tobytes()
+    if dtype.byteorder != ">":
+        assert found.data_ptr() == array.ctypes.data
+
+
+def test_byte_strings_of_fixed_length_are_bytes():
+    found = tensor(np.array([b"ab", b"\0c"], "S3"))
+    assert found.tolist() == [[97, 98, 0], [0, 99, 0]]
+
+
+def test_arrays_that_tensors_cannot_share_are_copied():
+    array = np.arange(6)
+    array.flags.writeable = False
+    assert tensor(array[::-1]).tolist() == [5, 4, 3, 2, 1, 0]
+    assert tensor(np.array(3.5)).shape == ()
+
+
+def test_dtypes_that_pytorch_lacks_are_refused_by_name(tmp_path):
+    schema = Schema((Field("t", np.dtype("<U3")), Field("y", np.dtype("<f4"))))
+    path, _ = made(tmp_path, schema, 20)
+    with pytest.raises(UnsupportedError, match=r"field t: U3.*fields="):
+        Batches(path, 4, **ALONE)
+    assert len(list(Batches(path, 4, fields=("y",), **ALONE))) == 5
+
+    def codes(batch):
+        return {"t": np.char.str_len(batch["t"]), "y": batch["y"]}
+
+    assert len(list(Batches(path, 4, transform=codes, **ALONE))) == 5
+    with pytest.raises(UnsupportedError, match="no dtype"):
+        list(Batches(path, 4, transform=lambda b: b, **ALONE))
+
+
+def test_a_transform_gives_any_structure(plain):
+    def pair(batch):
+        return batch["x"][:, 0], [batch["label"], "text", None]
+
+    x, rest = next(iter(Batches(plain[0], 8, transform=pair, transform_threads=2, **ALONE)))
+    assert x.shape == (8, 3)
+    assert isinstance(rest[0], torch.Tensor)
+    assert rest[1:] == ["text", None]
+
+
+# --- loops and states --------------------------------------------------------------------------
+
+
+def test_each_loop_is_an_epoch_in_the_order_of_the_reader(plain):
+    with dsprep.Reader(plain[0], 8, seed=3, epochs=2, **ALONE) as reader:
+        expected = labels(reader)
+    batches = Batches(plain[0], 8, seed=3, **ALONE)
+    assert len(batches) == 13
+    assert labels(batches) + labels(batches) == expected
+    batches.set_epoch(0)
+    loader = DataLoader(batches, batch_size=None)
+    assert len(loader) == 13
+    assert labels(loader) == expected[:13]
+    assert labels(loader) == expected[13:]
+
+
+@pytest.mark.parametrize("through", ["alone", "loader"])
+def test_a_state_is_exact_to_the_batch(plain, through):
+    def loop(batches):
+        return batches if through == "alone" else DataLoader(batches, batch_size=None)
+
+    whole = Batches(plain[0], 8, **ALONE)
+    expected = labels(loop(whole)) + labels(loop(whole))
+    first = Batches(plain[0], 8, **ALONE)
+    found = []
+    for batch in loop(first):
+        found.append(batch["label"].tolist())
+        if len(found) == 5:
+            break
+    second = Batches(plain[0], 8, **ALONE)
+    second.load_state_dict(first.state_dict())
+    assert found + labels(loop(second)) + labels(loop(second)) == expected
+    gc.collect()
+    assert found + labels(loop(first)) == expected[:13]  # the loop that was left goes on
+
+
+def test_it_can_be_pickled(plain):
+    batches = Batches(plain[0], 8, **ALONE)
+    loop = iter(batches)
+    next(loop)
+    copy = pickle.loads(pickle.dumps(batches))
+    assert labels(copy) == labels(loop)
+
+
+def test_ranks_come_from_torch_distributed(plain, tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        assert Batches(plain[0], 8).reader.place.source == "torch.distributed"
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [{}, {"drop_last": True}, {"pad": True}])
+def test_workers_of_all_ranks_cover_every_sample(plain, policy):
+    seen, steps = Counter(), set()
+    for rank in range(2):
+        batches = Batches(plain[0], 8, rank=rank, world_size=2, **policy)
+        found = labels(DataLoader(batches, batch_size=None, num_workers=2))
+        steps.add(len(found))
+        seen.update(i for batch in found for i in batch)
+    assert len(steps) == 1
+    if not policy:
+        assert seen == Counter(range(COUNT))
+    elif "pad" in policy:
+        assert set(seen) == set(range(COUNT))
+    else:
+        assert max(seen.values()) == 1
+        assert len(seen) == 2 * 2 * 3 * 8
+
+
+def test_epochs_of_workers(plain):
+    with dsprep.Reader(plain[0], 8, rank=0, world_size=2, epochs=3) as reader:
+        zero = labels(reader)
+    batches = Batches(plain[0], 8, **ALONE)
+    for persistent in (False, True):
+        loader = DataLoader(batches, batch_size=None, num_workers=2, persistent_workers=persistent)
+        for epoch in (0, 1, 2):
+            batches.set_epoch(epoch)
+            assert labels(loader)[::2] == zero[7 * epoch : 7 * epoch + 7]
+        del loader
+    with pytest.raises(UsageError, match="workers of a DataLoader"):
+        batches.state_dict()
+
+
+def test_workers_that_are_spawned(plain):
+    batches = Batches(plain[0], 20, transform=double, **ALONE)
+    loader = DataLoader(batches, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    batches.set_epoch(4)
+    with dsprep.Reader(plain[0], 20, **ALONE) as reader:
+        reader.set_epoch(4)
+        assert labels(loader) == labels(reader)
+
+
+def test_an_epoch_that_workers_read_twice_is_noticed(plain, monkeypatch):
+    info = type("Info", (), {"id": 0, "num_workers": 2})()
+    monkeypatch.setattr(adapter, "get_worker_info", lambda: info)
+    batches = Batches(plain[0], 8, **ALONE)
+    first = pickle.loads(pickle.dumps(batches))  # a worker of the first epoch
+    first._shared = batches._shared
+    assert len(labels(first)) == 7
+    assert first.state_dict()["stages"][-1][0] == 2
+    second = pickle.loads(pickle.dumps(batches))
+    second._shared = batches._shared
+    with pytest.warns(UserWarning, match="set_epoch"):
+        iter(second)
+    batches.set_epoch(1)
+    third = pickle.loads(pickle.dumps(batches))
+    third._shared = batches._shared
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        iter(third)
+    assert third.epoch == 1
+
+
+def test_a_state_of_one_process_goes_on_in_workers(plain):
+    batches = Batches(plain[0], 8, **ALONE)
+    loop = iter(batches)
+    begun = [next(loop)["label"].tolist() for _ in range(4)]
+    state = batches.state_dict()
+    other = Batches(plain[0], 8, **ALONE)
+    other.load_state_dict(state)
+    rest = labels(DataLoader(other, batch_size=None, num_workers=2))
+    assert Counter(i for b in begun + rest for i in b) == Counter(range(COUNT))
+
+
+# --- devices: a fake one, since no GPU is at hand where tests run ---------------------------------
+
+
+class Event:
+    """Copies happen in order, and only when somebody waits for the event, or asks often."""
+
+    def __init__(self, side):
+        self.side, self.work = side, side.begun
+        side.begun = []
+
+    def synchronize(self):
+        while self in self.side.events:
+            for to, values in self.side.events.pop(0).work:
+                to.copy_(values)
+
+    def query(self):
+        self.side.asked += 1
+        if self.side.asked % 3 == 0:
+            self.synchronize()
+        return self not in self.side.events
+
+
+class Fake:
+    """Knows the address of what it copies, and does not keep the memory from being used again."""
+
+    def __init__(self, device=None):
+        self.begun, self.events = [], []
+        self.asked = self.most = 0
+
+    def copy(self, values):
+        to = torch.full_like(values, 77)
+        if values.nbytes:
+            there = (ctypes.c_char * values.nbytes).from_address(values.data_ptr())
+            self.begun.append((to, torch.frombuffer(there, dtype=values.dtype).view(to.shape)))
+        return to
+
+    def mark(self):
+        self.events.append(Event(self))
+        self.most = max(self.most, len(self.events))
+        return self.events[-1]
+
+    def use(self, tensors, event):
+        event.synchronize()  # the program computes at once
+        assert tensors
+
+
+@pytest.fixture
+def kept():
+    """Memory that stays mapped, so that a copy from a place that is free is seen, not fatal."""
+    kept = []
+
+    def allocate(nbytes):
+        kept.append(anonymous(nbytes))
+        return kept[-1]
+
+    return allocate
+
+
+@pytest.mark.parametrize("shuffle", ["group", "none"])
+def test_a_device_gets_the_batches_of_the_reader(plain, shuffle, kept):
+    path, expected = plain
+    options = {"shuffle": shuffle, "epochs": 20, "buffers": 1, **ALONE}
+    side = Fake()
+    with dsprep.Reader(path, 8, **options) as reader:
+        right = labels(reader)
+    feed = Feed(dsprep.Reader(path, 8, allocate=kept, **options), _tensors, side)
+    found = []
+    for batch in feed:
+        assert raw(batch["x"].numpy()) == raw(expected["x"][batch["label"]])
+        found.append(batch["label"].tolist())
+    feed.close()
+    assert found == right
+    assert side.most <= adapter.COPIES
+
+
+def test_copies_that_fall_behind_are_waited_for(plain, kept):
+    side = Fake()
+    side.use = lambda tensors, event: None  # a program that runs ahead of its GPU
+    feed = Feed(dsprep.Reader(plain[0], 8, epochs=5, allocate=kept, **ALONE), _tensors, side)
+    late = list(feed)
+    assert side.most <= adapter.COPIES
+    feed.close()
+    assert not side.events
+    for batch in late:
+        assert raw(batch["x"].numpy()) == raw(plain[1]["x"][batch["label"]])
+
+
+def _tensors(batch):
+    return {name: tensor(column) for name, column in batch.items()}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """What PyTorch has on a machine with two GPUs, as far as it is used to lock memory."""
+    locked = {}
+
+    class Runtime:
+        def cudaHostRegister(self, address, nbytes, flags):
+            assert address % 4096 == 0
+            assert flags == 1
+            if nbytes > 1 << 30:
+                return 2
+            locked[address] = nbytes
+            return 0
+
+        def cudaHostUnregister(self, address):
+            ctypes.string_at(address, locked.pop(address))  # it is still there
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(adapter, "Cuda", Fake)
+    yield locked
+    gc.collect()  # memory is unlocked while the fake is there
+
+
+def test_on_a_gpu_states_are_exact_and_all_memory_is_unlocked(plain, gpu):
+    expected = labels(Batches(plain[0], 8, epochs=2, **ALONE))
+    assert not gpu
+    batches = Batches(plain[0], 8, device="cuda", epochs=2, **ALONE)
+    assert "cuda:1" in repr(batches)
+    loop = iter(batches)
+    found = [next(loop)["label"].tolist() for _ in range(12)]
+    assert gpu
+    for count in (12, 13, 14, 15):  # also at the end of an epoch, with a batch of the next begun
+        state = batches.state_dict()
+        other = Batches(plain[0], 8, device="cuda", **ALONE)
+        other.load_state_dict(state)
+        rest = labels(other)
+        assert (found + rest)[: 13 if count < 13 else 26] == expected[: len(found + rest)]
+        found.append(next(loop)["label"].tolist())
+    loop.close()  # one batch that was begun is not lost
+    left = Batches(plain[0], 8, **ALONE)
+    left.load_state_dict(batches.state_dict())
+    assert found + labels(left) == expected
+    del loop, batches, other
+    gc.collect()
+    assert not gpu
+
+
+def test_batches_on_a_gpu_through_a_loader(mixed, gpu, monkeypatch):
+    batches = Batches(mixed[0], 8, device="cuda:0", nested=True, **ALONE)
+    found = labels(DataLoader(batches, batch_size=None))
+    assert sorted(i for b in found for i in b) == list(range(COUNT))
+    monkeypatch.setattr(adapter, "get_worker_info", lambda: type("Info", (), {"id": 0}))
+    with pytest.raises(UsageError, match="num_workers=0"):
+        iter(batches)
+
+
+def test_memory_that_cannot_be_locked_is_told(plain, gpu):
+    with pytest.raises(UsageError, match=r"CUDA error 2.*ulimit -l"):
+        Pinned(torch.device("cuda:0"))(2 << 30)
+    assert not gpu
+
+
+def test_memory_is_locked_on_request(plain, gpu):
+    batches = Batches(plain[0], 8, pin_memory=True, **ALONE)
+    batch = next(iter(batches))
+    assert any(a <= batch["x"].data_ptr() < a + n for a, n in gpu.items())
+    assert labels(Batches(plain[0], 8, device="cuda", pin_memory=False, **ALONE))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:3", "meta", "nonsense", 1.5])
+def test_devices_that_are_not_there(plain, device):
+    with pytest.raises(UsageError, match="device is"):
+        Batches(plain[0], 8, device=device, **ALONE)
+
+
+def test_an_error_comes_after_the_batches_before_it(plain, tmp_path):
+    def fail(batch):
+        if 50 in batch["label"]:
+            raise ValueError("no 50")
+        return batch
+
+    reader = dsprep.Reader(plain[0], 8, shuffle="none", transform=fail, **ALONE)
+    feed = Feed(reader, _tensors, Fake())
+    found = []
+    with pytest.raises(ValueError, match="no 50"):
+        found += (batch["label"].tolist() for batch in feed)
+    feed.close()
+    assert len(found) == 6
