@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,14 +15,15 @@ import numpy as np
 
 from dsprep.errors import UsageError
 from dsprep.located import Sidecar
-from dsprep.packing import digest
+from dsprep.reader.dealing import Dealing, Start
 from dsprep.reader.engines import Engine
 from dsprep.reader.engines.buffered import Buffered
-from dsprep.reader.filling import Filler
 from dsprep.reader.ledger import EpochStats, Ledger
 from dsprep.reader.memory import Allocate, anonymous
-from dsprep.reader.order import SHUFFLES, Epoch, Remainder, Shuffle, Stage
-from dsprep.reader.order import Sequence as Order
+from dsprep.reader.node import join
+from dsprep.reader.node_client import Client, Loop
+from dsprep.reader.node_root import Service, Task
+from dsprep.reader.order import SHUFFLES, Remainder, Shuffle, Stage
 from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings
 from dsprep.reader.ranks import Place, detect
 from dsprep.reader.units import cut_units
@@ -80,6 +82,11 @@ class Reader:
         Applied to every batch, in threads.
     transform_threads
         How many.
+    readers_per_node
+        Processes of a node that read for all of its ranks, into memory that they share; None:
+        each reads for itself. See `dsprep.reader.node`.
+    node_key
+        What the ranks of this job have in common on this node, where nothing tells that.
     data
         The dataset, where it does not lie beside the sidecar.
 
@@ -122,6 +129,8 @@ class Reader:
         verify: bool = False,
         transform: Callable[[Batch], Any] | None = None,
         transform_threads: int = 1,
+        readers_per_node: int | None = None,
+        node_key: str | None = None,
         data: str | Path | None = None,
         allocate: Allocate = anonymous,
     ) -> None:
@@ -133,6 +142,7 @@ class Reader:
         _at_least("buffers", buffers, 1)
         _at_least("transform_threads", transform_threads, 1)
         optional = {"epochs": epochs, "io_threads": io_threads, "transfer_size": transfer_size}
+        optional["readers_per_node"] = readers_per_node
         for name, value in optional.items():
             if value is not None:
                 _at_least(name, value, 1)
@@ -162,13 +172,27 @@ class Reader:
             allocate=allocate,
         )
         self._verify = verify
+        self._dealing = Dealing(
+            self._edges,
+            self.shuffle,
+            self.seed,
+            self._mixed,
+            self.remainder,
+            self.place.world_size,
+            self.batch_size,
+        )
         self._ledger = Ledger()
         self.epoch = 0
         self._stages: tuple[Stage, ...] = ()
         self._steps = 0  # of the last stage
-        self._running: Pipeline | None = None
+        self._running: Pipeline | Loop | None = None
         self._pools: Pools | None = None
         self._lock = threading.Lock()
+        self._node: Client | Service | None = None
+        if readers_per_node is not None:
+            self._node = join(self.place, readers_per_node, node_key, self._task())
+            if self._node is not None:  # also where nobody closes this
+                weakref.finalize(self, self._node.close)
 
     def _check_steps(self) -> None:
         n, world = len(self._sidecar), self.place.world_size
@@ -191,25 +215,28 @@ class Reader:
         return len(self._sidecar)
 
     def _leg(self, epoch: int, stages: tuple[Stage, ...], first: int) -> Leg:
-        order = Order(self._edges, self.shuffle, self.seed, epoch, self._mixed)
-        dealt = Epoch(order, stages, self.remainder)
-        place = self.place
-        share = dealt.share(place.world_size, place.rank, self.batch_size)
-        return Leg(epoch, dealt, share, first)
+        return self._dealing.leg(self.place.rank, epoch, stages, first)
 
-    def _legs(self) -> Callable[[], Iterator[Leg]]:
-        """Return what one loop runs through, from here on."""
-        epoch, stages, steps, most = self.epoch, self._stages, self._steps, self._epochs
+    def _task(self) -> Task:
+        """Return what is to be read, whatever the rank."""
+        most = self.batch_size if self.remainder == "pad" else max(1, self.samples)
+        names, capacity = self.schema.names, min(self.batch_size, most)
+        return Task(self._sidecar, names, capacity, self._dealing, self._settings, self._verify)
 
-        def legs() -> Iterator[Leg]:
-            first = self._leg(epoch, stages, steps)
-            yield first
-            number = 1
-            while len(self._sidecar) and (most is None or number < most):
-                yield self._leg(epoch + number, (), 0)
-                number += 1
+    def _pipeline(self, legs: Callable[[], Iterator[Leg]]) -> Pipeline:
+        """Begin to read in this process."""
+        filler = self._task().filler()
+        if self._pools is None:
+            self._pools = Pools(filler, self._settings)
+        return Pipeline(filler, legs, self._settings, self._pools, self._ledger)
 
-        return legs
+    def _begin(self) -> Pipeline | Loop:
+        """Begin to read, here or in another process of this node, from here on."""
+        start = Start(self.epoch, self._stages, self._steps, self._epochs)
+        legs = self._dealing.legs(self.place.rank, start)
+        if isinstance(self._node, Client):
+            return self._node.loop(start, legs, self._ledger, self._pipeline)
+        return self._pipeline(legs)
 
     def __iter__(self) -> Batches:
         """Return the batches of the next `epochs` epochs, or of what is left of them."""
@@ -224,17 +251,11 @@ class Reader:
             self._sidecar.check()
             if self._steps >= len(self):
                 self._next_epoch()
-            most = self.batch_size if self.remainder == "pad" else max(1, self.samples)
-            filler = Filler(
-                self._sidecar, self.schema.names, min(self.batch_size, most), self._verify
-            )
-            if self._pools is None:
-                self._pools = Pools(filler, self._settings)
-            pipeline = Pipeline(filler, self._legs(), self._settings, self._pools, self._ledger)
+            pipeline = self._begin()
             self._running = pipeline
         return Batches(self._loop(pipeline), pipeline)
 
-    def _loop(self, pipeline: Pipeline) -> Iterator[Any]:
+    def _loop(self, pipeline: Pipeline | Loop) -> Iterator[Any]:
         batches = pipeline.batches()
         found = batches if self._transform is None else self._transformed(batches)
         for leg, step, batch in found:
@@ -257,7 +278,7 @@ class Reader:
         data = self._arguments["data"]
         self._sidecar = Sidecar.open(self._arguments["path"], data)
         self._pid, self._running, self._pools = os.getpid(), None, None
-        self._ledger, self._lock = Ledger(), threading.Lock()
+        self._ledger, self._lock, self._node = Ledger(), threading.Lock(), None
 
     def _transformed(self, batches: Iterator[tuple[Leg, int, Batch]]) -> Iterator[Any]:
         """Apply the transform in threads, in order, a few batches ahead."""
@@ -297,14 +318,7 @@ class Reader:
 
     def _order(self) -> dict[str, Any]:
         """Return what decides the order, besides ranks and batches."""
-        return {
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "remainder": self.remainder,
-            "mixed": self._mixed,
-            "samples": len(self._sidecar),
-            "units": digest(self._edges.tobytes())[:16],
-        }
+        return self._dealing.order()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called.
@@ -347,7 +361,8 @@ class Reader:
         self._steps = last.steps if same else 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"arguments": self._arguments, "state": self.state_dict()}
+        alone = {**self._arguments, "readers_per_node": None}  # a copy reads for itself
+        return {"arguments": alone, "state": self.state_dict()}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(**state["arguments"])  # type: ignore[misc]
@@ -366,6 +381,8 @@ class Reader:
             return
         if self._running is not None:
             self._running.close()
+        if self._node is not None:
+            self._node.close()
         self._sidecar.close()
 
     def __enter__(self) -> Self:
@@ -389,7 +406,7 @@ class Reader:
 class Batches(Iterator[Any]):
     """One loop through a `Reader`; its threads end with it, however it ends."""
 
-    def __init__(self, batches: Iterator[Any], pipeline: Pipeline) -> None:
+    def __init__(self, batches: Iterator[Any], pipeline: Pipeline | Loop) -> None:
         self._batches, self._pipeline = batches, pipeline
 
     def __next__(self) -> Any:

@@ -1,0 +1,100 @@
+"""One node, many ranks: a few of them read for all, into memory that they share.
+
+Of the ranks of a node, numbered from 0, the first k read: rank j of them for every rank r with
+``r % k == j``. Each rank gets the batches that it would read itself. Where every rank of a node
+could be one of those, it reads for itself. Source: Pumma et al., "Scalable Deep Learning via I/O
+Analysis and Optimization" (LMDBIO-LMM), on fewer readers per node than processes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dsprep.errors import UsageError
+from dsprep.packing import digest
+from dsprep.reader import node_wire as wire
+from dsprep.reader.node_client import Client
+from dsprep.reader.node_root import BIND_SECONDS, Service, Task
+from dsprep.reader.ranks import Place
+from dsprep.schema import Schema
+
+JOB = (
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "PBS_JOBID",
+    "LSB_JOBID",
+)
+"""Variables that are the same in all processes of a job."""
+
+_STEP = ("MASTER_PORT", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+
+
+def job_key(node_key: str | None, env: Mapping[str, str] | None = None) -> str:
+    """Return what the processes of one job on this node have in common, and those of others not.
+
+    What the launcher says; if that does not tell runs from each other, the process that started
+    this one.
+    """
+    env = os.environ if env is None else env
+    if node_key is not None:
+        return f"key {node_key}"
+    words = [f"{name}={env[name]}" for name in JOB if name in env]
+    if not any(name in env for name in _STEP):
+        words.append(f"parent {os.getppid()}")
+    return " ".join(words)
+
+
+def join(place: Place, readers: int, node_key: str | None, task: Task) -> Client | Service | None:
+    """Return this process's part in reading for its node; None: it reads for itself alone.
+
+    Parameters
+    ----------
+    readers
+        Processes per node that read.
+    node_key
+        What is the same for the ranks of this node and job; None: found out.
+
+    Raises
+    ------
+    UsageError
+        If nothing tells which of the node's processes this is.
+    """
+    if place.local_rank is None or place.local_size is None:
+        raise UsageError(
+            "readers_per_node needs to know which process of the node this is",
+            found=str(place),
+            fix="set LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun does",
+        )
+    if readers >= place.local_size:
+        return None
+    root = place.local_rank % readers
+    name = wire.address("node", job_key(node_key), root)
+    schema = Schema(tuple(task.sidecar.schema[n] for n in task.names))
+    facts = _facts(task)
+    if place.local_rank >= readers:
+        return Client(name, root, place.rank, facts, schema)
+    if root + readers >= place.local_size:
+        return None
+    service = Service(task, facts)
+    service.publish(name, BIND_SECONDS)
+    return service
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    """Return what the Readers of a node have to agree on."""
+    return {
+        "version": wire.VERSION,
+        "sidecar": digest(task.sidecar.path.read_bytes())[:16],
+        **task.dealing.order(),
+        "world_size": task.dealing.world_size,
+        "batch_size": task.dealing.batch_size,
+        "fields": list(task.names),
+        "verify": task.verify,
+    }
