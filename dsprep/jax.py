@@ -1,0 +1,228 @@
+"""Batches as JAX arrays: `Batches`, put on the devices while the batch before is computed.
+
+>>> from dsprep.jax import Batches
+>>> batches = Batches("train.h5", 256, drop_last=True)  # doctest: +SKIP
+>>> for batch in batches:  # doctest: +SKIP
+...     state = step(state, batch["x"], batch["y"])
+
+Over all devices of all processes, each of which reads its part of the global batch::
+
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    Batches(path, 256, drop_last=True, sharding=sharding)
+
+Memory: on the CPU, JAX uses the memory that ``preadv`` filled, without a copy, and holds it as
+long as the array exists; on other devices until the copy is done. Either way the reader fills it
+again only then.
+
+Dtypes: without ``jax_enable_x64`` JAX has no 64-bit types. float64 becomes float32, complex128
+complex64, as JAX does it; integers become 32-bit ones, and what does not fit is an error, not
+another number. Big-endian numbers are swapped (a copy). Text and structured dtypes are refused.
+Ragged fields are `dsprep.adapters.Values`, whose length differs from batch to batch, so that a
+jitted function is compiled again and again: pad them in a `transform`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsprep.adapters import Ahead, Values, check_fields, mapped, native
+from dsprep.errors import MissingExtra, UnsupportedError, UsageError
+from dsprep.reader.ledger import EpochStats
+from dsprep.reader.loader import Reader
+from dsprep.schema import Array, Batch, DType, Ragged, is_extension
+
+try:
+    import jax
+except ImportError as error:
+    raise MissingExtra("dsprep.jax needs JAX", fix="pip install 'dsprep[jax]'") from error
+
+
+class Batches:
+    """Batches of JAX arrays, read by `dsprep.Reader`; each loop runs through the next epoch.
+
+    A batch is a dict of field name to ``jax.Array`` of shape ``(n, *shape)``, or
+    ``(n * world_size, *shape)`` if they are sharded over processes. The transfer of a batch is
+    started when the batch before it is delivered.
+
+    Parameters
+    ----------
+    path, batch_size
+        As in `Reader`.
+    sharding
+        How arrays lie on devices: a ``jax.sharding.Sharding``, or a device, for all fields, or
+        one by name. A sharding over several processes makes one global array of the parts that
+        the processes read; then each of them needs its own rank, and all batches the same size.
+        None: the default device.
+    transform
+        As in `Reader`: gets the batch of numpy arrays, in threads; every array in what it
+        returns becomes a JAX array.
+    **options
+        All others of `Reader`. Rank and world size are those of JAX's processes if there are
+        several, else as there.
+
+    Attributes
+    ----------
+    reader
+        The `Reader`.
+
+    Raises
+    ------
+    UnsupportedError
+        If JAX has no dtype for a field, and no transform is given.
+    UsageError
+        If arguments contradict each other.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        batch_size: int,
+        *,
+        sharding: Any = None,
+        transform: Callable[[Batch], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if options.get("rank") is None is options.get("world_size") and jax.process_count() > 1:
+            options["rank"], options["world_size"] = jax.process_index(), jax.process_count()
+        self.reader = Reader(path, batch_size, transform=transform, **options)
+        self._sharding = sharding
+        if transform is None:
+            check_fields(self.reader.schema, takes, "JAX")
+        if self.reader.remainder == "ragged" and self._global():
+            raise UsageError(
+                "arrays over several processes need batches of the same size",
+                fix="give drop_last=True or pad=True",
+            )
+        self._ahead: Ahead | None = None
+
+    def _global(self) -> bool:
+        """Whether arrays reach beyond this process."""
+        kinds = self._sharding.values() if isinstance(self._sharding, Mapping) else [self._sharding]
+        return any(
+            isinstance(s, jax.sharding.Sharding) and not s.is_fully_addressable for s in kinds
+        )
+
+    def __len__(self) -> int:
+        """Return the steps of the present epoch."""
+        return len(self.reader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the batches of the next epoch, or of what is left of it."""
+        ahead = self._ahead = Ahead(self.reader, self._put)
+        try:
+            for batch in ahead:
+                yield batch
+                del batch
+        finally:
+            ahead.close()
+            self._ahead = None
+
+    def _put(self, batch: Any) -> Any:
+        """Begin to transfer a batch."""
+        if isinstance(self._sharding, Mapping):
+            if not isinstance(batch, Mapping) or set(batch) - set(self._sharding):
+                raise UsageError(
+                    "sharding does not name every field of a batch",
+                    expected=", ".join(batch) if isinstance(batch, Mapping) else "a dict",
+                    found=", ".join(self._sharding),
+                )
+            kinds = self._sharding
+            return {k: mapped(partial(put, sharding=kinds[k]), v) for k, v in batch.items()}
+        return mapped(partial(put, sharding=self._sharding), batch)
+
+    # --- epochs and states -------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return int(self.state_dict()["epoch"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go on with the beginning of an epoch."""
+        self.reader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loop is, behind the last batch that was delivered; see `Reader`."""
+        return self.reader.state_dict() if self._ahead is None else self._ahead.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called; before the loop."""
+        self.reader.load_state_dict(state)
+
+    # --- accounts and the end ----------------------------------------------------------------
+
+    @property
+    def stats(self) -> list[EpochStats]:
+        """What the reader did, epoch by epoch."""
+        return self.reader.stats
+
+    def close(self) -> None:
+        """Stop reading and close all files; arrays stay valid."""
+        self.reader.close()
+
+    def __repr__(self) -> str:
+        return f"<Batches in JAX of {self.reader!r}>"
+
+
+def batches(path: str | Path, batch_size: int, **options: Any) -> Batches:
+    """Return `Batches`."""
+    return Batches(path, batch_size, **options)
+
+
+def takes(dtype: DType) -> bool:
+    """Whether values of a dtype become a JAX array."""
+    if is_extension(dtype):
+        return hasattr(jax.numpy, dtype.name)
+    if dtype.names is not None or dtype.subdtype is not None:
+        return False
+    return dtype.char in "?bBhHiIlLqQefdFD"
+
+
+def put(value: Any, sharding: Any = None) -> Any:
+    """Begin to transfer an array, or a `Ragged` as `Values`; other values are returned.
+
+    Raises
+    ------
+    UnsupportedError
+        If JAX has no such dtype.
+    UsageError
+        If an integer does not fit into 32 bits, and JAX has no more; if it is ragged and shall
+        be shared out among devices.
+    """
+    if isinstance(value, Ragged):
+        if isinstance(sharding, jax.sharding.Sharding) and len(sharding.device_set) > 1:
+            raise UsageError(
+                "a ragged field cannot be shared out among devices",
+                fix="pad it in a transform=, or name other fields with fields=",
+            )
+        return Values(put(value.values, sharding), put(value.offsets, sharding))
+    if not isinstance(value, np.ndarray):
+        return value
+    if not takes(value.dtype):
+        raise UnsupportedError(f"JAX has no dtype for an array of {value.dtype}")
+    values = _narrow(native(value))
+    if isinstance(sharding, jax.sharding.Sharding):
+        return jax.make_array_from_process_local_data(sharding, values)
+    return jax.device_put(values, sharding)
+
+
+def _narrow(values: Array) -> Array:
+    """Return values of a dtype that JAX has now, each the same or rounded as JAX does it."""
+    dtype = jax.dtypes.canonicalize_dtype(values.dtype)
+    if dtype == values.dtype:
+        return values
+    if values.dtype.kind in "iu" and values.size:
+        low, high = int(values.min()), int(values.max())
+        info = np.iinfo(dtype)
+        if low < info.min or high > info.max:
+            raise UsageError(
+                f"{low if low < info.min else high} does not fit into {dtype}",
+                fix="jax.config.update('jax_enable_x64', True), or another dtype by transform=",
+            )
+    return values.astype(dtype)

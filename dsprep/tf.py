@@ -1,0 +1,194 @@
+"""Batches as a ``tf.data.Dataset``: `dataset`, with static shapes and dtypes.
+
+The reader's threads read; TensorFlow takes the arrays without copying them (``tf.numpy_function``
+shares memory that is aligned, as that of the reader is) and holds them as long as a tensor of
+them exists. Parsing, shuffling, batching and interleaving in TensorFlow are not needed.
+
+>>> from dsprep.tf import dataset
+>>> data = dataset("train.h5", 256, drop_last=True)  # doctest: +SKIP
+>>> model.fit(data, epochs=10)  # doctest: +SKIP
+
+With ``tf.distribute``::
+
+    strategy.distribute_datasets_from_function(
+        lambda context: dataset(
+            path, 256, drop_last=True, rank=context.input_pipeline_id,
+            world_size=context.num_input_pipelines,
+        )
+    )
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dsprep.adapters import check_fields, native
+from dsprep.errors import UsageError
+from dsprep.reader.loader import Reader
+from dsprep.schema import Array, Batch, Column, DType, Field, Ragged, is_extension
+
+
+def dataset(
+    path: str | Path,
+    batch_size: int,
+    *,
+    epoch: int = 0,
+    step: int = 0,
+    prefetch: int = 1,
+    transform: Callable[[Batch], Any] | None = None,
+    output_signature: Any = None,
+    **options: Any,
+) -> Any:
+    """Return a ``tf.data.Dataset`` whose elements are batches.
+
+    A batch is a dict of field name to ``tf.Tensor`` of shape ``(n, *shape)``, or to
+    ``tf.RaggedTensor``; `bytes`, `str` (UTF-8), ``S`` and ``U`` fields are ``tf.string``. With
+    `drop_last` or `pad`, ``n`` is the batch size and known in advance, else it is None.
+
+    Each iteration over the dataset reads the next epoch, also one that is left early. Iterations
+    at the same time are independent.
+
+    Parameters
+    ----------
+    path, batch_size
+        As in `dsprep.Reader`.
+    epoch, step
+        Where the first iteration begins: a program that was interrupted gives the epoch, and how
+        many batches of it were used. (TensorFlow takes batches before they are used, so only the
+        program knows.)
+    prefetch
+        Batches that TensorFlow takes in advance; 0: none.
+    transform
+        As in `Reader`: gets the batch of numpy arrays, in threads. TensorFlow has these flush
+        subnormal results of arithmetic to zero, as in its own; values are passed on as they are.
+    output_signature
+        What `transform` returns: a structure of ``tf.TensorSpec``.
+    **options
+        All others of `Reader`.
+
+    Raises
+    ------
+    UnsupportedError
+        If TensorFlow has no dtype for a field, and no transform is given.
+    UsageError
+        If arguments contradict each other.
+    """
+    arguments = {"path": path, "batch_size": batch_size, "transform": transform, **options}
+    with Reader(**arguments) as reader:
+        schema, steps = reader.schema, len(reader)
+        size = None if reader.remainder == "ragged" else batch_size
+    if step and not 0 < step <= steps:
+        raise UsageError(f"step is {step}", expected=f"at most {steps}, the steps of an epoch")
+    if (transform is None) != (output_signature is None):
+        raise UsageError(
+            "transform and output_signature belong together",
+            fix="give both: TensorFlow has to know in advance what the transform returns",
+        )
+    if transform is None:
+        check_fields(schema, takes, "TensorFlow")
+        output_signature = {f.name: _signature(f, size) for f in schema}
+    turns = _Turns(epoch, step, int(options.get("epochs", 1) or 1))
+
+    def batches() -> Iterator[Any]:
+        with Reader(**arguments) as reader:
+            turns.begin(reader)
+            found = iter(reader)
+            try:
+                for batch in found:
+                    yield batch if transform is not None else _plain(batch)
+                    del batch
+            finally:
+                found.close()
+
+    data = tf.data.Dataset.from_generator(batches, output_signature=output_signature)
+    if transform is None and schema.ragged:
+        data = data.map(lambda batch: {f.name: _joined(f, batch[f.name]) for f in schema})
+    if transform is None and options.get("epochs", 1) == 1 and not step:
+        data = data.apply(tf.data.experimental.assert_cardinality(steps))
+    return data.prefetch(prefetch) if prefetch else data
+
+
+class _Turns:
+    """Which epoch an iteration reads."""
+
+    def __init__(self, epoch: int, step: int, epochs: int) -> None:
+        self._next, self._step, self._epochs = epoch, step, epochs
+        self._lock = threading.Lock()
+
+    def begin(self, reader: Reader) -> None:
+        with self._lock:
+            epoch, step = self._next, self._step
+            self._next, self._step = epoch + self._epochs, 0
+        reader.set_epoch(epoch)
+        if step:
+            state = reader.state_dict()
+            state["stages"][-1][2] = step
+            reader.load_state_dict(state)
+
+
+def takes(dtype: DType) -> bool:
+    """Whether values of a dtype become a tensor."""
+    if dtype.names is not None or dtype.subdtype is not None:
+        return False
+    if dtype.kind in "SU" and not is_extension(dtype):
+        return True
+    try:
+        tf.as_dtype(dtype.newbyteorder("="))
+    except TypeError:
+        return False
+    return True
+
+
+def _text(f: Field) -> bool:
+    """Whether a field becomes ``tf.string``."""
+    return f.kind != "array" or (f.dtype.kind in "SU" and not is_extension(f.dtype))
+
+
+def _signature(f: Field, size: int | None) -> Any:
+    """Return the kind of tensor, or of a pair of them, that `_plain` gives for a field."""
+    kind = tf.string if _text(f) else tf.as_dtype(f.dtype.newbyteorder("="))
+    if f.kind != "array":
+        return tf.TensorSpec((size,), kind)
+    if not f.ragged:
+        return tf.TensorSpec((size, *f.inner), kind)
+    offsets = tf.TensorSpec((None if size is None else size + 1,), tf.int64)
+    return tf.TensorSpec((None, *f.inner), kind), offsets
+
+
+def _plain(batch: Batch) -> dict[str, Any]:
+    """Return a batch as arrays that TensorFlow takes."""
+    return {name: _column(column) for name, column in batch.items()}
+
+
+def _column(column: Column) -> Any:
+    if not isinstance(column, Ragged):
+        return _array(column)
+    if column.kind == "array":
+        return _array(column.values), column.offsets
+    values, ends = column.values.tobytes(), column.offsets.tolist()
+    out = np.empty(len(column), object)
+    out[:] = [values[a:b] for a, b in itertools.pairwise(ends)]
+    return out
+
+
+def _array(values: Array) -> Array:
+    if is_extension(values.dtype) or values.dtype.kind not in "SU":
+        return native(values)
+    if values.dtype.kind == "U":
+        values = np.char.encode(values, "utf-8", "surrogateescape")
+    return values.astype(object)
+
+
+def _joined(f: Field, column: Any) -> Any:
+    """Return a field as a tensor, of its values and offsets if it is ragged."""
+    if not f.ragged or f.kind != "array":
+        return column
+    values, offsets = column
+    return tf.RaggedTensor.from_row_splits(values, offsets, validate=False)
