@@ -1,0 +1,390 @@
+"""Batches stay as they are while they are held; memory, files and threads come back."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import random_batch
+from test_located import MIXED, written
+from test_reader import keys, time_limit
+
+import dsprep
+from dsprep.reader.memory import PAGE, Pool, Stopped, anonymous
+from dsprep.schema import Batch, Field, Ragged, Schema
+
+COUNT = 120
+LARGE = Schema(
+    (
+        Field("x", np.dtype("<f4"), (300,)),
+        Field("y", np.dtype("<i8")),
+        Field("v", np.dtype("<i2"), (None, 3)),
+    )
+)
+
+
+@pytest.fixture(autouse=True)
+def limited():
+    with time_limit(60):
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> tuple[Path, Batch]:
+    batch = random_batch(LARGE, COUNT, seed=1, longest=40)
+    return written("hdf5", tmp_path_factory.mktemp("data"), LARGE, batch, COUNT), batch
+
+
+def threads() -> int:
+    return sum(t.name.startswith("dsprep") for t in threading.enumerate())
+
+
+def fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+def blocks_at_home(reader: dsprep.Reader) -> tuple[int, int]:
+    """Blocks that nobody holds, and blocks made, once the loop is over."""
+    reader._running = None
+    gc.collect()
+    free = made = 0
+    for pool in (reader._pools.blocks, *reader._pools.values.values()):
+        pool._collect()
+        free, made = free + len(pool._free), made + pool._made
+    return free, made
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 4])
+@pytest.mark.parametrize("batch_size", [1, 7, 40, 200])
+def test_all_batches_of_several_epochs_are_held(buffers, batch_size, data):
+    path, _ = data
+    options: dict[str, Any] = {"epochs": 3, "buffer_size": 25, "buffers": buffers, "io_threads": 2}
+    with dsprep.Reader(path, batch_size, **options) as reader:
+        one_by_one = [keys(b, LARGE) for b in reader]
+    with dsprep.Reader(path, batch_size, **options) as reader:
+        held = list(reader)
+    assert [keys(b, LARGE) for b in held] == one_by_one
+
+
+def test_a_view_keeps_its_batch(data):
+    """What numpy, the buffer protocol and DLPack make of an array holds its memory, too."""
+    path, _ = data
+
+    def part(a: np.ndarray) -> np.ndarray:
+        return a[1:2, 5:9]
+
+    def exported(a: np.ndarray) -> np.ndarray:
+        return np.asarray(memoryview(a)[1:2])[:, 5:9]
+
+    def lent(a: np.ndarray) -> np.ndarray:
+        return np.from_dlpack(a)[1:2, 5:9]
+
+    def retyped(a: np.ndarray) -> np.ndarray:
+        return a.view(np.uint32)[1:2, 5:9].view(np.float32).reshape(2, 2).T.reshape(1, 4, order="F")
+
+    for kept in (part, exported, lent, retyped):
+        with dsprep.Reader(path, 3, buffer_size=20, buffers=1, epochs=4) as reader:
+            views, copies = [], []
+            for batch in reader:
+                views.append(kept(batch["x"]))
+                copies.append(batch["x"][1:2, 5:9].copy())
+                if len(views) > 30:
+                    del views[::2], copies[::2]
+            del batch
+            for view, copy in zip(views, copies, strict=True):
+                assert view.tobytes() == copy.tobytes()
+            del view, views
+            free, made = blocks_at_home(reader)
+            assert free == made
+
+
+def test_a_batch_may_be_changed_by_its_holder(data):
+    path, _ = data
+    options: dict[str, Any] = {"epochs": 3, "buffer_size": 25, "seed": 2}
+    with dsprep.Reader(path, 7, **options) as reader:
+        expected = [keys(b, LARGE) for b in reader]
+    with dsprep.Reader(path, 7, **options) as reader:
+        for batch, known in zip(reader, expected, strict=True):
+            assert keys(batch, LARGE) == known
+            for column in batch.values():
+                values = column.values if isinstance(column, Ragged) else column
+                values.view(np.uint8)[...] = 0xEE
+
+
+def test_held_in_other_threads_and_dropped_in_odd_orders(data):
+    path, _ = data
+    wrong: list[str] = []
+    with dsprep.Reader(path, 5, epochs=20, buffer_size=25, io_threads=2) as reader:
+        with dsprep.Reader(path, 5, epochs=20, buffer_size=25) as other:
+            expected = [b["x"].copy() for b in other]
+
+        def hold(items: list[tuple[np.ndarray, np.ndarray]], seed: int) -> None:
+            draw = random.Random(seed)
+            while items:
+                time.sleep(draw.random() * 1e-4)
+                found, known = items.pop(draw.randrange(len(items)))
+                if found.tobytes() != known.tobytes():
+                    wrong.append("a batch changed")
+                del found
+
+        workers = []
+        items: list[tuple[np.ndarray, np.ndarray]] = []
+        for batch, known in zip(reader, expected, strict=True):
+            items.append((batch["x"], known))
+            if len(items) == 40:
+                workers.append(threading.Thread(target=hold, args=(items, len(workers))))
+                workers[-1].start()
+                items = []
+        del batch
+        for worker in workers:
+            worker.join()
+        hold(items, 0)
+        assert not wrong
+        free, made = blocks_at_home(reader)
+        assert free == made
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(draws=st.data())
+def test_any_pattern_of_holding(draws, data):
+    """Some batches are kept, some dropped, in any order; collections come at any time."""
+    path, _ = data
+    options: dict[str, Any] = {
+        "batch_size": draws.draw(st.sampled_from([1, 4, 9, 30, 130])),
+        "buffer_size": draws.draw(st.sampled_from([1, 10, 33, 120])),
+        "buffers": draws.draw(st.integers(1, 3)),
+        "io_threads": draws.draw(st.integers(1, 2)),
+        "epochs": 2,
+        "seed": draws.draw(st.integers(0, 3)),
+    }
+    held: list[tuple[Any, list[bytes]]] = []
+    with time_limit(30), dsprep.Reader(path, **options) as reader:
+        for batch in reader:
+            action = draws.draw(st.integers(0, 5))
+            if action <= 1:
+                held.append((batch, keys(batch, LARGE)))
+            elif action == 2 and held:
+                found, known = held.pop(draws.draw(st.integers(0, len(held) - 1)))
+                assert keys(found, LARGE) == known
+                del found
+            elif action == 3:
+                gc.collect()
+        del batch
+        for found, known in held:
+            assert keys(found, LARGE) == known
+        held.clear()
+        found = None
+        free, made = blocks_at_home(reader)
+        assert free == made
+
+
+def test_a_collection_does_not_lose_blocks_that_are_held(data):
+    path, _ = data
+    with dsprep.Reader(path, 10, buffer_size=50, epochs=3) as reader:
+        for batch in reader:
+            kept = [batch]
+            del batch
+            gc.collect()
+        kept.clear()
+        free, made = blocks_at_home(reader)
+        assert free == made
+
+
+def test_one_buffer_is_used_again(data):
+    """With one buffer, nothing is allocated in the middle of the loop."""
+    path, _ = data
+    taken: list[int] = []
+
+    def counted(nbytes: int) -> Any:
+        taken.append(nbytes)
+        return anonymous(nbytes)
+
+    options: dict[str, Any] = {"fields": ("x", "y"), "buffer_size": 30, "epochs": 20}
+    for buffers in (1, 2, 3):
+        taken.clear()
+        with dsprep.Reader(path, 10, buffers=buffers, allocate=counted, **options) as reader:
+            for batch in reader:
+                del batch
+        assert len(taken) == 1
+
+
+def test_memory_is_kept_from_loop_to_loop(data):
+    path, _ = data
+    taken: list[int] = []
+
+    def counted(nbytes: int) -> Any:
+        taken.append(nbytes)
+        return anonymous(nbytes)
+
+    with dsprep.Reader(path, 10, buffer_size=30, fields=("x",), allocate=counted) as reader:
+        for _ in range(20):
+            for k, batch in enumerate(reader):
+                del batch
+                if k == 5:
+                    break
+            list(reader)
+    assert sum(taken) < 20 * 120 * 1200  # what is held at once may come on top, once an epoch
+
+
+def test_memory_stays_flat_over_epochs(tmp_path):
+    """Resident bytes do not depend on how long it runs."""
+    schema = Schema((Field("x", np.dtype("<f4"), (4096,)), Field("v", np.dtype("<i4"), (None,))))
+    batch = random_batch(schema, 512, seed=3, longest=2000)
+    path = written("hdf5", tmp_path, schema, batch, 512)
+    with dsprep.Reader(path, 16, buffer_size=64, epochs=None, io_threads=2) as reader:
+        loop = iter(reader)
+
+        def run(steps: int) -> int:
+            for _ in range(steps):
+                next(loop)
+            gc.collect()
+            return resident()
+
+        first = run(200)
+        later = [run(300) for _ in range(4)]
+        assert max(later) < first + (8 << 20)
+        loop.close()
+        k = 2 * 64 * (4 * 4096 + 4 * 1000)
+        assert reader._pools.blocks.nbytes * reader._pools.blocks._made < 2 * k
+
+
+def test_a_thousand_epochs_leave_nothing_behind(tmp_path):
+    schema = Schema((Field("x", np.dtype("<f4"), (3,)), Field("y", np.dtype("u1"))))
+    path = written("hdf5", tmp_path, schema, random_batch(schema, 8, seed=4), 8)
+    with dsprep.Reader(path, 4, epochs=1) as reader:
+        for _ in range(100):
+            list(reader)
+        gc.collect()
+        before = threads(), fds(), resident()
+        tracemalloc.start()
+        try:
+            for k in range(900):
+                for batch in reader:
+                    del batch
+                    if k % 7 == 0:
+                        break
+                if k == 100:
+                    gc.collect()
+                    small = tracemalloc.get_traced_memory()[0]
+            gc.collect()
+            large = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert (threads(), fds()) == before[:2]
+        assert resident() < before[2] + (16 << 20)
+        assert large - small < 1 << 20
+        assert len(reader.stats) <= 1000
+    with dsprep.Reader(path, 4, epochs=1500) as reader:
+        assert sum(1 for _ in reader) == 3000
+        assert threads() == 0
+        assert len(reader.stats) == 1000
+    assert fds() <= before[1]
+
+
+def test_threads_end_with_the_loop(data):
+    path, _ = data
+    assert threads() == 0
+    reader = dsprep.Reader(path, 7, buffer_size=20, io_threads=3, epochs=None)
+    assert threads() == 0
+    loop = iter(reader)
+    next(loop)
+    assert threads() == 4
+    loop.close()
+    assert threads() == 0
+    for _ in reader:
+        assert threads() == 4
+        break
+    assert threads() == 0
+    before = fds()
+    reader.close()
+    assert fds() < before
+    assert next(iter(reader))["x"].shape == (7, 300)  # files are opened again
+    assert threads() == 0
+
+
+def test_batches_outlive_their_reader(data):
+    path, _ = data
+    with dsprep.Reader(path, 7, buffer_size=20) as reader:
+        held = [(b, keys(b, LARGE)) for _, b in zip(range(6), reader, strict=False)]
+        reader.close()
+    del reader
+    gc.collect()
+    for batch, known in held:
+        assert keys(batch, LARGE) == known
+    while held:
+        del held[0]
+
+
+def test_compressed_and_mixed_batches_are_held(tmp_path):
+    batch = random_batch(MIXED, 60, seed=5)
+    origin = written("zarr", tmp_path, MIXED, batch, 60)
+    for compress in (None, "gzip"):
+        path = tmp_path / f"{compress}.h5"
+        dsprep.repack(origin, path, buffer_size=12, compress=compress, durable=False)
+        for threads_ in (1, 3):
+            options: dict[str, Any] = {"buffers_mixed": 2, "epochs": 4, "io_threads": threads_}
+            with dsprep.Reader(path, 5, **options) as reader:
+                held = [(b, keys(b, MIXED)) for b in reader]
+            assert all(keys(b, MIXED) == known for b, known in held)
+
+
+# --- the pool alone --------------------------------------------------------------------------
+
+
+def test_a_pool_never_lends_twice():
+    pool = Pool(100, 3)
+    held = [pool.take(0, lambda: False) for _ in range(3)]
+    assert len({b.address for b, _ in held}) == 3
+    assert all(b.address % PAGE == 0 and b.nbytes >= 100 for b, _ in held)
+    extra = pool.take(0, lambda: True)  # all are held: one more, for once
+    assert extra[0].address not in {b.address for b, _ in held}
+    del extra
+    address = held[1][0].address
+    del held[1]
+    assert pool.take(0, lambda: False)[0].address == address
+    large = [pool.take(3 * PAGE, lambda: True) for _ in range(2)]
+    assert all(b.nbytes >= 3 * PAGE and len(a) >= 3 * PAGE for b, a in large)
+    pool.stop()
+    with pytest.raises(Stopped):
+        pool.take(0, lambda: True)
+
+
+def test_a_waiting_pool_is_woken():
+    pool = Pool(100, 1)
+    _, lease = pool.take(0, lambda: False)
+    hungry = threading.Event()
+    got: list[Any] = []
+
+    def wait() -> None:
+        got.append(pool.take(0, hungry.is_set)[0])
+        try:
+            pool.take(0, lambda: False)
+        except Stopped:
+            got.append("stopped")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.02)
+    assert not got
+    hungry.set()
+    pool.wake()
+    while not got:
+        time.sleep(0.001)
+    pool.stop()
+    thread.join(10)
+    assert got[1:] == ["stopped"]
+    assert sys.getrefcount(lease) >= 1
