@@ -120,7 +120,6 @@ class Service:
 
     def __init__(self, task: Task, facts: Mapping[str, Any]) -> None:
         self.task, self.facts = task, dict(facts)
-        self.sessions: set[_Session] = set()
         self.closed = False
         self._pid = os.getpid()
         self.server: _Server | None = None
@@ -161,13 +160,16 @@ class Service:
             if self.closed:
                 return
             self.closed = True
-            server, sessions = self.server, list(self.sessions)
-            last = server is not None and server.remove(self)
+            server = self.server
+            if server is None:
+                return
+            last = server.remove(self)
+            sessions = [s for s in server.sessions if last or s.service is self]
         for session in sessions:
             session.bid_farewell()
         for session in sessions:
             session.join()
-        if server is not None and last:
+        if last:
             server.join()
 
 
@@ -176,6 +178,7 @@ class _Server:
 
     def __init__(self, name: str) -> None:
         self.name, self.services = name, list[Service]()
+        self.sessions: list[_Session] = []
         self.sock = wire.new_socket()
         try:
             self.sock.bind(name)
@@ -200,7 +203,9 @@ class _Server:
             except OSError:  # gone again, or no file is free
                 time.sleep(0.01)
                 continue
-            _Session(self, client)
+            session = _Session(self, client)
+            with _lock:
+                self.sessions = [s for s in self.sessions if s.alive()] + [session]
         for sock in self.open:
             sock.close()
 
@@ -232,6 +237,9 @@ class _Server:
         """Wait until it has ended."""
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
+        for session in self.sessions:  # that came at the last moment
+            session.bid_farewell()
+            session.join()
 
 
 @dataclass
@@ -250,7 +258,7 @@ class _Session:
 
     def __init__(self, server: _Server, sock: socket.socket) -> None:
         self._server, self._sock = server, sock
-        self._service: Service | None = None
+        self.service: Service | None = None
         self._held: dict[int, object] = {}
         self._sent = 0
         self._loop: _Loop | None = None
@@ -272,11 +280,13 @@ class _Session:
         finally:
             self._end_loop()
             self._held.clear()
+            self._pools, self._extra = None, Pool(1, 0)
             self._shared.close()
-            with _lock:
-                if self._service is not None:
-                    self._service.sessions.discard(self)
             self._sock.close()
+
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
 
     def _greet(self) -> bool:
         """Find the Reader that the client asks for."""
@@ -293,8 +303,7 @@ class _Session:
         with _lock:
             service = self._server.find(asked["facts"])
             if isinstance(service, Service):
-                self._service = service
-                service.sessions.add(self)
+                self.service = service
         if isinstance(service, str):
             self._send(wire.with_json(wire.NOT_HERE, {"why": service}))
             return False
@@ -336,8 +345,8 @@ class _Session:
 
     def _start(self, asked: Mapping[str, Any]) -> None:
         self._end_loop()
-        assert self._service is not None
-        task = self._service.task
+        assert self.service is not None
+        task = self.service.task
         settings = replace(task.settings, allocate=self._shared.allocate)
         filler = task.filler()
         if self._pools is None:

@@ -130,12 +130,12 @@ def receive(
         try:
             count, found, _, _ = sock.recvmsg_into([buffer], space, flags)
         except BlockingIOError:
+            if ended is not None and ended():
+                return None
             if poll is None:
                 poll = select.poll()
                 poll.register(sock, select.POLLIN)
             poll.poll(200)
-            if ended is not None and ended():
-                return None
             continue
         except ConnectionError:
             return None

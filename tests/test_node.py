@@ -1,0 +1,505 @@
+"""Ranks of a node whose samples another process reads get what they would read themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import assert_same_batch, random_batch, raw, schemas
+from test_located import written as dataset
+
+import dsprep
+from dsprep.errors import ReadError, UsageError
+from dsprep.reader import node, node_client, node_root
+from dsprep.reader.ranks import Place
+from dsprep.schema import Field, Ragged, Schema
+
+COUNT = 203
+SCHEMA = Schema((Field("x", np.dtype("<f4"), (40, 7)), Field("y", np.dtype("<i8"))))
+MIXED = dict(schemas())["mixed"]
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch):
+    monkeypatch.setattr(node_client, "WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(node_root, "BIND_SECONDS", 0.3)
+    monkeypatch.setattr(node, "BIND_SECONDS", 0.3)
+    before = set(threading.enumerate())
+    yield
+    gc.collect()
+    assert not [t for t in set(threading.enumerate()) - before if t.is_alive()]
+    assert not node_root._servers
+    assert not names_in_use()
+
+
+def names_in_use() -> list[str]:
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    own = f"@dsprep-{os.getuid()}-"
+    return [w for line in lines for w in line.split() if w.startswith(own) and w in NAMES]
+
+
+NAMES: set[str] = set()
+
+
+def written(
+    directory: Path, schema: Schema = SCHEMA, format: str = "hdf5", count: int = COUNT
+) -> Path:
+    return dataset(format, directory, schema, random_batch(schema, count, 3), count)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("node"))
+
+
+class Ranks:
+    """Readers of a node, all in this process."""
+
+    def __init__(self, monkeypatch, path, size=4, **options):
+        self.env, self.path, self.size = monkeypatch, path, size
+        self.options = {"batch_size": 16, "buffer_size": 50, "seed": 5, **options}
+        self.key = f"{os.getpid()}-{time.monotonic_ns()}"
+        self.readers: dict[int, dsprep.Reader] = {}
+
+    def make(self, rank, k=1, **more):
+        self.env.setenv("LOCAL_RANK", str(rank))
+        self.env.setenv("LOCAL_WORLD_SIZE", str(self.size))
+        for root in range(k):
+            NAMES.add("@" + node.wire.address("node", node.job_key(self.key), root)[1:])
+        place = {"rank": rank, "world_size": self.size}
+        options = {**self.options, "readers_per_node": k, "node_key": self.key, **more}
+        reader = self.readers[rank] = dsprep.Reader(self.path, **options, **place)
+        return reader
+
+    def alone(self, rank, **more):
+        options = {**self.options, **more}
+        return dsprep.Reader(self.path, rank=rank, world_size=self.size, **options)
+
+    def close(self):
+        for reader in reversed(self.readers.values()):
+            reader.close()
+
+
+@pytest.fixture
+def ranks(monkeypatch, data):
+    made = []
+
+    def make(path=data, **options):
+        made.append(Ranks(monkeypatch, path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def bits(batch):
+    def of(column):
+        if isinstance(column, Ragged):
+            return raw(column.values), column.offsets.tobytes(), column.values.shape
+        return raw(column), column.dtype, column.shape
+
+    return {name: of(column) for name, column in batch.items()}
+
+
+# --- the same batches ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"pad": True, "shuffle": "global"}])
+def test_the_same_batches(k, options, ranks):
+    node_ranks = ranks(**options, epochs=2)
+    for rank in range(4):
+        node_ranks.make(rank, k)
+    for rank in range(4):
+        reader = node_ranks.readers[rank]
+        with node_ranks.alone(rank) as alone:
+            expected = [bits(b) for b in alone]
+            found = [bits(b) for b in reader]
+            assert found == expected
+            counted = [(s.samples, s.batches, s.units, s.reads, s.nbytes) for s in reader.stats]
+            assert counted == [
+                (s.samples, s.batches, s.units, s.reads, s.nbytes) for s in alone.stats
+            ]
+        assert isinstance(reader._node, node_client.Client) == (rank >= k)
+        assert reader.epoch == 2
+
+
+@pytest.mark.parametrize("name", ["mixed", "empty-axis", "scalar-bfloat16", "ragged->f4", "str"])
+@pytest.mark.parametrize("format", ["tfrecord", "hdf5"])
+def test_every_kind_of_field(name, format, tmp_path, ranks):
+    schema = dict(schemas())[name]
+    path = written(tmp_path, schema, format, 61)
+    node_ranks = ranks(path, size=2, batch_size=7, buffer_size=20, epochs=2)
+    node_ranks.make(0)
+    with node_ranks.alone(1) as alone:
+        expected = list(alone)
+    found = list(node_ranks.make(1))
+    assert len(found) == len(expected) > 0
+    for a, b in zip(found, expected, strict=True):
+        assert_same_batch(a, b, schema)
+
+
+def test_batches_stay_while_they_are_held(ranks):
+    node_ranks = ranks(size=2, epochs=3, batch_size=5)
+    node_ranks.make(0)
+    with node_ranks.alone(1) as alone:
+        expected = [bits(b) for b in alone]
+    reader = node_ranks.make(1)
+    kept = list(reader)  # far more than there are buffers
+    assert [bits(b) for b in kept] == expected
+    node_ranks.close()
+    gc.collect()
+    assert [bits(b) for b in kept] == expected
+    kept[0]["x"][:] = 1  # theirs to change
+
+
+def test_memory_is_used_again(ranks):
+    node_ranks = ranks(size=2, epochs=10)
+    node_ranks.make(0)
+    reader = node_ranks.make(1)
+    for _ in range(3):
+        for batch in reader:
+            del batch
+    assert len(reader._node._link._memories) == 1
+    maps = Path("/proc/self/maps").read_text().count("memfd:dsprep")
+    assert maps == 2  # here and there
+    node_ranks.close()
+    gc.collect()
+    assert "memfd:dsprep" not in Path("/proc/self/maps").read_text()
+
+
+def test_resume_at_any_step(ranks):
+    node_ranks = ranks(size=2, epochs=2)
+    node_ranks.make(0)
+    reader = node_ranks.make(1)
+    with node_ranks.alone(1) as alone:
+        expected = [bits(b) for b in alone]
+    for stop in (0, 1, 3, len(expected) // 2 + 1):
+        found = []
+        with node_ranks.make(1) as first:
+            batches = iter(first)
+            found += [bits(next(batches)) for _ in range(stop)]
+            state = json.loads(json.dumps(first.state_dict()))
+            batches.close()
+        with node_ranks.make(1, epochs=1) as second:
+            second.load_state_dict(state)
+            found += [bits(b) for b in second]
+            found += [bits(b) for b in second] if second.epoch < 2 else []
+        assert found == expected
+    with node_ranks.alone(1) as alone:  # the state is that of any other reader
+        alone.load_state_dict(state)
+        assert bits(next(iter(alone))) == expected[stop]
+    reader.close()
+
+
+def test_loops_end_in_any_way(ranks):
+    node_ranks = ranks(size=2)
+    node_ranks.make(0)
+    reader = node_ranks.make(1)
+    for end in range(40):  # more than messages fit into a queue
+        batches = iter(reader)
+        if end % 2:
+            next(batches)
+        if end % 3:
+            batches.close()
+        del batches
+        reader.set_epoch(0)
+    with contextlib.suppress(KeyError):
+        for _ in reader:
+            raise KeyError
+    gc.collect()
+    reader.set_epoch(0)
+    with node_ranks.alone(1) as alone:
+        assert [bits(b) for b in reader] == [bits(b) for b in alone]
+
+
+def test_a_transform_is_applied_here(ranks):
+    node_ranks = ranks(size=2)
+    node_ranks.make(0)
+    here = []
+
+    def transform(batch):
+        here.append(threading.current_thread().name)
+        return len(batch["y"])
+
+    sizes = list(node_ranks.make(1, transform=transform, transform_threads=2))
+    assert sum(sizes) == 102
+    assert len(here) == len(sizes)
+
+
+# --- who reads for whom ----------------------------------------------------------------------
+
+
+def test_several_readers_find_their_own(ranks, data, tmp_path):
+    other = written(tmp_path, MIXED, count=50)
+    one, two, three = ranks(size=2), ranks(size=2, batch_size=3), ranks(other, size=2)
+    two.key = three.key = one.key
+    for each in (one, two, three):
+        each.make(0)
+    for each in (three, two, one):
+        reader = each.make(1)
+        with each.alone(1) as alone:
+            assert [bits(b) for b in reader] == [bits(b) for b in alone]
+
+
+def test_a_rank_waits_for_its_root(ranks, monkeypatch):
+    monkeypatch.setattr(node_client, "WAIT_SECONDS", 20)
+    node_ranks = ranks(size=2)
+    reader = node_ranks.make(1)
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(map(bits, reader)))
+    thread.start()
+    time.sleep(0.1)
+    node_ranks.make(0)
+    thread.join(20)
+    with node_ranks.alone(1) as alone:
+        assert found == [bits(b) for b in alone]
+
+
+def test_a_missing_root_is_named(ranks):
+    node_ranks = ranks(size=4)
+    reader = node_ranks.make(3, k=2)
+    with pytest.raises(ReadError, match="local rank 1 of this node does not read for rank 3"):
+        next(iter(reader))
+    node_ranks.make(1, k=2)
+    assert len(list(reader)) == len(reader)
+
+
+def test_another_order_is_refused(ranks):
+    node_ranks = ranks(size=2)
+    node_ranks.make(0, seed=6, batch_size=8)
+    with pytest.raises(ReadError, match="its Reader has seed 6, not 5, batch_size 8, not 16"):
+        next(iter(node_ranks.make(1)))
+
+
+def test_one_name_is_one_process(ranks, data):
+    node_ranks = ranks(size=2)
+    address = node.wire.address("node", node.job_key(node_ranks.key), 0)
+    with contextlib.closing(node.wire.new_socket()) as sock:
+        sock.bind(address)
+        with pytest.raises(UsageError, match="another process reads for this node"):
+            node_ranks.make(0)
+    node_ranks.make(0)
+
+
+def test_where_all_read_nobody_serves(ranks):
+    node_ranks = ranks(size=3)
+    assert node_ranks.make(1, k=3)._node is None
+    assert node_ranks.make(1, k=7)._node is None
+    assert node_ranks.make(1, k=2)._node is None  # nobody else: ranks 0 and 2 are the other's
+
+
+def test_the_rank_within_the_node_is_needed(data, monkeypatch):
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("dsprep.reader.loader.detect", lambda *_: Place(1, 2, None, None, "a test"))
+    with pytest.raises(UsageError, match="LOCAL_RANK"):
+        dsprep.Reader(data, 4, readers_per_node=1)
+
+
+def test_jobs_are_told_from_each_other():
+    one = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
+    keys = {
+        node.job_key(None, {}),
+        node.job_key(None, one),
+        node.job_key(None, {**one, "SLURM_STEP_ID": "1"}),
+        node.job_key(None, {**one, "MASTER_PORT": "7"}),
+        node.job_key("a", one),
+        node.job_key("b", one),
+    }
+    assert len(keys) == 6
+    assert str(os.getppid()) in node.job_key(None, {"PBS_JOBID": "1"})
+
+
+# --- ends ------------------------------------------------------------------------------------
+
+
+def test_ranks_go_on_alone_when_the_reader_is_closed(ranks):
+    node_ranks = ranks(size=3, epochs=2)
+    root = node_ranks.make(0)
+    first, second = node_ranks.make(1), node_ranks.make(2)
+    with node_ranks.alone(1) as alone, node_ranks.alone(2) as other:
+        expected, others = [bits(b) for b in alone], [bits(b) for b in other]
+    batches = iter(first)
+    found = [bits(next(batches)) for _ in range(3)]
+    some = iter(second)
+    bits(next(some))
+    some.close()  # between loops
+    second.set_epoch(0)
+    root.close()
+    assert found + [bits(b) for b in batches] == expected
+    assert [bits(b) for b in second] == others
+    assert second.epoch == 2
+
+
+def test_a_reader_that_is_forgotten_ends(ranks):
+    node_ranks = ranks(size=2)
+    node_ranks.make(0)
+    batches = iter(node_ranks.make(1))
+    next(batches)
+    del node_ranks.readers[0]
+    gc.collect()
+    assert not node_root._servers
+    assert len(list(batches)) == len(node_ranks.readers[1]) - 1
+    del batches, node_ranks.readers[1]
+
+
+def test_errors_of_the_other_process_come_here(ranks, tmp_path):
+    path = written(tmp_path)
+    node_ranks = ranks(path, size=2)
+    node_ranks.make(0)
+    reader = node_ranks.make(1, epochs=5)
+    batches = iter(reader)
+    next(batches)
+    with path.open("r+b") as file:
+        file.truncate(5000)
+    with pytest.raises(ReadError) as caught:
+        for _ in batches:
+            pass
+    assert caught.value.sample >= 0
+    assert reader._running.closed
+
+
+# --- processes -------------------------------------------------------------------------------
+
+RANK = """
+import hashlib, json, os, sys, time
+import dsprep
+from dsprep.reader import node_client
+node_client.WAIT_SECONDS = 20
+config = json.loads(sys.argv[1])
+rank, pause = config["rank"], config["pause"]
+def digest(batch):
+    return hashlib.sha1(b"".join(c.tobytes() for c in batch.values())).hexdigest()
+reader = dsprep.Reader(
+    config["path"], 16, buffer_size=50, seed=5, epochs=2, rank=rank, world_size=4,
+    readers_per_node=config["k"], node_key=config["key"],
+)
+try:
+    for step, batch in enumerate(reader):
+        print(digest(batch), flush=True)
+        if step == pause:
+            sys.stdin.readline()
+    print("done", flush=True)
+    if rank < config["k"]:
+        sys.stdin.readline()
+except dsprep.DsprepError as error:
+    print(type(error).__name__, error, flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def processes(path: Path, k: int, pause: int = -1, count: int = 4) -> Iterator[list]:
+    key = f"{os.getpid()}-{time.monotonic_ns()}"
+    NAMES.update("@" + node.wire.address("node", node.job_key(key), root)[1:] for root in range(k))
+    started = []
+    try:
+        for rank in range(count):
+            config = {"path": str(path), "rank": rank, "k": k, "key": key, "pause": pause}
+            env = {**os.environ, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "4"}
+            command = [sys.executable, "-c", RANK, json.dumps(config)]
+            pipe = subprocess.PIPE
+            started.append(
+                subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env)
+            )
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def line(process: subprocess.Popen) -> str:
+    return process.stdout.readline().strip()
+
+
+def lines(process: subprocess.Popen) -> list[str]:
+    """What it prints until it is done."""
+    found = []
+    while (text := line(process)) and len(text) == 40:
+        found.append(text)
+    return [*found, text]
+
+
+def expected(path: Path, rank: int) -> list[str]:
+    import hashlib
+
+    with dsprep.Reader(
+        path, 16, buffer_size=50, seed=5, epochs=2, rank=rank, world_size=4
+    ) as reader:
+        return [
+            *(hashlib.sha1(b"".join(c.tobytes() for c in b.values())).hexdigest() for b in reader),
+            "done",
+        ]
+
+
+def go_on(process: subprocess.Popen) -> None:
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_processes(k, data):
+    shared = set(Path("/dev/shm").iterdir())
+    with processes(data, k) as started:
+        for rank, process in enumerate(started):
+            assert lines(process) == expected(data, rank)
+        for process in reversed(started):
+            _, error = process.communicate("\n", timeout=20)
+            assert process.returncode == 0
+            assert not error
+    assert set(Path("/dev/shm").iterdir()) == shared
+
+
+def test_a_process_that_exits_leaves_the_others_to_themselves(data):
+    with processes(data, 1, pause=2, count=3) as started:
+        first = [[line(p) for _ in range(3)] for p in started]
+        go_on(started[0])
+        assert first[0] + lines(started[0]) == expected(data, 0)
+        _, error = started[0].communicate("\n", timeout=20)  # the interpreter ends
+        assert not error
+        for rank in (1, 2):
+            go_on(started[rank])
+            assert first[rank] + lines(started[rank]) == expected(data, rank)
+            _, error = started[rank].communicate("\n", timeout=20)
+            assert not error
+
+
+def threads_of(process: subprocess.Popen) -> int:
+    return len(list(Path(f"/proc/{process.pid}/task").iterdir()))
+
+
+def test_killed_processes(data):
+    """First a rank that is read for, then the one that reads."""
+    shared = set(Path("/dev/shm").iterdir())
+    with processes(data, 1, pause=1) as started:
+        for process in started:
+            assert len(line(process)) == len(line(process)) == 40
+        before = threads_of(started[0])
+        os.kill(started[2].pid, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while threads_of(started[0]) >= before:  # its pipeline ends
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        go_on(started[1])
+        assert lines(started[1])[-1] == "done"
+        began = time.monotonic()
+        os.kill(started[0].pid, signal.SIGKILL)
+        go_on(started[3])
+        told = lines(started[3])[-1]
+        assert told.startswith("ReadError local rank 0 of this node, which reads for rank 3, ended")
+        assert time.monotonic() - began < 5
+    assert set(Path("/dev/shm").iterdir()) == shared
