@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep import breakeven, formats
+from dsprep import breakeven, formats, sidecar
 from dsprep.breakeven import BreakEven
 from dsprep.buffers import BufferChoice, BufferSize, decide, edges_by_bytes, parse_buffer, warnings
 from dsprep.dataset import open_dataset
@@ -440,12 +440,16 @@ def run_repack(
         done.append((part, report))
     if len(targets) > 1:
         discard_kept(targets)
-    found = None
-    if measure:
-        with Sidecar.open(done[0][1].sidecar) as target:
-            paths = source_paths(plan.source)
-            found = breakeven.measure(plan.source, paths, target, seconds)
+    found = _break_even(plan.source, done[0][1].sidecar, seconds) if measure else None
     return RepackReport(plan=plan, parts=tuple(done), break_even=found)
+
+
+def _break_even(source: Source, beside: Path, seconds: float) -> BreakEven | None:
+    """Return when the rewrite pays; None where the sidecar `beside` has no places to read."""
+    if not sidecar.read(beside).layouts:
+        return None
+    with Sidecar.open(beside) as target:
+        return breakeven.measure(source, source_paths(source), target, seconds)
 
 
 def _of_part(progress: Callable[[Part, int, int], None] | None, part: Part) -> Progress | None:

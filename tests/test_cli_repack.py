@@ -96,6 +96,14 @@ def test_groups_that_the_sidecar_does_not_place_are_not_measured(tmp_path):
     assert "was not measured" in done.stderr
 
 
+def test_records_without_places_are_not_measured(train, tmp_path):
+    words = ("--compress", "gzip", "-b", "64")
+    done = run(train, tmp_path / "o.tfrecord", *words, measure=True)
+    assert done.exit_code == 0, done.stderr
+    assert "wrote" in done.stdout
+    assert "was not measured" in done.stderr
+
+
 def test_nothing_is_measured_twice():
     read = []
 
