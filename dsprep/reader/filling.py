@@ -17,8 +17,7 @@ Ragged values lie one behind another in a block of their own, in the order of de
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, TypeAlias
@@ -27,10 +26,11 @@ import numpy as np
 
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.codec import file_path
-from dsprep.layout.extents import Extents, locate
+from dsprep.layout.extents import Extents, locate, rows_of
 from dsprep.located import Sidecar
 from dsprep.reader.lines import Line, line, woven
 from dsprep.reader.memory import Block
+from dsprep.reading.columns import check_rows
 from dsprep.reading.files import File
 from dsprep.scatter import GROUP_NEAR, NEAR, runs
 from dsprep.schema import Arena, Array, Bytes, Field, Ints, Ragged
@@ -143,7 +143,7 @@ class Fill:
     ragged
         Ragged fields in the order of delivery, once all is done.
     files
-        That were read, once all is done.
+        That are read.
     done
         Set when all is there, or `error` is.
     """
@@ -153,7 +153,7 @@ class Fill:
     slices: Sequence[Slice]
     parts: list[Part] = field(default_factory=list)
     ragged: dict[str, Ragged] = field(default_factory=dict)
-    files: AbstractSet[File] = frozenset()
+    files: set[File] = field(default_factory=set)
     done: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
     missing: int = 0
@@ -365,7 +365,9 @@ class Filler:
                     to = (base + (area.at + place * area.nbytes))[chosen]
                 self._add(files, number, found, to)
         if decoded:
-            fill.parts += [self._decoding(fill, chosen, decoded) for _, chosen, _ in by_file]
+            for number, chosen, local in by_file:
+                fill.files.update(self._files(number, local, decoded))
+                fill.parts.append(self._decoding(fill, chosen, decoded))
         for name, parts in lengths.items():
             self._plan_ragged(fill, name, parts, files, take)
         for reads in files.values():
@@ -376,10 +378,24 @@ class Filler:
         """Return where a field lies in each file; None if in one of them it has to be decoded."""
         if any(self.modes(number)[f.name] == "decoded" for number, _, _ in by_file):
             return None
-        out = [locate(self.sidecar.layout(number), f.name, local) for number, _, local in by_file]
+        out = [self._locate(number, f.name, local) for number, _, local in by_file]
         if any(len(found.offset) and int(found.offset.min()) < 0 for found in out):
             return None  # chunks that are not stored: fill values
         return out
+
+    def _locate(self, number: int, name: str, local: Ints) -> Extents:
+        layout = self.sidecar.layout(number)
+        column = layout.columns.get(name)
+        if column is not None and column.grid is not None:
+            check_rows(column.grid, *rows_of(column, local), name)
+        return locate(layout, name, local)
+
+    def _files(self, number: int, local: Ints, names: Sequence[str]) -> Iterator[File]:
+        """Yield the files that hold fields, but for chunks that are files of their own."""
+        for name in names:
+            found = self._locate(number, name, local)
+            if found.place is None and (found.offset >= 0).any():
+                yield self.sidecar.open_file(number, found.template)
 
     def _check_sizes(self, f: Field, found: Extents, count: int, number: int) -> None:
         """Raise unless every sample has as many bytes as the field."""

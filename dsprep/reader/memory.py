@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dsprep.errors import UsageError
 from dsprep.schema import Bytes
 
 PAGE = mmap.PAGESIZE
@@ -147,14 +148,23 @@ class Pool:
     def _fill(self, nbytes: int) -> None:
         """Make all blocks that are still missing, in one piece of memory."""
         each, missing = _pages(nbytes), self.count - self._made
-        memory = self._allocate(each * missing + HUGE)
+        memory = self._memory(each * missing + HUGE)
         at = -int(np.frombuffer(memory, np.uint8, 1).ctypes.data) % HUGE
         self._free += [Block(memory, at + i * each, each) for i in reversed(range(missing))]
         self._made = self.count
 
     def _make(self, nbytes: int) -> Block:
         nbytes = _pages(nbytes)
-        return Block(self._allocate(nbytes), 0, nbytes)
+        return Block(self._memory(nbytes), 0, nbytes)
+
+    def _memory(self, nbytes: int) -> mmap.mmap:
+        try:
+            return self._allocate(nbytes)
+        except (OSError, OverflowError, MemoryError) as error:
+            raise UsageError(
+                f"there is no memory for batches: {nbytes} bytes",
+                fix="take a smaller batch_size, buffer_size or number of buffers",
+            ) from error
 
     def wake(self) -> None:
         """Have a waiting thread ask again whether it is starved."""

@@ -82,7 +82,8 @@ class Settings:
     allocate
         Where memory comes from.
     token
-        Held while reading: staggering.
+        Held while reading: staggering. It is told how to find out that the pipeline was closed,
+        and raises `Stopped` then.
     """
 
     engine: Engine
@@ -92,7 +93,7 @@ class Settings:
     align: int = 1 << 20
     transfer: int | None = None
     allocate: Allocate = anonymous
-    token: Callable[[], AbstractContextManager[Any]] = nullcontext
+    token: Callable[[Callable[[], bool]], AbstractContextManager[Any]] = nullcontext
 
 
 class Pools:
@@ -254,10 +255,10 @@ class Pipeline:
             del job, fill, part
 
     def _do(self, epoch: int, fill: Fill, part: Part, arena: Arena) -> None:
-        began = time.perf_counter()
         reads = nbytes = 0
         try:
-            with self._settings.token():
+            with self._settings.token(lambda: self.closed):
+                began = time.perf_counter()
                 if part.decode is not None:
                     nbytes = part.decode(arena)
                     reads = 1
@@ -265,6 +266,10 @@ class Pipeline:
                     for piece in stepped(part.start, part.places, self._settings.transfer):
                         done = self._settings.engine.read(part.file, *piece)
                         reads, nbytes = reads + done[0], nbytes + done[1]
+        except Stopped:
+            fill.error = _closed()
+            fill.done.set()
+            return
         except BaseException as error:
             fill.error = self._failure(error, fill, part)
             fill.done.set()
@@ -301,7 +306,7 @@ class Pipeline:
             self._filler.finish(fill)
         except BaseException as error:
             fill.error = error
-        fill.files = {part.file for part in fill.parts if part.file is not None}
+        fill.files.update(part.file for part in fill.parts if part.file is not None)
         fill.parts.clear()
         fill.done.set()
 

@@ -122,7 +122,7 @@ class ColumnReader:
         if grid is None:
             count = np.zeros(len(indices), np.int64)
             return Wanted(0, [], lambda _: self._values(np.empty(0, np.uint8), count))
-        self._check_rows(grid, first, count)
+        check_rows(grid, first, count, self.field.name)
         joined, rows = _joined(first, count)
         pieces, places = cut(grid, joined, rows), packed(rows)
         nbytes = int(places[-1]) * grid.row_nbytes
@@ -187,25 +187,6 @@ class ColumnReader:
         ((file, _),) = self._by_file(grid, pieces, np.ones(len(pieces.block), bool))
         file.check(np.array([offset]), np.array([length]), f"field {self.field.name}")
         return file, offset, length
-
-    def _check_rows(self, grid: Grid, first: Ints, count: Ints) -> None:
-        rows = grid.shape[0]
-        bad = (first < 0) | (count < 0) | (count > rows) | (first > rows - count)
-        if bad.any():
-            i = int(bad.argmax())
-            raise FormatError(
-                "the sidecar gives a sample rows that do not exist",
-                where=f"field {self.field.name}",
-                expected=f"within {rows} rows",
-                found=f"{count[i]} rows from {first[i]} on",
-                fix="write the sidecar again with dsprep provenance",
-            )
-        if len(count) > 1 and int(count.sum()) > rows:
-            _, chosen = np.unique(first, return_index=True)
-            if int(count[chosen].sum()) > rows:
-                raise FormatError(
-                    "the sidecar gives samples rows that overlap", where=f"field {self.field.name}"
-                )
 
     def _fill(self, grid: Grid, out: Bytes, starts: Ints, lengths: Ints) -> None:
         """Fill ranges of the result with the fill value."""
@@ -279,6 +260,25 @@ class ColumnReader:
                 before = number
             inner = tuple(slice(0, b - a) for a, b in zip(low, high, strict=True))
             result[box] = chunk[(slice(begin, begin + rows), *inner)]
+
+
+def check_rows(grid: Grid, first: Ints, count: Ints, name: str) -> None:
+    """Raise `FormatError` unless all samples have rows that exist, and none of another sample."""
+    rows = grid.shape[0]
+    bad = (first < 0) | (count < 0) | (count > rows) | (first > rows - count)
+    if bad.any():
+        i = int(bad.argmax())
+        raise FormatError(
+            "the sidecar gives a sample rows that do not exist",
+            where=f"field {name}",
+            expected=f"within {rows} rows",
+            found=f"{count[i]} rows from {first[i]} on",
+            fix="write the sidecar again with dsprep provenance",
+        )
+    if len(count) > 1 and int(count.sum()) > rows:
+        _, chosen = np.unique(first, return_index=True)
+        if int(count[chosen].sum()) > rows:
+            raise FormatError("the sidecar gives samples rows that overlap", where=f"field {name}")
 
 
 def _joined(first: Ints, count: Ints) -> tuple[Ints, Ints]:
