@@ -6,7 +6,7 @@ them exists. Parsing, shuffling, batching and interleaving in TensorFlow are not
 
 >>> from dsprep.tf import dataset
 >>> data = dataset("train.h5", 256, drop_last=True)  # doctest: +SKIP
->>> model.fit(data, epochs=10)  # doctest: +SKIP
+>>> model.fit(data, epochs=10, shuffle=False)  # doctest: +SKIP
 
 With ``tf.distribute``::
 

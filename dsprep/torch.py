@@ -160,8 +160,8 @@ class Batches(IterableDataset[Any]):
                 yield self._finished(batch)
                 del batch
         finally:
-            self._ahead = None
             feed.close()
+            self._ahead = None
 
     def _tensors(self, batch: Any) -> Any:
         return mapped(_leaf, batch)
@@ -174,7 +174,7 @@ class Batches(IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
-        return self.reader.epoch
+        return self.reader.epoch if self._ahead is None else int(self._ahead.state()["epoch"])
 
     def set_epoch(self, epoch: int) -> None:
         """Go on with the beginning of an epoch, in workers too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gzip
+import importlib.util
 import os
 import subprocess
 import sys
@@ -27,10 +28,14 @@ def run(script: Path, *arguments: object, folder: Path) -> subprocess.CompletedP
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)
 def test_example_runs_without_arguments(script, tmp_path):
+    library = script.stem.rpartition("_")[2]
+    if library in ("torch", "jax") and importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
     done = run(script, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout
-    assert not list(tmp_path.iterdir()), "an example clears what it makes"
+    left = [p.name for p in tmp_path.iterdir() if not p.name.startswith("torchinductor")]
+    assert not left, "an example clears what it makes"  # PyTorch keeps an empty folder
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)

@@ -423,6 +423,7 @@ def test_on_a_gpu_states_are_exact_and_all_memory_is_unlocked(plain, gpu):
     assert gpu
     for count in (12, 13, 14, 15):  # also at the end of an epoch, with a batch of the next begun
         state = batches.state_dict()
+        assert batches.epoch == (count >= 13)  # that of the next batch
         other = Batches(plain[0], 8, device="cuda", **ALONE)
         other.load_state_dict(state)
         rest = labels(other)

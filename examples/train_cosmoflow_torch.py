@@ -1,0 +1,123 @@
+"""Train a 3D CNN with PyTorch, stop in the middle of an epoch, and go on as if nothing happened.
+
+Makes volumes as of CosmoFlow (``dsprep synth``), repacks them so that one read fetches a group of
+samples, and trains twice: to the end, with a checkpoint on the way, and once more from that
+checkpoint. Every batch and every weight after it has to be the same. Counts of particles stay
+16-bit integers until they are on the device, where they become logarithms. Uses a GPU if there is
+one; the next batch is then copied while this one is computed.
+
+    python examples/train_cosmoflow_torch.py
+    python examples/train_cosmoflow_torch.py --samples 1024 --scale 1 --batch-size 4 --epochs 10
+
+The parameters to find are random numbers, so the loss shows that training runs, no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import dsprep
+from dsprep.synth import synth
+from dsprep.torch import Batches
+
+
+def make(folder: Path, samples: int, scale: float) -> Path:
+    """Write the dataset and return its repacked form."""
+    synth("cosmoflow-h5", folder / "made", samples=samples, scale=scale)
+    dsprep.repack(folder / "made", folder / "cosmoflow.h5", buffer_size=32)
+    return folder / "cosmoflow.h5"
+
+
+def network(channels: int, parameters: int) -> nn.Module:
+    """Return convolutions over space, and a linear layer."""
+    layers: list[nn.Module] = []
+    for before, after in ((channels, 8), (8, 16), (16, 32)):
+        layers += [nn.Conv3d(before, after, 3, padding=1), nn.LeakyReLU(), nn.MaxPool3d(2)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool3d(2), nn.Flatten(), nn.Linear(256, parameters))
+
+
+@dataclass
+class Run:
+    """What a training run saw, and what came out of it."""
+
+    batches: list[int]  # CRC-32 of every batch
+    loss: float
+    weights: list[torch.Tensor]
+
+
+def train(
+    path: Path,
+    batch_size: int,
+    epochs: int,
+    device: str,
+    save: tuple[int, Path] | None = None,
+    resume: Path | None = None,
+) -> Run:
+    """Train from the beginning, or from a checkpoint; save one after some steps."""
+    torch.manual_seed(0)
+    batches = Batches(path, batch_size, seed=1, drop_last=True, device=device)
+    volume, values = (batches.reader.schema[name] for name in ("3Dmap", "unitPar"))
+    model = network(volume.shape[-1], values.shape[0]).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    seen, loss = [], torch.zeros(())
+    if resume is not None:
+        found = torch.load(resume, map_location=device, weights_only=True)
+        model.load_state_dict(found["model"])
+        optimizer.load_state_dict(found["optimizer"])
+        batches.load_state_dict(found["batches"])
+    while batches.epoch < epochs:
+        for batch in batches:
+            counts, y = batch["3Dmap"], batch["unitPar"]
+            x = counts.float().log1p().movedim(-1, 1)
+            loss = nn.functional.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen.append(zlib.crc32(counts.cpu().numpy()))
+            if save is not None and len(seen) == save[0]:
+                state = {
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "batches": batches.state_dict(),
+                }
+                torch.save(state, save[1])
+    batches.close()
+    return Run(seen, loss.item(), [p.detach().cpu() for p in model.parameters()])
+
+
+def main() -> None:
+    """Train, resume and compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--scale", type=float, default=0.125, help="1: volumes of 128 x 128 x 128")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = make(folder, options.samples, options.scale)
+        with dsprep.Reader(path, options.batch_size, drop_last=True) as reader:
+            steps = len(reader)
+        half = steps * (options.epochs - 1) + steps // 2  # in the middle of the last epoch
+        arguments = path, options.batch_size, options.epochs, options.device
+        whole = train(*arguments, save=(half, folder / "checkpoint.pt"))
+        rest = train(*arguments, resume=folder / "checkpoint.pt")
+    assert len(whole.batches) == steps * options.epochs
+    assert rest.batches == whole.batches[half:], "other batches came after the checkpoint"
+    if options.device == "cpu":  # on a GPU, sums are not added up in a fixed order
+        for a, b in zip(whole.weights, rest.weights, strict=True):
+            assert torch.equal(a, b), "other weights came out"
+    print(f"{options.epochs} epochs of {steps} steps on {options.device}, loss {whole.loss:.4f}")
+    print(f"resumed after step {half}: the same {len(rest.batches)} batches, loss {rest.loss:.4f}")
+
+
+if __name__ == "__main__":
+    main()
