@@ -2,18 +2,28 @@
 
 `buffered`
     ``preadv`` through the page cache, every sample straight to its place.
+`direct`
+    Past the page cache (``O_DIRECT``), by way of memory of the thread.
+`mapped`
+    From a mapping of the file, to compare with.
+`copying`
+    From memory to many places, by one call.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from dsprep.errors import UsageError
 from dsprep.reading.files import File
 from dsprep.schema import Ints
 
+NAMES = ("auto", "buffered", "direct", "mapped")
+"""What ``engine=`` takes."""
+
 
 class Engine(Protocol):
-    """Reads a range of a file to many places.
+    """Reads a range of a file to many places; from several threads at once.
 
     Attributes
     ----------
@@ -42,4 +52,35 @@ class Engine(Protocol):
             If the file ends too early.
         OSError
             If it cannot be read.
+        UsageError
+            If the engine does not work on this file system or machine.
         """
+
+
+def make(name: str) -> Engine:
+    """Return an engine.
+
+    Parameters
+    ----------
+    name
+        One of `NAMES`. ``"auto"`` is `buffered`, which works everywhere; what is best is found by
+        `dsprep.reader.measuring.choose`.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name.
+    """
+    if name in ("auto", "buffered"):
+        from dsprep.reader.engines.buffered import Buffered
+
+        return Buffered()
+    if name == "direct":
+        from dsprep.reader.engines.direct import Direct
+
+        return Direct()
+    if name == "mapped":
+        from dsprep.reader.engines.mapped import Mapped
+
+        return Mapped()
+    raise UsageError(f"engine is {name!r}", expected="one of " + ", ".join(NAMES))

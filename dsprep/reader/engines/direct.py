@@ -1,0 +1,180 @@
+"""``O_DIRECT``: from the storage past the page cache, for data that is read once or never fits.
+
+Such reads begin and end at multiples of a block, in the file and in memory. Each thread reads
+windows of whole blocks into memory of its own, and the samples are copied from there to their
+places. Where the file and all places lie at whole blocks already, the device writes to them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from dsprep.errors import FormatError, UsageError
+from dsprep.reader.engines import copying
+from dsprep.reader.filling import stepped
+from dsprep.reader.memory import HUGE, PAGE, anonymous
+from dsprep.reading.files import File
+from dsprep.scatter import fill
+from dsprep.schema import Bytes, Ints
+from dsprep.storage import as_bytes, pread_into
+
+WINDOW = 4 << 20
+"""Bytes read at a time, and of memory of each thread that reads."""
+
+_FIX = 'give engine="buffered", which works on every file system'
+
+
+class Direct:
+    """Reads past the page cache; see `Engine`."""
+
+    name = "direct"
+
+    def __init__(self) -> None:
+        self._open: WeakKeyDictionary[File, Opened] = WeakKeyDictionary()
+        self._own = threading.local()
+
+    def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
+        """Read a range to places; see `Engine.read`."""
+        nbytes = int(places[:, 1].sum())
+        if not nbytes:
+            return 0, 0
+        if start + nbytes > file.size():
+            raise FormatError(
+                "the file ends too early",
+                where=f"{file.path}, offset {start}",
+                expected=f"{nbytes} bytes more",
+                found=f"{max(0, file.size() - start)}",
+                fix="the file is truncated or still being written",
+            )
+        opened = self._open.get(file)
+        if opened is None:
+            # Another thread may have opened it meanwhile: then that one is taken.
+            opened = self._open.setdefault(file, Opened(file))
+        block = opened.block
+        if start % block == 0 and not (places % block).any():
+            try:
+                return fill(opened.fd, start, places, file.path)
+            except OSError as error:  # a read was cut short within a block: begin again
+                if error.errno != errno.EINVAL:
+                    raise
+        calls = asked = 0
+        memory = self._memory(block)
+        for at, part in stepped(start, places, WINDOW):
+            low = at // block * block
+            stop = at + int(part[:, 1].sum())
+            size = -(-stop // block) * block - low
+            calls += opened.read(file, memory[:size], low, stop - low)
+            asked += size
+            source = memory.ctypes.data + at - low
+            if copying.scatter(source, part) is None:
+                copying.move(source, part)
+        return calls, asked
+
+    def _memory(self, block: int) -> Bytes:
+        """Return the memory of this thread: a window, and a block before and behind it."""
+        found: Bytes | None = getattr(self._own, "memory", None)
+        if found is None or len(found) < WINDOW + 2 * block:
+            align = max(HUGE, block)
+            whole = np.frombuffer(anonymous(WINDOW + 2 * block + align), np.uint8)
+            found = self._own.memory = whole[-whole.ctypes.data % align :]
+        return found
+
+
+class Opened:
+    """A descriptor for direct reads of a file, closed when nothing refers to it any more.
+
+    Attributes
+    ----------
+    fd
+        The descriptor.
+    block
+        Bytes at whose multiples reads begin and end, in the file and in memory.
+    """
+
+    def __init__(self, file: File) -> None:
+        self.fd = -1
+        if not hasattr(os, "O_DIRECT"):
+            raise UsageError('engine="direct" needs O_DIRECT, which only Linux has', fix=_FIX)
+        try:
+            # Through the descriptor: the path may lead to another file by now.
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
+            self.fd = os.open(f"/proc/self/fd/{file.fd}", flags)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise _unsupported(file.path) from error
+            raise OSError(error.errno, error.strerror, str(file.path)) from error
+        self.block = block_nbytes(self.fd)
+        if not self.block:
+            raise _unsupported(file.path)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    def read(self, file: File, memory: Bytes, offset: int, least: int) -> int:
+        """Read whole blocks from `offset` on, of which the first `least` bytes must come.
+
+        Returns
+        -------
+        Read calls made.
+        """
+        calls = have = 0
+        while True:
+            try:
+                got = os.preadv(self.fd, [as_bytes(memory)[have:]], offset + have)
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    raise _unsupported(file.path) from error
+                text = f"{error.strerror} at offset {offset + have}"
+                raise OSError(error.errno, text, str(file.path)) from error
+            calls += 1
+            if have + got >= least:
+                return calls
+            whole = got // self.block * self.block
+            have += whole
+            if not whole:  # less than a block came, as before the end of some files
+                pread_into(file.fd, memory[have:least], offset + have, file.path)
+                return calls + 1
+
+
+def _unsupported(path: Path) -> UsageError:
+    return UsageError('engine="direct" does not work on this file system', where=path, fix=_FIX)
+
+
+def block_nbytes(fd: int) -> int:
+    """Return the bytes at whose multiples direct reads of a file begin and end.
+
+    Returns
+    -------
+    At least a page, a power of two; 0 if the kernel says that the file cannot be read so.
+
+    Notes
+    -----
+    ``statx(2)`` tells since Linux 6.1 (``STATX_DIOALIGN``); before, a block of the file system is
+    enough where that is small, and a page where `st_blksize` is the size of a good transfer.
+    """
+    told = _dio_align(fd)
+    if told is not None:
+        return max(4096, PAGE, *told) if min(told) > 0 else 0
+    size = os.fstat(fd).st_blksize
+    return max(4096, PAGE, size if size <= 65536 and size & (size - 1) == 0 else 0)
+
+
+def _dio_align(fd: int) -> tuple[int, int] | None:
+    """Return what ``statx`` says: alignment of memory and of offsets, 0 where impossible."""
+    statx: Any = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
+    found = np.zeros(64, np.uint32)  # struct statx: 256 bytes
+    empty_path, dioalign = 0x1000, 0x2000
+    if statx is None or statx(fd, b"", empty_path, dioalign, ctypes.c_void_p(found.ctypes.data)):
+        return None
+    if not found[0] & dioalign:
+        return None
+    return int(found[38]), int(found[39])

@@ -1,0 +1,80 @@
+"""``mmap``, to compare with: the page cache seen as memory.
+
+The kernel copies from the mapping, not the processor, so that a file that is truncated meanwhile
+gives an error and no SIGBUS. Pages of the mapping count as memory of the process (RSS) though the
+kernel may take them back. It is never chosen automatically: `buffered` copies the same bytes from
+the same cache without a page table in between.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from dsprep.errors import FormatError, UsageError
+from dsprep.reader.engines import copying
+from dsprep.reader.filling import stepped
+from dsprep.reading.files import File
+from dsprep.schema import Bytes, Ints
+
+STEP = 8 << 20
+"""Bytes that the kernel is asked to read ahead, and then copied."""
+
+
+class Mapped:
+    """Reads from a mapping; see `Engine`."""
+
+    name = "mapped"
+
+    def __init__(self) -> None:
+        self._maps: WeakKeyDictionary[File, Bytes] = WeakKeyDictionary()
+
+    def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
+        """Read a range to places; see `Engine.read`. A call is a step of the copy."""
+        nbytes = int(places[:, 1].sum())
+        if not nbytes:
+            return 0, 0
+        mapped = self._map(file, start + nbytes)
+        calls = 0
+        for at, part in stepped(start, places, STEP):
+            size = int(part[:, 1].sum())
+            os.posix_fadvise(file.fd, at, size, os.POSIX_FADV_WILLNEED)
+            got = copying.scatter(mapped.ctypes.data + at, part)
+            calls += 1
+            if got is None:
+                raise UsageError(
+                    'engine="mapped" needs process_vm_readv, which this system denies',
+                    fix='give engine="buffered"',
+                )
+            if got < size:
+                _check_size(file, at + size)
+                text = f"{os.strerror(errno.EIO)} at offset {at + got}"
+                raise OSError(errno.EIO, text, str(file.path))
+        _check_size(file, start + nbytes)  # a page that the file ends in was filled with zeros
+        return calls, nbytes
+
+    def _map(self, file: File, stop: int) -> Bytes:
+        """Return all of a file, as it was when it was opened, as memory."""
+        _check_size(file, stop)
+        found = self._maps.get(file)
+        if found is None or len(found) < stop:
+            memory = mmap.mmap(file.fd, 0, prot=mmap.PROT_READ)
+            found = self._maps[file] = np.frombuffer(memory, np.uint8)
+        return found
+
+
+def _check_size(file: File, stop: int) -> None:
+    """Raise `FormatError` if a file has less than `stop` bytes by now."""
+    size = file.size()
+    if size < stop:
+        raise FormatError(
+            "the file ends too early",
+            where=file.path,
+            expected=f"{stop} bytes",
+            found=f"{size}",
+            fix="the file is truncated or still being written",
+        )

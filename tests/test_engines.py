@@ -1,0 +1,374 @@
+"""Every engine puts the same bytes where they belong, and says what is wrong with a file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsprep import scatter
+from dsprep.errors import FormatError, UsageError
+from dsprep.reader import engines
+from dsprep.reader.engines import copying, direct, mapped
+from dsprep.reader.memory import PAGE, anonymous
+from dsprep.reading.files import File
+
+NAMES = engines.NAMES[1:]
+SIZE = 1_300_123
+DATA = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("engines") / "data"
+    path.write_bytes(DATA.tobytes())
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _o_direct(path):
+    """Everything here is about file systems that know it; what others say is tested below."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("the file system of the tests has no O_DIRECT")
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch):
+    monkeypatch.setattr(direct, "WINDOW", 64 << 10)
+    monkeypatch.setattr(mapped, "STEP", 32 << 10)
+
+
+def scattered(spans, seed=0):
+    """Give each span a place of its own, in random order.
+
+    Returns
+    -------
+    What `Engine.read` takes, and a function that returns what arrived, span by span.
+    """
+    offsets, lengths = (np.array(column, np.int64) for column in zip(*spans, strict=True))
+    order = np.random.default_rng(seed).permutation(len(spans))
+    at = np.zeros(len(spans), np.int64)
+    at[order] = np.cumsum(lengths[order] + 3) - lengths[order] - 3
+    out = np.full(int(lengths.sum()) + 3 * len(spans), 7, np.uint8)
+
+    def arrived():
+        ends = at[order] + lengths[order]
+        assert all((out[e : e + 3] == 7).all() for e in ends), "something lies between the places"
+        return [out[a : a + n].tobytes() for a, n in zip(at, lengths, strict=True)]
+
+    return scatter.runs(offsets, lengths, at + out.ctypes.data), arrived
+
+
+def read(engine, file, spans, seed=0):
+    runs, arrived = scattered(spans, seed)
+    done = [engine.read(file, start, places) for start, places in runs]
+    assert all(calls >= 1 for (calls, _), (_, p) in zip(done, runs, strict=True) if p[:, 1].sum())
+    return arrived()
+
+
+def expected(spans):
+    return [DATA[o : o + n].tobytes() for o, n in spans]
+
+
+spans_of_data = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, SIZE), st.integers(0, 40_000)),
+        st.tuples(st.integers(0, SIZE // PAGE), st.integers(0, 30)).map(
+            lambda t: (t[0] * PAGE, t[1] * PAGE)
+        ),
+        st.tuples(st.integers(SIZE - 9000, SIZE), st.integers(0, 9000)),
+        st.tuples(st.integers(0, 100_000), st.integers(200_000, 400_000)),
+    ),
+    min_size=1,
+    max_size=30,
+).map(lambda spans: sorted((o, min(n, SIZE - o)) for o, n in spans))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_places(name, path):
+    file, engine = File(path), engines.make(name)
+
+    @settings(max_examples=60, deadline=None)
+    @given(spans_of_data, st.integers(0, 99))
+    def check(spans, seed):
+        assert read(engine, file, spans, seed) == expected(spans)
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("nbytes", [1, 100, 4096, 19_200])
+def test_many_places(name, nbytes, path):
+    count = min(3000, SIZE // nbytes)
+    spans = [(SIZE - (count - i) * nbytes, nbytes) for i in range(count)]
+    assert read(engines.make(name), File(path), spans) == expected(spans)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_read_for_nothing(name, path):
+    places = np.array([[scatter.DROPPED, 0]], np.int64)
+    assert engines.make(name).read(File(path), SIZE, places)[1] == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_threads(name, path):
+    file, engine = File(path), engines.make(name)
+    wrong = []
+
+    def work(seed):
+        dice = np.random.default_rng(seed)
+        for _ in range(10):
+            starts = np.sort(dice.integers(0, SIZE - 30_000, 20)).tolist()
+            spans = [(o, int(dice.integers(0, 30_000))) for o in starts]
+            if read(engine, file, spans, seed) != expected(spans):
+                wrong.append(spans)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_descriptors_and_maps_go_with_the_file(name, path):
+    def held():
+        maps = Path("/proc/self/maps").read_text().count(str(path))
+        return len(os.listdir("/proc/self/fd")), maps  # noqa: PTH208
+
+    engine = engines.make(name)
+    read(engine, File(path), [(0, 100)])
+    before = held()
+    for _ in range(100):
+        read(engine, File(path), [(0, 5000), (100_000, 5000)])
+    assert held() == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_lost_its_name_is_still_read(name, tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(DATA.tobytes())
+    file = File(path)
+    path.rename(tmp_path / "old")
+    path.write_bytes(b"another one" * 1000)
+    assert read(engines.make(name), file, [(5, 9000)]) == expected([(5, 9000)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [0, 1, 9_999, 40_960, 99_999])
+def test_a_file_that_was_truncated(name, size, tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(DATA[:100_000].tobytes())
+    file, engine = File(path), engines.make(name)
+    read(engine, file, [(0, 1000)])
+    os.truncate(path, size)
+    with pytest.raises(FormatError, match="ends too early"):
+        read(engine, file, [(0, 100_000)])
+    if size:
+        assert read(engine, file, [(0, size)]) == expected([(0, size)])
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "call"), [("mapped", os, "posix_fadvise"), ("direct", direct.Opened, "read")]
+)
+def test_a_file_that_is_truncated_while_it_is_read(name, of, call, tmp_path, monkeypatch):
+    path = tmp_path / "data"
+    path.write_bytes(DATA.tobytes())
+    real, turns = getattr(of, call), iter(range(100))
+
+    def late(*arguments):
+        if next(turns) == 1:
+            os.truncate(path, 50_000)
+        return real(*arguments)
+
+    monkeypatch.setattr(of, call, late)
+    with pytest.raises(FormatError, match="ends too early"):
+        read(engines.make(name), File(path), [(0, SIZE)])
+
+
+def test_mapped_data_that_cannot_be_read_is_an_error(path, monkeypatch):
+    def fault(*_):
+        copying.ctypes.set_errno(errno.EFAULT)
+        return -1
+
+    monkeypatch.setattr(copying, "_call", fault)
+    with pytest.raises(OSError, match="offset 5000") as error:
+        read(engines.make("mapped"), File(path), [(5000, 100)])
+    assert error.value.errno == errno.EIO
+    assert error.value.filename == str(path)
+
+
+@pytest.mark.parametrize("denied", [None, errno.EPERM, errno.ENOSYS])
+def test_without_process_vm_readv(denied, path, monkeypatch):
+    def refuse(*_):
+        copying.ctypes.set_errno(denied)
+        return -1
+
+    monkeypatch.setattr(copying, "_call", denied and refuse)
+    spans = [(i * 1000, 700) for i in range(500)]
+    assert read(engines.make("direct"), File(path), spans) == expected(spans)
+    with pytest.raises(UsageError, match="buffered"):
+        read(engines.make("mapped"), File(path), spans)
+
+
+# --- direct reads ----------------------------------------------------------------------------
+
+
+def test_whole_blocks_go_straight_to_their_places(path, monkeypatch):
+    monkeypatch.setattr(direct.Opened, "read", None)
+    block = 4 * PAGE
+    memory = np.frombuffer(anonymous(20 * block), np.uint8)
+    order = np.random.default_rng(0).permutation(20)
+    places = np.array([[memory.ctypes.data + k * block, block] for k in order], np.int64)
+    assert engines.make("direct").read(File(path), block, places) == (1, 20 * block)
+    for i, k in enumerate(order):
+        assert (memory[k * block :][:block] == DATA[(1 + i) * block :][:block]).all()
+
+
+def test_whole_blocks_that_are_cut_short_are_read_again(path, monkeypatch):
+    def invalid(*_):
+        raise OSError(errno.EINVAL, "not at a block")
+
+    monkeypatch.setattr(direct, "fill", invalid)
+    memory = np.frombuffer(anonymous(PAGE), np.uint8)
+    places = np.array([[memory.ctypes.data, PAGE]], np.int64)
+    assert engines.make("direct").read(File(path), PAGE, places) == (1, PAGE)
+    assert (memory == DATA[PAGE : 2 * PAGE]).all()
+
+
+@pytest.mark.parametrize("most", [100, 4096, 5000, 20_000])
+def test_short_reads(most, path, monkeypatch):
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *a: min(most, real(*a)))
+    spans = [(i * 5000, 3000) for i in range(40)]
+    assert read(engines.make("direct"), File(path), spans) == expected(spans)
+
+
+def test_interruptions(tmp_path):
+    data = np.random.default_rng(1).bytes(32 << 20)
+    (tmp_path / "data").write_bytes(data)
+    file = File(tmp_path / "data")
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        for name in NAMES:
+            out = np.empty(len(data), np.uint8)
+            places = np.array([[out.ctypes.data, len(out)]], np.int64)
+            engines.make(name).read(file, 0, places)
+            assert out.tobytes() == data
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_what_the_system_says_is_passed_on_with_the_offset(path, monkeypatch):
+    def broken(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", broken)
+    with pytest.raises(OSError, match="Input/output error at offset 8192") as error:
+        read(engines.make("direct"), File(path), [(10_000, 100)])
+    assert error.value.errno == errno.EIO
+    assert error.value.filename == str(path)
+
+
+@pytest.mark.parametrize("call", ["open", "preadv"])
+def test_a_file_system_without_direct_reads(call, path, monkeypatch):
+    file = File(path)
+
+    def invalid(*_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, call, invalid)
+    with pytest.raises(UsageError, match=r'direct" does not work .* give engine="buffered"'):
+        read(engines.make("direct"), file, [(0, 100)])
+
+
+def test_a_file_that_the_kernel_says_cannot_be_read_directly(path, monkeypatch):
+    monkeypatch.setattr(direct, "_dio_align", lambda fd: (0, 0))
+    with pytest.raises(UsageError, match="does not work"):
+        read(engines.make("direct"), File(path), [(0, 100)])
+
+
+def test_a_system_without_direct_reads(path, monkeypatch):
+    monkeypatch.delattr(os, "O_DIRECT")
+    with pytest.raises(UsageError, match="only Linux"):
+        read(engines.make("direct"), File(path), [(0, 100)])
+
+
+def test_other_errors_of_opening(path, monkeypatch):
+    file = File(path)
+
+    def refused(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(OSError, match="Too many open files") as error:
+        read(engines.make("direct"), file, [(0, 100)])
+    assert error.value.filename == str(path)
+
+
+def test_memory_file_systems():
+    """Some kernels read tmpfs directly (through its pages), others refuse."""
+    root = Path("/dev/shm")
+    if not os.access(root, os.W_OK):
+        pytest.skip("no /dev/shm")
+    path = root / f"dsprep-test-{os.getpid()}"
+    path.write_bytes(DATA[:50_000].tobytes())
+    try:
+        assert read(engines.make("direct"), File(path), [(7, 40_000)]) == expected([(7, 40_000)])
+    except UsageError as error:
+        assert "buffered" in str(error)  # noqa: PT017
+    finally:
+        path.unlink()
+
+
+def test_blocks(path, monkeypatch):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        block = direct.block_nbytes(fd)
+        assert block >= 4096
+        assert block & (block - 1) == 0
+        monkeypatch.setattr(direct, "_dio_align", lambda fd: (4, 65536))
+        assert direct.block_nbytes(fd) == 65536
+        monkeypatch.setattr(direct, "_dio_align", lambda fd: None)
+        assert direct.block_nbytes(fd) >= 4096
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("block", [8192, 65536])
+def test_larger_blocks(block, path, monkeypatch):
+    monkeypatch.setattr(direct, "block_nbytes", lambda fd: block)
+    spans = [(i * 70_000, 60_000) for i in range(18)]
+    assert read(engines.make("direct"), File(path), spans) == expected(spans)
+
+
+def test_memory_of_a_thread_is_bounded(path):
+    engine, file = engines.make("direct"), File(path)
+    read(engine, file, [(0, SIZE)])
+    first = engine._own.memory
+    assert len(first) < direct.WINDOW + 3 * (2 << 20)
+    read(engine, file, [(3, SIZE - 3)])
+    assert engine._own.memory is first
+
+
+# --- all of them -----------------------------------------------------------------------------
+
+
+def test_names():
+    for name in NAMES:
+        assert engines.make(name).name == name
+    assert engines.make("auto").name == "buffered"
+    with pytest.raises(UsageError, match="one of auto, buffered, direct, mapped"):
+        engines.make("io_uring")
