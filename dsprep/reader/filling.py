@@ -9,7 +9,7 @@ staged
     Values of less than `SMALL` bytes of an array: read as they lie, then gathered.
 decoded
     What has to be decoded (filters, tiles, records without constant places) or is not stored:
-    read by `Sidecar.read`, then gathered.
+    read by `Sidecar.read`, then gathered. So are units that lie in more than `MANY` files.
 
 Ragged values lie one behind another in a block of their own, in the order of delivery.
 """
@@ -43,6 +43,9 @@ SMALL = 512
 
 BLOCK_NBYTES = 64 << 10
 """Bytes of a block at least, so that tiny batches do not take a page each."""
+
+MANY = 64
+"""Files of a unit from which on they are not held open together, but opened as they are read."""
 
 _ALIGN = 64
 _NONE = np.zeros(0, np.int64)
@@ -344,11 +347,11 @@ class Filler:
         by_file = self.sidecar.by_file(fill.samples)
         if self._verify:
             fill.parts += [self._checking(number, local) for number, _, local in by_file]
+        fields = [f for f in self.fields if f.ragged or f.row_nbytes]
+        many = self._in_many_files(fields, by_file)
         decoded: list[str] = []
-        for f in self.fields:
-            if not f.ragged and not f.row_nbytes:
-                continue
-            located = self._located(f, by_file)
+        for f in fields:
+            located = None if many else self._located(f, by_file)
             if located is None:
                 decoded.append(f.name)
                 continue
@@ -364,10 +367,14 @@ class Filler:
                 else:
                     to = (base + (area.at + place * area.nbytes))[chosen]
                 self._add(files, number, found, to)
-        if decoded:
-            for number, chosen, local in by_file:
+        for number, chosen, local in by_file if decoded else ():
+            if not many:
                 fill.files.update(self._files(number, local, decoded))
-                fill.parts.append(self._decoding(fill, chosen, decoded))
+            size = max(1, MANY // len(decoded)) if many else len(chosen)
+            fill.parts += [
+                self._decoding(fill, chosen[a : a + size], decoded)
+                for a in range(0, len(chosen), size)
+            ]
         for name, parts in lengths.items():
             self._plan_ragged(fill, name, parts, files, take)
         for reads in files.values():
@@ -382,6 +389,23 @@ class Filler:
         if any(len(found.offset) and int(found.offset.min()) < 0 for found in out):
             return None  # chunks that are not stored: fill values
         return out
+
+    def _in_many_files(
+        self, fields: Sequence[Field], by_file: Sequence[tuple[int, Ints, Ints]]
+    ) -> bool:
+        """Whether samples lie in more files than may be open at a time."""
+        if len(by_file) > MANY:
+            return True
+        total = 0
+        for number, _, local in by_file:
+            for f in fields:
+                column = self.sidecar.layout(number).columns.get(f.name)
+                if column is None or column.grid is None or column.grid.files is None:
+                    continue
+                place = self._locate(number, f.name, local).place
+                if place is not None and place.shape[1] > MANY // len(fields):
+                    total += np.unique(place, axis=1).shape[1]
+        return total > MANY
 
     def _locate(self, number: int, name: str, local: Ints) -> Extents:
         layout = self.sidecar.layout(number)

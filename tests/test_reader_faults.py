@@ -1,0 +1,729 @@
+"""However a loop ends, and whatever happens to the files, the reader neither hangs nor lies."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import random_batch
+from test_located import FORMATS, MIXED, mutations, written
+from test_reader import TARGETS, keys, time_limit
+from test_reader_memory import fds, threads
+
+import dsprep
+from dsprep import scatter, sidecar
+from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
+from dsprep.formats.base import Compression, WriteOptions
+from dsprep.located import StaleError
+from dsprep.schema import Batch, Field, Schema
+
+COUNT = 100
+SCHEMA = Schema((Field("x", np.dtype("<f4"), (300,)), Field("y", np.dtype("<i8"))))
+Take = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def limited():
+    with time_limit(60):
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> dict[str, Path]:
+    """The same samples: with a sidecar only, repacked, and compressed."""
+    directory = tmp_path_factory.mktemp("made")
+    plain = written("hdf5", directory, SCHEMA, random_batch(SCHEMA, COUNT, seed=1), COUNT)
+    paths = {"plain": plain}
+    for name in ("groups", "gzip"):
+        paths[name] = directory / f"{name}.h5"
+        compress = None if name == "groups" else name
+        options = {"buffer_size": 20, "stripe_size": 4096, "durable": False}
+        dsprep.repack(plain, paths[name], compress=compress, **options)
+    return paths
+
+
+def copied(path: Path, directory: Path) -> Path:
+    """A copy of a dataset of one file, with its sidecar."""
+    for each in (path, sidecar.sidecar_path(path)):
+        shutil.copy2(each, directory / each.name)
+    return directory / path.name
+
+
+def exhaust(loop: Any) -> None:
+    """Take what is left; for an endless loop, 50 batches."""
+    for _ in range(50):
+        next(loop)
+
+
+# --- how a loop ends -------------------------------------------------------------------------
+
+
+def test_leaving_a_loop_early(made):
+    with dsprep.Reader(made["groups"], 7, epochs=None) as reader:
+        for count in (1, 2, 9):
+            for k, _ in enumerate(reader):
+                if k == count:
+                    break
+            assert threads() == 0
+        assert reader.state_dict()["stages"][-1][2] == 15 - 15 * reader.epoch
+
+        def fails() -> None:
+            for _ in reader:
+                raise KeyError("in the loop")
+
+        with pytest.raises(KeyError) as caught:
+            fails()
+        del caught
+        gc.collect()
+        assert threads() == 0
+        for _ in reader:
+            break
+
+
+def test_loops_that_are_thrown_away(made):
+    reader = dsprep.Reader(made["groups"], 7, epochs=None, io_threads=2)
+    before = fds()
+    for steps in (0, 1, 5):
+        loop = iter(reader)
+        for _ in range(steps):
+            next(loop)
+        assert threads() == 3
+        del loop
+        gc.collect()
+        assert threads() == 0
+    cycle: list[Any] = [iter(reader)]
+    next(cycle[0])
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert threads() == 0
+    loop = iter(reader)
+    next(loop)
+    del reader  # the loop goes on
+    next(loop)
+    del loop
+    gc.collect()
+    assert threads() == 0
+    assert fds() <= before + 1
+
+
+@pytest.mark.parametrize("close", ["reader", "loop"])
+def test_closing_within_the_loop(close, made):
+    for io_threads in (1, 3):
+        reader = dsprep.Reader(made["groups"], 7, epochs=None, io_threads=io_threads)
+        loop = iter(reader)
+        held = next(loop)
+        known = keys(held, SCHEMA)
+        (reader if close == "reader" else loop).close()
+        assert threads() == 0
+        with pytest.raises((UsageError, StopIteration)):
+            exhaust(loop)
+        assert keys(held, SCHEMA) == known
+        next(iter(reader))
+
+
+def test_closing_while_another_thread_waits(made, monkeypatch):
+    """A consumer that waits for a read learns that the reader was closed."""
+    real = scatter._call
+    gate = threading.Event()
+
+    def slow(*args: Any) -> int:
+        gate.wait(5)
+        return real(*args)
+
+    monkeypatch.setattr(scatter, "_call", slow)
+    for buffers in (1, 3):
+        gate.clear()
+        reader = dsprep.Reader(made["groups"], 7, epochs=None, buffers=buffers)
+        loop = iter(reader)
+        ended: list[BaseException | None] = []
+
+        def consume(loop=loop, ended=ended) -> None:
+            try:
+                for _ in loop:
+                    pass
+            except BaseException as error:
+                ended.append(error)
+            else:
+                ended.append(None)
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        time.sleep(0.05)
+        assert not ended
+        threading.Timer(0.1, gate.set).start()
+        reader.close()
+        consumer.join(20)
+        assert not consumer.is_alive()
+        assert isinstance(ended[0], UsageError)
+        assert threads() == 0
+
+
+def test_closing_while_others_consume(made):
+    for k in range(20):
+        reader = dsprep.Reader(made["groups"], 3, epochs=None, io_threads=2, buffers=1 + k % 3)
+        loop = iter(reader)
+        ended = threading.Event()
+
+        def consume(loop=loop, ended=ended) -> None:
+            try:
+                for _ in loop:
+                    pass
+            except DsprepError:
+                ended.set()
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        time.sleep(0.002 * k)
+        reader.close()
+        consumer.join(20)
+        assert ended.is_set()
+        assert threads() == 0
+
+
+def test_one_loop_at_a_time(made):
+    with dsprep.Reader(made["groups"], 7) as reader:
+        loop = iter(reader)
+        with pytest.raises(UsageError, match="iterated already"):
+            iter(reader)
+        next(loop)
+        with pytest.raises(UsageError, match="second Reader"):
+            list(reader)
+        assert len([*loop]) == 14  # it was not disturbed
+        assert len([*reader]) == 15
+        assert list(loop) == []
+
+
+def test_a_transform_that_fails(made):
+    def fails(batch: Batch) -> Any:
+        if batch["y"][0] % 2:
+            raise ZeroDivisionError("in the transform")
+        return batch["y"]
+
+    with dsprep.Reader(made["groups"], 7, transform=fails, transform_threads=2) as reader:
+        with pytest.raises(ZeroDivisionError):
+            list(reader)
+        assert threads() == 0
+    with dsprep.Reader(made["groups"], 7) as reader:
+        expected = [b["y"].sum() for b in reader]
+    for workers in (1, 4):
+        with dsprep.Reader(
+            made["groups"], 7, transform=lambda b: b["y"].sum(), transform_threads=workers
+        ) as reader:
+            assert list(reader) == expected
+            for _ in reader:
+                state = reader.state_dict()
+                break
+            assert state["stages"][-1][2] == 1
+            gc.collect()
+            assert threads() == 0
+
+
+def test_iterating_in_another_thread(made):
+    found: list[list[bytes]] = []
+
+    def work() -> None:
+        with dsprep.Reader(made["gzip"], 7) as reader:
+            found.append([k for b in reader for k in keys(b, SCHEMA)])
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join(30)
+    assert len(found) == 4
+    assert all(f == found[0] for f in found)
+
+
+def test_begun_here_and_ended_there(made):
+    loop = iter(dsprep.Reader(made["groups"], 7, epochs=None))
+    next(loop)
+    items = [loop]
+    del loop
+    thread = threading.Thread(target=lambda: (next(items[0]), items.clear()))
+    thread.start()
+    thread.join(20)
+    gc.collect()
+    assert threads() == 0
+
+
+# --- other processes -------------------------------------------------------------------------
+
+
+def test_a_reader_is_pickled_where_it_is(made):
+    with dsprep.Reader(made["groups"], 7, seed=3, epochs=2) as reader:
+        expected = [keys(b, SCHEMA) for b in reader]
+    with dsprep.Reader(made["groups"], 7, seed=3, epochs=1) as reader:
+        copies = [pickle.dumps(reader) for _ in reader]
+        for k, data in enumerate(copies[:-1]):
+            with pickle.loads(data) as again:
+                assert [keys(b, SCHEMA) for b in again] == expected[k + 1 : 15]
+
+
+def consume(reader: dsprep.Reader, queue: Any) -> None:
+    """Tell another process what comes."""
+    queue.put([keys(b, SCHEMA) for b in reader])
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_processes_that_are_started_with_a_reader(method, made):
+    context = multiprocessing.get_context(method)
+    with dsprep.Reader(made["groups"], 7, seed=3) as reader:
+        expected = [keys(b, SCHEMA) for b in reader]
+        reader.set_epoch(0)
+        queue = context.Queue()
+        child = context.Process(target=consume, args=(reader, queue))
+        child.start()
+        assert queue.get(timeout=40) == expected
+        child.join(20)
+        assert child.exitcode == 0
+
+
+def child_of(code: Callable[[], None], seconds: float = 20.0) -> int:
+    """Fork, run `code`, and return its exit status; -1 if it hangs."""
+    pid = os.fork()
+    if pid == 0:
+        status = 3
+        try:
+            code()
+            status = 0
+        finally:
+            os._exit(status)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return -1
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_in_the_middle(made):
+    with dsprep.Reader(made["groups"], 7, seed=1, epochs=None) as reader:
+        loop = iter(reader)
+        for _ in range(3):
+            held = next(loop)
+        known = keys(held, SCHEMA)
+
+        def goes_on() -> None:  # from where the parent is
+            state = reader.state_dict()
+            found = [keys(b, SCHEMA) for _, b in zip(range(30), reader, strict=False)]
+            assert len(found) == 30
+            assert keys(held, SCHEMA) == known
+            reader.load_state_dict(state)
+            assert keys(next(iter(reader)), SCHEMA) == found[0]
+            reader.close()
+
+        def wrong() -> None:
+            with pytest.raises(UsageError, match="forked"):
+                exhaust(loop)
+
+        def ends() -> None:
+            loop.close()
+            reader.close()
+            gc.collect()
+
+        for code in (goes_on, wrong, ends):
+            assert child_of(code) == 0
+        following = [keys(next(loop), SCHEMA) for _ in range(20)]
+        assert keys(held, SCHEMA) == known
+        loop.close()
+    with dsprep.Reader(made["groups"], 7, seed=1, epochs=None) as reader:
+        expected = [keys(b, SCHEMA) for _, b in zip(range(23), reader, strict=False)]
+    assert following == expected[3:]
+
+
+def script(path: Path, body: str, **options: Any) -> subprocess.Popen[str]:
+    text = f"""
+        import gc, os, signal, sys, threading, time
+        import dsprep
+        path = {str(path)!r}
+        """
+    code = textwrap.dedent(text) + textwrap.dedent(body)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, **options
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "loop = iter(dsprep.Reader(path, 7, epochs=None)); next(loop)",
+        "reader = dsprep.Reader(path, 7, epochs=None)\nloop = iter(reader)\nkept = next(loop)",
+        "sys.loop = iter(dsprep.Reader(path, 7, epochs=None, io_threads=3)); next(sys.loop)",
+        "loop = iter(dsprep.Reader(path, 7, epochs=None)); next(loop); loop.me = loop",
+        "loop = iter(dsprep.Reader(path, 7, transform=lambda b: b, epochs=None)); next(loop)",
+        "def f():\n  for b in dsprep.Reader(path, 7, epochs=None): sys.exit(0)\nf()",
+        "loop = iter(dsprep.Reader(path, 7)); next(loop)\n"  # noqa: ISC004
+        "if os.fork() == 0: sys.exit(0)\nassert os.wait()[1] == 0",
+    ],
+)
+def test_the_interpreter_ends_while_a_loop_is_open(body, made):
+    began = time.monotonic()
+    with script(made["groups"], body) as process:
+        out, err = process.communicate(timeout=40)
+    assert process.returncode == 0, err
+    assert (out, err) == ("", "")
+    assert time.monotonic() - began < 20
+
+
+def test_an_interrupt_while_waiting(made):
+    body = """
+        from dsprep import scatter
+        real = scatter._call
+        def slow(*args):
+            if threading.active_count() and reading.is_set():
+                print("waiting", flush=True)
+                time.sleep(0.5)
+            return real(*args)
+        reading = threading.Event()
+        scatter._call = slow
+        reader = dsprep.Reader(path, 7, epochs=None, buffers=1)
+        taken = 0
+        try:
+            for batch in reader:
+                taken += 1
+                reading.set()
+        except KeyboardInterrupt:
+            names = [t.name for t in threading.enumerate() if t.name.startswith("dsprep")]
+            steps = reader.state_dict()["stages"][-1][2] + 15 * reader.epoch
+            print("interrupted", names, steps - taken, flush=True)
+        """
+    with script(made["groups"], body) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=40)
+    assert process.returncode == 0, err
+    assert out.splitlines()[-1] == "interrupted [] 0"
+
+
+# --- files that change or fail ---------------------------------------------------------------
+
+
+def consumed(reader: dsprep.Reader) -> list[bytes]:
+    return [key for batch in reader for key in keys(batch, SCHEMA)]
+
+
+@pytest.mark.parametrize("name", ["plain", "groups", "gzip"])
+def test_a_file_that_changes_while_it_is_read(name, made, tmp_path):
+    path = copied(made[name], tmp_path)
+    data = path.read_bytes()
+    options: dict[str, Any] = {"buffer_size": 10, "shuffle": "none", "epochs": 3}
+
+    def truncated() -> None:
+        os.truncate(path, len(data) // 2)
+
+    def emptied() -> None:
+        os.truncate(path, 0)
+
+    def rewritten() -> None:
+        with path.open("r+b") as file:
+            file.write(data[: len(data) // 2])
+
+    for change in (truncated, emptied, rewritten):
+        path.write_bytes(data)
+        shutil.copystat(made[name], path)
+        with dsprep.Reader(path, 10, **options) as reader:
+            loop = iter(reader)
+            next(loop)
+            time.sleep(0.02)
+            change()
+            with pytest.raises(DsprepError) as caught:
+                for _ in loop:
+                    pass
+            assert str(path) in str(caught.value)
+            if change is not rewritten:
+                assert isinstance(caught.value, ReadError)
+                assert 0 <= caught.value.sample < COUNT
+            assert threads() == 0
+            with pytest.raises(DsprepError):
+                list(reader)
+
+
+def test_where_a_file_was_cut_is_told(made, tmp_path):
+    path = copied(made["plain"], tmp_path)
+    options: dict[str, Any] = {"shuffle": "none", "fields": ("x",), "buffer_size": 50}
+    with dsprep.Sidecar.open(path) as opened:
+        _, _, offset, _ = opened.locate([73], "x")
+    with dsprep.Reader(path, 50, buffers=1, **options) as reader:
+        loop = iter(reader)
+        kept = [next(loop) for _ in range(1)]
+        os.truncate(path, int(offset[0]) + 100)
+        with pytest.raises(ReadError) as caught:
+            next(loop)
+        del kept
+        if "changed while" not in str(caught.value):  # it was read before it was cut
+            assert caught.value.sample == 73
+            assert "offset" in str(caught.value)
+
+
+def test_a_file_that_is_replaced(made, tmp_path):
+    """Who has it open reads the old one to its end; the next loop notices."""
+    path = copied(made["groups"], tmp_path)
+    with dsprep.Reader(path, 10, shuffle="none") as reader:
+        expected = consumed(reader)
+        reader.set_epoch(0)
+        loop = iter(reader)
+        found = keys(next(loop), SCHEMA)
+        other = tmp_path / "other"
+        other.write_bytes(made["groups"].read_bytes()[:-5] + b"xxxxx")
+        other.replace(path)
+        found += [key for batch in loop for key in keys(batch, SCHEMA)]
+        assert found == expected
+        with pytest.raises(StaleError):
+            list(reader)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_flipped_bits_are_found_by_verify(target, tmp_path, monkeypatch):
+    batch = random_batch(SCHEMA, COUNT, seed=2)
+    origin = written("hdf5", tmp_path, SCHEMA, batch, COUNT)
+    path = tmp_path / TARGETS[target]
+    dsprep.repack(origin, path, buffer_size=20, stripe_size=4096, durable=False)
+    with dsprep.Sidecar.open(path) as opened:
+        (extent,) = opened.extents([47], ["x"])
+        file = opened.path.parent / extent.file
+    stat = file.stat()
+    with file.open("r+b") as f:
+        f.seek(extent.offset + 600)
+        bits = f.read(1)[0]
+        f.seek(extent.offset + 600)
+        f.write(bytes([bits ^ 4]))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    # In a file this small, every block is among those by which it is recognised.
+    monkeypatch.setattr(dsprep.Sidecar, "check", lambda self: None)
+    for shuffle in ("none", "group", "global"):
+        for io_threads in (1, 3):
+            with dsprep.Reader(path, 10, shuffle=shuffle, io_threads=io_threads) as reader:
+                assert len(consumed(reader)) == COUNT
+            options: dict[str, Any] = {"verify": True, "io_threads": io_threads}
+            with (
+                dsprep.Reader(path, 10, shuffle=shuffle, **options) as reader,
+                pytest.raises(ReadError, match="group 2 is wrong"),
+            ):
+                consumed(reader)
+
+
+def failing(monkeypatch, code: int, after: int, times: int = 1 << 60) -> list[int]:
+    """Have ``preadv`` fail with an errno, from the call number `after` on."""
+    real, calls = scatter._call, [0]
+
+    def call(*args: Any) -> int:
+        calls[0] += 1
+        if after <= calls[0] < after + times:
+            ctypes.set_errno(code)
+            return -1
+        return real(*args)
+
+    monkeypatch.setattr(scatter, "_call", call)
+    return calls
+
+
+@pytest.mark.parametrize("io_threads", [1, 3])
+def test_errors_of_the_storage_reach_the_consumer(io_threads, made, monkeypatch):
+    for after in (1, 2, 4):
+        with monkeypatch.context() as patch:
+            failing(patch, errno.EIO, after)
+            options: dict[str, Any] = {"shuffle": "none", "io_threads": io_threads}
+            with dsprep.Reader(made["groups"], 7, transfer_size=9000, **options) as reader:
+                with pytest.raises(ReadError, match="Input/output error") as caught:
+                    consumed(reader)
+                assert str(made["groups"]) in str(caught.value)
+                assert "offset" in str(caught.value)
+                assert 0 <= caught.value.sample < COUNT
+                assert isinstance(caught.value.__cause__, OSError)
+                assert threads() == 0
+    with dsprep.Reader(made["groups"], 7) as reader:
+        assert len(consumed(reader)) == COUNT
+
+
+def test_a_loop_goes_on_after_an_error_that_passes(made, monkeypatch):
+    with dsprep.Reader(made["groups"], 10, shuffle="none") as reader:
+        expected = consumed(reader)
+        reader.set_epoch(0)
+        found = []
+        with monkeypatch.context() as patch:
+            failing(patch, errno.EIO, 3)
+            with contextlib.suppress(ReadError):
+                for batch in reader:
+                    found += keys(batch, SCHEMA)
+        assert 0 < len(found) < COUNT
+        found += consumed(reader)
+        assert found == expected
+
+
+@pytest.mark.parametrize("how", ["short", "single bytes at times", "EINTR", "EAGAIN"])
+def test_short_reads_are_continued(how, made, monkeypatch):
+    with dsprep.Reader(made["groups"], 7) as reader:
+        expected = consumed(reader)
+    real = scatter._call
+    rng = np.random.default_rng(0)
+    lock = threading.Lock()
+
+    def call(fd: int, places: int, count: int, offset: int) -> int:
+        if how.startswith("E"):
+            with lock:
+                again = rng.random() < 0.5
+            if again:
+                ctypes.set_errno(getattr(errno, how))
+                return -1
+            return real(fd, places, count, offset)
+        with lock:
+            most = 1 if how != "short" and rng.random() < 0.3 else int(rng.integers(1, 3000))
+        entries = np.frombuffer((ctypes.c_int64 * (2 * count)).from_address(places), np.int64)
+        some = entries.reshape(-1, 2).copy()
+        ends = np.cumsum(some[:, 1])
+        last = int(np.searchsorted(ends, most, "left"))
+        if last < count:
+            some = some[: last + 1]
+            some[-1, 1] -= int(ends[last]) - most
+        return real(fd, some.ctypes.data, len(some), offset)
+
+    monkeypatch.setattr(scatter, "_call", call)
+    for io_threads in (1, 3):
+        with dsprep.Reader(made["groups"], 7, io_threads=io_threads) as reader:
+            assert consumed(reader) == expected
+
+
+def test_files_that_are_missing(tmp_path):
+    schema = Schema((Field("x", np.dtype("<f4"), (20000,)),))
+    origin = written("hdf5", tmp_path, schema, random_batch(schema, COUNT, seed=3), COUNT)
+    target = tmp_path / "set"
+    dsprep.convert(origin, target, to="hdf5", samples_per_file=10, workers=1)
+    options: dict[str, Any] = {"buffer_size": 10, "shuffle": "none"}
+    with dsprep.Reader(target, 10, **options) as reader:
+        loop = iter(reader)
+        gone = sorted(target.iterdir())[7]
+        held = [next(loop)]
+        gone.unlink()
+        with pytest.raises(ReadError, match=gone.name) as caught:
+            held.extend(loop)
+        assert caught.value.sample == 70
+        assert len(held) <= 7
+        assert threads() == 0
+        with pytest.raises((DsprepError, FileNotFoundError)):
+            list(reader)
+    with pytest.raises((DsprepError, FileNotFoundError)):
+        dsprep.Reader(target, 10)
+
+
+@pytest.mark.parametrize("kind", ["files", "chunks", "compressed chunks"])
+def test_more_files_than_may_be_open(kind, tmp_path):
+    """A unit may lie in thousands of files."""
+    count = 300
+    batch = random_batch(SCHEMA, count, seed=7)
+    origin = written("hdf5", tmp_path, SCHEMA, batch, count)
+    path = tmp_path / "set"
+    if kind == "files":
+        dsprep.convert(origin, path, to="hdf5", samples_per_file=1, workers=1)
+    else:
+        compress = "gzip" if "compressed" in kind else None
+        options = {"workers": 1, "compress": compress, "memory": "100GiB"}
+        write = WriteOptions(chunk=1)
+        path = path.with_suffix(".zarr")
+        dsprep.convert(origin, path, to="zarr", write_options=write, **options)
+    expected = sorted(keys(batch, SCHEMA))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for shuffle in ("group", "global", "none"):
+        with dsprep.Reader(path, 20, shuffle=shuffle, io_threads=2) as reader:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (fds() + 250, hard))
+            try:
+                found = consumed(reader)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert sorted(found) == expected
+        if shuffle == "none":
+            assert found == keys(batch, SCHEMA)
+
+
+def test_a_damaged_companion(tmp_path):
+    schema = Schema((Field.opaque("x"),))
+    batch = random_batch(schema, 9000, seed=4, longest=3000)
+    path = written("tfrecord", tmp_path, schema, batch, 9000)
+    companion = tmp_path / "set.tfrecord.dsprep.bin"
+    good = companion.read_bytes()
+    with dsprep.Reader(path, 1000) as reader:
+        assert sum(len(b["x"]) for b in reader) == 9000
+    for bad in (good[:-1], good + b"x", b"\0" + good[1:] if good[0] else b"\1" + good[1:], b""):
+        companion.write_bytes(bad)
+        with pytest.raises(FormatError, match="companion"):
+            list(dsprep.Reader(path, 1000))
+    companion.unlink()
+    with pytest.raises(FormatError, match="missing"):
+        list(dsprep.Reader(path, 1000))
+
+
+# --- hostile sidecars ------------------------------------------------------------------------
+
+HARMLESS = (DsprepError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+def read_hostile(path: Path, rng: np.random.Generator) -> None:
+    options: dict[str, Any] = {
+        "shuffle": ("none", "group", "global")[int(rng.integers(3))],
+        "buffer_size": (None, 7, "1MiB")[int(rng.integers(3))],
+        "io_threads": int(rng.integers(1, 3)),
+        "verify": bool(rng.integers(2)),
+        "epochs": 2,
+    }
+    with dsprep.Reader(path, int(rng.choice([1, 9, 200])), **options) as reader:
+        for k, batch in enumerate(reader):
+            for column in batch.values():
+                len(column)
+            if k > 100:
+                break
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_hostile_sidecars_are_refused_or_harmless(format, grouped, tmp_path, monkeypatch):
+    batch = random_batch(MIXED, 60, seed=5)
+    compress = {"chunk": 7, "compress": Compression("gzip")} if format in ("hdf5", "zarr") else {}
+    path = written(format, tmp_path, MIXED, batch, 60, **({} if grouped else compress))
+    if grouped:
+        out = tmp_path / f"groups{path.suffix}"
+        dsprep.repack(path, out, buffer_size=11, stripe_size=4096, durable=False)
+        path = out
+    where = sidecar.sidecar_path(path)
+    good = where.read_text()
+    rng = np.random.default_rng(6)
+    monkeypatch.setattr(dsprep.Sidecar, "check", lambda self: None)
+    refused = 0
+    for _ in range(120):
+        content = json.loads(good)
+        done = [mutations(content, rng) for _ in range(int(rng.integers(1, 3)))]
+        where.write_text(json.dumps(content))
+        try:
+            with time_limit(20):
+                read_hostile(path, rng)
+        except HARMLESS:
+            refused += 1
+        except BaseException as error:
+            raise AssertionError(f"{done}: {error!r}") from error
+        assert threads() == 0
+    assert refused > 40
