@@ -80,10 +80,11 @@ def dataset(
     UsageError
         If arguments contradict each other.
     """
-    arguments = {"path": path, "batch_size": batch_size, "transform": transform, **options}
-    with Reader(**arguments) as reader:
-        schema, steps = reader.schema, len(reader)
-        size = None if reader.remainder == "ragged" else batch_size
+    options |= {"path": path, "batch_size": batch_size, "transform": transform}
+    readers = _Readers(options, epoch, step)
+    reader = readers.first
+    schema, steps = reader.schema, len(reader)
+    size = None if reader.remainder == "ragged" else batch_size
     if step and not 0 < step <= steps:
         raise UsageError(f"step is {step}", expected=f"at most {steps}, the steps of an epoch")
     if (transform is None) != (output_signature is None):
@@ -94,43 +95,68 @@ def dataset(
     if transform is None:
         check_fields(schema, takes, "TensorFlow")
         output_signature = {f.name: _signature(f, size) for f in schema}
-    turns = _Turns(epoch, step, int(options.get("epochs", 1) or 1))
 
     def batches() -> Iterator[Any]:
-        with Reader(**arguments) as reader:
-            turns.begin(reader)
-            found = iter(reader)
-            try:
-                for batch in found:
-                    yield batch if transform is not None else _plain(batch)
-                    del batch
-            finally:
-                found.close()
+        for batch in readers.loop():
+            yield batch if transform is not None else _plain(batch)
+            del batch
 
     data = tf.data.Dataset.from_generator(batches, output_signature=output_signature)
     if transform is None and schema.ragged:
         data = data.map(lambda batch: {f.name: _joined(f, batch[f.name]) for f in schema})
-    if transform is None and options.get("epochs", 1) == 1 and not step:
+    if options.get("epochs", 1) == 1 and not step:
         data = data.apply(tf.data.experimental.assert_cardinality(steps))
     return data.prefetch(prefetch) if prefetch else data
 
 
-class _Turns:
-    """Which epoch an iteration reads."""
+class _Readers:
+    """One reader for iterations one after another, others for those at the same time.
 
-    def __init__(self, epoch: int, step: int, epochs: int) -> None:
-        self._next, self._step, self._epochs = epoch, step, epochs
+    Parameters
+    ----------
+    arguments
+        Of `Reader`.
+    epoch, step
+        Where the first iteration begins.
+
+    Attributes
+    ----------
+    first
+        The reader that is kept.
+    """
+
+    def __init__(self, arguments: dict[str, Any], epoch: int, step: int) -> None:
+        self._arguments, self._next, self._step = arguments, epoch, step
+        self._epochs = arguments.get("epochs", 1) or 1
         self._lock = threading.Lock()
+        self._busy = False
+        self.first = Reader(**arguments)
 
-    def begin(self, reader: Reader) -> None:
+    def loop(self) -> Iterator[Batch]:
+        """Yield the batches of the next iteration."""
         with self._lock:
-            epoch, step = self._next, self._step
-            self._next, self._step = epoch + self._epochs, 0
-        reader.set_epoch(epoch)
-        if step:
-            state = reader.state_dict()
-            state["stages"][-1][2] = step
-            reader.load_state_dict(state)
+            epoch, step, more = self._next, self._step, self._busy
+            self._next, self._step, self._busy = epoch + self._epochs, 0, True
+        # One more reads for itself alone: what goes on among ranks belongs to the first.
+        among = ("readers_per_node", "stagger", "comm")
+        alone = {k: v for k, v in self._arguments.items() if k not in among}
+        reader = Reader(**alone) if more else self.first
+        try:
+            reader.set_epoch(epoch)
+            if step:
+                state = reader.state_dict()
+                state["stages"][-1][2] = step
+                reader.load_state_dict(state)
+            batches = iter(reader)
+            try:
+                yield from batches
+            finally:
+                batches.close()
+        finally:
+            if more:
+                reader.close()
+            else:
+                self._busy = False
 
 
 def takes(dtype: DType) -> bool:

@@ -54,6 +54,7 @@ COPIES = 2
 """Copies to a device that are under way at a time."""
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for every context, not that of one device
+_OF_PROCESSES = ("allocate", "readers_per_node", "stagger", "comm")  # of no use in workers
 _EPOCH, _CALLS, _BEGUN = range(3)  # what `Batches` shares with workers
 
 
@@ -69,7 +70,8 @@ class Batches(IterableDataset[Any]):
     rank r is rank ``r * k + w`` of ``P * k``, so that every sample still comes once, and as many
     batches on every rank. As with PyTorch's ``DistributedSampler``, `set_epoch` has to be called
     before each epoch then. The number of batches may be a little larger with workers than
-    ``len`` says, and states come from the workers (torchdata's ``StatefulDataLoader``).
+    ``len`` says, states come from the workers (torchdata's ``StatefulDataLoader``), and each worker
+    reads for itself (no `readers_per_node`, no `stagger`).
 
     Parameters
     ----------
@@ -218,7 +220,7 @@ class Batches(IterableDataset[Any]):
         shared = self._shared
         if not self._in_worker:
             main, place = self.reader, self.reader.place
-            arguments = {k: v for k, v in self._arguments.items() if k != "allocate"}
+            arguments = {k: v for k, v in self._arguments.items() if k not in _OF_PROCESSES}
             arguments["rank"] = place.rank * info.num_workers + info.id
             arguments["world_size"] = place.world_size * info.num_workers
             self.reader = Reader(**arguments)
