@@ -292,6 +292,9 @@ def test_a_file_system_without_direct_reads(call, path, monkeypatch):
     monkeypatch.setattr(os, call, invalid)
     with pytest.raises(UsageError, match=r'direct" does not work .* give engine="buffered"'):
         read(engines.make("direct"), file, [(0, 100)])
+    if call == "open":
+        found = read(engines.make("direct", otherwise=True), file, [(7, 9000), (50_000, 10)])
+        assert found == expected([(7, 9000), (50_000, 10)])
 
 
 def test_a_file_that_the_kernel_says_cannot_be_read_directly(path, monkeypatch):

@@ -57,7 +57,7 @@ class Engine(Protocol):
         """
 
 
-def make(name: str) -> Engine:
+def make(name: str, otherwise: bool = False) -> Engine:
     """Return an engine.
 
     Parameters
@@ -65,6 +65,9 @@ def make(name: str) -> Engine:
     name
         One of `NAMES`. ``"auto"`` is `buffered`, which works everywhere; what is best is found by
         `dsprep.reader.measuring.choose`.
+    otherwise
+        Whether files that cannot be read directly are read by `buffered` and are no error, as
+        where nobody asked for ``"direct"`` but a measurement of other files on the mount.
 
     Raises
     ------
@@ -76,9 +79,10 @@ def make(name: str) -> Engine:
 
         return Buffered()
     if name == "direct":
+        from dsprep.reader.engines.buffered import Buffered
         from dsprep.reader.engines.direct import Direct
 
-        return Direct()
+        return Direct(Buffered() if otherwise else None)
     if name == "mapped":
         from dsprep.reader.engines.mapped import Mapped
 

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dsprep.errors import FormatError, UsageError
-from dsprep.reader.engines import copying
+from dsprep.reader.engines import Engine, copying
 from dsprep.reader.filling import stepped
 from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.reading.files import File
@@ -33,16 +33,31 @@ _FIX = 'give engine="buffered", which works on every file system'
 
 
 class Direct:
-    """Reads past the page cache; see `Engine`."""
+    """Reads past the page cache; see `Engine`.
+
+    Parameters
+    ----------
+    otherwise
+        What reads the files that cannot be read so; None: they are an error.
+    """
 
     name = "direct"
 
-    def __init__(self) -> None:
+    def __init__(self, otherwise: Engine | None = None) -> None:
+        self._otherwise = otherwise
         self._open: WeakKeyDictionary[File, Opened] = WeakKeyDictionary()
         self._own = threading.local()
 
     def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`."""
+        try:
+            return self._read(file, start, places)
+        except UsageError:
+            if self._otherwise is None:
+                raise
+            return self._otherwise.read(file, start, places)
+
+    def _read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
         nbytes = int(places[:, 1].sum())
         if not nbytes:
             return 0, 0
