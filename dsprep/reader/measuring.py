@@ -45,6 +45,9 @@ SMALL = 64 << 20
 SECONDS = 0.25
 """That a measurement takes at most, but for the read that is under way then."""
 
+ENGINES_SHARE = 0.6
+"""Share of it for comparing engines; the rest is for numbers of threads."""
+
 MOST = 256 << 20
 """Bytes that it takes at most from the storage, reached by storage of more than 1 GB/s only."""
 
@@ -129,22 +132,24 @@ def _found(ranges: Sequence[Range], cache: float, engine: str, threads: int | No
     trials = Trials(ranges)
     share = 0.0 if engine == "direct" else trials.look()
     cached = max(cache, share)
-    why = f"{share:.0%} of the data is in the page cache"
-    if cached > share:
-        why += f", after an epoch {min(1, cache):.0%}"
+    facts = []
+    if engine != "direct":
+        facts.append(f"{share:.0%} of the data is in the page cache")
+        if min(1, cache) > share:
+            facts.append(f"{min(1, cache):.0%} will be after an epoch")
     if engine == "auto" and cached >= CACHED:
         engine = "buffered"
     if engine != "auto" and threads is not None:
-        return Choice(engine, threads, why)
+        return Choice(engine, threads, "; ".join(facts))
     state = "warm" if share >= CACHED else "cold"
     if engine == "auto":
-        state += f" {cached:.1f}"
+        state += f" {round(2 * cached) / 2}"  # coarse: a measurement fills the cache a little
     key = _key(ranges[0][0], state, engine, threads)
     found = recall(key)
     if found is None:
-        facts = [why]
+        count = len(facts)
         found = _measured(trials, cached, engine, threads, facts)
-        if len(facts) > 1:
+        if len(facts) > count:
             remember(key, found)
     return found
 
@@ -164,8 +169,10 @@ def _measured(
     best = Way("buffered" if engine == "auto" else engine, threads or 1)
     if engine == "auto":
         other = Way("direct", best.threads)
+        trials.allow(ENGINES_SHARE)
         if trials.better(best, other, DIRECT_GAIN / (1 - cached), RUN, 2, facts):
             best = other
+    trials.allow(1.0)
     most = cores()
     while threads is None and best.threads < most:
         other = Way(best.engine, min(2 * best.threads, most))
@@ -217,7 +224,8 @@ class Trials:
     """
 
     def __init__(self, ranges: Sequence[Range]) -> None:
-        self._end = time.perf_counter() + SECONDS
+        self._began = time.perf_counter()
+        self._end = self._began + SECONDS
         self._left = MOST
         self._again = False  # places may be read more than once
         self._engines: dict[str, Engine] = {}
@@ -238,6 +246,10 @@ class Trials:
                 at = 2 * RUN * i
                 self._spots.append((files[path], offset + at, min(RUN, nbytes - at)))
         dice.shuffle(self._spots)
+
+    def allow(self, share: float) -> None:
+        """Let trials go on until a share of all the time is over."""
+        self._end = self._began + share * SECONDS
 
     def look(self) -> float:
         """Return the share of the data that is in the page cache, and go on with the rest."""
@@ -277,20 +289,23 @@ class Trials:
         """
         speeds: dict[Way, list[float]] = {known: [], other: []}
         if self._again:
-            rounds, nbytes = 3, max(2 * CALL, 4 * CALL // other.threads)
+            rounds, nbytes = 5, max(CALL, 8 * CALL // other.threads)
         for number in range(rounds):
             for way in (known, other) if number % 2 == 0 else (other, known):
                 spots = self._take(nbytes * other.threads, nbytes)
                 if not spots or time.perf_counter() > self._end:
                     break
                 try:
-                    speeds[way].append(self._speed(way, spots))
+                    speed = self._speed(way, spots)
                 except UsageError as error:  # not on this file system
                     facts.append(f"{way}: {error}")
                     return False
+                if speed:
+                    speeds[way].append(speed)
         if not min(map(len, speeds.values())):
             return False
-        a, b = map(statistics.median, speeds.values())
+        # What is read twice may as well be read often: what others disturb does not count.
+        a, b = (max(s) if self._again else statistics.median(s) for s in speeds.values())
         facts.append(f"{known} {a / 1e9:.2f} GB/s, {other} {b / 1e9:.2f} GB/s")
         return b >= gain * a > 0
 
@@ -317,7 +332,7 @@ class Trials:
         return found if len(found) >= total // most else []
 
     def _speed(self, way: Way, spots: list[Spot]) -> float:
-        """Return the bytes per second by which places are read."""
+        """Return the bytes per second by which places are read; 0 if time was up too soon."""
         engine = self._engines.get(way.engine)
         if engine is None:
             engine = self._engines[way.engine] = engines.make(way.engine)
@@ -359,4 +374,7 @@ class Trials:
             worker.join()
         if errors:
             raise errors[0]
-        return sum(done) / max(time.perf_counter() - began, 1e-6)
+        took = time.perf_counter() - began
+        if took > 0 and (not jobs or sum(done) >= CALL * way.threads):
+            return sum(done) / took
+        return 0.0
