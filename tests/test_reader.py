@@ -25,6 +25,7 @@ from dsprep.describing import provenance
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.base import WriteOptions
 from dsprep.jobs import run_job
+from dsprep.reader.engines import make
 from dsprep.schema import Batch, Field, Ragged, Schema
 
 SCHEMAS = dict(schemas())
@@ -437,6 +438,27 @@ def test_the_order_does_not_depend_on_how_it_is_read(tmp_path):
         for other in ({"seed": 6}, {"buffers_mixed": 1}) if shuffle == "group" else ({"seed": 6},):
             again = check(path, batch, MIXED, replace(base, **other))
             assert [keys(b, MIXED) for b in again] != found
+
+
+@pytest.mark.parametrize("engine", ["buffered", "direct", "mapped"])
+def test_every_engine(engine, tmp_path, monkeypatch):
+    made = make(engine)
+    begin = dsprep.Reader.__init__
+
+    def with_engine(self: dsprep.Reader, *words: Any, **options: Any) -> None:
+        begin(self, *words, **options)
+        self._settings = replace(self._settings, engine=made)
+
+    monkeypatch.setattr(dsprep.Reader, "__init__", with_engine)
+    batch = random_batch(MIXED, 90, seed=18, longest=100)
+    origin = written("hdf5", tmp_path, MIXED, batch, 90)
+    for name in ("hdf5", "lmdb", "zip"):
+        path = tmp_path / TARGETS[name]
+        dsprep.repack(origin, path, buffer_size=13, stripe_size=4096, durable=False)
+        for setting in settings(f"{engine} {name}", 2):
+            setting = replace(setting, transfer_size=setting.transfer_size and 5000, epochs=1)
+            check(path, batch, MIXED, setting)
+            check(origin, batch, MIXED, replace(setting, buffer_size=11))
 
 
 def test_epochs_differ_and_come_again(tmp_path):
