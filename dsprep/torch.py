@@ -64,14 +64,15 @@ class Batches(IterableDataset[Any]):
     A batch is a dict of field name to tensor of shape ``(n, *shape)``; ragged fields are
     `dsprep.adapters.Values`. It stays as it is as long as a tensor of it exists.
 
-    No workers are needed: the reader's threads read while the program computes. In a
-    ``DataLoader(batches, batch_size=None, num_workers=k)``, which pays if a transform is slow and
-    holds the GIL, each worker is a rank of its own: of P ranks with k workers each, worker w of
-    rank r is rank ``r * k + w`` of ``P * k``, so that every sample still comes once, and as many
-    batches on every rank. As with PyTorch's ``DistributedSampler``, `set_epoch` has to be called
-    before each epoch then. The number of batches may be a little larger with workers than
-    ``len`` says, states come from the workers (torchdata's ``StatefulDataLoader``), and each worker
-    reads for itself (no `readers_per_node`, no `stagger`).
+    No workers are needed: the reader's threads read while the program computes. A
+    ``DataLoader(batches, batch_size=None, num_workers=k)`` copies every batch from process to
+    process, so workers pay only for a slow transform that holds the GIL. Each worker is a rank of
+    its own then: of P ranks with k workers each, worker w of rank r is rank ``r * k + w`` of
+    ``P * k``, so that every sample still comes once, and as many batches on every rank. As with
+    PyTorch's ``DistributedSampler``, `set_epoch` has to be called before each epoch. There may be
+    a few batches more than ``len`` says; states come from the workers (torchdata's
+    ``StatefulDataLoader``); and each worker reads for itself (no `readers_per_node`, no
+    `stagger`).
 
     Parameters
     ----------
@@ -200,7 +201,7 @@ class Batches(IterableDataset[Any]):
             raise UsageError(
                 "the batches are read by the workers of a DataLoader, so this process does not "
                 "know where they are",
-                fix="use num_workers=0, which is not slower, or torchdata's StatefulDataLoader",
+                fix="use num_workers=0, which is faster, or torchdata's StatefulDataLoader",
             )
         return self.reader.state_dict() if self._ahead is None else self._ahead.state()
 
@@ -398,8 +399,7 @@ class Feed(Iterator[Any]):
 
     def _begin(self, batch: Any) -> tuple[Any, Any]:
         host = self._convert(batch)
-        while len(self._copying) >= COPIES:
-            self._copying.popleft()[0].synchronize()
+        self._wait(COPIES - 1)
         try:
             copy = mapped(self._copy, host)
         finally:  # also a copy that has begun before another one failed needs its memory
@@ -421,10 +421,14 @@ class Feed(Iterator[Any]):
 
     def close(self) -> None:
         """Wait for the copies that are under way, then end the loop."""
-        while self._copying:
+        self._wait(0)
+        self.ahead.close()
+
+    def _wait(self, most: int) -> None:
+        """Wait until at most so many copies are under way; only then let go of their memory."""
+        while len(self._copying) > most:
             self._copying[0][0].synchronize()
             self._copying.popleft()
-        self.ahead.close()
 
 
 class Pinned:

@@ -36,5 +36,7 @@ def made(
     source = MemorySource(schema, batch, directory / "memory")
     run_job(plan_job(source, directory / "origin.h5"), source, durable=False)
     out = directory / "out.h5"
-    dsprep.repack(directory / "origin.h5", out, buffer_size=group, durable=False)
+    dsprep.repack(
+        directory / "origin.h5", out, buffer_size=group, stripe_size="4KiB", durable=False
+    )
     return out, batch

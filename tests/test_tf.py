@@ -92,6 +92,8 @@ def test_batches_share_memory_and_stay_as_they_are(plain):
     spec = dataset(path, 8, **ALONE).element_spec
     data = dataset(path, 8, transform=note, output_signature=spec, **ALONE)
     kept = list(data.repeat(3))
+    with dsprep.Reader(path, 8, epochs=3, **ALONE) as reader:
+        assert labels(kept) == [batch["label"].tolist() for batch in reader]
     for place, batch in zip(places, kept, strict=False):
         assert np.asarray(memoryview(batch["x"])).ctypes.data == place
         assert raw(batch["x"].numpy()) == raw(expected["x"][batch["label"].numpy()])

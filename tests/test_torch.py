@@ -6,8 +6,11 @@ import contextlib
 import ctypes
 import gc
 import pickle
+import threading
+import time
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -39,6 +42,13 @@ def plain(tmp_path_factory):
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
     return made(tmp_path_factory.mktemp("mixed"), MIXED)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Each batch has memory of its own."""
+    schema = Schema((Field("x", np.dtype("<f4"), (64, 64)), PLAIN["label"]))
+    return made(tmp_path_factory.mktemp("large"), schema)
 
 
 def labels(batches):
@@ -201,6 +211,20 @@ def test_a_state_is_exact_to_the_batch(plain, through):
     assert found + labels(loop(first)) == expected[:13]  # the loop that was left goes on
 
 
+def test_loops_leave_no_thread_and_no_file(plain):
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    for left in (0, 1, 5, 100):
+        batches = Batches(plain[0], 8, **ALONE)
+        for i, _ in enumerate(DataLoader(batches, batch_size=None)):
+            if i == left:
+                break
+        batches.close()
+        del batches
+        gc.collect()
+        assert not [t.name for t in threading.enumerate() if t.name.startswith("dsprep-")]
+        assert len(list(Path("/proc/self/fd").iterdir())) <= files
+
+
 def test_it_can_be_pickled(plain):
     batches = Batches(plain[0], 8, **ALONE)
     loop = iter(batches)
@@ -306,6 +330,8 @@ class Event:
         side.begun = []
 
     def synchronize(self):
+        if self in self.side.events:
+            time.sleep(0.002)  # others go on meanwhile, and fill memory that is free
         while self in self.side.events:
             for to, values in self.side.events.pop(0).work:
                 to.copy_(values)
@@ -354,8 +380,8 @@ def kept():
 
 
 @pytest.mark.parametrize("shuffle", ["group", "none"])
-def test_a_device_gets_the_batches_of_the_reader(plain, shuffle, kept):
-    path, expected = plain
+def test_a_device_gets_the_batches_of_the_reader(large, shuffle, kept):
+    path, expected = large
     options = {"shuffle": shuffle, "epochs": 20, "buffers": 1, **ALONE}
     side = Fake()
     with dsprep.Reader(path, 8, **options) as reader:
@@ -370,16 +396,20 @@ def test_a_device_gets_the_batches_of_the_reader(plain, shuffle, kept):
     assert side.most <= adapter.COPIES
 
 
-def test_copies_that_fall_behind_are_waited_for(plain, kept):
+def test_copies_that_fall_behind_are_waited_for(large, kept):
     side = Fake()
     side.use = lambda tensors, event: None  # a program that runs ahead of its GPU
-    feed = Feed(dsprep.Reader(plain[0], 8, epochs=5, allocate=kept, **ALONE), _tensors, side)
+    options = {"epochs": 5, "buffers": 1, **ALONE}
+    with dsprep.Reader(large[0], 8, **options) as reader:
+        right = labels(reader)
+    feed = Feed(dsprep.Reader(large[0], 8, allocate=kept, **options), _tensors, side)
     late = list(feed)
     assert side.most <= adapter.COPIES
     feed.close()
     assert not side.events
+    assert labels(late) == right
     for batch in late:
-        assert raw(batch["x"].numpy()) == raw(plain[1]["x"][batch["label"]])
+        assert raw(batch["x"].numpy()) == raw(large[1]["x"][batch["label"]])
 
 
 def _tensors(batch):
