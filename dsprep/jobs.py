@@ -176,10 +176,9 @@ def run_job(
         If the target exists or is busy, space or memory do not suffice, or data are damaged.
     """
     began = time.monotonic()
-    _check_not_source(job.target, source)
+    threads = admit(job, source, workers, memory)
     if overwrite:
         check_replaceable(job.target)
-    threads = count_workers(job, workers, memory, source.resident_nbytes())
     with Staging(
         job.target, _fingerprint(job, source), overwrite=overwrite, restart=restart, durable=durable
     ) as staging:
@@ -387,8 +386,26 @@ def _final_path(job: Job, shard: Shard) -> Path:
     return job.target.absolute() / shard.name if job.sharded else job.target.absolute()
 
 
-def count_workers(job: Job, workers: int | None, memory: int | None, resident: int = 0) -> int:
+def admit(job: Job, source: Source, workers: int | None, memory: int | None) -> int:
+    """Return how many workers a job may have; nothing is written.
+
+    Raises
+    ------
+    UsageError
+        If the target is a place of the source, or the job does not fit in the memory.
+    """
+    _check_not_source(job.target, source)
+    taken = source.resident_nbytes()
+    most = job.payload + job.samples if isinstance(source, ShuffledSource) else 0
+    return count_workers(job, workers, memory, taken, most)
+
+
+def count_workers(
+    job: Job, workers: int | None, memory: int | None, resident: int = 0, most: int = 0
+) -> int:
     """Return how many workers may run at once within `memory` bytes, `resident` of them taken.
+
+    `most`: what would be taken of any memory, though never more than half of it.
 
     Raises
     ------
@@ -406,9 +423,11 @@ def count_workers(job: Job, workers: int | None, memory: int | None, resident: i
         unit = job.format.unit(job.schema, job.options) * job.payload // max(1, job.samples)
     each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
     if each + resident > memory:
+        least = each + max(resident, min(each, most))
+        step = 10 ** max(0, (len(str(least)) - 1) // 3 * 3 - 1)  # as many digits as are shown
         raise UsageError(
             "one worker does not fit in the memory allowed",
-            expected=f"--memory of at least {show_nbytes(each + resident)}",
+            expected=f"--memory of at least {show_nbytes(-(-least // step) * step)}",
             found=show_nbytes(memory),
             fix="raise --memory, or make chunks smaller with --chunk"
             if not job.groupings

@@ -30,6 +30,7 @@ from dsprep.jobs import (
     Job,
     Progress,
     Report,
+    admit,
     check_targets,
     discard_kept,
     run_job,
@@ -217,6 +218,7 @@ def plan_repack(
                 {k: v for k, v in recipe.items() if v not in (None, "", 1)},
             )
         )
+        admit(parts[-1].job, part, workers, memory)
     first = parts[0]
     found = warnings(
         len(first.source),

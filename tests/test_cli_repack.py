@@ -116,3 +116,27 @@ def test_nothing_is_measured_twice():
     read.clear()
     breakeven._seconds_per_sample(one, 10**9, 3)
     assert len(set(read)) == len(read) <= breakeven.MOST
+
+
+@pytest.mark.parametrize("memory", ["1kB", "34MB", "40MB", "47MB", "50MB"])
+@pytest.mark.parametrize("samples", [1000, 1 << 21, 3 << 21, 1 << 24])
+def test_the_memory_that_is_named_suffices(memory, samples, tmp_path):
+    path = tmp_path / "train.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (samples,), "f4", chunks=(1 << 20,) if samples > 1000 else None)
+    words = (path, tmp_path / "out.h5", "--shuffle", 1, "--dry-run", "--memory")
+    done = run(*words, memory)
+    if done.exit_code:
+        assert "does not fit in the memory" in done.stderr
+        least = done.stderr.split("at least ")[1].split(",")[0].replace(" ", "")
+        done = run(*words, least)
+    assert done.exit_code == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["repack", "convert"])
+def test_a_dry_run_refuses_what_the_run_would(command, train, tmp_path):
+    for more in ([], ["--dry-run"]):
+        words = [command, train, tmp_path / "o.h5", "--memory", "1kB", *more]
+        done = CliRunner().invoke(app, list(map(str, words)))
+        assert done.exit_code == 2
+        assert "--memory of at least 33.6 MB" in done.stderr

@@ -424,7 +424,7 @@ def test_parts_and_shards_of_zip_stores_are_zip_stores(name, origins, tmp_path):
 def test_a_dry_run_writes_nothing(kind, origins, tmp_path):
     _, _, origin = origins[kind]
     target = tmp_path / "none" / "out.tfrecord"
-    words = ("--shuffle", "1", "--memory", "1MB", "-b", "64KiB", "--dry-run")
+    words = ("--shuffle", "1", "--memory", "40MB", "-b", "64KiB", "--dry-run")
     done = run("repack", origin, target, *words)
     assert done.exit_code == 0, done.output
     assert not list(tmp_path.iterdir())

@@ -152,7 +152,7 @@ def convert(
     command again to continue it.
     """
     from dsprep.conversion import plan_job
-    from dsprep.jobs import run_job
+    from dsprep.jobs import admit, run_job
     from dsprep.plan import parse_nbytes
     from dsprep.schema import parse_dtype
 
@@ -173,7 +173,9 @@ def convert(
             samples_per_file=samples_per_file,
             shard_nbytes=parse_nbytes(shard_size) if shard_size else None,
         )
+        limit = parse_nbytes(memory) if memory else None
         if dry_run:
+            admit(job, source, workers, limit)
             _print_plan(job, source, json)
             return
         if not json:
@@ -185,7 +187,7 @@ def convert(
                     job,
                     source,
                     workers=workers,
-                    memory=parse_nbytes(memory) if memory else None,
+                    memory=limit,
                     overwrite=overwrite,
                     restart=restart,
                     durable=sync,
