@@ -509,3 +509,21 @@ def test_an_error_comes_after_the_batches_before_it(plain, tmp_path):
         found += (batch["label"].tolist() for batch in feed)
     feed.close()
     assert len(found) == 6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_real_gpu_gets_the_batches_of_the_reader(large):
+    path, expected = large
+    x = torch.from_numpy(expected["x"]).cuda().view(torch.int32)
+    work = torch.rand(2048, 2048, device="cuda")
+    batches = Batches(path, 8, device="cuda", epochs=50, **ALONE)
+    wrong, found = torch.zeros((), dtype=torch.int64, device="cuda"), []
+    for batch in batches:  # the program runs ahead of the GPU: nothing here waits for it
+        work = work @ work / 2048
+        wrong += (batch["x"].view(torch.int32) != x[batch["label"]]).sum()
+        found.append(batch["label"])
+    assert int(wrong) == 0
+    with dsprep.Reader(path, 8, epochs=50, **ALONE) as reader:
+        assert [f.tolist() for f in found] == labels(reader)
+    batches = Batches(path, 8, pin_memory=True, **ALONE)
+    assert next(iter(batches))["x"].is_pinned()
