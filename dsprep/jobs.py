@@ -182,7 +182,7 @@ def run_job(
     with Staging(
         job.target, _fingerprint(job, source), overwrite=overwrite, restart=restart, durable=durable
     ) as staging:
-        _check_space(job, staging)
+        check_space([job])
         if shuffled is not None and not (staging.state or {}).get("complete"):
             shuffled.durable = durable
             if durable and shuffled.how == "buckets" and staging.state is None:
@@ -248,12 +248,17 @@ def discard_kept(targets: Sequence[Path]) -> None:
 def _published(target: Path) -> bool:
     """Whether a run has made this output whole and left the record of it."""
     root = partial_path(target)
+    made = root / "data" / target.name
+    return bool(_state(root).get("complete")) and target.exists() and not made.exists()
+
+
+def _state(root: Path) -> dict[str, Any]:
+    """Return how far a run came that worked in `root`; empty if it left no word."""
     try:
         state = json.loads((root / "state.json").read_bytes())
     except (OSError, ValueError):
-        return False
-    complete = isinstance(state, dict) and bool(state.get("complete"))
-    return complete and target.exists() and not (root / "data" / target.name).exists()
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
 def _copy_shards(
@@ -436,17 +441,26 @@ def count_workers(
     return min(workers, (memory - resident) // each)
 
 
-def _check_space(job: Job, staging: Staging) -> None:
-    """Raise `TargetError` if the rest of the output surely does not fit."""
-    if job.options.compress is not None or (staging.state or {}).get("complete"):
-        return  # the estimate is an upper bound, or all has been written
-    needed = job.estimate + job.scratch - tree_nbytes(staging.root)
-    free = free_nbytes(job.target.parent)
-    if needed > free:
+def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
+    """Raise `TargetError` if what is missing of some outputs, made in turn, surely does not fit.
+
+    `restart`: what earlier runs left is discarded.
+    """
+    needed = most = 0
+    for job in jobs:
+        root = partial_path(job.target)
+        if job.options.compress is not None or (_state(root).get("complete") and not restart):
+            continue  # the estimate is an upper bound, or all has been written
+        needed += job.estimate - (tree_nbytes(root) if root.is_dir() else 0)
+        most = max(most, needed + job.scratch)
+        needed -= tree_nbytes(job.target) if job.target.exists() else 0  # is replaced
+    at = jobs[0].target.parent
+    free = free_nbytes(at)
+    if most > free:
         raise TargetError(
             "there is not enough space",
-            where=job.target.parent,
-            expected=f"about {show_nbytes(needed)}",
+            where=at,
+            expected=f"about {show_nbytes(most)}",
             found=f"{show_nbytes(free)} free",
         )
 

@@ -31,6 +31,7 @@ from dsprep.jobs import (
     Progress,
     Report,
     admit,
+    check_space,
     check_targets,
     discard_kept,
     run_job,
@@ -425,6 +426,7 @@ def run_repack(
     targets = [part.job.target for part in plan.parts]
     if len(targets) > 1:
         check_targets(targets, overwrite=overwrite, restart=restart)
+        check_space([part.job for part in plan.parts], restart)
     for part in plan.parts:
         report = run_job(
             part.job,

@@ -463,3 +463,36 @@ def test_the_source_is_never_the_target(origins):
     _, _, origin = origins["fixed"]
     with pytest.raises(UsageError, match="holds the source"):
         repacked(origin, origin)
+
+
+def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
+    _, _, origin = origins["fixed"]
+    options = {"split": "a=0.5,b=0.5"}
+    needed = 700 * FIXED.fixed_nbytes
+    free = [needed * 3 // 4]  # for one of two
+    monkeypatch.setattr(jobs, "free_nbytes", lambda path: free[0])
+    with pytest.raises(TargetError, match="not enough space"):
+        repacked(origin, tmp_path / "set.h5", **options)
+    assert not list(tmp_path.iterdir())
+    free[0] = 2 * needed
+    repacked(origin, tmp_path / "set.h5", **options)
+    free[0] = needed * 3 // 4  # the old one makes room for the other
+    with pytest.raises(TargetError, match="exists"):
+        repacked(origin, tmp_path / "set.h5", **options)
+    repacked(origin, tmp_path / "set.h5", overwrite=True, **options)
+    (tmp_path / "set-b.h5").unlink()
+    (tmp_path / "set-a.h5").unlink()
+    real = repacking.run_job
+    monkeypatch.setattr(repacking, "run_job", lambda job, *a, **k: real(job, *a, **k, **die(job)))
+
+    def die(job):
+        if job.target.name == "set-b.h5":
+            raise Killed
+        return {}
+
+    free[0] = 2 * needed
+    with pytest.raises(Killed):
+        repacked(origin, tmp_path / "set.h5", **options)
+    monkeypatch.setattr(repacking, "run_job", real)
+    free[0] = needed * 3 // 4  # enough for what is missing
+    repacked(origin, tmp_path / "set.h5", **options)
