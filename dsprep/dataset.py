@@ -221,7 +221,7 @@ def open_dataset(
                 raise
             _ignore(error, notes)
         if opened is not None:
-            opened.notes = (*notes, *opened.notes)
+            opened.notes, opened.named = (*notes, *opened.notes), tuple(map(str, paths))
             return opened
         if through == "strict":
             raise UsageError(
@@ -230,7 +230,9 @@ def open_dataset(
                 fix="write it again with these options: dsprep provenance, or leave them out",
             )
     schema = _hint(known.content) if known is not None else None
-    return open_native(format, names, options, schema, notes, progress)
+    native = open_native(format, names, options, schema, notes, progress)
+    native.named = tuple(map(str, paths))
+    return native
 
 
 def open_native(

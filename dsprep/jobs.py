@@ -5,12 +5,14 @@ A job is made by ``conversion`` or ``repack``; nothing is decided here but how m
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -480,6 +482,28 @@ def _check_not_source(target: Path, source: Source) -> None:
             raise UsageError(
                 "the target is or holds the source", where=target, fix="choose another place"
             )
+    while isinstance(source, DerivedSource):
+        source = source.base
+    for name in source.named:
+        if _would_name(name, final):
+            raise UsageError(
+                f"the target lies in {name}, and would be part of the source the next time",
+                where=target,
+                fix="choose a place outside",
+            )
+
+
+def _would_name(name: str, path: Path) -> bool:
+    """Whether a directory or pattern would mean `path`, too, if that existed."""
+    if Path(name).is_dir():
+        return Path(name).resolve() in path.parents
+    parts, pattern = path.parts, (Path(name).parent.resolve() / Path(name).name).parts
+    recursive = "**" in pattern
+    if not glob.has_magic(name) or (len(parts) != len(pattern) and not recursive):
+        return False
+    if recursive:
+        return fnmatch(str(path), str(Path(*pattern)).replace("**/", "*"))
+    return all(map(fnmatch, parts, pattern))
 
 
 def _fingerprint(job: Job, source: Source) -> dict[str, Any]:

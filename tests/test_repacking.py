@@ -496,3 +496,36 @@ def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
     monkeypatch.setattr(repacking, "run_job", real)
     free[0] = needed * 3 // 4  # enough for what is missing
     repacked(origin, tmp_path / "set.h5", **options)
+
+
+@pytest.mark.parametrize("command", ["repack", "convert"])
+@pytest.mark.parametrize(
+    ("source", "target", "refused"),
+    [
+        ("set", "set/x.h5", True),
+        ("set", "set/deep/x.zarr", True),
+        ("set/../set", "other/../set/x.h5", True),
+        ("set/*.h5", "set/x.h5", True),
+        ("s*/a?.h5", "set/ax.h5", True),
+        ("**/*.h5", "set/x.h5", True),
+        ("set/*.h5", "set/x.zarr", False),
+        ("set/a?.h5", "set/x.h5", False),
+        ("set/a1.h5", "set/x.h5", False),
+        ("set", "x.h5", False),
+    ],
+)
+def test_the_target_is_no_part_of_the_source_to_come(
+    command, source, target, refused, origins, tmp_path, monkeypatch
+):
+    _, _, origin = origins["fixed"]
+    (tmp_path / "set" / "deep").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    for name in ("a1.h5", "a2.h5"):
+        (tmp_path / "set" / name).write_bytes(origin.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    for more in (["--dry-run"], []):
+        done = run(command, source, target, *more)
+        assert done.exit_code == (2 if refused else 0), done.output
+        if refused:
+            assert f"the target lies in {source}" in done.output
+            assert not (tmp_path / target).exists()

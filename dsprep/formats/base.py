@@ -267,12 +267,15 @@ class Source(ABC):
         The format and its version, for a person: ``"HDF5, superblock 2"``.
     notes
         What was assumed or left out when the dataset was opened, one clause each.
+    named
+        The paths and patterns by which it was named; empty if it was opened otherwise.
     """
 
     path: Path
     schema: Schema
     version: str = ""
     notes: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
 
     @abstractmethod
     def __len__(self) -> int:
