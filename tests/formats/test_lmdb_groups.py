@@ -129,6 +129,17 @@ def test_one_value_per_sample(name: str, tmp_path: Path) -> None:
         assert (path / "data.mdb").stat().st_size <= plan.nbytes
 
 
+@pytest.mark.parametrize("nbytes", [8, 300, 2000, 4020, 4096, 19000])
+def test_the_bytes_of_a_group_are_told_closely(nbytes: int, tmp_path: Path) -> None:
+    schema = Schema((Field("x", np.dtype("u1"), (nbytes,)),))
+    batch = {"x": np.zeros((640, nbytes), np.uint8)}
+    grouping = even(640, 64)
+    groups = write_groups(tmp_path / "x.lmdb", schema, batch, grouping)
+    longest = int(groups.blocks.lengths.span(0, grouping.count).max())
+    told = LMDB.plan_groups(schema, SAMPLES, grouping).group_nbytes
+    assert longest <= told <= longest * 1.02 + 3 * 4096
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_one_value_per_group(name: str, tmp_path: Path) -> None:
     schema = CASES[name]

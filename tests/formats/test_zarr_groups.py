@@ -245,7 +245,9 @@ def test_padding_is_small_and_told(tmp_path: Path) -> None:
     assert "copy of y behind it for readers" in plan.how
     assert plan.padding <= 0.02 * plan.nbytes
     both = Schema((*schema, Field("z", np.dtype("u1"), (1 << 20,))))
-    assert ZARR.plan_groups(both, WriteOptions(), grouping).reads == 3
+    assert plan.group_nbytes == 64 * ((1 << 20) + 8)
+    wide = ZARR.plan_groups(both, WriteOptions(), grouping)
+    assert (wide.reads, wide.group_nbytes) == (3, 64 * ((2 << 20) + 8))
     assert ZARR.plan_groups(both, WriteOptions(), grouping, zipped=True).reads == 1
 
 

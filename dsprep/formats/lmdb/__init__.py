@@ -167,10 +167,11 @@ class Lmdb(Format):
             values, sizes = group_plan.group_values(schema, grouping)
             nbytes = self.estimate(values, grouping.count, int(sizes.sum()), options)
             return group_plan.of_values(nbytes, sizes, grouping)
-        plan_keys(options.key_format, grouping.count)
+        count = int(grouping.edges[-1])
+        key = plan_keys(options.key_format, count).nbytes
         payload = int(group_plan.payloads(schema, grouping).sum())
-        nbytes = self.estimate(schema, int(grouping.edges[-1]), payload, options)
-        return group_plan.of_samples(nbytes, schema, grouping)
+        nbytes = self.estimate(schema, count, payload, options)
+        return group_plan.of_samples(nbytes, schema, grouping, key)
 
     def create_groups(
         self,

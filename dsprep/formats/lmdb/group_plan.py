@@ -7,12 +7,10 @@ import numpy as np
 from dsprep.formats.lmdb.group_values import Packing
 from dsprep.formats.lmdb.group_writer import value_schema
 from dsprep.formats.lmdb.pages import HEADER, NODE
-from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM
+from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
 from dsprep.formats.lmdb.values import Values
 from dsprep.grouping import Grouping, GroupPlan
 from dsprep.schema import Ints, Schema
-
-LONGEST_KEY = 511
 
 
 def payloads(schema: Schema, grouping: Grouping) -> Ints:
@@ -24,24 +22,27 @@ def payloads(schema: Schema, grouping: Grouping) -> Ints:
     return sizes
 
 
-def of_samples(nbytes: int, schema: Schema, grouping: Grouping) -> GroupPlan:
-    """Return the plan for one value per sample, in a file of `nbytes`.
+def of_samples(nbytes: int, schema: Schema, grouping: Grouping, key: int) -> GroupPlan:
+    """Return the plan for one value per sample under keys of `key` bytes, in a file of `nbytes`.
 
     Groups can be longer where values inside leaves and on overflow pages are mixed.
     """
     values, counts = Values(schema), np.diff(grouping.edges)
     sizes = payloads(schema, grouping) + values.table * counts
-    large = values.head > NODE_MAX
-    each = PSIZE + HEADER + NODE + LONGEST_KEY + 4  # at most, besides the value
-    if not large and not schema.ragged:
-        each = NODE + LONGEST_KEY + 4
-    most = sizes + counts * each
-    most += most // ROOM * (PSIZE - ROOM) + 2 * PSIZE  # headers, and leaves shared with neighbours
     padding = 0
-    if large and not schema.ragged:
-        padding = int(counts.sum()) * (-(HEADER + values.head) % PSIZE)
-    elif int(sizes.sum()) > NODE_MAX * int(counts.sum()):
-        padding = int(counts.sum()) * (PSIZE // 2)
+    if schema.ragged:
+        most = sizes + counts * (HEADER + PSIZE + NODE + key + 11)  # a page of its own, and a node
+        most += most // ROOM * (PSIZE - ROOM) + 2 * PSIZE  # and leaves shared with neighbours
+        if int(sizes.sum()) > NODE_MAX * int(counts.sum()):
+            padding = int(counts.sum()) * (PSIZE // 2)
+    else:
+        nodes, runs = node_sizes(key, np.array([values.head]))
+        pages = int(runs[0])
+        leaves = counts // (ROOM // (int(nodes[0]) + 2)) + (1 if pages else 2)
+        branches = leaves // (Tree(key).fanout - 1) + 1
+        most = (counts * pages + leaves + branches) * PSIZE
+        if pages:
+            padding = int(counts.sum()) * (-(HEADER + values.head) % PSIZE)
     return _plan(
         nbytes,
         padding,

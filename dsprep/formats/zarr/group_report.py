@@ -12,7 +12,7 @@ from dsprep.formats.zarr.group_store import planned
 from dsprep.formats.zarr.group_zip import header_nbytes
 from dsprep.formats.zarr.shards import index_nbytes
 from dsprep.grouping import Grouping, GroupPlan
-from dsprep.schema import Schema
+from dsprep.schema import Ints, Schema
 
 ENTRY = 76
 """Bytes of an entry in a ZIP file's central directory, besides the name, at most."""
@@ -47,11 +47,11 @@ def report(schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bo
         chunks = [int(grid.chunks(p.number).sum()) for t in grid.tracks for p in t.places]
         nbytes += (sum(chunks) + len(made) + len(grid.ordinary)) * (ENTRY + 64)
     reads = _reads(grid)
-    largest = max((int((t.used - t.starts).max(initial=0)) for t in grid.tracks[:1]), default=0)
+    largest = int(_group_nbytes(grid).max(initial=0))
     aligned = all(bool((t.starts % grouping.align == 0).all()) for t in grid.tracks[:1])
     how = _how(grid, reads)
     if options.compress is not None and grid.tracks:
-        most = sum(int(grid.chunks(p.number).max()) for p in grid.tracks[0].places)
+        most = sum(int(grid.chunks(p.number).max()) for t in grid.tracks for p in t.places)
         largest += largest // 100 + OVERHEAD * most
         aligned = grouping.align == 1 or grid.tracks[0].groups == 1
         small = [grid.arrays[n].field.name for n in grid.ordinary if _held(grid, n)]
@@ -81,8 +81,22 @@ def _held(grid: GroupGrid, number: int) -> int:
 
 def _reads(grid: GroupGrid) -> int:
     """Return the reads by which dsprep fetches all fields of a group: copies are not used."""
-    alone = [n for n in grid.ordinary if grid.arrays[n].role == "samples" and _held(grid, n)]
-    return len(grid.tracks) + len(alone)
+    return len(grid.tracks) + len(_alone(grid))
+
+
+def _alone(grid: GroupGrid) -> list[int]:
+    """Return the arrays with samples that are in no track, except as copies."""
+    return [n for n in grid.ordinary if grid.arrays[n].role == "samples" and _held(grid, n)]
+
+
+def _group_nbytes(grid: GroupGrid) -> Ints:
+    """Return the bytes of all reads of each group, a copied field once."""
+    copied = {p.number for p in grid.copied}
+    rows = sum(grid.arrays[n].row_nbytes for n in _alone(grid) if n not in copied)
+    total: Ints = np.diff(grid.grouping.edges) * rows
+    for track in grid.tracks:
+        total = total + (track.used - track.starts)
+    return total
 
 
 def _how(grid: GroupGrid, reads: int) -> str:
