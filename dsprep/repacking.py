@@ -6,9 +6,11 @@ file they go; the writing is that of every job (``jobs``), by a writer of groups
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -183,32 +185,34 @@ def plan_repack(
     if not source.schema.fields:
         raise FormatError("the dataset has no fields", where=source.path)
     asked = parse_buffer(buffer_size)
-    stripe = as_asked(stripe_size, target) if stripe_size else detect(target)
     bounded = memory if memory is not None else max(256 << 20, free_memory() // 4)
     known = all_rows(source)
-    parts = []
-    for name, chosen, where in _splits(source, target, format, split, group_by, shuffle):
-        part: Source = source if chosen is None else SelectedSource(source, chosen)
-        train = not name or name == "train"
-        if duplicate > 1 and train:
-            part = DuplicatedSource(part, duplicate)
-        if shuffle is not None and train:
-            part = ShuffledSource(
-                part,
-                shuffle,
-                max(1 << 20, bounded // 2),
-                partial_path(where) / "shuffle",
-                workers=workers or 2,
-                identity=f"{split} {group_by} {duplicate}",
-            )
-        recipe = {"shuffle": shuffle if train else None, "split": split, "part": name}
-        recipe |= {"group_by": group_by, "duplicate": duplicate if train else 1}
+    outputs = [
+        _output(
+            source,
+            chosen,
+            where,
+            name,
+            {"split": split, "group_by": group_by},
+            shuffle,
+            duplicate,
+            bounded,
+            workers,
+        )
+        for name, chosen, where in _splits(source, target, format, split, group_by, shuffle)
+    ]
+    if stripe_size:
+        stripe = as_asked(stripe_size, target)
+    else:
+        longest = max(len(o.source) for o in outputs)
+        expected = _file_nbytes(source, known, longest, samples_per_file, shard_nbytes)
+        stripe = detect(target, expected)
+    parts, found = [], []
+    for output in outputs:
         parts.append(
             _plan_part(
-                name,
-                part,
+                output,
                 known,
-                where,
                 format,
                 options,
                 asked,
@@ -216,20 +220,81 @@ def plan_repack(
                 ranks or 1,
                 samples_per_file,
                 shard_nbytes,
-                {k: v for k, v in recipe.items() if v not in (None, "", 1)},
             )
         )
-        admit(parts[-1].job, part, workers, memory)
-    first = parts[0]
+        admit(parts[-1].job, output.source, workers, memory)
+        found += _warnings(parts[-1], ranks, epochs)
+    return Plan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
+
+
+class _Output(NamedTuple):
+    """The samples of one output, in order; where it goes; and how they were chosen."""
+
+    name: str
+    source: Source
+    target: Path
+    recipe: dict[str, object]
+
+
+def _output(
+    source: Source,
+    chosen: Ints | None,
+    target: Path,
+    name: str,
+    recipe: dict[str, object],
+    seed: int | None,
+    duplicate: int,
+    memory: int,
+    workers: int | None,
+) -> _Output:
+    """Return the output of the `chosen` samples; only what trains is shuffled and duplicated."""
+    part: Source = source if chosen is None else SelectedSource(source, chosen)
+    words = " ".join(map(str, (*recipe.values(), duplicate)))
+    if name not in ("", "train"):
+        seed, duplicate = None, 1
+    if duplicate > 1:
+        part = DuplicatedSource(part, duplicate)
+    if seed is not None:
+        part = ShuffledSource(
+            part,
+            seed,
+            max(1 << 20, memory // 2),
+            partial_path(target) / "shuffle",
+            workers=workers or 2,
+            identity=words,
+        )
+    recipe = {**recipe, "part": name or None, "shuffle": seed}
+    recipe["duplicate"] = duplicate if duplicate > 1 else None
+    told = {key: value for key, value in recipe.items() if value is not None}
+    return _Output(name, part, target, told)
+
+
+def _warnings(part: Part, ranks: int | None, epochs: int | None) -> list[str]:
+    """Return what may go wrong with the groups of one output."""
     found = warnings(
-        len(first.source),
-        first.layout.groups,
-        max((p.group_nbytes for p in first.layout.plans), default=0),
+        len(part.source),
+        part.layout.groups,
+        max((p.group_nbytes for p in part.layout.plans), default=0),
         memory=total_memory(),
         ranks=ranks,
-        epochs=epochs,
+        epochs=epochs if part.name in ("", "train") else None,
     )
-    return Plan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
+    return [f"{part.name}: {text}" if part.name else text for text in found]
+
+
+def _file_nbytes(
+    source: Source,
+    known: dict[str, Ints],
+    samples: int,
+    samples_per_file: int | None,
+    shard_nbytes: int | None,
+) -> int:
+    """Return about how many bytes the largest file will have, of so many samples in all."""
+    each = source.schema.fixed_nbytes
+    ragged = sum(int(n.sum()) * source.schema[f].row_nbytes for f, n in known.items())
+    mean = each + ragged / max(1, len(source))
+    per_file = min(samples, samples_per_file or samples)
+    return round(min(mean * per_file, shard_nbytes or math.inf))
 
 
 def inodes(job: Job) -> int:
@@ -314,10 +379,8 @@ def _step(source: Source) -> int:
 
 
 def _plan_part(
-    name: str,
-    source: Source,
+    output: _Output,
     known: dict[str, Ints],
-    target: Path,
     format: Format,
     options: WriteOptions,
     asked: BufferSize,
@@ -325,9 +388,9 @@ def _plan_part(
     ranks: int,
     samples_per_file: int | None,
     shard_nbytes: int | None,
-    recipe: dict[str, object],
 ) -> Part:
     """Decide one output."""
+    source, target = output.source, output.target
     schema, count = source.schema, len(source)
     per_sample = {name: sample_rows(source, rows) for name, rows in known.items()}
     sizes: int | Ints = schema.fixed_nbytes
@@ -379,9 +442,9 @@ def _plan_part(
         scratch=scratch + (payload if options.compress and format.name == "hdf5" else 0),
         largest=max(largest, group if whole else 0),
         groupings=tuple(groupings),
-        recipe=recipe,
+        recipe=output.recipe,
     )
-    return Part(name=name, source=source, job=job, layout=layout)
+    return Part(name=output.name, source=source, job=job, layout=layout)
 
 
 def _edges(count: int, sizes: int | Ints, choice: BufferChoice, format: Format) -> Ints:

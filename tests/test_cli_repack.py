@@ -140,3 +140,11 @@ def test_a_dry_run_refuses_what_the_run_would(command, train, tmp_path):
         done = CliRunner().invoke(app, list(map(str, words)))
         assert done.exit_code == 2
         assert "--memory of at least 33.6 MB" in done.stderr
+
+
+def test_every_split_is_warned_of(train, tmp_path):
+    words = (train, tmp_path / "o.h5", "--dry-run", "-b", 100, "--ranks", 4, "--epochs", 100)
+    said = notes(*words, "--split", "train=.6,val=.2,test=.2")
+    assert [text.split(":")[0] for text in said] == ["train", "val", "test"]
+    assert "S >= N/G" in said[0]
+    assert "2 groups for 4 ranks" in said[1]

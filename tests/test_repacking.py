@@ -529,3 +529,13 @@ def test_the_target_is_no_part_of_the_source_to_come(
         if refused:
             assert f"the target lies in {source}" in done.output
             assert not (tmp_path / target).exists()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_seed_is_recorded(seed, origins, tmp_path):
+    """So that a rerun with another order does not continue this one."""
+    _, _, origin = origins["fixed"]
+    report = repacked(origin, tmp_path / "out.h5", shuffle=seed)
+    assert report.parts[0][0].job.recipe == {"shuffle": seed}
+    with dsprep.Sidecar.open(tmp_path / "out.h5") as opened:
+        assert opened.content.lineage["shuffle"] == seed

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 
+import h5py
 import pytest
 
+import dsprep
 from dsprep import stripes
 from dsprep.errors import UsageError
+from dsprep.repacking import plan_repack
 from dsprep.stripes import as_asked, choose, detect, hint, parse_layout
 
 MIB = 1 << 20
@@ -284,3 +287,21 @@ def test_the_hint(tmp_path):
     assert line("4KiB") == ("lfs setstripe -S 1M -c 1 DIR (on Lustre, with --stripe-size 1MiB)")
     assert line("64KiB") == "lfs setstripe -S 64K -c 1 DIR"
     assert hint(as_asked("1MiB", tmp_path), 1, "my data").endswith(" 'my data'")
+
+
+def test_a_repack_expects_the_bytes_of_its_largest_file(lustre, tmp_path):
+    lustre(COMPOSITE)
+    source = tmp_path / "a.h5"
+    with h5py.File(source, "w") as file:
+        file.create_dataset("x", (400, MIB), "u1", chunks=(1, MIB))
+    with dsprep.open(source) as opened:
+        for expected, options in (
+            (4 * MIB, {}),
+            (MIB, {"split": "train=.4,val=.3,test=.3"}),
+            (4 * MIB, {"split": "train=.4,val=.3,test=.3", "duplicate": 3}),
+            (MIB, {"samples_per_file": 100}),
+            (MIB, {"shard_nbytes": 50 * MIB}),
+            (MIB, {"stripe_size": "1MiB"}),
+        ):
+            plan = plan_repack(opened, tmp_path / "b.h5", memory=8 << 30, **options)
+            assert plan.stripe.nbytes == expected, options
