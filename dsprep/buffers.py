@@ -8,15 +8,15 @@ where samples are shuffled inside their groups only.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 
 from dsprep.errors import UsageError
 from dsprep.plan import parse_nbytes, show_nbytes
-from dsprep.schema import Ints
+from dsprep.schema import Ints, Schema
 from dsprep.stripes import Stripe
 
 AIM = 256 << 20
@@ -30,6 +30,12 @@ MEMORY_SHARE = 16
 
 GROUPS_PER_RANK = 4
 """Groups per rank that ``auto`` leaves, so that ranks get nearly equal shares in random order."""
+
+LEAST_SHARE = 4
+"""`within` makes groups at most so many times smaller."""
+
+INDEX_NBYTES = 16
+"""Bytes that tell where the rows of a sample begin, and how many they are."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,50 @@ def decide(
         f"{show_nbytes(stripe.nbytes)}"
     )
     return BufferChoice(count, nbytes, int(limit) if ragged else None, tuple(reasons))
+
+
+def within(
+    choice: BufferChoice, limit: int, schema: Schema, rows: Mapping[str, Ints]
+) -> BufferChoice:
+    """Return groups of equally many samples of which the largest keeps within a limit.
+
+    For formats that have room in every group for as many rows as the largest needs. Groups are
+    made smaller down to `LEAST_SHARE`: very different samples would make most of the room padding.
+
+    Parameters
+    ----------
+    choice
+        How large groups of ragged samples are to be on average.
+    limit
+        Bytes.
+    schema
+        The fields.
+    rows
+        By ragged field: int64, shape ``(samples,)``, the rows of each sample.
+    """
+    each = schema.fixed_nbytes + INDEX_NBYTES * len(rows)
+    least = max(1, -(-choice.samples // LEAST_SHARE))
+    samples = choice.samples
+    while True:
+        nbytes = samples * each
+        for name, numbers in rows.items():
+            starts = np.arange(0, len(numbers), samples)
+            most = np.add.reduceat(numbers, starts).max() if len(numbers) else 0
+            nbytes += int(most) * schema[name].row_nbytes
+        if nbytes <= limit or samples <= least:
+            break
+        samples = max(least, min(samples - 1, samples * limit // nbytes))
+    what = f"{_count(samples, 'sample')} each, so that the largest group fits"
+    if nbytes > limit:
+        samples, what = choice.samples, "some groups are larger: samples are too different"
+    mean = choice.group_nbytes / max(1, choice.samples)
+    more = (what,) if nbytes > limit or samples < choice.samples else ()
+    return replace(
+        choice,
+        samples=samples,
+        group_nbytes=round(mean * samples),
+        reasoning=(*choice.reasoning, *more),
+    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -16,7 +16,16 @@ import numpy as np
 
 from dsprep import breakeven, formats, sidecar
 from dsprep.breakeven import BreakEven
-from dsprep.buffers import BufferChoice, BufferSize, decide, edges_by_bytes, parse_buffer, warnings
+from dsprep.buffers import (
+    BufferChoice,
+    BufferSize,
+    InBytes,
+    decide,
+    edges_by_bytes,
+    parse_buffer,
+    warnings,
+    within,
+)
 from dsprep.dataset import open_dataset
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import (
@@ -175,6 +184,11 @@ def plan_repack(
     """
     options = options or WriteOptions()
     format = _format(target, to)
+    if options.compress is not None and "compress" not in format.write_options:
+        raise UsageError(
+            f"{format.name} is written without compression",
+            fix="leave --compress out, or write hdf5, zarr or tfrecord",
+        )
     check_options(options, format.write_options | {"group_values"}, format.name)
     if options.chunk is not None:
         raise UsageError("a group is a chunk: --chunk does not apply to repack")
@@ -403,6 +417,8 @@ def _plan_part(
     choice = decide(count, sizes, asked, stripe, total_memory(), ranks)
     sharded = samples_per_file is not None or shard_nbytes is not None
     mean = max(1, payload // max(1, count))
+    if isinstance(asked, InBytes) and per_sample and format.name not in UNEVEN:
+        choice = within(choice, asked.nbytes, schema, per_sample)
     edges = _edges(count, sizes, choice, format)
     per_shard = count or 1
     if samples_per_file is not None:

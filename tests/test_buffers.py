@@ -15,8 +15,10 @@ from dsprep.buffers import (
     edges_by_bytes,
     parse_buffer,
     warnings,
+    within,
 )
 from dsprep.errors import UsageError
+from dsprep.schema import Field, Schema
 from dsprep.stripes import Stripe
 
 MIB = 1 << 20
@@ -153,3 +155,21 @@ def test_warnings():
     assert given(ranks_per_node=4) == []
     assert "two buffers" in given(ranks_per_node=5)[0]
     assert len(given(ranks=100, epochs=1000, ranks_per_node=99)) == 3
+
+
+def test_the_largest_of_even_groups_keeps_within_the_limit():
+    schema = Schema((Field("x", np.dtype("u1"), (None,)), Field("y", np.dtype("<i8"))))
+    sizes = np.random.default_rng(0).integers(0, 200, 10_000)
+    choice = decide(len(sizes), sizes + 8, InBytes(10_000), stripe(), 1 << 40)
+    found = within(choice, 10_000, schema, {"x": sizes})
+    assert choice.samples // 4 < found.samples < choice.samples
+    groups = np.add.reduceat(sizes, np.arange(0, len(sizes), found.samples))
+    assert groups.max() + 24 * found.samples <= 10_000
+    assert "largest group fits" in found.reasoning[-1]
+    assert within(found, 10_000, schema, {"x": sizes}) == found
+    sizes[77] = 9_900  # small groups would be padded as this one
+    kept = within(choice, 10_000, schema, {"x": sizes})
+    assert kept.samples == choice.samples
+    assert "too different" in kept.reasoning[-1]
+    none = decide(0, sizes[:0], InBytes(10_000), stripe(), 1 << 40)
+    assert within(none, 10_000, schema, {"x": sizes[:0]}) == none

@@ -539,3 +539,14 @@ def test_every_seed_is_recorded(seed, origins, tmp_path):
     assert report.parts[0][0].job.recipe == {"shuffle": seed}
     with dsprep.Sidecar.open(tmp_path / "out.h5") as opened:
         assert opened.content.lineage["shuffle"] == seed
+
+
+@pytest.mark.parametrize("target", ["hdf5", "zarr", "zip"])
+def test_groups_of_ragged_samples_keep_within_the_bytes_asked_for(target, origins, tmp_path):
+    _, _, origin = origins["mixed"]
+    options = {"buffer_size": "16KiB", "memory": 1 << 30}
+    with dsprep.open(origin) as source:
+        plan = repacking.plan_repack(source, tmp_path / name_of(target), **options)
+        assert 4096 < plan.parts[0].layout.plans[0].group_nbytes <= 16 << 10
+    report = repacked(origin, tmp_path / name_of(target), buffer_size="16KiB")
+    assert report.parts[0][0].layout.groups > 2
