@@ -527,15 +527,21 @@ def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
         "options": {k: str(v) for k, v in asdict(job.options).items()},
         "samples": [job.shards[0].start, job.shards[-1].stop],
         "files": [len(job.shards), shards],
-        **({"groups": _groups_digest(job), "recipe": dict(job.recipe)} if job.groupings else {}),
+        **({"groups": _told(job.groupings), "recipe": dict(job.recipe)} if job.groupings else {}),
     }
 
 
-def _groups_digest(job: Job) -> str:
+def _told(groupings: Sequence[Grouping]) -> dict[str, Any]:
+    """Return groups as a person would tell them, with what tells all their edges."""
     digest = hashlib.sha256()
-    for grouping in job.groupings:
+    for grouping in groupings:
         digest.update(f"{grouping.align}\0".encode() + grouping.edges.tobytes())
-    return digest.hexdigest()
+    return {
+        "number": sum(g.count for g in groupings),
+        "samples": max(g.samples for g in groupings),
+        "stripe": groupings[0].align,
+        "edges": digest.hexdigest(),
+    }
 
 
 def _lineage(job: Job, source: Source) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,8 @@ from typing import Any, Self
 from dsprep.errors import FormatError, TargetError
 from dsprep.sidecar import sidecar_path, write_json
 from dsprep.storage import remove, sync_directory
+
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def partial_path(target: Path) -> Path:
@@ -103,12 +106,16 @@ class Staging:
                 k for k in {*recorded, *job} if recorded.get(k) != _plain(job.get(k))
             )
             if differing:
+                first = differing[0]
+                before, now = _told(recorded.get(first)), _told(_plain(job.get(first)))
                 raise TargetError(
-                    f"an interrupted run was making it from something else: {differing[0]} differs",
+                    "an interrupted run was making it from something else: "
+                    f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'}",
                     where=self.target,
-                    expected=_short(recorded.get(differing[0])),
-                    found=_short(_plain(job.get(differing[0]))),
-                    fix="repeat the first command to continue it, or add --restart to begin anew",
+                    expected=_short(before) if before != now else None,
+                    found=_short(now) if before != now else None,
+                    fix="repeat the command of that run, with its options and on unchanged data, "
+                    "to continue it; or add --restart to discard what it left and begin anew",
                 )
             return state
         old = self.root / "old"
@@ -202,6 +209,15 @@ def check_target(target: Path, overwrite: bool) -> None:
 def _plain(value: Any) -> Any:
     """Return `value` as it comes back from JSON."""
     return json.loads(json.dumps(value))
+
+
+def _told(value: Any) -> Any:
+    """Return what of a JSON value tells something to a person: not its digests."""
+    if isinstance(value, dict):
+        return {k: v for k, v in value.items() if _told(v) is not None}
+    if isinstance(value, list):
+        return [v for v in value if _told(v) is not None]
+    return None if isinstance(value, str) and _DIGEST.fullmatch(value) else value
 
 
 def _short(value: Any) -> str:

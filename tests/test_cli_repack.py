@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from dsprep import breakeven
 from dsprep.cli import app
+from dsprep.staging import Staging
 
 
 @pytest.fixture
@@ -148,3 +150,38 @@ def test_every_split_is_warned_of(train, tmp_path):
     assert [text.split(":")[0] for text in said] == ["train", "val", "test"]
     assert "S >= N/G" in said[0]
     assert "2 groups for 4 ranks" in said[1]
+
+
+def test_lmdb_takes_no_compression(train, tmp_path):
+    done = run(train, tmp_path / "o.lmdb", "--compress", "zstd")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("dsprep: error: lmdb is written without compression; leave --c")
+
+
+def test_a_leftover_of_other_options_is_told_in_words(train, tmp_path, monkeypatch):
+    def killed(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Staging, "publish", killed)
+    assert run(train, tmp_path / "o.h5", "-b", 10).exit_code == 130
+    monkeypatch.undo()
+    done = run(train, tmp_path / "o.h5", "-b", 20, "--shuffle", 1)
+    assert done.exit_code == 1
+    assert "groups, recipe differ (" in done.stderr
+    assert '"samples": 10' in done.stderr
+    assert '"samples": 20' in done.stderr
+    assert "--restart to discard what it left" in done.stderr
+    times = train.stat().st_mtime_ns
+    os.utime(train, ns=(times, times + 10**9))
+    done = run(train, tmp_path / "o.h5", "-b", 10)
+    assert "source as it was differs; repeat the command" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["repack", "convert"])
+def test_a_pattern_without_quotes_and_no_output(command, train, tmp_path):
+    others = [shutil.copy(train, tmp_path / f"{i}.h5") for i in range(3)]
+    done = CliRunner().invoke(app, [command, *map(str, others)])
+    assert done.exit_code == 1
+    assert "2.h5: the last path is the output, and it exists already" in done.stderr
+    assert "without quotes" in done.stderr
+    assert len(list(tmp_path.iterdir())) == 4

@@ -160,6 +160,7 @@ def convert(
         fail("a source and a target are needed: dsprep convert SRC... DST", 2)
     if check and (samples is not None or cast):
         fail("--verify compares whole, uncast datasets; leave --samples and --cast out", 2)
+    opt.check_last(paths, overwrite or dry_run)
     *sources, target = paths
     writing = _write_options(compress, chunk, key_format, feature, zarr_format, zarr_shard)
     with opt.opened(sources, reading, not json) as source:

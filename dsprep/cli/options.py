@@ -187,6 +187,29 @@ def open_options(
     )
 
 
+def check_last(paths: list[str], allowed: bool) -> None:
+    """Leave the command if the last path, the output, exists beside sources of its kind.
+
+    It is one of them where a pattern was not quoted and no output was named.
+    """
+    from pathlib import Path
+
+    from dsprep.cli.report import fail
+    from dsprep.staging import partial_path
+
+    *_, source, last = map(Path, paths)
+    alike = source.suffix == last.suffix and source.parent.resolve() == last.parent.resolve()
+    alike &= source.name != last.name  # which is told to be wrong by itself
+    if allowed or not alike or not last.exists() or partial_path(last).exists():
+        return
+    fail(
+        f"{last}: the last path is the output, and it exists already; if it is one of the sources "
+        "(of a pattern without quotes, as the shell gives it), name an output behind them; "
+        "else add --overwrite to replace it",
+        1,
+    )
+
+
 def for_format(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:
     """Return `options`, as far as they apply to the dataset `path`, with `fields` added.
 

@@ -185,6 +185,7 @@ def repack(
 
     if len(paths) < 2:
         fail("a source and a target are needed: dsprep repack SRC... DST", 2)
+    opt.check_last(paths, overwrite or dry_run)
     *sources, target = paths
     to, target = _target(target, to, zipped)
     limit = parse_nbytes(memory) if memory else None
