@@ -190,7 +190,7 @@ def within(
     """
     each = schema.fixed_nbytes + INDEX_NBYTES * len(rows)
     least = max(1, -(-choice.samples // LEAST_SHARE))
-    samples = choice.samples
+    samples, count = choice.samples, max(map(len, rows.values()))
     while True:
         nbytes = samples * each
         for name, numbers in rows.items():
@@ -199,7 +199,8 @@ def within(
             nbytes += int(most) * schema[name].row_nbytes
         if nbytes <= limit or samples <= least:
             break
-        samples = max(least, min(samples - 1, samples * limit // nbytes))
+        groups = -(-count // max(least, min(samples - 1, samples * limit // nbytes)))
+        samples = -(-count // groups)  # a short last group would be padded like a whole one
     what = f"{_count(samples, 'sample')} each, so that the largest group fits"
     if nbytes > limit:
         samples, what = choice.samples, "some groups are larger: samples are too different"

@@ -164,6 +164,7 @@ def test_the_largest_of_even_groups_keeps_within_the_limit():
     found = within(choice, 10_000, schema, {"x": sizes})
     assert choice.samples // 4 < found.samples < choice.samples
     groups = np.add.reduceat(sizes, np.arange(0, len(sizes), found.samples))
+    assert len(groups) * found.samples - len(sizes) < len(groups)  # the last is no short one
     assert groups.max() + 24 * found.samples <= 10_000
     assert "largest group fits" in found.reasoning[-1]
     assert within(found, 10_000, schema, {"x": sizes}) == found
