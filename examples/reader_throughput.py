@@ -1,11 +1,11 @@
 """How near the reader comes to plain ``preadv`` of the same bytes, in one run.
 
-Makes a dataset of ``x`` and ``y``, repacks it, and reads it again and again: by `dsprep.Reader`
+Makes a dataset of ``x`` (float32[n, 3]) and ``y`` (float32[19]), repacks it, and reads it again and again: by `dsprep.Reader`
 (groups and samples shuffled, batches of fixed size, a rank alone), and by plain ``preadv`` of the
 same groups in the same order into two buffers of the same kind of memory, by as many threads. The
 runs alternate; printed is the median of the ratios, and the fastest plain run.
 
-    python examples/reader_throughput.py --gigabytes 1 --sample 19276 --group 8MiB
+    python examples/reader_throughput.py --gigabytes 1 --sample 19200 --group 8MiB
 
 With --cold the files are dropped from the page cache before each run.
 """
@@ -31,9 +31,8 @@ def make(folder: Path, gigabytes: float, sample: int, group: str, to: str) -> Pa
     """Write the dataset and return its repacked form."""
     import h5py
 
-    floats = max(3, (sample - 76) // 4)
-    shape = (floats // 3, 3) if floats >= 3 else (floats,)
-    count = max(4, int(gigabytes * 1e9 / (floats // 3 * 12 + 76)))
+    shape = (max(1, sample // 12), 3)
+    count = max(4, int(gigabytes * 1e9 / (shape[0] * 12 + 76)))
     source = folder / "source.h5"
     rng = np.random.default_rng(0)
     with h5py.File(source, "w") as file:
@@ -120,7 +119,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=1.0)
-    parser.add_argument("--sample", type=int, default=19276, help="bytes of a sample")
+    parser.add_argument("--sample", type=int, default=19200, help="bytes of x")
     parser.add_argument("--group", default="8MiB", help="bytes or samples of a group")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--threads", type=int, default=1)
