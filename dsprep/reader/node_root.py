@@ -190,6 +190,7 @@ class _Server:
         self.open = [self.sock, self._wake, self._waker]
         self._thread = threading.Thread(target=self._run, name="dsprep-node", daemon=True)
         self._thread.start()
+        self._at_exit = Finalize(None, _close_all, exitpriority=100)
 
     def _run(self) -> None:
         poll = select.poll()
@@ -237,6 +238,7 @@ class _Server:
         """Wait until it has ended."""
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
+        self._at_exit.cancel()
         for session in self.sessions:  # that came at the last moment
             session.bid_farewell()
             session.join()
@@ -510,4 +512,3 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-Finalize(None, _close_all, exitpriority=100)

@@ -1,0 +1,325 @@
+"""At most n readers at a time: a token is held while reading, and handed on to the next reader.
+
+There are n tokens, numbered from 0, and readers are numbered by their rank. A reader waits for the
+token ``rank % n``, and gives it to the next one that waits for the same token, in the order of
+ranks, around their end. So if all want to read, n consecutive ranks do, whose samples lie next to
+each other in the sequence of the epoch, then the n after these. A token that nobody asks for may be
+taken by anyone. Nothing depends on how many readers there are, whether that is a multiple of n, or
+whether they come late, end early or are killed. Source: Pumma et al., "Scalable Deep Learning via
+I/O Analysis and Optimization" (LMDBIO, staggering).
+
+On one node, a token is a socket with an abstract name (unix(7)). The kernel lets one process at a
+time have the name, and takes it back from one that is killed. Who wants the token connects to it.
+Who has read hands the socket itself over (``SCM_RIGHTS``), with the connections of those that wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from dsprep.reader import node_wire as wire
+from dsprep.reader.memory import Stopped
+from dsprep.reader.node import job_key
+from dsprep.reader.ranks import Place
+
+POLL_SECONDS = 0.05
+"""How often one that waits looks for a token that nobody has, and whether it is to stop."""
+_MOST = wire.MOST_FDS - 1
+
+
+class Tokens(Protocol):
+    """Where a process gets one token at a time."""
+
+    def acquire(self, ended: Callable[[], bool]) -> Any:
+        """Wait for a token, and return it.
+
+        Raises
+        ------
+        Stopped
+            If it `ended` before.
+        """
+
+    def release(self, token: Any) -> None:
+        """Hand a token on."""
+
+    def close(self) -> None:
+        """End; no token is held."""
+
+
+def successor(waiting: Sequence[int], rank: int) -> int:
+    """Return which of some ranks is the next one after `rank`, around the end: its index.
+
+    >>> successor([6, 2, 4], 4), successor([2, 1], 4), successor([4], 4)
+    (0, 1, 0)
+    """
+    return min(range(len(waiting)), key=lambda i: (waiting[i] <= rank, waiting[i]))
+
+
+class Stagger:
+    """The tokens of a Reader, for all its threads; see `dsprep.reader.pipeline.Settings.token`.
+
+    Threads that read at the same time share a token; at most `threads` parts are read with it
+    before it is handed on.
+    """
+
+    def __init__(self, tokens: Tokens, threads: int) -> None:
+        self._tokens, self._most = tokens, threads
+        self._changed = threading.Condition()
+        self._pid = os.getpid()
+        self._token: Any = None
+        self._asking = False
+        self._inside = self._parts = 0
+
+    @contextmanager
+    def __call__(self, ended: Callable[[], bool]) -> Iterator[None]:
+        """Hold a token.
+
+        Raises
+        ------
+        Stopped
+            If it `ended` before there was one.
+        """
+        self._enter(ended)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _enter(self, ended: Callable[[], bool]) -> None:
+        with self._changed:
+            while self._asking or (self._token is not None and self._parts >= self._most):
+                if ended():
+                    raise Stopped
+                self._changed.wait(POLL_SECONDS)
+            if self._token is not None:
+                self._inside += 1
+                self._parts += 1
+                return
+            self._asking = True
+        token = None
+        try:
+            token = self._tokens.acquire(ended)
+        finally:
+            with self._changed:
+                self._asking = False
+                self._token = token
+                if token is not None:
+                    self._inside = self._parts = 1
+                self._changed.notify_all()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._inside -= 1
+            if self._inside:
+                return
+            token, self._token = self._token, None
+            self._asking = True  # nobody asks before this one is handed on
+        try:
+            self._tokens.release(token)
+        finally:
+            with self._changed:
+                self._asking = False
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """End, once nothing is read any more."""
+        if self._pid == os.getpid():
+            self._tokens.close()
+
+
+def staggering(place: Place, count: int, threads: int, node_key: str | None, comm: Any) -> Stagger:
+    """Return the tokens of this process.
+
+    Parameters
+    ----------
+    place
+        Which it is.
+    count
+        Tokens.
+    threads
+        That read in this process.
+    node_key
+        As in `dsprep.reader.node.job_key`.
+    comm
+        An mpi4py communicator, for tokens of all its processes; None: of the node.
+    """
+    if comm is not None:
+        from dsprep.reader.tokens_mpi import Mpi
+
+        return Stagger(Mpi(comm, count), threads)
+    rank = place.rank if place.local_rank is None else place.local_rank
+    return Stagger(Local(job_key(node_key), count, rank), threads)
+
+
+class _Token:
+    """A token that this process has, and those that wait for it: rank (-1: not known), socket."""
+
+    def __init__(self, sock: socket.socket, waiting: list[tuple[int, socket.socket]]) -> None:
+        self.sock, self.waiting = sock, waiting
+        for each in (sock, *(w for _, w in waiting)):
+            _sockets.add(each)
+
+    def close(self) -> None:
+        """Let it go; who waits for it finds out."""
+        for each in (*(w for _, w in self.waiting), self.sock):
+            each.close()
+
+
+class Local:
+    """The tokens of a node.
+
+    Parameters
+    ----------
+    key
+        What the readers that share them have in common.
+    count
+        Tokens.
+    rank
+        Of this reader.
+    """
+
+    def __init__(self, key: str, count: int, rank: int) -> None:
+        self._names = [wire.address("token", key, i) for i in range(count)]
+        self._own, self._rank = rank % count, rank
+
+    def acquire(self, ended: Callable[[], bool]) -> _Token:
+        """Wait for a token; see `Tokens`."""
+        count = len(self._names)
+        while True:
+            for i in range(count):
+                token = self._take(self._names[(self._own + i) % count])
+                if token is not None:
+                    return token
+            token = self._wait(ended)
+            if token is not None:
+                return token
+            if ended():
+                raise Stopped
+
+    def _take(self, name: str) -> _Token | None:
+        """Return a token that nobody has; None: somebody has it."""
+        sock = wire.new_socket()
+        try:
+            sock.bind(name)
+            sock.listen(socket.SOMAXCONN)
+        except OSError as error:
+            sock.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return None
+        return _Token(sock, [])
+
+    def _wait(self, ended: Callable[[], bool]) -> _Token | None:
+        """Wait for this reader's token to be handed over; None: have a look at the others."""
+        with contextlib.closing(wire.new_socket()) as sock:
+            _sockets.add(sock)
+            try:
+                sock.settimeout(POLL_SECONDS)
+                sock.connect(self._names[self._own])
+                if not wire.same_user(sock):
+                    raise PermissionError(errno.EPERM, "another user has the token of this reader")
+                sock.send(wire.with_numbers(wire.ASK, self._rank))
+            except PermissionError:
+                raise
+            except OSError:  # nobody has it any more, or not yet
+                time.sleep(0.001)
+                return None
+            poll = select.poll()
+            poll.register(sock, select.POLLIN)
+            while not poll.poll(POLL_SECONDS * 1000):
+                if ended():
+                    return None
+                for name in self._names:
+                    token = self._take(name)
+                    if token is not None:
+                        return token
+            return self._received(sock)
+
+    def _received(self, sock: socket.socket) -> _Token | None:
+        sock.settimeout(None)
+        found = wire.receive(sock, bytearray(wire.LARGEST))
+        if found is None:
+            return None
+        message, fds = found
+        sockets = [socket.socket(fileno=fd) for fd in fds]
+        ranks = wire.numbers(message)
+        if not sockets or len(sockets) != len(ranks) + 1:  # too many open files: let them go
+            for each in sockets:
+                each.close()
+            time.sleep(0.01)
+            return None
+        return _Token(sockets[0], list(zip(ranks, sockets[1:], strict=True)))
+
+    def release(self, token: _Token) -> None:
+        """Hand a token on to the next reader that waits for it, or let it go."""
+        try:
+            self._accept(token)
+            while token.waiting:
+                i = successor([rank for rank, _ in token.waiting], self._rank)
+                _, sock = token.waiting.pop(i)
+                rest = token.waiting[:_MOST]
+                message = wire.with_numbers(wire.DONE, *(rank for rank, _ in rest))
+                fds = [token.sock.fileno(), *(w.fileno() for _, w in rest)]
+                try:
+                    with contextlib.closing(sock):
+                        socket.send_fds(sock, [message], fds, socket.MSG_DONTWAIT)
+                except OSError:  # it is gone
+                    continue
+                return
+        finally:
+            token.close()
+
+    def _accept(self, token: _Token) -> None:
+        """Find out who waits."""
+        token.sock.setblocking(False)
+        while True:
+            try:
+                sock, _ = token.sock.accept()
+            except OSError:  # nobody any more
+                break
+            token.waiting.append((-1, sock))
+        known = []
+        for rank, sock in token.waiting:
+            found = rank if rank >= 0 else self._asked(sock)
+            if found is None:
+                sock.close()
+            else:
+                known.append((found, sock))
+        token.waiting = known
+
+    def _asked(self, sock: socket.socket) -> int | None:
+        """Return the rank of one that waits; None: it is gone."""
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        try:
+            if not wire.same_user(sock) or not poll.poll(100):  # it connected, and says it now
+                return None
+            message = sock.recv(64, socket.MSG_DONTWAIT)
+            return wire.numbers(message)[0] if message[:1] == wire.ASK else None
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def close(self) -> None:
+        """Do nothing: tokens are held only while reading."""
+
+
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """Leave the tokens to the parent."""
+    for sock in list(_sockets):
+        sock.close()
+
+
+os.register_at_fork(after_in_child=_forked)
