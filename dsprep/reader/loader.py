@@ -7,6 +7,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,9 +18,9 @@ import numpy as np
 from dsprep.errors import UsageError
 from dsprep.located import Sidecar
 from dsprep.reader.dealing import Dealing, Start
-from dsprep.reader.engines import Engine
-from dsprep.reader.engines.buffered import Buffered
+from dsprep.reader.engines import NAMES, make
 from dsprep.reader.ledger import EpochStats, Ledger
+from dsprep.reader.measuring import choose
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.node import join
 from dsprep.reader.node_client import Client, Loop
@@ -26,10 +28,15 @@ from dsprep.reader.node_root import Service, Task
 from dsprep.reader.order import SHUFFLES, Remainder, Shuffle, Stage
 from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings
 from dsprep.reader.ranks import Place, detect
-from dsprep.reader.units import cut_units
+from dsprep.reader.remembering import Choice
+from dsprep.reader.tokens import Stagger, staggering
+from dsprep.reader.units import cut_units, some_ranges
 from dsprep.schema import Batch, Ints, Schema
 
 STATE_VERSION = 1
+
+MOST_RANKS = 1 << 20
+"""Ranks beyond which a saved state is damaged: what is left is worked out for each of them."""
 
 
 class Reader:
@@ -70,11 +77,13 @@ class Reader:
     buffers_mixed
         Groups whose samples are shuffled together.
     io_threads
-        Threads that read.
+        Threads that read; None: what a short measurement of the mount found best.
     transfer_size
         Bytes of one read call at most; None: all of a group by one.
     engine
-        How bytes are read.
+        How bytes are read: ``"buffered"`` (through the page cache), ``"direct"`` (O_DIRECT),
+        ``"mapped"`` (to compare), or ``"auto"``: what a short measurement of the mount found
+        best. It is remembered for a week under ``$XDG_CACHE_HOME/dsprep``.
     verify
         Compare each group with its checksum, if it has one. It is read twice, the second time
         from the page cache.
@@ -85,6 +94,12 @@ class Reader:
     readers_per_node
         Processes of a node that read for all of its ranks, into memory that they share; None:
         each reads for itself. See `dsprep.reader.node`.
+    stagger
+        Readers of the node, or of `comm`, that read at a time; None: all. See
+        `dsprep.reader.tokens`.
+    comm
+        An mpi4py communicator whose processes stagger; they all make their Readers in the same
+        order then, and close them.
     node_key
         What the ranks of this job have in common on this node, where nothing tells that.
     data
@@ -94,6 +109,8 @@ class Reader:
     ----------
     place
         Rank and world size, and where they come from.
+    choice
+        Engine and threads, and why.
     schema
         The fields of a batch.
     epoch
@@ -130,6 +147,8 @@ class Reader:
         transform: Callable[[Batch], Any] | None = None,
         transform_threads: int = 1,
         readers_per_node: int | None = None,
+        stagger: int | None = None,
+        comm: Any = None,
         node_key: str | None = None,
         data: str | Path | None = None,
         allocate: Allocate = anonymous,
@@ -142,7 +161,7 @@ class Reader:
         _at_least("buffers", buffers, 1)
         _at_least("transform_threads", transform_threads, 1)
         optional = {"epochs": epochs, "io_threads": io_threads, "transfer_size": transfer_size}
-        optional["readers_per_node"] = readers_per_node
+        optional |= {"readers_per_node": readers_per_node, "stagger": stagger}
         for name, value in optional.items():
             if value is not None:
                 _at_least(name, value, 1)
@@ -154,6 +173,8 @@ class Reader:
         self._epochs, self._transform, self._workers = epochs, transform, transform_threads
         self._sidecar = Sidecar.open(path, data)
         self._pid = os.getpid()
+        if isinstance(fields, str):
+            raise UsageError(f"fields is {fields!r}", expected="a sequence of names")
         names = tuple(fields) or self._sidecar.schema.names
         self.schema: Schema = Schema(tuple(self._sidecar.schema[n] for n in names))
         if buffers_mixed is not None:
@@ -163,13 +184,17 @@ class Reader:
             self._sidecar, self.schema, shuffle, buffer_size, buffers_mixed
         )
         self._check_steps()
+        if engine not in NAMES:
+            raise UsageError(f"engine is {engine!r}", expected="one of " + ", ".join(NAMES))
+        self.choice = self._chosen(engine, io_threads)
         self._settings = Settings(
-            engine=_engine(engine),
-            threads=io_threads or 1,
+            engine=make(self.choice.engine, otherwise=engine == "auto"),
+            threads=self.choice.threads,
             buffers=buffers,
             unit_samples=_largest(self._edges, self._mixed),
             transfer=transfer_size,
             allocate=allocate,
+            token=self._staggered(comm),
         )
         self._verify = verify
         self._dealing = Dealing(
@@ -193,6 +218,29 @@ class Reader:
             self._node = join(self.place, readers_per_node, node_key, self._task())
             if self._node is not None:  # also where nobody closes this
                 weakref.finalize(self, self._node.close)
+
+    def _staggered(self, comm: Any) -> Stagger | type[nullcontext[Any]]:
+        """Return what is held while reading."""
+        count, threads = self._arguments["stagger"], self.choice.threads
+        if count is None:
+            return nullcontext
+        found = staggering(self.place, count, threads, self._arguments["node_key"], comm)
+        weakref.finalize(self, found.close)  # also where nobody closes this
+        return found
+
+    def _chosen(self, engine: str, threads: int | None) -> Choice:
+        """Return how to read: as asked, or what was found best on this mount."""
+        if engine != "auto" and threads is not None:
+            return Choice(engine, threads, "as asked")
+        ranges, decoded = some_ranges(self._sidecar, self._edges, self.schema.names)
+        return choose(
+            ranges,
+            nbytes=sum(f.identity.nbytes for f in self._sidecar.content.files),
+            decoded=decoded,
+            engine=engine,
+            threads=threads,
+            again=self._epochs != 1,
+        )
 
     def _check_steps(self) -> None:
         n, world = len(self._sidecar), self.place.world_size
@@ -279,6 +327,7 @@ class Reader:
         self._sidecar = Sidecar.open(self._arguments["path"], data)
         self._pid, self._running, self._pools = os.getpid(), None, None
         self._ledger, self._lock, self._node = Ledger(), threading.Lock(), None
+        self._settings = replace(self._settings, token=self._staggered(None))
 
     def _transformed(self, batches: Iterator[tuple[Leg, int, Batch]]) -> Iterator[Any]:
         """Apply the transform in threads, in order, a few batches ahead."""
@@ -352,6 +401,8 @@ class Reader:
             sizes = [n for s in stages for n in (s.world_size, s.batch_size, s.steps + 1)]
             if epoch < 0 or not stages or min(sizes) < 1:
                 raise ValueError("numbers are below zero")
+            if max(s.world_size for s in stages) > MOST_RANKS:
+                raise ValueError(f"there are more than {MOST_RANKS} ranks")
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the state of the reader is damaged: {error}") from error
         last = stages[-1]
@@ -361,7 +412,8 @@ class Reader:
         self._steps = last.steps if same else 0
 
     def __getstate__(self) -> dict[str, Any]:
-        alone = {**self._arguments, "readers_per_node": None}  # a copy reads for itself
+        # A copy reads for itself, and is no process of the communicator.
+        alone = {**self._arguments, "readers_per_node": None, "comm": None}
         return {"arguments": alone, "state": self.state_dict()}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -383,6 +435,8 @@ class Reader:
             self._running.close()
         if self._node is not None:
             self._node.close()
+        if isinstance(self._settings.token, Stagger):
+            self._settings.token.close()
         self._sidecar.close()
 
     def __enter__(self) -> Self:
@@ -432,9 +486,3 @@ def _at_least(name: str, value: Any, least: int) -> None:
 def _largest(edges: Ints, mixed: int) -> int:
     """Return the samples of the largest unit."""
     return int(np.diff(edges).max(initial=1)) * mixed
-
-
-def _engine(name: str) -> Engine:
-    if name not in ("auto", "buffered"):
-        raise UsageError(f"engine is {name!r}", expected="one of auto, buffered")
-    return Buffered()

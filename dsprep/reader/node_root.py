@@ -79,7 +79,8 @@ class Task:
 
     def filler(self) -> Filler:
         """Return what plans units."""
-        return Filler(self.sidecar, self.names, self.capacity, self.verify)
+        engine = self.settings.engine
+        return Filler(self.sidecar, self.names, self.capacity, self.verify, engine)
 
 
 class Tally(Ledger):
