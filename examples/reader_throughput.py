@@ -1,9 +1,10 @@
 """How near the reader comes to plain ``preadv`` of the same bytes, in one run.
 
-Makes a dataset of ``x`` (float32[n, 3]) and ``y`` (float32[19]), repacks it, and reads it again and again: by `dsprep.Reader`
-(groups and samples shuffled, batches of fixed size, a rank alone), and by plain ``preadv`` of the
-same groups in the same order into two buffers of the same kind of memory, by as many threads. The
-runs alternate; printed is the median of the ratios, and the fastest plain run.
+Makes a dataset of ``x`` (float32[n, 3]) and ``y`` (float32[19]), repacks it, and reads it again and
+again: by `dsprep.Reader` (groups and samples shuffled, batches of fixed size, a rank alone), and by
+plain ``preadv`` of the same groups in the same order into two buffers of the same kind of memory,
+by as many threads. The runs alternate; printed is the median of the ratios, and the fastest runs.
+(Rows of x that are no multiple of 64 bytes are copied more slowly, by other readers too.)
 
     python examples/reader_throughput.py --gigabytes 1 --sample 19200 --group 8MiB
 
