@@ -6,7 +6,7 @@ rate of each, and how many times as fast `dsprep.Reader` is. tf.data reads a TFR
 (shuffle, batch, one vectorised parse per batch, prefetch), torch's DataLoader an HDF5 file by
 h5py sample by sample, FFCV (random order, cached by the system) and litdata their own formats.
 
-    python examples/reader_peers.py --gigabytes 1 --threads 2
+    python examples/reader_peers.py --gigabytes 1 --runs 5 --threads 2
 """
 
 from __future__ import annotations
@@ -162,9 +162,9 @@ LOADERS = {
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--gigabytes", type=float, default=0.04)
     parser.add_argument("--threads", type=int, default=2, help="threads or workers of each")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--only", nargs="*", help="loaders to run, besides dsprep")
     parser.add_argument("--folder", help="where to write; a temporary folder")
     options = parser.parse_args()

@@ -6,7 +6,7 @@ plain ``preadv`` of the same groups in the same order into two buffers of the sa
 by as many threads. The runs alternate; printed is the median of the ratios, and the fastest runs.
 (Rows of x that are no multiple of 64 bytes are copied more slowly, by other readers too.)
 
-    python examples/reader_throughput.py --gigabytes 1 --sample 19200 --group 8MiB
+    python examples/reader_throughput.py --gigabytes 1 --runs 7 --sample 19200 --group 8MiB
 
 With --cold the files are dropped from the page cache before each run.
 """
@@ -119,13 +119,13 @@ def drop(path: Path) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--gigabytes", type=float, default=0.05)
     parser.add_argument("--sample", type=int, default=19200, help="bytes of x")
     parser.add_argument("--group", default="8MiB", help="bytes or samples of a group")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--to", default="hdf5", choices=["hdf5", "lmdb", "tfrecord", "zarr"])
-    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--folder", help="where to write; a temporary folder")
     parser.add_argument("--engine", default="buffered")

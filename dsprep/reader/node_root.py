@@ -79,8 +79,7 @@ class Task:
 
     def filler(self) -> Filler:
         """Return what plans units."""
-        engine = self.settings.engine
-        return Filler(self.sidecar, self.names, self.capacity, self.verify, engine)
+        return Filler(self.sidecar, self.names, self.capacity, self.verify)
 
 
 class Tally(Ledger):
