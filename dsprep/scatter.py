@@ -76,9 +76,7 @@ def scatter(
     return calls, nbytes
 
 
-def runs(
-    offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR
-) -> list[tuple[int, Ints]]:
+def runs(offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR) -> list[tuple[int, Ints]]:
     """Return ranges of a file as few longer ones, each with the places where its bytes go.
 
     Parameters
