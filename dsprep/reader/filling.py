@@ -16,9 +16,7 @@ Ragged values lie one behind another in a block of their own, in the order of de
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
@@ -28,11 +26,12 @@ from dsprep.errors import FormatError, UsageError
 from dsprep.layout.codec import file_path
 from dsprep.layout.extents import Extents, locate, rows_of
 from dsprep.located import Sidecar
+from dsprep.reader.cutting import Reads, shared
+from dsprep.reader.fills import Area, Fill, Part
 from dsprep.reader.lines import Line, line, woven
-from dsprep.reader.memory import Block
 from dsprep.reading.columns import check_rows
 from dsprep.reading.files import File
-from dsprep.scatter import GROUP_NEAR, NEAR, runs
+from dsprep.scatter import GROUP_NEAR, NEAR
 from dsprep.schema import Arena, Array, Bytes, Field, Ints, Ragged
 from dsprep.spans import packed, ranges
 
@@ -49,124 +48,6 @@ MANY = 64
 
 _ALIGN = 64
 _NONE = np.zeros(0, np.int64)
-
-
-@dataclass(frozen=True)
-class Area:
-    """Where a fixed field lies in a block.
-
-    Attributes
-    ----------
-    field
-        The field.
-    at
-        Its first byte.
-    nbytes
-        Bytes of one sample.
-    """
-
-    field: Field
-    at: int
-    nbytes: int
-
-    def values(self, block: Bytes, begin: int, end: int) -> Bytes:
-        """Return the samples ``begin .. end`` of a block as bytes, shape ``(n, nbytes)``."""
-        low = self.at + begin * self.nbytes
-        return block[low : low + (end - begin) * self.nbytes].reshape(end - begin, self.nbytes)
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Samples of a unit that lie in one block.
-
-    Attributes
-    ----------
-    block, memory
-        The block, and the lease of it.
-    begin
-        The place of the first of them in the block.
-    low, high
-        Which samples of the unit, in the order of delivery.
-    ragged
-        Ragged fields of the unit, once it is there.
-    """
-
-    block: Block
-    memory: Bytes
-    begin: int
-    low: int
-    high: int
-    ragged: Mapping[str, Ragged]
-
-    def cut(self, count: int) -> tuple[Slice, Slice | None]:
-        """Return the first `count` samples, and the others if there are more."""
-        at = self.low + count
-        if at >= self.high:
-            return self, None
-        return replace(self, high=at), replace(self, begin=self.begin + count, low=at)
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one thread reads: a range of a file, or fields that are decoded.
-
-    Attributes
-    ----------
-    file
-        The file; None where `decode` does the reading.
-    start, places
-        As in `Engine.read`.
-    decode
-        Reads fields with the memory of the thread; returns the bytes asked for.
-    """
-
-    file: File | None
-    start: int
-    places: Ints
-    decode: Callable[[Arena], int] | None = None
-
-    @property
-    def stop(self) -> int:
-        """The byte of the file behind the last one that is read."""
-        return self.start + int(self.places[:, 1].sum()) if len(self.places) else self.start
-
-
-@dataclass
-class Fill:
-    """A unit on its way into memory.
-
-    Attributes
-    ----------
-    samples
-        As they lie in the files, int64.
-    slices
-        The blocks that they go to, in the order of delivery.
-    parts
-        What has to be read.
-    ragged
-        Ragged fields in the order of delivery, once all is done.
-    files
-        That are read.
-    done
-        Set when all is there, or `error` is.
-    """
-
-    samples: Ints
-    slots: Ints
-    slices: Sequence[Slice]
-    parts: list[Part] = field(default_factory=list)
-    ragged: dict[str, Ragged] = field(default_factory=dict)
-    files: set[File] = field(default_factory=set)
-    done: threading.Event = field(default_factory=threading.Event)
-    error: BaseException | None = None
-    missing: int = 0
-    _staged: dict[str, Bytes] = field(default_factory=dict)
-    _pieces: dict[str, list[tuple[Ints, Ragged]]] = field(default_factory=dict)
-
-    def take(self) -> Sequence[Slice]:
-        """Return the slices, and hold their memory no longer."""
-        slices, self.slices = self.slices, ()
-        return slices
 
 
 class Filler:
@@ -342,7 +223,7 @@ class Filler:
         """Plan samples wherever they lie."""
         base, place = self._addresses(fill)
         near = GROUP_NEAR if self._rising(fill.samples) else NEAR
-        files: dict[int, _Reads] = {}
+        files: dict[int, Reads] = {}
         lengths: dict[str, list[tuple[Ints, Extents, int]]] = {}
         by_file = self.sidecar.by_file(fill.samples)
         if self._verify:
@@ -435,7 +316,7 @@ class Filler:
                 fix="write the sidecar again with dsprep provenance",
             )
 
-    def _add(self, files: dict[int, _Reads], number: int, found: Extents, to: Ints) -> None:
+    def _add(self, files: dict[int, Reads], number: int, found: Extents, to: Ints) -> None:
         """Add the ranges of a field; `to`: where the first byte of each sample goes."""
         addresses = to
         request = found.request
@@ -448,7 +329,7 @@ class Filler:
             file = self.sidecar.open_file(number, path)
             offsets, lengths = found.offset[chosen], found.length[chosen]
             file.check(offsets, lengths, "a sample")
-            reads = files.setdefault(id(file), _Reads(file))
+            reads = files.setdefault(id(file), Reads(file))
             reads.add(offsets, lengths, addresses[chosen])
 
     def _plan_ragged(
@@ -456,7 +337,7 @@ class Filler:
         fill: Fill,
         name: str,
         parts: list[tuple[Ints, Extents, int]],
-        files: dict[int, _Reads],
+        files: dict[int, Reads],
         take: Callable[[str, int], Bytes],
     ) -> None:
         """Give every sample of a ragged field its place, one behind another."""
@@ -601,71 +482,3 @@ def _by_place(found: Extents) -> list[tuple[str, Ints | slice]]:
         (file_path(found.template, place), np.flatnonzero(which == i))
         for i, place in enumerate(places.T.tolist())
     ]
-
-
-class _Reads:
-    """The ranges of one file, gathered field by field."""
-
-    def __init__(self, file: File) -> None:
-        self.file = file
-        self._columns: list[tuple[Ints, Ints, Ints]] = []
-
-    def add(self, offsets: Ints, lengths: Ints, addresses: Ints) -> None:
-        """Add ranges."""
-        if len(offsets):
-            self._columns.append((offsets, lengths, addresses))
-
-    def runs(self, near: int) -> list[tuple[int, Ints]]:
-        """Return the ranges in order; see `dsprep.scatter.runs`."""
-        if not self._columns:
-            return []
-        columns = self._columns[0]
-        if len(self._columns) > 1:
-            a, b, c = (np.concatenate([each[k] for each in self._columns]) for k in range(3))
-            columns = a, b, c
-        offsets = columns[0]
-        if (offsets[1:] < offsets[:-1]).any():
-            order = np.argsort(offsets, kind="stable")
-            a, b, c = (each[order] for each in columns)
-            columns = a, b, c
-        return runs(*columns, near)
-
-
-def cut(start: int, places: Ints, at: Sequence[int]) -> list[tuple[int, Ints]]:
-    """Cut a range of a file, and its places, at some rising offsets within it."""
-    ends = np.cumsum(places[:, 1])
-    out = []
-    low = begin = 0  # place, and bytes of it that are in the part before
-    for offset in (*at, start + int(ends[-1])):
-        high = int(np.searchsorted(ends, offset - start, "left"))
-        part = places[low : high + 1].copy()
-        end = offset - start - int(ends[high] - places[high, 1])
-        part[-1, 1] = end
-        part[0, 0] += begin
-        part[0, 1] -= begin
-        first = start + int(ends[low] - places[low, 1]) + begin
-        out.append((first, part))
-        low, begin = (high + 1, 0) if end == places[high, 1] else (high, end)
-    return out
-
-
-def shared(start: int, places: Ints, most: int, align: int) -> list[tuple[int, Ints]]:
-    """Cut a range of a file into at most `most` parts of like size, at multiples of `align`."""
-    total = int(places[:, 1].sum())
-    count = min(most, total // max(align, LEAST))
-    if count < 2:
-        return [(start, places)]
-    at = {(start + total * k // count) // align * align for k in range(1, count)}
-    return cut(start, places, sorted(a for a in at if start < a < start + total))
-
-
-def stepped(start: int, places: Ints, nbytes: int | None) -> list[tuple[int, Ints]]:
-    """Cut a range of a file at all multiples of `nbytes`; None: not at all."""
-    if nbytes is None:
-        return [(start, places)]
-    end = start + int(places[:, 1].sum())
-    return cut(start, places, range((start // nbytes + 1) * nbytes, end, nbytes))
-
-
-LEAST = 2 << 20
-"""Bytes of a part below which another thread would not pay."""

@@ -28,8 +28,10 @@ from typing import Any
 import numpy as np
 
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
+from dsprep.reader.cutting import stepped
 from dsprep.reader.engines import Engine
-from dsprep.reader.filling import Fill, Filler, Part, Slice, stepped
+from dsprep.reader.filling import Filler
+from dsprep.reader.fills import Fill, Part, Slice
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Epoch, Share

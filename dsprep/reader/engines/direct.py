@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dsprep.errors import FormatError, UsageError
+from dsprep.reader.cutting import stepped
 from dsprep.reader.engines import Engine, copying
-from dsprep.reader.filling import stepped
 from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.reading.files import File
 from dsprep.scatter import fill

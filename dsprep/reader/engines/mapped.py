@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dsprep.errors import FormatError, UsageError
+from dsprep.reader.cutting import stepped
 from dsprep.reader.engines import copying
-from dsprep.reader.filling import stepped
 from dsprep.reading.files import File
 from dsprep.schema import Bytes, Ints
 
