@@ -83,12 +83,16 @@ def clear(target: Path) -> None:
             path.unlink()
 
 
+SKIPPED = ("dsprep.__main__", "dsprep.torch", "dsprep.tf", "dsprep.jax")
+"""What takes part in no conversion, and needs packages that may be missing."""
+
+
 def main() -> None:
     source, target, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     jobs.CHECKPOINT_NBYTES = 100_000
     parts = (m.name for m in pkgutil.walk_packages(dsprep.__path__, "dsprep."))
     for name in ("h5py", "numcodecs", "zarr", "google_crc32c", "ml_dtypes", *parts):
-        if name != "dsprep.__main__":
+        if name not in SKIPPED:
             import_module(name)  # once, not in every child
     os.fsync = os.fdatasync = lambda fd: None  # a killed process loses nothing that it wrote
     for name in ("pieces", "group_pieces"):  # small ones, so that there are many
