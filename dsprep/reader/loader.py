@@ -61,7 +61,8 @@ class Reader:
     rank, world_size
         This process and how many there are; see `dsprep.reader.ranks.detect` for the default.
     epochs
-        That one loop runs through; None: without end.
+        That one loop runs through, with the one that it begins in, also after `load_state_dict`;
+        None: without end.
     shuffle
         ``"group"``: the groups, and the samples within what is read at a time. ``"global"``: all
         samples, each read where it lies. ``"none"``.
@@ -85,15 +86,17 @@ class Reader:
         ``"mapped"`` (to compare), or ``"auto"``: what a short measurement of the mount found
         best. It is remembered for a week under ``$XDG_CACHE_HOME/dsprep``.
     verify
-        Compare each group with its checksum, if it has one. It is read twice, the second time
-        from the page cache.
+        Compare each group with its checksum, if it has one: `dsprep.repack` writes them, the
+        sidecar of a dataset without groups has none. It is read twice, the second time from the
+        page cache.
     transform
         Applied to every batch, in threads.
     transform_threads
         How many.
     readers_per_node
         Processes of a node that read for all of its ranks, into memory that they share; None:
-        each reads for itself. See `dsprep.reader.node`.
+        each reads for itself. They have to keep their Readers open until the other ranks have
+        begun. See `dsprep.reader.node`.
     stagger
         Readers of the node, or of `comm`, that read at a time; None: all. See
         `dsprep.reader.tokens`.
@@ -104,6 +107,8 @@ class Reader:
         What the ranks of this job have in common on this node, where nothing tells that.
     data
         The dataset, where it does not lie beside the sidecar.
+    allocate
+        Where the memory of batches comes from; see `dsprep.reader.memory`.
 
     Attributes
     ----------
@@ -114,7 +119,8 @@ class Reader:
     schema
         The fields of a batch.
     epoch
-        The epoch of the next batch.
+        The epoch of the last batch; behind the end of a loop and after `load_state_dict`, of the
+        next one.
 
     Raises
     ------
@@ -154,6 +160,8 @@ class Reader:
         allocate: Allocate = anonymous,
     ) -> None:
         self._arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        if transform is not None and not callable(transform):
+            raise UsageError(f"transform is {transform!r}", expected="a function of a batch")
         if drop_last and pad:
             raise UsageError("drop_last and pad exclude each other", fix="give one of them")
         _at_least("batch_size", batch_size, 1)
@@ -410,6 +418,8 @@ class Reader:
         self.epoch = epoch
         self._stages = tuple(stages[:-1]) if same else tuple(s for s in stages if s.steps)
         self._steps = last.steps if same else 0
+        if self.samples and self._steps >= len(self):  # saved behind the last batch of an epoch
+            self._next_epoch()
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy reads for itself, and is no process of the communicator.
@@ -479,7 +489,8 @@ class Batches(Iterator[Any]):
 
 
 def _at_least(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, (int, np.integer)) or value < least:
+    number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not number or value < least:
         raise UsageError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
 
 
