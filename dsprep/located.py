@@ -176,7 +176,8 @@ class Sidecar:
             raise FormatError(
                 "the sidecar does not tell where samples lie",
                 where=path,
-                fix=f"write it again with dsprep provenance {dataset}",
+                fix=f"write it again with dsprep provenance {dataset}; what has no places, such as "
+                "GZIP TFRecord, is read by dsprep.open, or repacked",
             )
         self._files = Files()
         counts = [f.samples for f in content.files]

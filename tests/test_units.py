@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -83,7 +84,14 @@ def test_what_was_measured_is_used(origin, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"engine": "rocket"}, {"fields": "label"}, {"io_threads": 0}, {"shuffle": "some"}]
+    "wrong",
+    [
+        {"engine": "rocket"},
+        {"verify": True},
+        {"fields": "label"},
+        {"io_threads": 0},
+        {"shuffle": "some"},
+    ],
 )
 def test_nonsense_is_refused(wrong, origin):
     with pytest.raises(UsageError):
@@ -105,3 +113,20 @@ def test_a_missing_sidecar_is_told(tmp_path, origin):
         dsprep.Reader(copy, 10)
     with pytest.raises(FileNotFoundError, match="no such dataset"):
         dsprep.Reader(tmp_path / "nothing.h5", 10)
+
+
+def test_threads_that_cannot_be_started_leave_none_behind(origin, monkeypatch):
+    real, before = threading.Thread.start, threading.active_count()
+
+    def start(thread):
+        if thread.name == "dsprep-read-2":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with dsprep.Reader(origin, 10, rank=0, world_size=1, io_threads=5) as reader:
+        with pytest.raises(UsageError, match="5 io_threads"):
+            iter(reader)
+        assert threading.active_count() == before
+    with pytest.raises(UsageError, match="one dataset"):
+        dsprep.Reader([origin], 10)

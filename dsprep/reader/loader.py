@@ -179,6 +179,8 @@ class Reader:
         self.batch_size, self.seed, self.shuffle = int(batch_size), int(seed), shuffle
         self.remainder: Remainder = "drop" if drop_last else "pad" if pad else "ragged"
         self._epochs, self._transform, self._workers = epochs, transform, transform_threads
+        if not isinstance(path, (str, Path)):
+            raise UsageError(f"path is {path!r}", expected="one dataset, or its sidecar")
         self._sidecar = Sidecar.open(path, data)
         self._pid = os.getpid()
         if isinstance(fields, str):
@@ -205,6 +207,8 @@ class Reader:
             token=self._staggered(comm),
         )
         self._verify = verify
+        if verify:
+            self._check_sums()
         self._dealing = Dealing(
             self._edges,
             self.shuffle,
@@ -249,6 +253,17 @@ class Reader:
             threads=threads,
             again=self._epochs != 1,
         )
+
+    def _check_sums(self) -> None:
+        """Raise `UsageError` if there is nothing that samples could be compared with."""
+        for number, entry in enumerate(self._sidecar.content.files):
+            groups = self._sidecar.layout(number).groups if entry.samples else None
+            if entry.samples and (groups is None or groups.crc32c is None):
+                raise UsageError(
+                    "verify needs the checksums of groups",
+                    where=self._sidecar.dataset / entry.path,
+                    fix="repack it, or look at it once with dsprep provenance --check full",
+                )
 
     def _check_steps(self) -> None:
         n, world = len(self._sidecar), self.place.world_size

@@ -180,8 +180,15 @@ class Pipeline:
             for work, name in zip(works, names, strict=True)
         ]
         self._pid = os.getpid()
-        for thread in self._threads:
-            thread.start()
+        for i, thread in enumerate(self._threads):
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._threads = self._threads[:i]
+                self.close()
+                raise UsageError(
+                    f"{settings.threads} io_threads cannot be started: {error}", fix="take fewer"
+                ) from error
 
     # --- the planner -------------------------------------------------------------------------
 

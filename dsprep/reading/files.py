@@ -51,8 +51,8 @@ class File:
             raise FormatError(
                 "the file changed while it was read",
                 where=self.path,
-                expected=f"{self.nbytes} bytes, as when it was opened",
-                found=f"{found.st_size} bytes",
+                expected=f"{self.nbytes} bytes of time stamp {self._time}, as when it was opened",
+                found=f"{found.st_size} bytes of {found.st_mtime_ns}",
                 fix="start again once nobody writes to it",
             )
 
