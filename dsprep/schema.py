@@ -135,6 +135,9 @@ def has_padding(dtype: DType) -> bool:
     return sum(m.itemsize for m in members) < dtype.itemsize or any(map(has_padding, members))
 
 
+LARGEST = 1 << 62
+"""Bytes of a value that nothing has: sizes and offsets stay within int64."""
+
 # --- fields ----------------------------------------------------------------------------------
 
 
@@ -175,6 +178,10 @@ class Field:
             raise SchemaError(
                 f"field {self.name} has shape {show_shape(self.shape)}",
                 expected="sizes >= 0, only the first axis may vary",
+            )
+        if self.row_nbytes >= LARGEST:
+            raise SchemaError(
+                f"field {self.name} has {self.row_nbytes} bytes", expected=f"fewer than {LARGEST}"
             )
         if self.kind != "array" and (self.shape != (None,) or self.dtype != np.uint8):
             raise SchemaError(f"field {self.name}: {self.kind} is uint8 of shape (None,)")

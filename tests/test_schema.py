@@ -226,3 +226,10 @@ def test_raw_ignores_padding():
     b["id"], b["value"] = 0, 0
     assert raw(a) == raw(b)
     assert a.tobytes() != b.tobytes()
+
+
+def test_a_field_of_absurd_size_is_refused():
+    with pytest.raises(SchemaError, match="bytes"):
+        Field("x", np.dtype("<f8"), (1 << 40, 1 << 30))
+    with pytest.raises(SchemaError):
+        Schema.from_json([{"name": "x", "dtype": "<f8", "shape": [None, 1 << 62]}])
