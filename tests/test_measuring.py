@@ -264,9 +264,13 @@ def test_what_is_in_the_page_cache(path):
     os.pread(file.fd, 1 << 20, 1 << 20)
     assert caching.resident(file, (1 << 20) + 5, 100_000) == 1
     assert caching.ready(file, (1 << 20) + 5) in (1, None)
-    drop(path)
-    if caching.resident(file, 0, SIZE) == 1:
-        pytest.skip("a file system in memory")
+    for _ in range(20):  # the kernel keeps some pages at times
+        drop(path)
+        if caching.resident(file, 0, SIZE) == 0:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.skip("a file system in memory, or a machine that drops nothing")
     assert caching.resident(file, 2 << 20, 1 << 20) == 0
     assert caching.ready(file, 5 << 20) in (0, None)
     assert caching.resident(file, 1 << 40, 1 << 20) is None
