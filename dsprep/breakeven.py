@@ -14,6 +14,7 @@ from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.located import Sidecar
 from dsprep.permutation import Permutation
+from dsprep.reader.ranges import group_edges
 from dsprep.schema import Arena
 from dsprep.storage import data_files
 
@@ -61,7 +62,7 @@ def measure(
     """
     count = len(target)
     edges = group_edges(target)
-    if not count or not len(source) or len(edges) < 2:
+    if not count or not len(source) or edges is None or len(edges) < 2:
         return None
     arena = Arena()
 
@@ -86,24 +87,6 @@ def measure(
     return BreakEven(
         rewrite_seconds, each, together, rewrite_seconds / saved if saved > 0 else None
     )
-
-
-def group_edges(sidecar: Sidecar) -> np.ndarray:
-    """Return where the groups of a dataset begin and the last one ends, as sample numbers."""
-    edges = [np.zeros(1, np.int64)]
-    start = 0
-    for number, entry in enumerate(sidecar.content.files):
-        groups = sidecar.layout(number).groups if entry.samples else None
-        if groups is not None:
-            first = (
-                np.arange(0, entry.samples, groups.samples)
-                if groups.first is None
-                else groups.first.span(0, groups.first.count)
-            )
-            edges.append(start + first[1:])
-        start += entry.samples
-        edges.append(np.array([start]))
-    return np.unique(np.concatenate(edges))
 
 
 def _seconds_per_sample(read: Callable[[int], int], count: int, seed: int) -> float:

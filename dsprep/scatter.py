@@ -2,8 +2,8 @@
 
 The kernel puts each range where it belongs while it copies, so a shuffle costs no copy of its
 own. The list of places is made by numpy, not of one Python object per range: ``preadv`` of the C
-library is called with it. (`os.preadv` takes one object per place, which costs as much time as
-the kernel needs for 3 kB.)
+library is called with it. (`os.preadv` takes one object per place, which costs about a third of
+the time that the kernel needs for 3 kB.)
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 import dsprep
 from dsprep import jobs, repacking, scatter, shuffling
-from dsprep.breakeven import group_edges
 from dsprep.cli import app
 from dsprep.conversion import plan_job
 from dsprep.digests import crc32c
 from dsprep.errors import FormatError, TargetError, UnsupportedError, UsageError
 from dsprep.jobs import run_job
+from dsprep.reader.ranges import group_edges
 from dsprep.schema import Field, Schema
 from dsprep.through import SidecarSource
 
