@@ -37,6 +37,7 @@ LAYERS = [
     ("conversion", "breakeven"),
     ("repacking",),
     ("auditing", "inspection", "explaining", "figures", "checking", "using"),
+    ("bench",),
     ("cli", "__main__"),
 ]
 

@@ -1,0 +1,262 @@
+"""What every output is made of: measures, rows, sweeps, reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from dsprep.errors import FormatError
+
+VERSION = 1
+"""Of the JSON form of a report."""
+
+Kind: TypeAlias = Literal["read", "convert", "repack", "provenance"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a measure is.
+
+    Attributes
+    ----------
+    unit
+        In which it is told; ``"1"`` for counts.
+    words
+        What it says.
+    better
+        ``-1`` if less is better, ``1`` if more is, 0 if neither.
+    """
+
+    unit: str
+    words: str
+    better: int = 0
+
+
+MEASURES: dict[str, Unit] = {
+    "epoch_seconds": Unit("s", "one epoch, the slowest rank's", -1),
+    "exposed_seconds": Unit("s", "that the consumer waited for data in an epoch", -1),
+    "first_batch_seconds": Unit("s", "before the first batch", -1),
+    "exposed_after_first_seconds": Unit("s", "waited behind the first group", -1),
+    "wait_p50_seconds": Unit("s", "waited for a batch, median", -1),
+    "wait_p99_seconds": Unit("s", "waited for a batch, 99th percentile", -1),
+    "compute_seconds": Unit("s", "of the steps' own work"),
+    "skew_seconds": Unit("s", "waited for other ranks at the end of steps", -1),
+    "utilisation_percent": Unit("%", "accelerator utilisation: compute / total", 1),
+    "samples_per_second": Unit("samples/s", "delivered by all ranks", 1),
+    "gb_per_second": Unit("GB/s", "of samples, delivered by all ranks (1e9 bytes)", 1),
+    "limit_percent": Unit("%", "of the rate of the limit", 1),
+    "read_calls": Unit("1", "read system calls in an epoch", -1),
+    "asked_bytes": Unit("B", "asked for by read calls in an epoch"),
+    "device_bytes": Unit("B", "that came from the device in an epoch"),
+    "major_faults": Unit("1", "page faults that had to read, in an epoch", -1),
+    "context_switches": Unit("1", "voluntary and other, in an epoch", -1),
+    "cpu_seconds": Unit("s", "of processors, user and system, in an epoch", -1),
+    "peak_rss_bytes": Unit("B", "of memory, all processes of the slowest rank at its peak", -1),
+    "seconds": Unit("s", "of the whole command", -1),
+    "ratio": Unit("1", "rate, as a share of the first row's", 1),
+    "read_bytes": Unit("B", "asked for by read calls"),
+    "locate_per_second": Unit("1/s", "places computed", 1),
+    "size_bytes": Unit("B", "of the result"),
+}
+"""Every measure there is, in the order in which they are told."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The median over repeats, and the spread."""
+
+    value: float
+    least: float
+    most: float
+
+    def to_json(self, name: str) -> dict[str, Any]:
+        """Return it with its unit."""
+        unit = MEASURES[name].unit
+        return {"value": self.value, "unit": unit, "least": self.least, "most": self.most}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A strategy, and what it cost.
+
+    Attributes
+    ----------
+    name, words
+        Which one; what it does.
+    measures
+        By the names of `MEASURES`; empty where there is a problem.
+    problems
+        Why there are no numbers: wrong samples, warm pages in a cold run, a failure.
+    notes
+        Remarks that do not touch the numbers.
+    runs
+        Epochs that were measured, over all repeats.
+    """
+
+    name: str
+    words: str = ""
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    runs: int = 0
+
+    def value(self, name: str) -> float | None:
+        """Return the median of a measure, None if it was not taken."""
+        found = self.measures.get(name)
+        return None if found is None else found.value
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON; `from_json` is the inverse."""
+        return {
+            "name": self.name,
+            "description": self.words,
+            "runs": self.runs,
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+            "measures": {k: m.to_json(k) for k, m in self.measures.items()},
+        }
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Row:
+        """Return the row that `to_json` wrote."""
+        measures = {
+            str(k): Measure(float(m["value"]), float(m["least"]), float(m["most"]))
+            for k, m in json["measures"].items()
+            if k in MEASURES
+        }
+        return cls(
+            str(json["name"]),
+            str(json.get("description", "")),
+            measures,
+            tuple(map(str, json["problems"])),
+            tuple(map(str, json.get("notes", ()))),
+            int(json.get("runs", 0)),
+        )
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value of what is swept, as the user wrote it, and the rows it gave."""
+
+    value: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A setting that was varied.
+
+    Attributes
+    ----------
+    parameter
+        The option's name without dashes: ``buffer-size``.
+    points
+        In the order given.
+    knees
+        By strategy: the value from which on more of it gains next to nothing.
+    """
+
+    parameter: str
+    points: tuple[Point, ...]
+    knees: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a benchmark found.
+
+    Attributes
+    ----------
+    kind
+        Which benchmark.
+    command
+        The exact command line.
+    when
+        ISO 8601, UTC.
+    machine, dataset, settings
+        Facts, by name.
+    rows
+        The strategies; the limit first. Empty where `sweep` has them.
+    sweep
+        If one was asked for.
+    answer
+        The closing words, paragraph by paragraph.
+    """
+
+    kind: Kind
+    command: str
+    when: str
+    machine: Mapping[str, Any]
+    dataset: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    sweep: Sweep | None = None
+    answer: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON; `from_json` is the inverse."""
+        json: dict[str, Any] = {
+            "dsprep_bench": VERSION,
+            "kind": self.kind,
+            "command": self.command,
+            "when": self.when,
+            "machine": dict(self.machine),
+            "dataset": dict(self.dataset),
+            "settings": dict(self.settings),
+            "strategies": [r.to_json() for r in self.rows],
+            "answer": list(self.answer),
+        }
+        if self.sweep is not None:
+            json["sweep"] = {
+                "parameter": self.sweep.parameter,
+                "points": [
+                    {"value": p.value, "strategies": [r.to_json() for r in p.rows]}
+                    for p in self.sweep.points
+                ],
+                "knees": dict(self.sweep.knees),
+            }
+        return json
+
+    @classmethod
+    def from_json(cls, json: Any, where: object = None) -> Report:
+        """Return the report that `to_json` wrote.
+
+        Raises
+        ------
+        FormatError
+            If it is none, or of a later version.
+        """
+        try:
+            version = json["dsprep_bench"]
+            if version != VERSION:
+                raise FormatError(
+                    "the report is of another version",
+                    where=where,
+                    expected=VERSION,
+                    found=version,
+                    fix="use the dsprep that wrote it, or a newer one",
+                )
+            sweep = None
+            if "sweep" in json:
+                told = json["sweep"]
+                points = tuple(
+                    Point(str(p["value"]), tuple(map(Row.from_json, p["strategies"])))
+                    for p in told["points"]
+                )
+                sweep = Sweep(str(told["parameter"]), points, dict(told.get("knees", {})))
+            return cls(
+                json["kind"],
+                str(json["command"]),
+                str(json["when"]),
+                dict(json["machine"]),
+                dict(json["dataset"]),
+                dict(json["settings"]),
+                tuple(map(Row.from_json, json["strategies"])),
+                sweep,
+                tuple(map(str, json["answer"])),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise FormatError(
+                "this is no report of dsprep bench", where=where, fix="write one with --json"
+            ) from error

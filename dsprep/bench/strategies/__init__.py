@@ -1,0 +1,133 @@
+"""The table of strategies: ways of reading that can be measured, one file each.
+
+Nothing is imported until one is run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Literal, TypeAlias
+
+from dsprep.bench.strategies.base import Strategy
+from dsprep.errors import UsageError
+
+Container: TypeAlias = Literal["source", "groups", "hdf5", "lmdb", "tfrecord", "zarr", "own"]
+"""The form of the dataset that a strategy reads.
+
+``source``: the dataset as it is, through its sidecar; ``groups``: repacked; ``own``: a form that
+the strategy's own file can write (its class has ``write``)."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A strategy, and what it needs.
+
+    Attributes
+    ----------
+    where
+        ``module:Class`` below this package.
+    container
+        The form of the dataset that it reads.
+    words
+        What it does, in half a line.
+    packages
+        That have to be installed besides dsprep's own.
+    optional
+        Whether it is another project's loader, taken only where asked for.
+    """
+
+    where: str
+    container: Container
+    words: str
+    packages: tuple[str, ...] = ()
+    optional: bool = False
+
+    @property
+    def missing(self) -> list[str]:
+        """Packages that are not installed."""
+        return [p for p in self.packages if find_spec(p) is None]
+
+    def load(self) -> type[Strategy]:
+        """Import the class."""
+        module, _, name = self.where.partition(":")
+        found: type[Strategy] = getattr(import_module(f"{__name__}.{module}"), name)
+        return found
+
+
+LIMIT = "pread-limit"
+DUMMY = "dummy"
+
+STRATEGIES: dict[str, Entry] = {
+    LIMIT: Entry("limit:Limit", "groups", "plain preadv of whole groups, nothing decoded: 100 %"),
+    DUMMY: Entry("dummy:Dummy", "groups", "no reading: the step alone, on a batch in memory"),
+    "h5py": Entry("h5py_samples:H5pySamples", "hdf5", "h5py, sample by sample, shuffled"),
+    "zarr": Entry("zarr_samples:ZarrSamples", "zarr", "zarr, sample by sample, shuffled"),
+    "lmdb-get": Entry("lmdb_get:LmdbGet", "lmdb", "py-lmdb get by key, shuffled"),
+    "mmap": Entry("mapped:Mapped", "groups", "samples copied out of a mapping, shuffled"),
+    "torch": Entry("torch_loader:TorchLoader", "hdf5", "torch DataLoader over h5py", ("torch",)),
+    "tf": Entry("tf_samples:TfSamples", "hdf5", "tf.data, one sample per read, no prefetch (TF)"),
+    "tf-prefetch": Entry(
+        "tf_samples:TfPrefetch", "hdf5", "the same with AUTOTUNE threads and prefetch (TF-Pre)"
+    ),
+    "tfrecord": Entry(
+        "tf_records:TfRecords", "tfrecord", "tf.data over TFRecord, shuffle buffer, AUTOTUNE"
+    ),
+    "provenance": Entry(
+        "provenance:Provenance", "source", "samples by preadv through the sidecar, not repacked"
+    ),
+    "group": Entry("group:Group", "groups", "a group per read, no overlap (Async I/O)"),
+    "group-db": Entry("group:GroupDb", "groups", "the same, double buffered (Async I/O DB)"),
+    "lmdb-cursor": Entry(
+        "lmdb_cursor:LmdbCursor", "lmdb", "py-lmdb cursors, strided by rank (Caffe's LMDB)"
+    ),
+    "lmdbio-lmm": Entry("lmdbio:Lmm", "lmdb", "LMDBIO: one process of the node reads for all"),
+    "lmdbio-dm": Entry("lmdbio:Dm", "lmdb", "LMDBIO: and jumps to its records"),
+    "lmdbio-dio": Entry("lmdbio:Dio", "lmdb", "LMDBIO: and reads them by pread"),
+    "lmdbio-prov": Entry("lmdbio:Prov", "lmdb", "LMDBIO: places computed, from provenance"),
+    "lmdbio-coal": Entry("lmdbio:Coal", "lmdb", "LMDBIO: many steps by one read"),
+    "lmdbio-stag": Entry("lmdbio:Stag", "lmdb", "LMDBIO: readers take turns"),
+    "dsprep": Entry("dsprep_reader:DsprepReader", "groups", "dsprep.Reader, all threads"),
+    "ffcv": Entry("ffcv:Ffcv", "own", "FFCV, random order", ("ffcv",), optional=True),
+    "litdata": Entry("litdata:Litdata", "own", "litdata's streaming", ("litdata",), optional=True),
+    "streaming": Entry(
+        "streaming:Streaming", "own", "MosaicML streaming", ("streaming",), optional=True
+    ),
+    "webdataset": Entry(
+        "webdataset:Webdataset", "own", "webdataset, tar shards", ("webdataset",), optional=True
+    ),
+}
+
+SETS: dict[str, tuple[str, ...]] = {
+    "async-io": ("tf", "tf-prefetch", "group", "group-db"),
+    "lmdbio": (
+        "lmdb-cursor",
+        "lmdbio-lmm",
+        "lmdbio-dm",
+        "lmdbio-dio",
+        "lmdbio-prov",
+        "lmdbio-coal",
+        "lmdbio-stag",
+    ),
+    "samples": ("h5py", "zarr", "lmdb-get", "mmap", "torch", "tf", "tf-prefetch"),
+    "peers": tuple(name for name, entry in STRATEGIES.items() if entry.optional),
+    "all": tuple(name for name, entry in STRATEGIES.items() if not entry.optional),
+}
+"""Names for several strategies at once: the papers' tables, and others."""
+
+
+def find(name: str) -> Entry:
+    """Return the strategy called `name`.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    if name not in STRATEGIES:
+        raise UsageError(
+            f"{name!r} is not a strategy",
+            expected="one of " + ", ".join([*STRATEGIES, *SETS]),
+        )
+    return STRATEGIES[name]
