@@ -1,0 +1,157 @@
+"""The process that measures: ``python -m dsprep.bench.child FD``, a task as JSON on its input.
+
+Runs one rank of one run of one strategy, and sends back what it measured through the socket FD.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dsprep.bench import caches, computing, counters, sums
+from dsprep.bench.gate import ERROR, RESULT, Gate
+from dsprep.bench.results import Epoch, Result
+from dsprep.bench.strategies import find
+from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.task import Task
+from dsprep.errors import DsprepError
+
+now = time.perf_counter
+
+
+def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
+    """Run the epochs of a task.
+
+    Parameters
+    ----------
+    task, strategy
+        What to do; the strategy is not open yet, and closed in the end.
+    wait
+        Returns when all ranks have called it.
+    """
+    try:
+        compute = computing.make(task.compute)
+        compute()  # libraries start their threads
+        task.share(0)
+        if not task.cold:
+            strategy.open()
+        epochs = []
+        for number in range(task.warmup + task.epochs):
+            held = _made_cold(task, strategy, wait) if task.cold else None
+            found = _epoch(task, strategy, number, wait, compute, held)
+            if number >= task.warmup:
+                epochs.append(found)
+        peak = counters.peak_rss()
+        total, checked = None, 0
+        if task.check and strategy.delivers:
+            total, checked = _checked(task, strategy, task.warmup + task.epochs)
+        wait()
+        return Result(epochs=tuple(epochs), peak_rss=peak, full=total, checked=checked)
+    finally:
+        strategy.close()
+
+
+def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None]) -> float | None:
+    """Close, drop the files from the page cache, and open again; return what it still holds."""
+    strategy.close()
+    wait()  # nobody has anything mapped
+    if task.rank == 0:
+        caches.drop(task.drop)
+    wait()
+    held = caches.held(task.drop)
+    wait()
+    strategy.open()
+    return held
+
+
+def _epoch(
+    task: Task,
+    strategy: Strategy,
+    number: int,
+    wait: Callable[[], None],
+    compute: Callable[[], object],
+    held: float | None,
+) -> Epoch:
+    """Run one epoch, with the clock on."""
+    light = sums.lightly(task.schema) if strategy.delivers else None
+    waits, samples, summed = [], 0, 0
+    checking = computed = skew = 0.0
+    wait()
+    before = counters.count()
+    began = clock = now()
+    items: Iterator[Any] = iter(strategy.epoch(number))
+    for _ in range(task.steps):
+        item = next(items, None)
+        got = now()
+        waits.append(got - clock)
+        if item is not None:
+            samples += strategy.size(item)
+            if light is not None:
+                summed += light(strategy.batch(item))
+            checked = now()
+            checking += checked - got
+            compute()
+            del item
+        else:
+            checked = now()
+        clock = now()
+        computed += clock - checked
+        if task.world_size > 1:
+            wait()
+            met = now()
+            skew += met - clock
+            clock = met
+    excess = next(items, None) is not None
+    ended = now()
+    waits.append(ended - clock)
+    after = counters.count()
+    return Epoch(
+        samples=samples,
+        seconds=ended - began - checking,
+        waits=tuple(round(w, 7) for w in waits),
+        computing=computed,
+        skew=skew,
+        counters=after - before,
+        light=None if light is None else summed % 2**64,
+        held=held,
+        excess=excess,
+    )
+
+
+def _checked(task: Task, strategy: Strategy, number: int) -> tuple[int, int]:
+    """Return the full sum of one more epoch, and its samples."""
+    total = samples = 0
+    for item in strategy.epoch(number):
+        total += sums.full(strategy.batch(item), task.schema)
+        samples += strategy.size(item)
+        del item
+    return total % 2**64, samples
+
+
+def main() -> None:
+    """Run the task on standard input."""
+    line = socket.socket(fileno=int(sys.argv[1]))
+    task = Task.from_json(json.load(sys.stdin))
+    gate = Gate(line, task.world_size)
+    try:
+        result = run(task, find(task.strategy).load()(task), gate.wait)
+    except DsprepError as error:
+        gate.tell(ERROR, str(error))
+    except ConnectionError:  # another rank failed, or the benchmark was broken off
+        os._exit(1)
+    except Exception as error:
+        where = f"{type(error).__name__}: {error}"
+        gate.tell(ERROR, " ".join(where.split())[:500])
+    else:
+        gate.tell(RESULT, result.to_json())
+    line.close()
+    os._exit(0)  # at once: some libraries take long to end, or hang
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What the kernel counted for this process and the processes that it started.
+
+``/proc/PID/io`` (proc_pid_io(5)) has the read calls, the bytes that they asked for and the bytes
+that really were fetched from a device, page faults on mapped files included; ``stat`` and
+``status`` have faults, context switches, processor time and memory. What processes that ended
+did is in their parent's counts once it has waited for them; of faults, switches and time,
+`getrusage` tells the same.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Counts since the processes began; the difference of two is what happened between.
+
+    Attributes
+    ----------
+    calls
+        Read system calls.
+    asked
+        Bytes that they returned.
+    device
+        Bytes fetched from devices.
+    faults
+        Major page faults.
+    switches
+        Context switches, voluntary and not.
+    cpu
+        Seconds of processors, user and system.
+    """
+
+    calls: int = 0
+    asked: int = 0
+    device: int = 0
+    faults: int = 0
+    switches: int = 0
+    cpu: float = 0.0
+
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that `pid` started and that still run, and theirs."""
+    found = []
+    for thread in _threads(pid):
+        for child in _text(f"/proc/{pid}/task/{thread}/children").split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+def count() -> Counters:
+    """Return the counts of this process and of all that it started."""
+    own, ended = (resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    total = _io("self")
+    for use in (own, ended):
+        total += Counters(
+            faults=use.ru_majflt,
+            switches=use.ru_nvcsw + use.ru_nivcsw,
+            cpu=use.ru_utime + use.ru_stime,
+        )
+    for pid in descendants(os.getpid()):
+        total += _io(str(pid)) + _used(pid)
+    return total
+
+
+def peak_rss() -> int:
+    """Return the bytes of memory that this process and those it runs held at their peaks."""
+    pids = ["self", *map(str, descendants(os.getpid()))]
+    return sum(_status(pid, "VmHWM") * 1024 for pid in pids)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+def _io(pid: str) -> Counters:
+    told = dict(line.split(": ") for line in _text(f"/proc/{pid}/io").splitlines() if ": " in line)
+    return Counters(
+        calls=int(told.get("syscr", 0)),
+        asked=int(told.get("rchar", 0)),
+        device=int(told.get("read_bytes", 0)),
+    )
+
+
+def _used(pid: int) -> Counters:
+    """Return faults, switches and time of another process, its own ended children included."""
+    words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if len(words) < 15:  # it has just ended
+        return Counters()
+    faults, ended, *times = (int(words[i]) for i in (9, 10, 11, 12, 13, 14))
+    switches = 0
+    for thread in _threads(pid):
+        path = f"{pid}/task/{thread}"
+        switches += _status(path, "voluntary_ctxt_switches")
+        switches += _status(path, "nonvoluntary_ctxt_switches")
+    return Counters(faults=faults + ended, switches=switches, cpu=sum(times) / _TICKS)
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return [p.name for p in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+
+
+def _status(pid: str, name: str) -> int:
+    for line in _text(f"/proc/{pid}/status").splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0])
+    return 0

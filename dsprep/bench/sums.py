@@ -1,0 +1,178 @@
+"""Checksums of what was delivered that do not depend on the order of the samples.
+
+The sum, modulo 2**64, of one number per sample. It differs, but for chance, if a sample is missing,
+comes twice or has other bytes; sums of ranks add up to that of the dataset.
+
+`full`
+    The number is mixed from the CRC-32C of all bytes of the sample, fields in schema order.
+`light`
+    The number is mixed from 8 bytes in the middle of the largest field, or from the lengths of
+    the samples where all fields are ragged: cheap enough to be taken while the clock runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import SchemaError
+from dsprep.formats.base import Source
+from dsprep.schema import Array, Batch, Column, Field, Ragged, Schema
+
+Words: TypeAlias = NDArray[np.uint64]
+
+PIECE = 8 << 20
+"""Bytes of values that are summed up at a time."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What samples add up to.
+
+    Attributes
+    ----------
+    samples
+        How many.
+    full, light
+        See the module.
+    """
+
+    samples: int = 0
+    full: int = 0
+    light: int = 0
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(
+            self.samples + other.samples,
+            (self.full + other.full) % 2**64,
+            (self.light + other.light) % 2**64,
+        )
+
+
+def mixed(words: Words) -> Words:
+    """Return words whose bits depend on all bits of those given (the finaliser of splitmix64)."""
+    x = words + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def total(words: Words) -> int:
+    """Return the sum of mixed words, modulo 2**64."""
+    return int(mixed(words).sum(dtype=np.uint64))
+
+
+def full(batch: Batch, schema: Schema) -> int:
+    """Return the sum over all bytes of a batch.
+
+    Raises
+    ------
+    SchemaError
+        If a field is missing, or is not what the schema says.
+    """
+    from google_crc32c import extend
+
+    crcs: list[int] | None = None
+    for field in schema:
+        rows = _rows(batch, field)
+        if crcs is None:
+            crcs = [0] * len(rows)
+        if len(rows) != len(crcs):
+            raise SchemaError(
+                "fields of a batch differ in length", expected=len(crcs), found=len(rows)
+            )
+        for i, row in enumerate(rows):
+            length = len(row).to_bytes(8, "little") if field.ragged else b""
+            crcs[i] = extend(extend(crcs[i], length), row)
+    return total(np.array(crcs or [], np.uint64))
+
+
+def _rows(batch: Batch, field: Field) -> list[bytes]:
+    """Return the bytes of each sample of a field."""
+    column = _column(batch, field)
+    if isinstance(column, Ragged):
+        values = np.ascontiguousarray(column.values)
+        data, size = values.reshape(-1).view(np.uint8).tobytes(), field.row_nbytes
+        ends = (column.offsets * size).tolist()
+        return [data[a:b] for a, b in pairwise(ends)]
+    size = field.row_nbytes
+    data = np.ascontiguousarray(_clean(column)).reshape(-1).view(np.uint8).tobytes()
+    return (
+        [data[a : a + size] for a in range(0, size * len(column), size)]
+        if size
+        else ([b""] * len(column))
+    )
+
+
+def _clean(column: Array) -> Array:
+    """Return the values with whatever lies between the members of a structured dtype zeroed."""
+    if column.dtype.names is None:
+        return column
+    out = np.zeros(column.shape, column.dtype)
+    out[...] = column
+    return out
+
+
+def _column(batch: Batch, field: Field) -> Column:
+    column = batch.get(field.name)
+    if column is None:
+        raise SchemaError(f"a batch lacks the field {field.name}", found=", ".join(batch))
+    if field.ragged:
+        return column if isinstance(column, Ragged) else Ragged.pack(list(column), field)
+    array = np.asarray(column)
+    if array.dtype != field.dtype or array.shape[1:] != field.shape:
+        raise SchemaError(
+            f"field {field.name} of a batch is wrong",
+            expected=f"{field.dtype}{list(field.shape)}",
+            found=f"{array.dtype}{list(array.shape[1:])}",
+        )
+    return array
+
+
+def lightly(schema: Schema) -> Callable[[Batch], int]:
+    """Return the function that gives the light sum of batches of a schema."""
+    fixed = [f for f in schema if not f.ragged and f.row_nbytes]
+    if not fixed:
+        return lambda batch: _lengths(batch, schema)
+    field = max(fixed, key=lambda f: f.row_nbytes)
+    count = field.row_nbytes // field.dtype.itemsize
+    take = min(count, max(1, 8 // field.dtype.itemsize))
+    first = count // 2 - take // 2
+
+    def sum_of(batch: Batch) -> int:
+        column = np.asarray(_column(batch, field))
+        some = np.ascontiguousarray(column.reshape(len(column), -1)[:, first : first + take])
+        data = _clean(some).view(np.uint8).reshape(len(column), -1)
+        words = np.zeros((len(column), -(-data.shape[1] // 8) * 8), np.uint8)
+        words[:, : data.shape[1]] = data
+        return total(words.view(np.uint64)[:, 0])
+
+    return sum_of
+
+
+def _lengths(batch: Batch, schema: Schema) -> int:
+    found = 0
+    for field in schema:
+        column = _column(batch, field)
+        lengths = np.diff(column.offsets) if isinstance(column, Ragged) else np.zeros(len(column))
+        found += total(lengths.astype(np.uint64))
+    return found % 2**64
+
+
+def of_source(source: Source, stop: int) -> Sums:
+    """Return what the first `stop` samples of a dataset add up to; all of them are read."""
+    schema = source.schema
+    light = lightly(schema)
+    sizes = source.sizes(0, min(stop, 64))
+    mean = 1 << 16 if sizes is None or not len(sizes) else int(sizes.mean())
+    step = max(1, PIECE // max(1, mean))
+    found = Sums()
+    for at in range(0, stop, step):
+        batch = source.read(at, min(stop, at + step))
+        found += Sums(min(stop, at + step) - at, full(batch, schema), light(batch))
+    return found
