@@ -194,6 +194,12 @@ class Report:
     sweep: Sweep | None = None
     answer: tuple[str, ...] = ()
 
+    @property
+    def all_rows(self) -> tuple[Row, ...]:
+        """The rows, those of a sweep included."""
+        swept = self.sweep.points if self.sweep is not None else ()
+        return (*self.rows, *(r for p in swept for r in p.rows))
+
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; `from_json` is the inverse."""
         json: dict[str, Any] = {

@@ -21,7 +21,9 @@ class Task:
     strategy
         Its name.
     path
-        The dataset in the form that the strategy needs.
+        The dataset in the form that the strategy needs, or its sidecar.
+    data
+        The dataset, where `path` is a sidecar that does not lie beside it.
     schema
         Its fields, as every strategy has to deliver them.
     samples
@@ -65,6 +67,7 @@ class Task:
     schema: Schema
     samples: int
     batch_size: int
+    data: Path | None = None
     rank: int = 0
     world_size: int = 1
     seed: int = 0
@@ -104,6 +107,7 @@ class Task:
         """Return it as JSON; `from_json` is the inverse."""
         json = {f.name: getattr(self, f.name) for f in fields(self)}
         json["path"], json["schema"] = str(self.path), self.schema.to_json()
+        json["data"] = None if self.data is None else str(self.data)
         json["drop"] = [str(p) for p in self.drop]
         return json
 
@@ -112,5 +116,6 @@ class Task:
         """Return the task that `to_json` wrote."""
         told = dict(json)
         told["path"], told["schema"] = Path(told["path"]), Schema.from_json(told["schema"])
+        told["data"] = None if told["data"] is None else Path(told["data"])
         told["drop"] = tuple(map(Path, told["drop"]))
         return cls(**told)

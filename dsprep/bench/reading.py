@@ -1,0 +1,363 @@
+"""``dsprep bench read``: every way of reading a dataset, side by side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from dsprep.bench import caches, computing, scratch, sums, sweeping
+from dsprep.bench.answer import answer
+from dsprep.bench.machine import describe
+from dsprep.bench.model import Point, Report, Sweep
+from dsprep.bench.results import Result
+from dsprep.bench.running import TIMEOUT, Failure, run
+from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, find
+from dsprep.bench.summary import Facts, against_limit, row
+from dsprep.bench.task import Task
+from dsprep.dataset import find_files, open_dataset
+from dsprep.errors import MissingExtra, UsageError
+from dsprep.formats.base import OpenOptions
+from dsprep.plan import parse_nbytes
+
+Progress: TypeAlias = Callable[[int, int, str], None]
+"""Called with runs done, of how many, and the words for what is being done."""
+
+LIMIT_NBYTES = 512 << 20
+"""Bytes of values that are read of a larger dataset, unless more are asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How `bench_read` measures; `Task` says what each means.
+
+    Attributes
+    ----------
+    buffer_size
+        Of groups: samples, bytes (``"64MiB"``), or None: as the data are, or a good size.
+    transfer_size
+        Bytes of one read call at most, as text.
+    ranks
+        Processes that read together, meeting after every step.
+    repeat
+        How often each strategy runs, in new processes.
+    timeout
+        Seconds that a run may take.
+    """
+
+    batch_size: int = 32
+    buffer_size: str | None = None
+    transfer_size: str | None = None
+    threads: int = field(default_factory=lambda: min(4, len(os.sched_getaffinity(0))))
+    ranks: int = 1
+    epochs: int = 1
+    warmup: int | None = None
+    repeat: int = 3
+    compute: str = "none"
+    cold: bool = True
+    stagger: int = 1
+    readers_per_node: int = 1
+    buffers: int = 2
+    engine: str = "buffered"
+    seed: int = 0
+    check: bool = True
+    timeout: float = TIMEOUT
+
+
+_SWEPT = {"buffer-size": str, "transfer-size": str}
+"""Parameters of a sweep that stay text; all others are whole numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is to be run, decided before anything is written.
+
+    Attributes
+    ----------
+    names
+        The strategies, the limit first.
+    points
+        The values of what is swept, with the settings to measure with; one without sweep.
+    plans
+        What has to be prepared for each point.
+    format
+        Of the dataset.
+    notes
+        Remarks.
+    """
+
+    names: tuple[str, ...]
+    points: tuple[tuple[str, Settings], ...]
+    plans: tuple[scratch.Plan, ...]
+    format: str
+    notes: tuple[str, ...]
+
+    @property
+    def runs(self) -> int:
+        """Runs that will be made."""
+        return len(self.names) * sum(s.repeat for _, s in self.points)
+
+
+def plan_read(
+    data: Sequence[str | Path],
+    strategies: Sequence[str] = (),
+    settings: Settings | None = None,
+    *,
+    reading: OpenOptions | None = None,
+    sweep: str | None = None,
+    limit: int | None = LIMIT_NBYTES,
+    folder: Path | None = None,
+) -> Work:
+    """Decide what `bench_read` with the same arguments would do; nothing is written.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If the dataset cannot be read, or arguments contradict.
+    """
+    settings, reading = settings or Settings(), reading or OpenOptions()
+    computing.parse(settings.compute)
+    points = _points(settings, sweep)
+    format = find_files(list(data))[0][0][1].name
+    names, notes = chosen(strategies, settings, format)
+    plans: list[scratch.Plan] = []
+    for _, one in points:
+        plan = scratch.plan(
+            list(data),
+            reading,
+            _containers(names),
+            folder=folder,
+            limit=limit,
+            buffer_size=one.buffer_size,
+        )
+        folder = plan.folder
+        plans.append(plan if not plans else replace(plan, temporary=plans[0].temporary))
+    notes += [n for plan in plans for n in plan.notes]
+    return Work(
+        names=names,
+        points=tuple(points),
+        plans=tuple(plans),
+        format=format,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def bench_read(
+    data: Sequence[str | Path],
+    strategies: Sequence[str] = (),
+    settings: Settings | None = None,
+    *,
+    reading: OpenOptions | None = None,
+    sweep: str | None = None,
+    limit: int | None = LIMIT_NBYTES,
+    folder: Path | None = None,
+    command: str = "",
+    progress: Progress = lambda done, total, words: None,
+    tell: Callable[[str], None] = lambda words: None,
+) -> Report:
+    """Measure ways of reading a dataset.
+
+    Parameters
+    ----------
+    data
+        The dataset, as `dsprep.open` takes it.
+    strategies
+        Names, or names of sets; those that suit the dataset if empty. The limit always runs.
+    settings
+        How to measure.
+    reading
+        How to read the dataset.
+    sweep
+        ``"buffer-size=1MiB,4MiB"``: run all for each value.
+    limit
+        Bytes of values to read at most: the first samples; None: all.
+    folder
+        Where converted forms are kept for later; None: a temporary folder beside the dataset.
+    command
+        The command line, for the report.
+    progress, tell
+        Called while it goes on.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If the dataset cannot be read or converted, or arguments contradict. What goes wrong with
+        one strategy is told in its row.
+    """
+    settings, reading = settings or Settings(), reading or OpenOptions()
+    work = plan_read(
+        data, strategies, settings, reading=reading, sweep=sweep, limit=limit, folder=folder
+    )
+    first = work.plans[0]
+    for words in work.notes:
+        tell(words)
+    with scratch.opened(work.plans) as prepare:
+        progress(0, work.runs, "preparing")
+        made = [prepare(plan) for plan in work.plans]
+        progress(0, work.runs, "checksum of the dataset")
+        with open_dataset(list(data), reading) as source:
+            expected = sums.of_source(source, first.samples)
+        facts = Facts(
+            expected=expected,
+            payload=first.payload,
+            cold=settings.cold,
+            computes=settings.compute != "none",
+        )
+        jobs = [
+            (value, one, _tasks(work.names, one, plan, forms))
+            for (value, one), plan, forms in zip(work.points, work.plans, made, strict=True)
+        ]
+        found = _measured(jobs, facts, progress)
+        machine = describe(made[0][_containers(work.names)[0]].path)
+    report = Report(
+        kind="read",
+        command=command,
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=machine,
+        dataset={
+            "name": Path(str(data[0])).name,
+            "format": work.format,
+            "samples": first.samples,
+            "of": first.of,
+            "sample_nbytes": round(first.payload / first.samples),
+            "payload_nbytes": first.payload,
+            "fields": [str(f) for f in first.schema],
+            "grouped": "groups" in first.in_place,
+        },
+        settings=_told(settings, first),
+        rows=found[0].rows if sweep is None else (),
+        sweep=None if sweep is None else _swept(sweep, found),
+    )
+    return replace(report, answer=answer(report))
+
+
+def chosen(
+    asked: Sequence[str], settings: Settings, format: str
+) -> tuple[tuple[str, ...], list[str]]:
+    """Return the strategies to run, the limit first, and remarks.
+
+    Raises
+    ------
+    UsageError
+        If a name is unknown.
+    MissingExtra
+        If a strategy that is asked for by name needs a package that is not installed.
+    """
+    notes = []
+    names: list[str] = [LIMIT, *([DUMMY] if settings.compute != "none" else [])]
+    for word in asked or usual(format):
+        for name in SETS.get(word, (word,)):
+            missing = find(name).missing
+            if missing and word == name and asked:
+                raise MissingExtra(
+                    f"the strategy {name} needs {', '.join(missing)}",
+                    fix=f"pip install {' '.join(missing)}",
+                )
+            if missing:
+                notes.append(f"left out {name}: {', '.join(missing)} is not installed")
+            else:
+                names.append(name)
+    return tuple(dict.fromkeys(names)), notes
+
+
+def usual(format: str) -> tuple[str, ...]:
+    """Return the strategies that a dataset of a format is read by, and what dsprep has for it."""
+    own = {
+        "hdf5": ("h5py", "torch"),
+        "lmdb": ("lmdb-get", "lmdb-cursor"),
+        "tfrecord": ("tfrecord",),
+        "zarr": ("zarr",),
+    }
+    return (*own[format], "provenance", "group", "group-db", "dsprep")
+
+
+def _points(settings: Settings, sweep: str | None) -> list[tuple[str, Settings]]:
+    """Return the settings to measure with, each with the value that is swept."""
+    if sweep is None:
+        return [("", settings)]
+    parameter, values = sweeping.parse(sweep)
+    name = parameter.replace("-", "_")
+    kind = _SWEPT.get(parameter, int)
+    return [(value, replace(settings, **{name: kind(value)})) for value in values]
+
+
+def _containers(names: Sequence[str]) -> list[str]:
+    """Return the forms of the dataset that strategies need, each once."""
+    forms = [(n, STRATEGIES[n].container) for n in names]
+    return list(dict.fromkeys(f"own:{n}" if c == "own" else c for n, c in forms))
+
+
+def _tasks(
+    names: Sequence[str], settings: Settings, plan: scratch.Plan, made: dict[str, Any]
+) -> dict[str, Task]:
+    """Return what to run for each strategy."""
+    found = {}
+    for name in names:
+        container = STRATEGIES[name].container
+        form: scratch.Prepared = made[f"own:{name}" if container == "own" else container]
+        files = caches.files_of(form.data or form.path)
+        transfer = settings.transfer_size
+        warmup = settings.warmup
+        found[name] = Task(
+            strategy=name,
+            path=form.path,
+            data=form.data,
+            schema=plan.schema,
+            samples=plan.samples,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            epochs=settings.epochs,
+            warmup=(0 if settings.cold else 1) if warmup is None else warmup,
+            threads=settings.threads,
+            buffer_nbytes=plan.buffer_nbytes,
+            transfer_size=None if transfer is None else parse_nbytes(transfer),
+            buffers=settings.buffers,
+            stagger=settings.stagger,
+            readers_per_node=settings.readers_per_node,
+            engine=settings.engine,
+            compute=settings.compute,
+            cold=settings.cold,
+            check=settings.check,
+            drop=tuple(files),
+        )
+    return found
+
+
+def _measured(
+    jobs: Sequence[tuple[str, Settings, dict[str, Task]]], facts: Facts, progress: Progress
+) -> list[Point]:
+    """Run all, in turn: a repeat begins with the strategy that was second in the one before."""
+    queue = [(i, name) for i, (_, _, tasks) in enumerate(jobs) for name in tasks]
+    runs: dict[tuple[int, str], list[list[Result] | Failure]] = {key: [] for key in queue}
+    repeats = jobs[0][1].repeat
+    total, done = repeats * len(queue), 0
+    for number in range(repeats):
+        turn = number % len(queue)
+        for i, name in queue[turn:] + queue[:turn]:
+            value, settings, tasks = jobs[i]
+            progress(done, total, f"{name} {value}".strip())
+            if not any(isinstance(r, Failure) for r in runs[i, name]):  # it would fail again
+                runs[i, name].append(run(tasks[name], settings.ranks, settings.timeout))
+            done += 1
+    progress(total, total, "done")
+    return [
+        Point(value, against_limit([row(name, runs[i, name], facts) for name in tasks]))
+        for i, (value, _, tasks) in enumerate(jobs)
+    ]
+
+
+def _swept(text: str, points: Sequence[Point]) -> Sweep:
+    parameter, _ = sweeping.parse(text)
+    names = [r.name for r in points[0].rows if r.name != DUMMY]
+    knees = {name: sweeping.knee(points, name) for name in names}
+    return Sweep(parameter, tuple(points), {n: k for n, k in knees.items() if k is not None})
+
+
+def _told(settings: Settings, plan: scratch.Plan) -> dict[str, Any]:
+    """Return the settings for the report."""
+    told = {**vars(settings), "buffer_size": plan.buffer_nbytes}
+    told["warmup"] = (0 if settings.cold else 1) if settings.warmup is None else settings.warmup
+    return told

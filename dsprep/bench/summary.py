@@ -1,0 +1,164 @@
+"""From what processes measured to a row: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dsprep.bench.model import Measure, Row
+from dsprep.bench.results import Epoch, Result
+from dsprep.bench.running import Failure
+from dsprep.bench.strategies import DUMMY, LIMIT, find
+from dsprep.bench.sums import Sums
+
+COLD = 0.9
+"""Share of the values' bytes that has to come from the device in a cold run."""
+HELD = 0.02
+"""Share of the files that the page cache may hold when a cold epoch begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of all runs of a strategy.
+
+    Attributes
+    ----------
+    expected
+        What the dataset adds up to.
+    payload
+        Bytes of its values.
+    cold
+        Whether every epoch was to begin without anything in the page cache.
+    computes
+        Whether steps do work.
+    """
+
+    expected: Sums
+    payload: int
+    cold: bool
+    computes: bool
+
+
+def row(name: str, runs: Sequence[list[Result] | Failure], facts: Facts) -> Row:
+    """Return the row of a strategy.
+
+    Parameters
+    ----------
+    name
+        Which one.
+    runs
+        Repeat by repeat: the results of its ranks, or why there are none.
+    facts
+        About the runs.
+    """
+    words = find(name).words
+    problems: list[str] = []
+    done: list[list[Result]] = []
+    for run in runs:
+        if isinstance(run, Failure):
+            problems.append(f"failed: {run.reason}")
+        else:
+            done.append(run)
+            problems += _problems(name, run, facts)
+    if problems or not done:
+        return Row(name, words, problems=tuple(dict.fromkeys(problems)))
+    epochs = [each for run in done for each in zip(*(r.epochs for r in run), strict=True)]
+    taken: dict[str, list[float]] = {}
+    for ranks in epochs:
+        for key, value in _measures(ranks, facts).items():
+            taken.setdefault(key, []).append(value)
+    taken["peak_rss_bytes"] = [max(r.peak_rss for r in run) for run in done]
+    measures = {key: spread(values) for key, values in taken.items()}
+    return Row(name, words, measures, notes=_notes(name, measures, facts), runs=len(epochs))
+
+
+def spread(values: Sequence[float]) -> Measure:
+    """Return the median of values, and the least and the most of them."""
+    return Measure(float(np.median(values)), float(min(values)), float(max(values)))
+
+
+def against_limit(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Return the rows with their share of the rate of the limit, if that is known."""
+    key = "samples_per_second"
+    limit = next((r.value(key) for r in rows if r.name == LIMIT), None)
+    if not limit:
+        return tuple(rows)
+    found = []
+    for one in rows:
+        if key in one.measures and one.name != DUMMY:
+            m = one.measures[key]
+            share = Measure(*(100 * v / limit for v in (m.value, m.least, m.most)))
+            one = replace(one, measures={**one.measures, "limit_percent": share})
+        found.append(one)
+    return tuple(found)
+
+
+def _measures(ranks: Sequence[Epoch], facts: Facts) -> dict[str, float]:
+    """Return the measures of one epoch over all ranks."""
+    seconds = max(e.seconds for e in ranks)
+    waits = np.concatenate([e.waits[:-1] or (0.0,) for e in ranks])
+    found = {
+        "epoch_seconds": seconds,
+        "exposed_seconds": max(e.exposed for e in ranks),
+        "first_batch_seconds": max(e.waits[0] for e in ranks),
+        "exposed_after_first_seconds": max(e.exposed - e.waits[0] for e in ranks),
+        "wait_p50_seconds": float(np.percentile(waits, 50)),
+        "wait_p99_seconds": float(np.percentile(waits, 99)),
+        "samples_per_second": sum(e.samples for e in ranks) / max(seconds, 1e-9),
+        "gb_per_second": facts.payload / max(seconds, 1e-9) / 1e9,
+        "read_calls": float(sum(e.counters.calls for e in ranks)),
+        "asked_bytes": float(sum(e.counters.asked for e in ranks)),
+        "device_bytes": float(sum(e.counters.device for e in ranks)),
+        "major_faults": float(sum(e.counters.faults for e in ranks)),
+        "context_switches": float(sum(e.counters.switches for e in ranks)),
+        "cpu_seconds": sum(e.counters.cpu for e in ranks),
+    }
+    if facts.computes:
+        computing = float(np.mean([e.computing for e in ranks]))
+        found["compute_seconds"] = computing
+        found["utilisation_percent"] = 100 * computing / max(seconds, 1e-9)
+    if len(ranks) > 1:
+        found["skew_seconds"] = float(np.mean([e.skew for e in ranks]))
+    return found
+
+
+def _problems(name: str, run: Sequence[Result], facts: Facts) -> list[str]:
+    """Return why the numbers of a run mean nothing."""
+    found = []
+    expected = facts.expected
+    for ranks in zip(*(r.epochs for r in run), strict=True):
+        samples = sum(e.samples for e in ranks)
+        if samples != expected.samples or any(e.excess for e in ranks):
+            found.append(f"wrong samples: {samples:,} of {expected.samples:,} in an epoch")
+        elif find(name).load().delivers:
+            light = sum(e.light or 0 for e in ranks) % 2**64
+            if light != expected.light:
+                found.append("wrong samples: some are missing, repeated or damaged in an epoch")
+        if facts.cold and name != DUMMY:
+            found += _warm(ranks, facts)
+    told = [r.full for r in run if r.full is not None]
+    if told and (
+        sum(told) % 2**64 != expected.full or sum(r.checked for r in run) != expected.samples
+    ):
+        found.append("wrong samples: the checksum of all that was delivered differs")
+    return list(dict.fromkeys(found))
+
+
+def _warm(ranks: Sequence[Epoch], facts: Facts) -> list[str]:
+    """Return why an epoch was not cold."""
+    held = max((e.held for e in ranks if e.held is not None), default=0.0)
+    if held > HELD:
+        return [f"not cold: the page cache still held {held:.0%} of the files"]
+    device = sum(e.counters.device for e in ranks)
+    if device < COLD * facts.payload:
+        return [f"not cold: {device / max(1, facts.payload):.0%} of the bytes came from a device"]
+    return []
+
+
+def _notes(name: str, measures: dict[str, Measure], facts: Facts) -> tuple[str, ...]:
+    device = measures["device_bytes"].value / max(1, facts.payload)
+    if not facts.cold and device > 1 - COLD and name != DUMMY:
+        return (f"{device:.0%} of the bytes came from a device, not from the page cache",)
+    return ()

@@ -1,0 +1,21 @@
+"""``dsprep bench``: one file per command."""
+
+from __future__ import annotations
+
+import typer
+
+from dsprep.cli.bench.compare import register as compare
+from dsprep.cli.bench.copy import register as copy
+from dsprep.cli.bench.read import register as read
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    bench = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for each in (read, copy, compare):
+        each(bench)
+    app.add_typer(bench, name="bench", help="Measure reading, converting and repacking here.")

@@ -1,0 +1,338 @@
+"""``dsprep bench read``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dsprep.cli import options as opt
+from dsprep.cli.report import guarded, note
+
+if TYPE_CHECKING:
+    from dsprep.bench.reading import Work
+    from dsprep.formats.base import OpenOptions
+
+HOW = "How to measure"
+READERS = "How to read"
+OUTPUT = "What to write"
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dsprep bench read train.h5
+
+dsprep bench read train.h5 --compute 12ms --html report.html
+
+dsprep bench read train.h5 -s async-io -s lmdbio --ranks 2 --json report.json
+
+dsprep bench read train.h5 -s dsprep --sweep buffer-size=1MiB..256MiB
+
+dsprep bench read train.h5 -s all --limit 4GiB --scratch /fast/scratch --warm
+
+Strategies: dsprep bench read --list. Exit status: 0 all was measured, 1 some row has no numbers,
+or bad data, 2 wrong usage.
+"""
+
+
+class Engines(StrEnum):
+    """Choices of ``--engine``."""
+
+    buffered = "buffered"
+    direct = "direct"
+    mapped = "mapped"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("read", epilog=EPILOG)(guarded(opt.reads_datasets(read)))
+
+
+def read(
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DATA...", help="The dataset.", show_default=False),
+    ] = None,
+    strategies: Annotated[
+        list[str],
+        typer.Option(
+            "--strategy",
+            "-s",
+            metavar="NAME",
+            help="A way of reading, or a set of them: async-io, lmdbio, samples, peers, all. "
+            "Repeat for more. Those that suit the dataset if not given.",
+        ),
+    ] = [],  # noqa: B006 (typer copies it)
+    listed: Annotated[bool, typer.Option("--list", help="Show the strategies, and stop.")] = False,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", "-M", min=1, help="Samples per step and rank.")
+    ] = 32,
+    compute: Annotated[
+        str,
+        typer.Option(
+            metavar="WORK",
+            help="What a step does with its batch: none, a time (12ms: an accelerator works), "
+            "gemm or gemm:512 (matrices are multiplied here).",
+        ),
+    ] = "none",
+    ranks: Annotated[
+        int, typer.Option("--ranks", "-P", min=1, help="Processes, in step with each other.")
+    ] = 1,
+    cold: Annotated[
+        bool,
+        typer.Option(
+            "--cold/--warm",
+            help="Drop the files from the page cache before each epoch, and check that they are "
+            "gone; or leave them in it.",
+            rich_help_panel=HOW,
+        ),
+    ] = True,
+    epochs: Annotated[
+        int, typer.Option("--epochs", "-E", min=1, help="Per run.", rich_help_panel=HOW)
+    ] = 1,
+    warmup: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Epochs before them that do not count; 1 if --warm, else 0.",
+            show_default=False,
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    repeat: Annotated[
+        int,
+        typer.Option(
+            "--repeat", "-r", min=1, help="Runs of each strategy, in turn.", rich_help_panel=HOW
+        ),
+    ] = 3,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=VALUES",
+            help="Vary one of buffer-size, transfer-size, threads, ranks, stagger, batch-size, "
+            "buffers: buffer-size=1MiB..64MiB or threads=1,2,4.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    limit: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Bytes of values to read of a larger dataset, its first samples; or all.",
+            rich_help_panel=HOW,
+        ),
+    ] = "512MiB",
+    scratch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep converted forms of the dataset here for the next time; else they lie "
+            "beside the dataset while this runs.",
+            show_default=False,
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="Compare all that is delivered with the dataset, in one more epoch per run.",
+            rich_help_panel=HOW,
+        ),
+    ] = True,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Of one run.", rich_help_panel=HOW)
+    ] = 900,
+    buffer_size: Annotated[
+        str | None,
+        typer.Option(
+            "--buffer-size",
+            "-b",
+            metavar="SIZE",
+            help="What group-wise strategies read at a time: samples (128) or bytes (64MiB). As "
+            "the data are grouped, or 64MiB (less for small data), if not given.",
+            show_default=False,
+            rich_help_panel=READERS,
+        ),
+    ] = None,
+    transfer_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Bytes of one read call at most; a group's if not given.",
+            show_default=False,
+            rich_help_panel=READERS,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Threads or worker processes that read; one per core, at most 4, if not given.",
+            show_default=False,
+            rich_help_panel=READERS,
+        ),
+    ] = None,
+    buffers: Annotated[
+        int, typer.Option(min=1, help="Groups in memory at a time.", rich_help_panel=READERS)
+    ] = 2,
+    engine: Annotated[
+        Engines,
+        typer.Option(help="Of the limit and the Reader.", rich_help_panel=READERS),
+    ] = Engines.buffered,
+    stagger: Annotated[
+        int,
+        typer.Option(min=1, help="lmdbio-stag: readers at a time.", rich_help_panel=READERS),
+    ] = 1,
+    readers_per_node: Annotated[
+        int, typer.Option(min=1, help="lmdbio: processes that read.", rich_help_panel=READERS)
+    ] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order.", rich_help_panel=READERS)] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Show what would be run, and stop.")
+    ] = False,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The report; - prints it.", rich_help_panel=OUTPUT),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A page with tables and plots.", rich_help_panel=OUTPUT),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A table.", rich_help_panel=OUTPUT)
+    ] = None,
+    *,
+    reading: OpenOptions,
+) -> None:
+    """Measure ways of reading a dataset against plain preadv, and tell whether reading is slow.
+
+    Every way runs in processes of its own, on the same samples; what it delivers is checked.
+    Forms of the dataset that a way needs are converted first.
+    """
+    import shlex
+
+    from dsprep.bench.reading import Settings, bench_read, plan_read
+    from dsprep.cli.bench.output import emit
+    from dsprep.cli.report import fail
+    from dsprep.plan import parse_nbytes
+
+    if listed:
+        _list()
+        return
+    if not data:
+        fail("missing DATA", 2)
+    chosen = {} if threads is None else {"threads": threads}
+    settings = Settings(
+        batch_size=batch_size,
+        buffer_size=buffer_size,
+        transfer_size=transfer_size,
+        ranks=ranks,
+        epochs=epochs,
+        warmup=warmup,
+        repeat=repeat,
+        compute=compute,
+        cold=cold,
+        stagger=stagger,
+        readers_per_node=readers_per_node,
+        buffers=buffers,
+        engine=engine.value,
+        seed=seed,
+        check=check,
+        timeout=timeout,
+        **chosen,
+    )
+    most = None if limit == "all" else parse_nbytes(limit)
+    if dry_run:
+        _plan(
+            plan_read(
+                data,
+                strategies,
+                settings,
+                reading=reading,
+                sweep=sweep,
+                limit=most,
+                folder=scratch,
+            )
+        )
+        return
+    with run_bar() as update:
+        report = bench_read(
+            data,
+            strategies,
+            settings,
+            reading=reading,
+            sweep=sweep,
+            limit=most,
+            folder=scratch,
+            command=shlex.join(["dsprep", *sys.argv[1:]]),
+            progress=update,
+            tell=note,
+        )
+    emit(report, json=json, html=html, csv=csv)
+    if any(r.problems for r in report.all_rows):
+        raise typer.Exit(1)
+
+
+def _plan(work: Work) -> None:
+    """Print what would be done."""
+    from dsprep.cli.report import print_rows
+    from dsprep.plan import show_nbytes
+
+    first = work.plans[0]
+    of = f" of {first.of:,}, the first" if first.of > first.samples else ""
+    rows = [
+        ("samples", f"{first.samples:,}{of}; {show_nbytes(first.payload)} of values"),
+        ("groups", f"of {show_nbytes(first.buffer_nbytes)}"),
+        ("strategies", ", ".join(work.names)),
+        ("runs", f"{work.runs}, each with its processes"),
+        ("as it is", ", ".join(first.in_place) or "nothing"),
+    ]
+    needed = sum(p.needed for p in work.plans)
+    if needed:
+        kept = "for this run" if first.temporary else "kept"
+        rows.append(("to write", f"{show_nbytes(needed)} in {first.folder}, {kept}"))
+    print_rows(rows)
+    for words in work.notes:
+        note(words)
+
+
+def _list() -> None:
+    from dsprep.bench.strategies import SETS, STRATEGIES
+    from dsprep.cli.report import print_rows
+
+    rows = [
+        (name, e.words + (f" (not installed: {', '.join(e.missing)})" if e.missing else ""))
+        for name, e in STRATEGIES.items()
+    ]
+    print_rows([*rows, *((f"set {name}", ", ".join(names)) for name, names in SETS.items())])
+
+
+@contextmanager
+def run_bar() -> Iterator[Callable[[int, int, str], None]]:
+    """Show a bar of runs with the time left on stderr, if that is a terminal.
+
+    Yields the function to call with (done, of how many, what is being done).
+    """
+    if not sys.stderr.isatty():
+        yield lambda done, total, words: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    with Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        "{task.description}",
+        console=Console(stderr=True),
+    ) as bar:
+        task = bar.add_task("prepare", total=None)
+        yield lambda done, total, words: bar.update(
+            task, completed=done, total=total, description=words
+        )
