@@ -96,7 +96,7 @@ def _rows(batch: Batch, field: Field) -> list[bytes]:
     """Return the bytes of each sample of a field."""
     column = _column(batch, field)
     if isinstance(column, Ragged):
-        values = np.ascontiguousarray(column.values)
+        values = np.ascontiguousarray(_clean(column.values))
         data, size = values.reshape(-1).view(np.uint8).tobytes(), field.row_nbytes
         ends = (column.offsets * size).tolist()
         return [data[a:b] for a, b in pairwise(ends)]
