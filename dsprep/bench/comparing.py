@@ -1,0 +1,260 @@
+"""Two measures, and two reports, side by side: what differs beyond what repeats differ by."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsprep.bench.model import MEASURES, Measure, Report, Row
+from dsprep.errors import FormatError, UsageError
+
+ONCE = 0.10
+"""Share by which two values must differ that were measured once, whose spread nobody knows."""
+
+KINDS = ("read", "convert", "repack", "provenance")
+LARGEST = 64 << 20
+"""Bytes of a report at most."""
+
+
+def apart(old: Measure, new: Measure, least: float = 0.0) -> int:
+    """Return 1 if `new` is larger than `old` beyond both spreads, -1 if smaller, 0 if neither.
+
+    Parameters
+    ----------
+    least
+        Share of `old` by which they must differ at any rate.
+    """
+    if old.least == old.most and new.least == new.most:
+        least = max(least, ONCE)
+    if not all(map(math.isfinite, (old.value, new.value))):
+        return 0
+    if abs(new.value - old.value) <= least * abs(old.value):
+        return 0
+    if new.least > old.most:
+        return 1
+    return -1 if new.most < old.least else 0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A strategy in both reports.
+
+    Attributes
+    ----------
+    name
+        The strategy.
+    value
+        Of what is swept; empty without a sweep.
+    old, new
+        The measure; None where the row has none.
+    verdict
+        ``faster``, ``slower``, ``same``; ``better``, ``worse`` for what is no rate or time;
+        ``more``, ``less`` where neither is better; ``failed`` if only the new one has no figure;
+        ``mended`` if only the old one has none; ``none`` if both have none.
+    problem
+        Why there is no figure.
+    """
+
+    name: str
+    value: str
+    old: Measure | None
+    new: Measure | None
+    verdict: str
+    problem: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """New by old; None where there is none."""
+        if self.old is None or self.new is None or not self.old.value:
+            return None
+        return self.new.value / self.old.value
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two reports, side by side.
+
+    Attributes
+    ----------
+    measure
+        What is compared, of `MEASURES`.
+    pairs
+        Strategies of both, in the order of the new one.
+    only_old, only_new
+        Strategies of one only.
+    differences
+        What else differs, as (fact, old, new): it makes the comparison doubtful.
+    """
+
+    measure: str
+    pairs: tuple[Pair, ...]
+    only_old: tuple[str, ...]
+    only_new: tuple[str, ...]
+    differences: tuple[tuple[str, str, str], ...]
+
+    def worse(self, share: float) -> list[Pair]:
+        """Return what got worse by more than `share`, and beyond the spread, or failed."""
+        better = MEASURES[self.measure].better
+        bad = []
+        for pair in self.pairs:
+            lost = pair.verdict in ("slower", "worse")
+            if lost and pair.old is not None and pair.new is not None:
+                change = better * (pair.old.value - pair.new.value)
+                lost = change > share * abs(pair.old.value)
+            if lost or pair.verdict == "failed":
+                bad.append(pair)
+        return bad
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        unit = MEASURES[self.measure].unit
+        return {
+            "dsprep_bench_compare": 1,
+            "measure": self.measure,
+            "unit": unit,
+            "strategies": [
+                {
+                    "name": p.name,
+                    **({"value": p.value} if p.value else {}),
+                    "old": None if p.old is None else p.old.to_json(self.measure),
+                    "new": None if p.new is None else p.new.to_json(self.measure),
+                    "ratio": p.ratio,
+                    "verdict": p.verdict,
+                    **({"problem": p.problem} if p.problem else {}),
+                }
+                for p in self.pairs
+            ],
+            "only_old": list(self.only_old),
+            "only_new": list(self.only_new),
+            "differences": [{"fact": f, "old": o, "new": n} for f, o, n in self.differences],
+        }
+
+
+def load(path: Path) -> Report:
+    """Return the report that a file holds.
+
+    Raises
+    ------
+    FormatError
+        If it holds none.
+    """
+    with path.open("rb") as file:
+        raw = file.read(LARGEST + 1)
+    fix = "write one with dsprep bench ... --json FILE"
+    if len(raw) > LARGEST:
+        raise FormatError("this is no report of dsprep bench: too large", where=path, fix=fix)
+    try:
+        content = json.loads(raw)
+        report = Report.from_json(content, path)
+        known = report.kind in KINDS
+    except FormatError:
+        raise
+    except (ValueError, OverflowError, RecursionError, TypeError) as error:
+        raise FormatError("this is no report of dsprep bench", where=path, fix=fix) from error
+    if not known:
+        raise FormatError(
+            "the report is of an unknown kind",
+            where=path,
+            expected=" or ".join(KINDS),
+            found=repr(report.kind)[:80],
+        )
+    return report
+
+
+def compare(old: Report, new: Report, measure: str = "samples_per_second") -> Comparison:
+    """Return two reports side by side.
+
+    Raises
+    ------
+    UsageError
+        If they are of different kinds, or no row has the measure.
+    """
+    if measure not in MEASURES:
+        raise UsageError(f"{measure!r} is no measure", expected=f"one of {', '.join(MEASURES)}")
+    if old.kind != new.kind:
+        raise UsageError(
+            "reports of different kinds cannot be compared",
+            found=f"bench {old.kind} and bench {new.kind}",
+        )
+    before, after = _rows(old), _rows(new)
+    if not any(measure in row.measures for row in (*before.values(), *after.values())):
+        taken = {m for row in (*before.values(), *after.values()) for m in row.measures}
+        raise UsageError(
+            f"no strategy has the measure {measure}",
+            expected=f"one of {', '.join(m for m in MEASURES if m in taken)}" if taken else None,
+            fix="choose another one with --measure" if taken else None,
+        )
+    return Comparison(
+        measure,
+        tuple(_pair(k, before[k], row, measure) for k, row in after.items() if k in before),
+        tuple(_label(k) for k in before if k not in after),
+        tuple(_label(k) for k in after if k not in before),
+        tuple(differences(old, new)),
+    )
+
+
+def _rows(report: Report) -> dict[tuple[str, str], Row]:
+    """Return the rows by strategy and value of what is swept."""
+    found = {(row.name, ""): row for row in report.rows}
+    if report.sweep is not None:
+        for point in report.sweep.points:
+            value = f"{report.sweep.parameter}={point.value}"
+            found.update({(row.name, value): row for row in point.rows})
+    return found
+
+
+def _label(key: tuple[str, str]) -> str:
+    return " ".join(filter(None, key))
+
+
+def _pair(key: tuple[str, str], old: Row, new: Row, measure: str) -> Pair:
+    before = None if old.problems else old.measures.get(measure)
+    after = None if new.problems else new.measures.get(measure)
+    if before is None or after is None:
+        verdict = "none"
+        if before is not None:
+            verdict = "failed"
+        elif after is not None:
+            verdict = "mended"
+        problem = "; ".join((old if after is not None else new).problems)
+        return Pair(*key, before, after, verdict, problem or "not measured")
+    unit, way = MEASURES[measure].unit, apart(before, after)
+    if MEASURES[measure].better == 0:
+        verdict = {1: "more", -1: "less", 0: "same"}[way]
+    else:
+        rate = unit == "s" or unit.endswith("/s")
+        good, bad = ("faster", "slower") if rate else ("better", "worse")
+        verdict = {1: good, -1: bad, 0: "same"}[way * MEASURES[measure].better]
+    return Pair(*key, before, after, verdict)
+
+
+def flat(facts: Mapping[str, Any], prefix: str = "", depth: int = 4) -> dict[str, str]:
+    """Return facts by name as text; those of a fact that has some itself as ``fact.name``."""
+    found: dict[str, str] = {}
+    for key, value in facts.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and depth:
+            found.update(flat(value, f"{name}.", depth - 1))
+        elif isinstance(value, list | tuple) and not any(isinstance(v, Mapping) for v in value):
+            found[name] = ", ".join(map(str, value))
+        else:
+            found[name] = str(value)
+    return found
+
+
+def differences(old: Report, new: Report) -> list[tuple[str, str, str]]:
+    """Return the facts of machine, dataset, settings and command in which two reports differ."""
+    found = []
+    for part in ("machine", "dataset", "settings"):
+        before, after = flat(getattr(old, part)), flat(getattr(new, part))
+        for name in dict.fromkeys([*before, *after]):
+            values = before.get(name, "not told"), after.get(name, "not told")
+            if values[0] != values[1]:
+                found.append((f"{part} {name}", *values))
+    if old.command != new.command:
+        found.append(("command", old.command, new.command))
+    return found

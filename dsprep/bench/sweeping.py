@@ -1,0 +1,167 @@
+"""Sweeps: which values a setting takes, where more of it stops to gain, and the words for that.
+
+``--sweep`` takes ``PARAMETER=VALUES``. Values are a list, ``buffer-size=1MiB,4MiB,16MiB``, or a
+range, ``threads=1..16``: every value is twice the one before (four times for sizes), up to the last
+one, which is always taken. ``buffer-size=1MiB..1GiB*8`` sets another factor. A buffer size without
+a unit counts samples, as it does elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dsprep.bench.comparing import apart
+from dsprep.bench.model import MEASURES, Point, Sweep
+from dsprep.bench.strategies import LIMIT
+from dsprep.bench.tables import show_value
+from dsprep.errors import UsageError
+from dsprep.plan import parse_nbytes
+
+SIZES = ("buffer-size", "transfer-size")
+COUNTS = ("threads", "ranks", "stagger", "batch-size", "buffers")
+MOST = 64
+"""Values of a sweep."""
+GAIN = 0.05
+"""A value that is better by no more than this share is not worth a larger setting."""
+EXPECTED = "PARAMETER=V,V,... or PARAMETER=FIRST..LAST, such as buffer-size=1MiB..256MiB"
+
+
+def parse(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return the parameter and its values as the user would write them.
+
+    >>> parse("threads=1..6")
+    ('threads', ('1', '2', '4', '6'))
+    >>> parse("buffer-size=1MiB..16MiB")
+    ('buffer-size', ('1MiB', '4MiB', '16MiB'))
+
+    Raises
+    ------
+    UsageError
+        If it is no sweep, the parameter or a value is unknown, or there are more than `MOST`.
+    """
+    parameter, equals, told = text.partition("=")
+    parameter, told = parameter.strip().removeprefix("--"), told.strip()
+    if parameter not in SIZES + COUNTS:
+        expected = f"{EXPECTED}; PARAMETER is one of {', '.join(SIZES + COUNTS)}"
+        raise UsageError(f"{text!r} is no sweep", expected=expected)
+    if not equals or not told:
+        raise UsageError(f"{text!r} is no sweep", expected=EXPECTED)
+    listed = tuple(v.strip() for v in told.split(","))
+    values = _range(parameter, told) if ".." in told else listed
+    if len(values) > MOST:
+        raise UsageError(
+            f"a sweep of {len(values)} values is too long", expected=f"{MOST} at most", found=told
+        )
+    amounts = [amount(parameter, v) for v in values]
+    if parameter == "buffer-size" and len({_is_count(v) for v in values}) > 1:
+        raise UsageError("a buffer size is in samples or in bytes, not both", found=told)
+    for value, size in zip(values, amounts, strict=True):
+        if amounts.count(size) > 1:
+            raise UsageError(f"--sweep has the value {value} twice", found=told)
+    return parameter, values
+
+
+def _range(parameter: str, told: str) -> tuple[str, ...]:
+    """Return the values of ``FIRST..LAST`` or ``FIRST..LAST*FACTOR``."""
+    ends, star, by = told.partition("*")
+    first, _, last = ends.partition("..")
+    at, stop = amount(parameter, first), amount(parameter, last)
+    plain = _is_count(first.strip())
+    factor = 4 if parameter in SIZES else 2
+    if star:
+        factor = int(by) if _is_count(by.strip()) else 0
+    if factor < 2 or at > stop:
+        raise UsageError(f"{told!r} is no range", expected="FIRST..LAST or FIRST..LAST*FACTOR")
+    values = []
+    while at < stop:
+        values.append(str(at) if plain else _word(at))
+        at *= factor
+    return (*values, last.strip())
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9
+
+
+def _word(nbytes: int) -> str:
+    """Return a size as a user would write it, with a unit in any case."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes % size == 0:
+            return f"{nbytes // size}{unit}"
+    return f"{nbytes}B"
+
+
+def amount(parameter: str, value: str) -> int:
+    """Return the bytes or the count that a value means.
+
+    Raises
+    ------
+    UsageError
+        If it is none.
+    """
+    text = value.strip()
+    if parameter in SIZES:
+        return parse_nbytes(text)
+    if not _is_count(text) or int(text) < 1:
+        raise UsageError(f"{value!r} is no value of --{parameter}", expected="a count from 1 on")
+    return int(text)
+
+
+def knee(points: Sequence[Point], strategy: str, measure: str = "samples_per_second") -> str | None:
+    """Return the smallest value from which on no larger one is better by more than `GAIN`.
+
+    A value whose spread overlaps is not better. None if the strategy has no figures.
+    """
+    known = sorted(
+        (
+            (parse_nbytes(point.value), point.value, row.measures[measure])
+            for point in points
+            for row in point.rows
+            if row.name == strategy and measure in row.measures and not row.problems
+        ),
+        key=lambda k: k[0],
+    )
+    better = MEASURES[measure].better
+    for i, (_, value, here) in enumerate(known):
+        if not any(apart(here, there, GAIN) == better for _, _, there in known[i + 1 :]):
+            return value
+    return None
+
+
+def words(sweep: Sweep, measure: str = "samples_per_second") -> list[str]:
+    """Return a sentence for each strategy that has a knee: which setting to use, and why."""
+    return [
+        _sentence(sweep, name, value, measure)
+        for name, value in sorted(sweep.knees.items(), key=lambda k: (k[0] != "dsprep", k[0]))
+        if name != LIMIT
+    ]
+
+
+def _sentence(sweep: Sweep, name: str, value: str, measure: str) -> str:
+    rates = {
+        p.value: row.measures[measure].value
+        for p in sweep.points
+        for row in p.rows
+        if row.name == name and measure in row.measures
+    }
+    if value not in rates:
+        return f"{name}: use --{sweep.parameter} {value}."
+    unit = MEASURES[measure].unit
+    if len(rates) == 1:
+        return f"{name}: --{sweep.parameter} {value} was the only value with figures."
+    choose = max if MEASURES[measure].better > 0 else min
+    best = choose(rates, key=lambda v: rates[v])
+    order = sorted(rates, key=parse_nbytes)
+    here = f"{show_value(measure, rates[value])} {unit}".removesuffix(" s")
+    if value == order[-1]:
+        return (
+            f"{name}: use --{sweep.parameter} {value} or more: {here} there, and no knee was "
+            "reached; sweep further."
+        )
+    if value == order[0] and best == value:
+        return f"{name}: use --{sweep.parameter} {value}: {here}, and no larger value gains more."
+    top = "" if best == value else f"; the most, {show_value(measure, rates[best])}, at {best}"
+    return (
+        f"{name}: use --{sweep.parameter} {value}: {here}, and beyond it no value gains more than "
+        f"{GAIN:.0%} or the spread{top}."
+    )
