@@ -1,0 +1,58 @@
+"""`dsprep.Reader`, as a training script would use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.task import Task
+from dsprep.reader.loader import Reader
+
+
+def buffer_size(task: Task) -> str | None:
+    """Return what a Reader is told about the bytes to read at a time."""
+    return None if task.buffer_nbytes is None else f"{task.buffer_nbytes}B"
+
+
+class DsprepReader(Strategy):
+    """`Reader` over a repacked dataset: groups and samples shuffled, read ahead by threads."""
+
+    _reader: Reader | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return how the Reader is made, but for dataset and batch size."""
+        task = self.task
+        return {
+            "buffer_size": buffer_size(task),
+            "seed": task.seed,
+            "rank": task.rank,
+            "world_size": task.world_size,
+            "epochs": 1,
+            "shuffle": "group",
+            "buffers": task.buffers,
+            "io_threads": task.threads,
+            "transfer_size": task.transfer_size,
+            "engine": task.engine,
+        }
+
+    def open(self) -> None:
+        """Read the sidecar."""
+        self.close()
+        self._reader = Reader(self.task.path, self.task.batch_size, **self.arguments())
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Return the Reader's own iterator: nothing stands between it and the loop."""
+        assert self._reader is not None, "open comes first"
+        self._reader.set_epoch(number)
+        return iter(self._reader)
+
+    def size(self, item: Any) -> int:
+        """Return the samples of a batch."""
+        return len(next(iter(item.values())))
+
+    def close(self) -> None:
+        """Stop its threads and close its files."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None

@@ -1,0 +1,119 @@
+"""A group per read, with and without overlap: S000's "Async I/O" and "Async I/O (DB)".
+
+Source: Lee et al., "Asynchronous I/O Strategy for Large-Scale Deep Learning Applications".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.strategies.dsprep_reader import DsprepReader, buffer_size
+from dsprep.located import Sidecar
+from dsprep.reader.dealing import Dealing
+from dsprep.reader.engines import make
+from dsprep.reader.filling import Filler
+from dsprep.reader.fills import Fill
+from dsprep.reader.ledger import Ledger
+from dsprep.reader.memory import Stopped
+from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings
+from dsprep.reader.units import cut_units
+
+
+class InTurn(Pipeline):
+    """A pipeline that begins to read a unit when the consumer waits for it, and never before.
+
+    A `Reader` with one buffer is not that: it has room for two batches more than a unit, so that
+    the next unit begins to be read while the last batches are used.
+    """
+
+    def __init__(
+        self,
+        filler: Filler,
+        legs: Callable[[], Iterator[Leg]],
+        settings: Settings,
+        pools: Pools,
+        ledger: Ledger,
+    ) -> None:
+        self._wanted: SimpleQueue[bool] = SimpleQueue()
+        super().__init__(filler, legs, settings, pools, ledger)
+
+    def _hand_out(self, epoch: int, fill: Fill) -> None:
+        if not self._wanted.get():
+            raise Stopped
+        super()._hand_out(epoch, fill)
+
+    def _next(self) -> Fill:
+        self._wanted.put(True)
+        return super()._next()
+
+    def close(self) -> None:
+        """Stop and join all threads."""
+        self._wanted.put(False)
+        super().close()
+
+
+class Group(Strategy):
+    """Groups shuffled, each read as a whole once its first sample is needed; no overlap."""
+
+    _sidecar: Sidecar | None = None
+    _running: InTurn | None = None
+
+    def open(self) -> None:
+        """Read the sidecar, and find out how samples are dealt."""
+        self.close()
+        task = self.task
+        self._sidecar = sidecar = Sidecar.open(task.path)
+        edges, mixed = cut_units(sidecar, sidecar.schema, "group", buffer_size(task), None)
+        self._dealing = Dealing(
+            edges, "group", task.seed, mixed, "ragged", task.world_size, task.batch_size
+        )
+        capacity = min(task.batch_size, max(1, len(sidecar)))
+        self._filler = Filler(sidecar, sidecar.schema.names, capacity)
+        self._settings = Settings(
+            engine=make("buffered"),
+            threads=1,
+            buffers=1,
+            unit_samples=int(np.diff(edges).max(initial=1)) * mixed,
+            transfer=task.transfer_size,
+        )
+        self._pools: Pools | None = Pools(self._filler, self._settings)
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield the batches, in the order of the Reader."""
+        leg = self._dealing.leg(self.task.rank, number)
+        assert self._pools is not None, "open comes first"
+        if self._running is not None:
+            self._running.close()
+        running = InTurn(self._filler, lambda: iter((leg,)), self._settings, self._pools, Ledger())
+        self._running = running
+        try:
+            for _, _, batch in running.batches():
+                yield batch
+                del batch
+        finally:
+            running.close()
+
+    def size(self, item: Any) -> int:
+        """Return the samples of a batch."""
+        return len(next(iter(item.values())))
+
+    def close(self) -> None:
+        """Stop reading, close the files and let the memory go."""
+        if self._running is not None:
+            self._running.close()
+        if self._sidecar is not None:
+            self._sidecar.close()
+        self._running = self._sidecar = self._pools = None
+
+
+class GroupDb(DsprepReader):
+    """`Reader` with two buffers and one thread: one is read into while the other one is used."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return how the Reader is made."""
+        return {**super().arguments(), "buffers": 2, "io_threads": 1, "engine": "buffered"}

@@ -1,0 +1,235 @@
+"""The 100 % line: plain ``preadv`` of whole groups, nothing decoded, nothing delivered."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, ClassVar, TypeAlias
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from dsprep.bench.strategies.base import Strategy
+from dsprep.errors import UsageError
+from dsprep.layout.codec import file_path
+from dsprep.located import Sidecar
+from dsprep.reader.engines.direct import Opened
+from dsprep.reader.memory import Pool
+from dsprep.reader.order import share
+from dsprep.reader.ranges import group_edges
+from dsprep.reading.files import File
+from dsprep.schema import Bytes, Ints
+from dsprep.storage import pread_into
+
+_ALIGN = 64 << 10
+"""Bytes at whose multiples buffers begin: whole blocks of direct reads."""
+
+Job: TypeAlias = tuple[int, File, int, int]
+"""Samples, and where their bytes lie: a file, an offset, a number of bytes."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Where the groups of a dataset lie.
+
+    Attributes
+    ----------
+    edges
+        int64, shape ``(groups + 1,)``: the first sample of each, and the number of samples.
+    file
+        int64, shape ``(groups,)``: the file that it lies in, one of `files`.
+    files
+        Number of the file entry, and the path below it.
+    offsets, lengths
+        int64, shape ``(groups,)``: its bytes.
+    """
+
+    edges: Ints
+    file: Ints
+    files: list[tuple[int, str]]
+    offsets: Ints
+    lengths: Ints
+
+    @classmethod
+    def of(cls, sidecar: Sidecar) -> Table:
+        """Return the groups of a dataset.
+
+        Raises
+        ------
+        UsageError
+            If it has none.
+        """
+        edges = group_edges(sidecar)
+        if edges is None:
+            raise UsageError(
+                "the dataset has no groups", where=sidecar.dataset, fix="write it by dsprep repack"
+            )
+        files: list[tuple[int, str]] = []
+        columns: list[list[Ints]] = [[np.zeros(0, np.int64)] for _ in range(3)]
+        for number, entry in enumerate(sidecar.content.files):
+            groups = sidecar.layout(number).groups if entry.samples else None
+            if groups is None:
+                continue
+            n, path = groups.blocks.count, groups.blocks.path
+            each = groups.files or n
+            columns[0].append(len(files) + np.arange(n, dtype=np.int64) // each)
+            columns[1].append(groups.blocks.offsets.span(0, n))
+            columns[2].append(groups.blocks.lengths.span(0, n))
+            files += [
+                (number, file_path(path, [k]) if groups.files else path)
+                for k in range(-(-n // each))
+            ]
+        file, offsets, lengths = (np.concatenate(c) for c in columns)
+        return cls(edges, file, files, offsets, lengths)
+
+    def shared(self, order: Ints, start: int, stop: int) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return the groups that hold some positions of a sequence of groups.
+
+        Parameters
+        ----------
+        order
+            int64, shape ``(groups,)``: the groups in sequence.
+        start, stop
+            Which of the samples, in sequence.
+
+        Returns
+        -------
+        Samples, file, offset and number of bytes of each group, int64; of a group that is only
+        partly among them, its samples' share of the bytes.
+        """
+        sizes = np.diff(self.edges)[order]
+        ends = np.cumsum(sizes)
+        some = np.flatnonzero((ends > start) & (ends - sizes < stop))
+        order, sizes, ends = order[some], sizes[some], ends[some]
+        low = np.maximum(0, start - (ends - sizes))
+        high = sizes - np.maximum(0, ends - stop)
+        begin = self.lengths[order] * low // sizes
+        end = self.lengths[order] * high // sizes
+        return high - low, self.file[order], self.offsets[order] + begin, end - begin
+
+
+class Limit(Strategy):
+    """As many bytes as the groups have, the groups shuffled, read into buffers used in turn.
+
+    A rank reads as much as a Reader's rank: of n samples in shuffled groups a piece of n / P, and
+    of a group that two ranks share, each its part of the bytes; all ranks together read all bytes
+    once. A step is done as soon as as many samples as it needs are in memory, whichever. Each
+    thread reads a whole group, and has `Task.buffers` buffers: it is as many groups ahead of the
+    consumer at most. The engine ``mapped`` has no such line of its own: there it is ``buffered``.
+    """
+
+    delivers: ClassVar[bool] = False
+    _sidecar: Sidecar | None = None
+    _buffers: Sequence[Bytes] = ()
+
+    def open(self) -> None:
+        """Find the groups, and touch the memory that they are read into."""
+        self.close()
+        task = self.task
+        self._sidecar = sidecar = Sidecar.open(task.path)
+        self._table = Table.of(sidecar)
+        largest = int(self._table.lengths.max(initial=1))
+        count = task.buffers * task.threads
+        pool = Pool(-(-(largest + 2 * _ALIGN) // _ALIGN) * _ALIGN, count)
+        self._buffers = [pool.take(0, lambda: False)[1] for _ in range(count)]
+        for buffer in self._buffers:
+            buffer[::4096] = 0
+        self._direct: WeakKeyDictionary[File, Opened] = WeakKeyDictionary()
+
+    def epoch(self, number: int) -> Iterator[int]:
+        """Yield the number of samples of each step, once that many are in memory."""
+        task = self.task
+        mine = share(task.samples, task.world_size, task.rank, task.batch_size, "ragged")
+        jobs = self._jobs(number, mine.start, mine.start + mine.own)
+        work: SimpleQueue[Any] = SimpleQueue()
+        done: SimpleQueue[tuple[int, Bytes] | BaseException] = SimpleQueue()
+        threads = [
+            threading.Thread(target=self._work, args=(work, done), name="dsprep-limit", daemon=True)
+            for _ in range(self.task.threads)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for buffer, job in zip(self._buffers, jobs, strict=False):
+                work.put((job, buffer))
+            held: deque[tuple[int, Bytes]] = deque()  # samples in memory with it, a buffer
+            have = wanted = 0
+            for count in mine.sizes(0, mine.steps).tolist():
+                wanted += count
+                while True:
+                    while held and held[0][0] <= wanted:
+                        _, buffer = held.popleft()
+                        after = next(jobs, None)
+                        if after is not None:
+                            work.put((after, buffer))
+                    if have >= wanted:
+                        break
+                    found = done.get()
+                    if isinstance(found, BaseException):
+                        raise found
+                    have += found[0]
+                    held.append((have, found[1]))
+                yield count
+        finally:
+            while not work.empty():
+                work.get()
+            for _ in threads:
+                work.put(None)
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+
+    def _jobs(self, epoch: int, start: int, stop: int) -> Iterator[Job]:
+        """Yield what is to be read, group by group."""
+        assert self._sidecar is not None, "open comes first"
+        table = self._table
+        order = np.random.default_rng([self.task.seed, epoch]).permutation(len(table.file))
+        columns = table.shared(order, start, stop)
+        for samples, file, offset, nbytes in zip(*(c.tolist() for c in columns), strict=True):
+            yield samples, self._sidecar.open_file(*table.files[file]), offset, nbytes
+
+    def _work(self, work: SimpleQueue[Any], done: SimpleQueue[Any]) -> None:
+        """Read groups until there is None."""
+        while (found := work.get()) is not None:
+            (samples, file, start, nbytes), buffer = found
+            try:
+                self._read(file, start, nbytes, buffer)
+            except BaseException as error:
+                done.put(error)
+                return
+            done.put((samples, buffer))
+
+    def _read(self, file: File, start: int, nbytes: int, buffer: Bytes) -> None:
+        if self.task.engine == "direct":
+            self._read_direct(file, start, nbytes, buffer)
+            return
+        step = self.task.transfer_size or max(1, nbytes)
+        for at in range(0, nbytes, step):
+            pread_into(file.fd, buffer[at : min(nbytes, at + step)], start + at, file.path)
+
+    def _read_direct(self, file: File, start: int, nbytes: int, buffer: Bytes) -> None:
+        opened = self._direct.get(file)
+        if opened is None:
+            opened = self._direct.setdefault(file, Opened(file))
+        block = opened.block
+        low, stop = start // block * block, -(-(start + nbytes) // block) * block
+        step = max(1, (self.task.transfer_size or stop - low) // block) * block
+        for at in range(low, stop, step):
+            size = min(step, stop - at)
+            least = min(size, start + nbytes - at)
+            opened.read(file, buffer[at - low : at - low + size], at, least)
+
+    def size(self, item: Any) -> int:
+        """Return the samples of a step."""
+        return int(item)
+
+    def close(self) -> None:
+        """Close the files and let the memory go."""
+        if self._sidecar is not None:
+            self._sidecar.close()
+        self._sidecar = None
+        self._buffers = ()
+        self._direct = WeakKeyDictionary()
