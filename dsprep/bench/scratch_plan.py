@@ -1,0 +1,439 @@
+"""Deciding in which forms a dataset is needed, which it has already, and what has to be written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dsprep
+from dsprep import formats
+from dsprep.bench import in_place
+from dsprep.bench.scratch_folder import existing, folder_for, identity
+from dsprep.bench.strategies import find
+from dsprep.buffers import InBytes, InSamples, parse_buffer
+from dsprep.dataset import find_files, open_dataset
+from dsprep.describing import Made, dataset_of, provenance
+from dsprep.errors import FormatError, UnsupportedError, UsageError
+from dsprep.formats.base import Format, OpenOptions, Source, WriteOptions
+from dsprep.plan import probe_nbytes
+from dsprep.repacking import plan_repack
+from dsprep.schema import Schema
+from dsprep.sidecar import SUFFIX
+from dsprep.splitting import SelectedSource
+from dsprep.storage import tree_nbytes
+from dsprep.through import SidecarSource
+
+BUFFER = 64 << 20
+"""Bytes of a group that are aimed at where nothing is asked for."""
+
+GROUPS = 8
+"""Groups that there are to be at least, so that a small dataset has some to shuffle."""
+
+PAGE = 4 << 10
+"""Bytes below which reading less is no faster."""
+
+ZARR_FILES = 4096
+"""Up to so many samples, zarr gets a file for each, which its library reads fastest."""
+
+ZARR_SHARD = 256
+"""Chunks of a shard beyond that: readers load its index, 16 bytes a chunk, for every sample."""
+
+STEP = 1 << 18
+"""Samples whose sizes are looked at together."""
+
+GROUP_FORMATS = ("hdf5", "zarr", "tfrecord", "lmdb")
+"""Formats for groups, the first one that can hold the fields."""
+
+MADE = "made.json"
+"""In a directory that is complete: what it was made from."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A container that is written, or was: its directory, what it is, and how it is made."""
+
+    name: str
+    directory: Path
+    file: str
+    estimate: int
+    told: Mapping[str, Any]
+    format: str = ""
+    options: WriteOptions = field(default_factory=WriteOptions)
+    made: Made | None = None
+
+    @property
+    def path(self) -> Path:
+        """The container."""
+        return self.directory / self.file
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be prepared; nothing has been written.
+
+    Attributes
+    ----------
+    folder
+        Where containers are written.
+    temporary
+        Whether it is removed in the end.
+    source
+        The format of the dataset.
+    schema
+        Its fields.
+    samples, of
+        Samples that are taken, the first ones, and those of the dataset.
+    payload
+        Bytes of their values.
+    buffer_nbytes
+        Bytes of a group.
+    needed
+        Bytes that will be written.
+    cached, writes, in_place
+        Containers that are there from before, that will be written, that the data themselves are.
+    notes
+        Remarks, one clause each.
+    impossible
+        Containers that cannot be had, and why.
+    same
+        Containers that are another one: the source of a subset is that, in its own format.
+    data, reading, files
+        The dataset: as it was named, how it is read, and its files.
+    group_text
+        The size of groups as `dsprep.repack` takes it.
+    items
+        What is written or cached, by container.
+    """
+
+    folder: Path
+    temporary: bool
+    source: str
+    schema: Schema
+    samples: int
+    of: int
+    payload: int
+    buffer_nbytes: int
+    needed: int
+    cached: tuple[str, ...]
+    writes: tuple[str, ...]
+    in_place: tuple[str, ...]
+    notes: tuple[str, ...]
+    impossible: Mapping[str, str] = field(default_factory=dict)
+    same: Mapping[str, str] = field(default_factory=dict)
+    data: tuple[str | Path, ...] = ()
+    reading: OpenOptions = field(default_factory=OpenOptions)
+    files: tuple[Path, ...] = ()
+    group_text: str = ""
+    items: Mapping[str, Item] = field(default_factory=dict)
+
+
+def plan(
+    data: Sequence[str | Path],
+    reading: OpenOptions,
+    containers: Sequence[str],
+    *,
+    folder: Path | None = None,
+    limit: int | None = None,
+    buffer_size: str | int | None = None,
+) -> Plan:
+    """Decide what has to be written so that every container can be read.
+
+    Parameters
+    ----------
+    data, reading
+        The dataset, and how to read it.
+    containers
+        ``source``, ``groups``, ``hdf5``, ``lmdb``, ``tfrecord``, ``zarr``, ``own:STRATEGY``.
+    folder
+        Where to write, and to keep it; None: a temporary one beside the dataset.
+    limit
+        Take the first samples, as many as have so many bytes of values; at least one. None: all.
+    buffer_size
+        Of groups: samples (128), bytes (``"64MiB"``); None or ``"auto"``: `BUFFER`, or less, so
+        that there are `GROUPS` of them.
+
+    Raises
+    ------
+    UsageError
+        If a container is unknown, or the folder cannot be used.
+    FormatError
+        If there are no samples.
+    DsprepError, OSError
+        If the dataset cannot be opened.
+    """
+    files = tuple(path.absolute() for path, _ in find_files(data)[0])
+    dataset = dataset_of(files)
+    place, temporary = folder_for(data, dataset, folder)
+    with open_dataset(data, reading) as source:
+        if not len(source):
+            raise FormatError("the dataset has no samples", where=dataset)
+        format = find_files([files[0]])[0][0][1]
+        deciding = _Deciding(
+            tuple(data), reading, source, files, dataset, format, place, limit, buffer_size
+        )
+        for name in dict.fromkeys(containers):
+            deciding.decide(name)
+        return deciding.result(temporary)
+
+
+class _Deciding:
+    """What is known and decided while a plan is made."""
+
+    def __init__(
+        self,
+        data: tuple[str | Path, ...],
+        reading: OpenOptions,
+        source: Source,
+        files: tuple[Path, ...],
+        dataset: Path,
+        format: Format,
+        place: Path,
+        limit: int | None,
+        buffer_size: str | int | None,
+    ) -> None:
+        self.data, self.reading, self.source, self.files = data, reading, source, files
+        self.dataset, self.format, self.place = dataset, format, place
+        self.samples, self.payload = first_samples(source, limit)
+        self.whole = self.samples == len(source) and not reading.fields
+        self.items: dict[str, Item] = {}
+        self.here: dict[str, None] = {}
+        self.impossible: dict[str, str] = {}
+        self.same: dict[str, str] = {}
+        self.notes = list(source.notes)
+        self.identity = identity(files)
+        self.grouped = in_place.group_nbytes(source) if self.whole else None
+        self._decide_buffer(buffer_size)
+
+    def _decide_buffer(self, asked: str | int | None) -> None:
+        each = -(-self.payload // self.samples)
+        buffer = parse_buffer("auto" if asked is None else str(asked))
+        if isinstance(buffer, InSamples):
+            self.buffer, self.text = max(1, buffer.count * each), str(buffer.count)
+            return
+        if isinstance(buffer, InBytes):
+            self.buffer = max(buffer.nbytes, each, 1)
+        else:
+            self.buffer = max(1, each, min(BUFFER, self.payload // GROUPS))
+            if self.grouped is not None:
+                self.buffer = self.grouped
+        self.text = f"{self.buffer}B"
+
+    def decide(self, name: str) -> None:
+        """Decide about one container."""
+        try:
+            if name == "source":
+                self._source()
+            elif name == "groups":
+                self._groups()
+            elif name in formats.FORMATS:
+                self._format(name)
+            elif name.startswith("own:"):
+                self._own(name)
+            else:
+                raise UsageError(f"{name!r} is not a form of a dataset")
+        except UnsupportedError as error:
+            self.impossible[name] = str(error)
+
+    def _source(self) -> None:
+        if self.whole and isinstance(self.source, SidecarSource):
+            self.here["source"] = None
+            return
+        if self.whole:
+            item = self._item("source", f"data{SUFFIX}", 0, {})
+            if complete(item):
+                self.items["source"] = item
+                return
+            try:
+                made = provenance(list(self.data), self.reading, out=item.path, write=False)
+            except UnsupportedError as error:
+                self.notes.append(f"the data have no places, so a copy is read: {error}")
+            else:
+                self.items["source"] = self._item(
+                    "source", f"data{SUFFIX}", made.nbytes, {}, made=made
+                )
+                return
+        self.same["source"] = self.format.name
+        if self.format.name not in self.items:
+            self._format(self.format.name, anew=True)
+
+    def _groups(self) -> None:
+        if self.grouped is not None and self.grouped <= self.buffer * in_place.SLACK:
+            self.here["groups"] = None
+            return
+        options = WriteOptions()
+        for name in GROUP_FORMATS:
+            format = formats.load(name)
+            ending = ".zarr.zip" if name == "zarr" else format.suffixes[0]
+            try:
+                format.plan_fields(self.source.schema, options)
+                estimate = self._grouped_nbytes(name, ending)
+            except UnsupportedError:
+                if name == GROUP_FORMATS[-1]:
+                    raise
+                continue
+            settings = {"format": name, "size": self.text}
+            self.items["groups"] = self._item(
+                "groups", f"data{ending}", estimate, settings, format=name
+            )
+            return
+
+    def _grouped_nbytes(self, name: str, ending: str) -> int:
+        """Return about how many bytes groups take; of ragged samples without reading them."""
+        if self.source.schema.ragged:
+            return self.payload * 5 // 4 + (1 << 20)
+        planned = plan_repack(
+            chosen(self.source, self.samples),
+            self.place / f"data{ending}",
+            buffer_size=self.text,
+            to=name,
+        )
+        return planned.parts[0].layout.nbytes
+
+    def _format(self, name: str, anew: bool = False) -> None:
+        if (
+            self.whole
+            and not anew
+            and in_place.has_form(name, self.source, self.files, self.format)
+        ):
+            self.here[name] = None
+            return
+        format, schema = formats.load(name), self.source.schema
+        options = zarr_options(schema, self.samples) if name == "zarr" else WriteOptions()
+        format.plan_fields(schema, options)
+        estimate = format.estimate(schema, self.samples, self.payload, options)
+        settings = {"chunk": options.chunk, "shard": options.zarr_shard}
+        self.items[name] = self._item(
+            name, f"data{format.suffixes[0]}", estimate, settings, format=name, options=options
+        )
+
+    def _own(self, name: str) -> None:
+        strategy = name.removeprefix("own:")
+        entry = find(strategy)
+        if entry.missing:
+            self.impossible[name] = f"{' and '.join(entry.missing)} is not installed"
+            return
+        self.items[name] = self._item(name, "data", self.payload * 11 // 10, {})
+
+    def _item(
+        self, name: str, file: str, estimate: int, settings: Mapping[str, Any], **more: Any
+    ) -> Item:
+        told = {
+            "data": [str(p) for p in self.files[:64]],
+            "identity": self.identity,
+            "samples": self.samples,
+            "reading": self.reading.to_json(),
+            "schema": self.source.schema.to_json(),
+            "container": name,
+            "settings": dict(settings),
+            "version": dsprep.__version__,
+        }
+        key = hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=6).hexdigest()
+        stem = f"{self.dataset.name[:40]}-{name.replace(':', '-')}-{key}"
+        return Item(name, self.place / stem, file, estimate, told, **more)
+
+    def result(self, temporary: bool) -> Plan:
+        """Return what was decided."""
+        cached = tuple(name for name, item in self.items.items() if complete(item))
+        writes = tuple(name for name in self.items if name not in cached)
+        if writes and existing(self.place).stat().st_dev != self.files[0].stat().st_dev:
+            self.notes.append(
+                "the scratch folder is on another file system than the data: "
+                "what is measured there is not theirs"
+            )
+        if writes and self._compressed():
+            self.notes.append("the data are compressed, what is prepared from them is not")
+        return Plan(
+            folder=self.place,
+            temporary=temporary,
+            source=self.format.name,
+            schema=self.source.schema,
+            samples=self.samples,
+            of=len(self.source),
+            payload=self.payload,
+            buffer_nbytes=self.buffer,
+            needed=sum(self.items[name].estimate for name in writes),
+            cached=cached,
+            writes=writes,
+            in_place=tuple(self.here),
+            notes=tuple(self.notes),
+            impossible=self.impossible,
+            same=self.same,
+            data=self.data,
+            reading=self.reading,
+            files=self.files,
+            group_text=self.text,
+            items=self.items,
+        )
+
+    def _compressed(self) -> bool:
+        return any(layout.codecs for layout in self.source.layouts().values())
+
+
+def first_samples(source: Source, limit: int | None) -> tuple[int, int]:
+    """Return how many of the first samples have at most `limit` bytes, and their bytes."""
+    count = len(source)
+    if not source.schema.ragged:
+        each = source.schema.fixed_nbytes
+        samples = count if limit is None else min(count, max(1, limit // max(1, each)))
+        return samples, samples * each
+    done = 0
+    for at in range(0, count, STEP):
+        sizes = source.sizes(at, min(count, at + STEP))
+        if sizes is None:
+            mean = probe_nbytes(source, 0, count)
+            samples = count if limit is None else min(count, max(1, limit // mean))
+            return samples, samples * mean
+        ends = done + np.cumsum(sizes)
+        if limit is not None and int(ends[-1]) > limit:
+            fit = int(np.searchsorted(ends, limit, "right"))
+            fit = max(fit, 1 if at == 0 else 0)
+            return at + fit, int(ends[fit - 1]) if fit else done
+        done = int(ends[-1])
+    return count, done
+
+
+def chosen(source: Source, samples: int) -> Source:
+    """Return the source of the first samples."""
+    if samples == len(source):
+        return source
+    return SelectedSource(source, np.arange(samples, dtype=np.int64))
+
+
+def zarr_options(schema: Schema, samples: int) -> WriteOptions:
+    """Return how to write Zarr so that a sample is read without its neighbours.
+
+    A chunk is a sample, or as many as make up a page. Few samples get a file each. Many would
+    cost as many inodes, so chunks are put into shards then; small ones, since zarr reads the
+    index of a shard for every sample.
+    """
+    largest = max((f.row_nbytes for f in schema if not f.ragged), default=0)
+    chunk = max(1, min(samples, PAGE // max(1, largest)))
+    if -(-samples // chunk) <= ZARR_FILES:
+        return WriteOptions(chunk=chunk, zarr_shard=0)
+    return WriteOptions(chunk=chunk, zarr_shard=chunk * ZARR_SHARD)
+
+
+def complete(item: Item) -> bool:
+    """Whether a container is there from before, as it was made."""
+    told = told_of(item.directory)
+    try:
+        if told.get("from") != dict(item.told) or not item.path.exists():
+            return False
+        return item.name.startswith("own:") or told.get("nbytes") == tree_nbytes(item.path)
+    except OSError:
+        return False
+
+
+def told_of(directory: Path) -> dict[str, Any]:
+    """Return what the directory of a container says that it was made from; empty: nothing."""
+    try:
+        told = json.loads((directory / MADE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
