@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsprep.bench.model import MEASURES, Measure, Point, Report, Row
+from dsprep.bench.model import MEASURES, Measure, Report, Row
 from dsprep.plan import show_nbytes
 
 NOTHING = "-"
@@ -129,12 +129,6 @@ _PROVENANCE = (
 _COLUMNS = {"read": _READ, "convert": _COPY, "repack": _COPY, "provenance": _PROVENANCE}
 
 
-def all_rows(report: Report) -> list[Row]:
-    """Return the rows of a report, those of its sweep behind the others."""
-    points: Iterable[Point] = report.sweep.points if report.sweep else ()
-    return [*report.rows, *(row for point in points for row in point.rows)]
-
-
 def number(facts: Mapping[str, Any], key: str, default: float) -> float:
     """Return a fact that is a finite number, or `default`."""
     value = facts.get(key)
@@ -147,7 +141,7 @@ def columns(report: Report) -> list[Column]:
 
     Utilisation is one only where steps compute something, skew only where there are several ranks.
     """
-    rows = all_rows(report)
+    rows = report.all_rows
     taken = {name for row in rows for name in row.measures}
     if not any(row.value("compute_seconds") for row in rows):
         taken.discard("utilisation_percent")
@@ -290,7 +284,7 @@ def csv_text(report: Report) -> str:
     The columns of `HEADER` come first, then every measure that some row has, in full precision,
     headed by name and unit, with its least and most behind it.
     """
-    taken = {name for row in all_rows(report) for name in row.measures}
+    taken = {name for row in report.all_rows for name in row.measures}
     names = [name for name in MEASURES if name in taken]
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n").writerow
