@@ -1,0 +1,296 @@
+"""What the machine is, and the storage that data lie on: what a reader of figures has to know.
+
+All of it comes from ``/proc``, ``/sys`` and the installed packages' metadata; nothing is imported
+or run for it, but ``lfs`` on Lustre. What cannot be learnt is left out. There are no names of
+hosts or users in it and no paths of data, so that a report can be published.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dsprep import stripes
+from dsprep.storage import free_memory, total_memory
+
+T = TypeVar("T")
+
+PACKAGES = (
+    "dsprep",
+    "numpy",
+    "h5py",
+    "lmdb",
+    "zarr",
+    "tensorflow",
+    "torch",
+    "litdata",
+    "mosaicml-streaming",
+    "webdataset",
+    "ffcv",
+)
+
+OPTIONS = re.compile(
+    r"(ro|sync|dirsync|noatime|relatime|strictatime|lazytime|dax|discard|nobarrier|flock|localflock"
+    r"|ssd|nolock|hard|soft|direct_io|kernel_cache|writeback_cache|nodelalloc|nodiratime"
+    r"|(barrier|commit|data|stripe|compress|compress-force|cache|rsize|wsize|vers|proto|nconnect"
+    r"|actimeo|ac(reg|dir)(min|max)|sunit|swidth|allocsize|max_read|size|huge|volatile"
+    r"|redirect_dir|metacopy)=[\w:.,%+-]+)"
+)
+"""Mount options that change how fast data come, or where they come from."""
+
+QUEUE = ("rotational", "read_ahead_kb", "scheduler", "nr_requests", "max_sectors_kb")
+
+CACHE = (
+    "dirty_ratio",
+    "dirty_background_ratio",
+    "dirty_bytes",
+    "dirty_background_bytes",
+    "vfs_cache_pressure",
+    "swappiness",
+)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mounted file system, as a line of ``/proc/self/mountinfo`` (proc_pid_mountinfo(5)) has it.
+
+    `device` is ``major:minor``.
+    """
+
+    device: str
+    point: str
+    kind: str
+    options: tuple[str, ...]
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return facts about this machine and the storage of `path`, as JSON; unknown ones left out.
+
+    Parameters
+    ----------
+    path
+        The data, or where they would lie.
+    """
+    at = path.absolute()
+    while not at.exists() and at != at.parent:
+        at = at.parent
+    at = at.resolve()
+    facts: dict[str, Any] = {}
+    told: dict[str, Callable[[], Any]] = {
+        "cpu": _cpu,
+        "cores_usable": lambda: len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count,
+        "memory_bytes": total_memory,
+        "memory_free_bytes": free_memory,
+        "virtual": _virtual,
+        "limits": _limits,
+        "system": lambda: f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": lambda: f"{platform.python_implementation()} {platform.python_version()}",
+        "packages": _packages,
+        "page_bytes": lambda: os.sysconf("SC_PAGE_SIZE"),
+        "page_cache": lambda: _numbers(Path("/proc/sys/vm"), CACHE),
+        "file_system": lambda: _file_system(at),
+        "device": lambda: _device(at),
+        "stripe": lambda: _stripe(at),
+    }
+    for name, tell in told.items():
+        found = _or_none(tell)
+        if found not in (None, "", {}, []):
+            facts[name] = found
+    return facts
+
+
+def _or_none(tell: Callable[[], T]) -> T | None:
+    """Return what is told, None where the system does not have it or has it otherwise."""
+    try:
+        return tell()
+    except (OSError, ValueError, KeyError, IndexError, AttributeError, UnicodeError):
+        return None
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace").strip()
+
+
+def _numbers(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return what files of these names hold, numbers as such."""
+    found: dict[str, Any] = {}
+    for name in names:
+        text = _or_none(lambda name=name: _text(folder / name))  # type: ignore[misc]
+        if text:
+            found[name] = int(text) if text.lstrip("-").isdecimal() else text
+    return found
+
+
+# --- the machine -----------------------------------------------------------------------------
+
+
+def _cpu() -> str:
+    facts: dict[str, str] = {}
+    for line in _text(Path("/proc/cpuinfo")).splitlines():
+        key, _, value = line.partition(":")
+        facts.setdefault(key.strip(), value.strip())
+    name = facts.get("model name") or facts.get("cpu") or facts.get("Processor")
+    if name:
+        return name
+    return f"{platform.machine()}, implementer {facts['CPU implementer']} part {facts['CPU part']}"
+
+
+def _virtual() -> list[str]:
+    """Return what stands between this process and the hardware."""
+    found = []
+    flags = re.search(r"^flags\s*:(.*)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    if flags and "hypervisor" in flags[1].split():
+        found.append("virtual machine")
+    if "APPTAINER_CONTAINER" in os.environ or "SINGULARITY_CONTAINER" in os.environ:
+        found.append("Apptainer container")
+    elif Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        found.append("container")
+    return found
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _limits(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> dict[str, Any]:
+    """Return the least limits of the control groups (cgroups(7)) that this process is in."""
+    memory: list[int] = []
+    cores: list[float] = []
+    for line in _text(own).splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":  # version 2
+            for folder in _upwards(root, path):
+                memory += _integers(folder, "memory.max") + _integers(folder, "memory.high")
+                words = (_or_none(lambda f=folder: _text(f / "cpu.max")) or "").split()  # type: ignore[misc]
+                if len(words) == 2 and words[0].isdecimal():
+                    cores.append(int(words[0]) / int(words[1]))
+            continue
+        for name in controllers.split(","):
+            for folder in _upwards(root / name, path):
+                memory += [n for n in _integers(folder, "memory.limit_in_bytes") if n < 1 << 60]
+                quota, period = (_integers(folder, f"cpu.cfs_{w}_us") for w in ("quota", "period"))
+                if quota and period:
+                    cores.append(quota[0] / period[0])
+    found: dict[str, Any] = {}
+    if memory:
+        found["memory_bytes"] = min(memory)
+    if cores:
+        found["cores"] = round(min(cores), 2)
+    return found
+
+
+def _upwards(root: Path, path: str) -> Iterator[Path]:
+    """Yield the folder of a control group and of those that it is in."""
+    at = root / path.strip("/")
+    yield at
+    while at != root and root in at.parents:
+        at = at.parent
+        yield at
+
+
+def _integers(folder: Path, name: str) -> list[int]:
+    text = _or_none(lambda: _text(folder / name)) or ""
+    return [int(text)] if text.isdecimal() else []
+
+
+# --- the storage -----------------------------------------------------------------------------
+
+
+def mount_of(at: Path, lines: str | None = None) -> Mount | None:
+    """Return the mount that holds the absolute path `at`; None if that is not told."""
+    if lines is None:
+        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    best: Mount | None = None
+    for line in lines.splitlines():
+        left, _, right = line.partition(" - ")
+        words, more = left.split(" "), right.split(" ")
+        if len(words) < 6 or len(more) < 3:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), words[4])
+        inside = point == "/" or at == Path(point) or Path(point) in at.parents
+        if inside and (best is None or len(point) >= len(best.point)):
+            options = tuple(dict.fromkeys(words[5].split(",") + more[2].split(",")))
+            best = Mount(words[2], point, more[0], options)
+    return best
+
+
+def _file_system(at: Path) -> dict[str, Any]:
+    mount = mount_of(at)
+    if mount is None:
+        return {}
+    room = os.statvfs(at)
+    found: dict[str, Any] = {"type": mount.kind}
+    if not _personal(mount.point):
+        found["mount_point"] = mount.point
+    found["options"] = [o for o in mount.options if OPTIONS.fullmatch(o)]
+    found["block_bytes"] = room.f_bsize
+    found["bytes"] = room.f_frsize * room.f_blocks
+    found["free_bytes"] = room.f_frsize * room.f_bavail
+    ahead = _numbers(Path("/sys/class/bdi") / mount.device, ("read_ahead_kb",))
+    return {**found, **ahead}
+
+
+def _personal(point: str) -> bool:
+    """Whether a mount point may be named after a person or the data."""
+    depth = len(Path(point).parts) - 1
+    return depth > 1 or bool({"home", "users"} & {p.lower() for p in Path(point).parts})
+
+
+def _device(at: Path, root: Path = Path("/sys/dev/block")) -> dict[str, Any]:
+    """Return facts about the block device, None if there is none or it is not shown."""
+    number = at.stat().st_dev
+    names = [f"{os.major(number)}:{os.minor(number)}"]
+    mount = mount_of(at)
+    if mount is not None:
+        names.append(mount.device)
+    for name in dict.fromkeys(names):
+        if (root / name).exists():
+            return _block(root / name)
+    return {}
+
+
+def _block(link: Path) -> dict[str, Any]:
+    folder = link.resolve()
+    if (folder / "partition").exists():
+        folder = folder.parent
+    found: dict[str, Any] = {"name": folder.name}
+    model = _or_none(lambda: " ".join(_text(folder / "device" / "model").split()))
+    if model:
+        found["model"] = model
+    found.update(_numbers(folder / "queue", QUEUE))
+    if isinstance(chosen := found.get("scheduler"), str):  # all, the one in use in brackets
+        inside = re.search(r"\[(.+?)\]", chosen)
+        found["scheduler"] = inside[1] if inside else chosen
+    size = _integers(folder, "size")
+    if size:
+        found["bytes"] = size[0] * 512
+    parts = sorted(p.name for p in (folder / "slaves").iterdir()) if _has_slaves(folder) else []
+    if parts:  # of device mapper and RAID
+        found["made_of"] = [_block(folder / "slaves" / name) for name in parts]
+    return found
+
+
+def _has_slaves(folder: Path) -> bool:
+    return (folder / "slaves").is_dir() and any((folder / "slaves").iterdir())
+
+
+def _stripe(at: Path) -> dict[str, Any]:
+    """Return stripes without where they were learnt, which names paths."""
+    found = stripes.detect(at)
+    told = {"bytes": found.nbytes, "targets": found.targets, "matters": found.matters}
+    return {k: v for k, v in told.items() if v is not None}

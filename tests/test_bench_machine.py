@@ -1,0 +1,108 @@
+"""Telling what the machine is: complete where the kernel tells, silent where it does not."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import socket
+from pathlib import Path
+
+import pytest
+
+from dsprep.bench import machine
+
+
+def test_describe(tmp_path):
+    path = tmp_path / "private-name" / "not-there.h5"
+    facts = machine.describe(path)
+    assert facts["packages"]["dsprep"]
+    assert facts["cores_usable"] >= 1
+    assert facts["memory_bytes"] > 1 << 20
+    assert facts["file_system"]["type"]
+    assert facts["python"].endswith(platform.python_version())
+    text = json.dumps(facts)
+    for secret in ("private-name", tmp_path.name, socket.gethostname()):
+        assert secret not in text
+    user = getpass.getuser()
+    assert (
+        user not in [w for w in text.replace("/", '"').split('"') if w != "root"] or user == "root"
+    )
+
+
+def test_what_is_unknown_is_left_out(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError("not here")
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    facts = machine.describe(tmp_path)
+    assert "cpu" not in facts
+    assert "limits" not in facts
+    assert facts["page_bytes"] >= 4096
+
+
+MOUNTS = r"""
+22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw,data=ordered
+30 22 0:40 / /scratch\040one rw,noatime - lustre 10.0.0.1@o2ib:/fs rw,flock,lazystatfs
+31 22 0:41 / /home/alice rw - nfs server:/alice rw,vers=4.2,rsize=1048576,addr=10.0.0.9
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "options"),
+    [
+        ("/data/x", "ext4", ["relatime", "data=ordered"]),
+        ("/scratch one/x", "lustre", ["noatime", "flock"]),
+        ("/scratch one", "lustre", ["noatime", "flock"]),
+        ("/home/alice/x", "nfs", ["vers=4.2", "rsize=1048576"]),
+        ("/home/alicex", "ext4", ["relatime", "data=ordered"]),
+    ],
+)
+def test_mounts(path, kind, options):
+    mount = machine.mount_of(Path(path), MOUNTS)
+    assert mount.kind == kind
+    assert [o for o in mount.options if machine.OPTIONS.fullmatch(o)] == options
+
+
+def test_mount_points_of_people_are_not_told():
+    assert machine._personal("/home/alice")
+    assert machine._personal("/home")
+    assert machine._personal("/scratch/alice")
+    assert not machine._personal("/scratch")
+    assert not machine._personal("/")
+
+
+def test_limits(tmp_path):
+    inner = tmp_path / "job" / "step"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("max\n")
+    (inner / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "job" / "memory.max").write_text("4096\n")
+    own = tmp_path / "own"
+    own.write_text("0::/job/step\n")
+    assert machine._limits(tmp_path, own) == {"memory_bytes": 4096, "cores": 1.5}
+    old = tmp_path / "memory" / "job"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("8192\n")
+    own.write_text("4:memory:/job\n")
+    assert machine._limits(tmp_path, own) == {"memory_bytes": 8192}
+
+
+def test_block_devices(tmp_path):
+    disk = tmp_path / "nvme0n1"
+    part = disk / "nvme0n1p1"
+    part.mkdir(parents=True)
+    (part / "partition").write_text("1\n")
+    (disk / "size").write_text("2048\n")
+    (disk / "queue").mkdir()
+    (disk / "queue" / "rotational").write_text("0\n")
+    (disk / "queue" / "scheduler").write_text("mq-deadline [none]\n")
+    (disk / "device").mkdir()
+    (disk / "device" / "model").write_text("Fast  SSD\n")
+    expected = {"name": "nvme0n1", "model": "Fast SSD", "rotational": 0}
+    expected |= {"scheduler": "none", "bytes": 1 << 20}
+    assert machine._block(part) == expected
+    raid = tmp_path / "md0"
+    (raid / "slaves").mkdir(parents=True)
+    (raid / "slaves" / "nvme0n1p1").symlink_to(part)
+    assert machine._block(raid) == {"name": "md0", "made_of": [expected]}
