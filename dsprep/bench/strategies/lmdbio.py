@@ -1,0 +1,240 @@
+"""The steps by which LMDBIO made reading from LMDB faster, one class each.
+
+The pattern is the paper's: nothing is shuffled; in a step all ranks together take a contiguous
+block of ``world_size * batch_size`` records, and rank r the r-th part of it. Every record comes
+once in an epoch; of the records left for a last, smaller block every rank gets an equal share.
+Reading is not overlapped with computing. Each class adds one thing to the one before it:
+
+============ ======== ======== ======== ========= ======== =========
+step         one      jumps    explicit places    many     readers
+             reads    to its   reads    computed  steps by take
+             for all  records                     one read turns
+============ ======== ======== ======== ========= ======== =========
+`Lmm`        x
+`Dm`         x        x
+`Dio`        x        x        x
+`Prov`       x        x        x        x
+`Coal`       x        x        x        x         x
+`Stag`       x        x        x        x         x        x
+============ ======== ======== ======== ========= ======== =========
+
+Source: Pumma et al., "Scalable Deep Learning via I/O Analysis and Optimization".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import monotonic
+from typing import Any, ClassVar
+
+from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.strategies.lmdbio_dealing import Deal, Window
+from dsprep.bench.strategies.lmdbio_node import STEP_SECONDS, Member, Root
+from dsprep.bench.strategies.lmdbio_records import (
+    Computed,
+    Copied,
+    Cursor,
+    Explicit,
+    Places,
+    Records,
+    Seen,
+    places_in,
+)
+from dsprep.errors import DsprepError
+from dsprep.formats.lmdb.values import Values
+from dsprep.located import Sidecar
+from dsprep.reader import node_wire as wire
+from dsprep.reader.memory import Pool, Stopped
+from dsprep.reader.tokens import Local
+from dsprep.reader.units import BUFFER_NBYTES, sample_nbytes
+from dsprep.schema import Batch, Bytes, Ints
+from dsprep.spans import move_spans, packed
+
+
+class Lmm(Strategy):
+    """LMM: of the ranks of a node, `Task.readers_per_node` read for all, into shared memory.
+
+    A root goes through the records by a cursor of LMDB, which maps the file, from the first one
+    on: to its own part of the first step (the sequential seek), and over the parts of the other
+    roots from step to step. So with one root on one node there is nothing to seek, and with one
+    rank this is plain reading by a cursor.
+
+    Attributes
+    ----------
+    jumps, explicit, computed, coalesced, staggered
+        What the steps add to each other.
+    """
+
+    jumps: ClassVar[bool] = False
+    explicit: ClassVar[bool] = False
+    computed: ClassVar[bool] = False
+    coalesced: ClassVar[bool] = False
+    staggered: ClassVar[bool] = False
+
+    _node: Root | Member | None = None
+    _records: Records | None = None
+
+    def open(self) -> None:
+        """Find each other; a root opens the database."""
+        self.close()
+        task = self.task
+        self._values = Values(task.schema)
+        self._pool = Pool(1, 2)
+        roots = min(task.readers_per_node, task.world_size)
+        self._deal = Deal(task.samples, task.world_size, task.batch_size, roots, self._steps(roots))
+        self._root = self._deal.root_of(task.rank)
+        members = self._deal.members(self._root)
+        name = wire.address("bench", task.strategy, task.key, self._root)
+        try:
+            if task.rank == members[0]:
+                self._records = self._opened()
+                self._node = Root(name, members[1:])
+            else:
+                self._node = Member(name, task.rank)
+        except BaseException:
+            self.close()
+            raise
+        self._tokens = Local(f"bench {task.strategy} {task.key}", task.stagger, self._root)
+
+    def _steps(self, roots: int) -> int:
+        """Return how many steps are read at a time."""
+        if not self.coalesced:
+            return 1
+        with Sidecar.open(self.task.path) as sidecar:
+            each = sample_nbytes(sidecar, sidecar.schema)
+        most = -(-self.task.world_size // roots) * self.task.batch_size
+        return max(1, int((self.task.buffer_nbytes or BUFFER_NBYTES) / max(1.0, each * most)))
+
+    def _opened(self) -> Records:
+        task = self.task
+        if self.computed:
+            places: Places = Computed(task.path)
+            return Explicit(task.path, places, task.transfer_size)
+        cursor = Cursor(task.path, task.samples, self.jumps)
+        if self.explicit:
+            return Explicit(task.path, Seen(cursor), task.transfer_size)
+        return Copied(cursor)
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield the batches of this rank, in order."""
+        done = False
+        try:
+            for window in self._deal.windows():
+                yield from self._window(window)
+            if isinstance(self._node, Root):
+                self._node.end()
+            done = True
+        finally:
+            if not done:  # the others are not to wait for what does not come
+                self.close()
+
+    def _window(self, window: Window) -> Iterator[Batch]:
+        """Yield the batches of what is read at a time."""
+        low, high = self._deal.span(window, self._root)
+        node = self._node
+        assert node is not None, "open comes first"
+        if isinstance(node, Root):
+            assert self._records is not None
+            if high > low:
+                self._records.read(low, high, node.memory, self._turn)
+            node.publish()
+            shared = node.shown()
+        else:
+            shared = node.look()
+        starts, lengths = places_in(shared, high - low)
+        for step in range(window.steps):
+            first, stop = self._deal.part(window, self.task.rank, step)
+            mine = slice(first - low, stop - low)
+            batch = self._batch(shared, starts[mine], lengths[mine], first)
+            if step == window.steps - 1:
+                del shared, starts, lengths
+                if isinstance(node, Member):
+                    node.looked()
+            if stop > first:
+                yield batch
+            del batch
+
+    def _batch(self, shared: Bytes, starts: Ints, lengths: Ints, first: int) -> Batch:
+        """Copy records out of the shared memory, and take them apart."""
+        places = packed(lengths)
+        total = int(places[-1])
+        _, out = self._pool.take(total, lambda: True)
+        move_spans(shared, starts, lengths, out, places[:-1])
+        path = self.task.path
+        return self._values.decode(out[:total], lengths, lambda i: f"{path}, record {first + i}")
+
+    def _turn(self) -> AbstractContextManager[Any]:
+        return self._token() if self.staggered else nullcontext()
+
+    @contextmanager
+    def _token(self) -> Iterator[None]:
+        """Hold one of the tokens of the node."""
+        deadline = monotonic() + STEP_SECONDS
+        try:
+            token = self._tokens.acquire(lambda: monotonic() > deadline)
+        except Stopped as error:
+            raise DsprepError("another process does not end its turn to read") from error
+        try:
+            yield
+        finally:
+            self._tokens.release(token)
+
+    def size(self, item: Any) -> int:
+        """Return the samples of a batch."""
+        return len(next(iter(item.values())))
+
+    def close(self) -> None:
+        """Unmap and close the database, and leave the others."""
+        if self._records is not None:
+            self._records.close()
+        if self._node is not None:
+            self._node.close()
+        self._records = self._node = None
+
+
+class Dm(Lmm):
+    """DM: a root jumps to its records instead of going through all before them.
+
+    In the paper a cursor is handed on from rank to rank, between nodes whose mappings lie at the
+    same address. Here the root asks for the key of its first record, which it computes from the
+    record's number: a descent of the tree, which reaches the same without any neighbour.
+    """
+
+    jumps: ClassVar[bool] = True
+
+
+class Dio(Dm):
+    """DIO: values are not copied out of the mapping but read by ``pread``.
+
+    Where they lie is seen in the mapping: a cursor goes over the records of a step, and the
+    addresses of their values, less that of the file, are offsets. In the paper one process does
+    that and hands the places out to all roots; here every root does it for its own records.
+    """
+
+    explicit: ClassVar[bool] = True
+
+
+class Prov(Dio):
+    """PROV: where values lie is computed, from the sidecar; the file is not mapped."""
+
+    computed: ClassVar[bool] = True
+
+
+class Coal(Prov):
+    """COAL: a root reads the records of many steps at a time, contiguously.
+
+    As many as `Task.buffer_nbytes` hold; 64 MiB by default. Each root reads one piece of the
+    records of these steps, for its own ranks: they get other records than in one step at a time.
+    """
+
+    coalesced: ClassVar[bool] = True
+
+
+class Stag(Coal):
+    """STAG: `Task.stagger` roots read at a time, in turns; with a single root nothing changes.
+
+    A root that has read hands its token on to the next one; see `dsprep.reader.tokens`.
+    """
+
+    staggered: ClassVar[bool] = True

@@ -1,0 +1,222 @@
+"""One process reads for its neighbours: memory that they share, and who may look at it when.
+
+The root gives the others a file in memory (memfd) through a socket with an abstract name, so that
+nothing of it is anywhere in the file system, and all is gone with the processes. When a process
+dies its socket is closed, and its neighbours fail at their next step.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from dsprep.errors import DsprepError
+from dsprep.reader import node_wire as wire
+from dsprep.reader.memory import anonymous
+from dsprep.reader.node_memory import in_huge_pages
+from dsprep.schema import Bytes
+
+OPEN_SECONDS = 60.0
+"""How long the processes of a run wait for each other at the beginning."""
+
+STEP_SECONDS = 300.0
+"""How long they wait for each other in a step."""
+
+_RETRY_SECONDS = 0.01
+
+
+def _lost(what: str) -> DsprepError:
+    return DsprepError(f"{what}", fix="see what the other processes of the run say")
+
+
+class Root:
+    """The process that reads.
+
+    Parameters
+    ----------
+    name
+        Where the others find it; see `dsprep.reader.node_wire.address`.
+    others
+        The ranks that it reads for besides itself.
+    """
+
+    def __init__(self, name: str, others: Sequence[int]) -> None:
+        self._memory: mmap.mmap | None = None
+        self._fd: int | None = None  # of memory that the others do not have yet
+        self._looking = False
+        self._socks: list[socket.socket] = []
+        self._shared = bool(others)
+        if others:
+            self._accept(name, set(others))
+
+    def _accept(self, name: str, missing: set[int]) -> None:
+        deadline = time.monotonic() + OPEN_SECONDS
+        with wire.new_socket() as listening:
+            try:
+                listening.bind(name)
+                listening.listen(len(missing))
+                while missing:
+                    listening.settimeout(max(0.001, deadline - time.monotonic()))
+                    sock, _ = listening.accept()
+                    self._socks.append(sock)
+                    if not self._greet(sock, missing, deadline):
+                        self._socks.pop().close()
+            except BaseException as error:
+                self.close()
+                if isinstance(error, TimeoutError):
+                    ranks = ", ".join(map(str, sorted(missing)))
+                    raise _lost(f"rank {ranks} did not come in {OPEN_SECONDS:.0f} s") from error
+                raise
+
+    def _greet(self, sock: socket.socket, missing: set[int], deadline: float) -> bool:
+        """Find out who connected, and answer; False: it is gone, or nobody that is expected."""
+        found = wire.receive(sock, bytearray(64), lambda: time.monotonic() > deadline)
+        if found is None or not wire.same_user(sock) or found[0][:1] != wire.HELLO:
+            return False
+        rank = wire.numbers(found[0])[0]
+        if rank not in missing:
+            return False
+        try:
+            sock.send(wire.WELCOME)
+        except OSError:  # it gave up
+            return False
+        missing.discard(rank)
+        return True
+
+    def memory(self, nbytes: int) -> Bytes:
+        """Return memory of at least that many bytes, once nobody looks at it any more."""
+        deadline = time.monotonic() + STEP_SECONDS
+        if self._looking:
+            for sock in self._socks:
+                if _answer(sock, deadline) is None:
+                    raise _lost("a process that this one reads for is gone, or hangs")
+            self._looking = False
+        if self._memory is None or len(self._memory) < nbytes:
+            self._make(nbytes + nbytes // 8)
+        assert self._memory is not None
+        return np.frombuffer(self._memory, np.uint8)
+
+    def _make(self, nbytes: int) -> None:
+        nbytes = max(nbytes, mmap.PAGESIZE)
+        self._memory = None
+        if not self._shared:
+            self._memory = anonymous(nbytes)
+            return
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = os.memfd_create("dsprep-lmdbio", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, nbytes)
+        self._memory = mmap.mmap(self._fd, nbytes, mmap.MAP_SHARED)
+        in_huge_pages(self._memory, nbytes)
+
+    def publish(self) -> None:
+        """Let the others look at the memory."""
+        deadline = time.monotonic() + STEP_SECONDS
+        fds = [] if self._fd is None else [self._fd]
+        for sock in self._socks:
+            try:
+                sent = wire.send(sock, wire.BATCH, fds, lambda: time.monotonic() > deadline)
+            except OSError as error:
+                raise _lost("a process that this one reads for is gone") from error
+            if not sent:
+                raise _lost("a process that this one reads for hangs")
+        self._looking = bool(self._socks)
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = None
+
+    def shown(self) -> Bytes:
+        """Return the memory, to look at."""
+        assert self._memory is not None, "nothing was read yet"
+        return np.frombuffer(self._memory, np.uint8)
+
+    def end(self) -> None:
+        """Wait until nobody looks at the memory any more."""
+        self.memory(0)
+
+    def close(self) -> None:
+        """Let all go; the others fail if they still wait."""
+        for sock in self._socks:
+            sock.close()
+        if self._fd is not None:
+            os.close(self._fd)
+        self._socks, self._fd, self._memory = [], None, None
+
+
+class Member:
+    """A process that another one reads for.
+
+    Parameters
+    ----------
+    name
+        Where that one is found.
+    rank
+        Of this process.
+    """
+
+    def __init__(self, name: str, rank: int) -> None:
+        self._memory: mmap.mmap | None = None
+        deadline = time.monotonic() + OPEN_SECONDS
+        while True:
+            sock = _welcomed(name, rank, deadline)
+            if sock is not None:
+                break
+            if time.monotonic() > deadline:
+                raise _lost(f"the process that reads did not come in {OPEN_SECONDS:.0f} s")
+            time.sleep(_RETRY_SECONDS)
+        self._sock = sock
+
+    def look(self) -> Bytes:
+        """Return what the root read next."""
+        found = _answer(self._sock, time.monotonic() + STEP_SECONDS)
+        if found is None:
+            raise _lost("the process that reads for this one is gone, or hangs")
+        for fd in found:
+            try:
+                self._memory = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+            finally:
+                os.close(fd)
+        assert self._memory is not None
+        return np.frombuffer(self._memory, np.uint8)
+
+    def looked(self) -> None:
+        """Say that the memory may be used again."""
+        try:
+            self._sock.send(wire.DONE)
+        except OSError as error:
+            raise _lost("the process that reads for this one is gone") from error
+
+    def close(self) -> None:
+        """Let all go; the root fails if it still waits."""
+        self._sock.close()
+        self._memory = None
+
+
+def _welcomed(name: str, rank: int, deadline: float) -> socket.socket | None:
+    """Return a connection to the root; None: it is not there, or ends just now."""
+    sock = wire.new_socket()
+    try:
+        sock.connect(name)
+        sock.send(wire.with_numbers(wire.HELLO, rank))
+        found = wire.receive(sock, bytearray(64), lambda: time.monotonic() > deadline)
+    except OSError as error:
+        sock.close()
+        if error.errno in (errno.EMFILE, errno.EPERM, errno.EACCES):
+            raise
+        return None
+    if found is None or not wire.same_user(sock):
+        sock.close()
+        return None
+    return sock
+
+
+def _answer(sock: socket.socket, deadline: float) -> list[int] | None:
+    """Wait for a message and return the files that came with it; None: there is none."""
+    found = wire.receive(sock, bytearray(64), lambda: time.monotonic() > deadline)
+    return None if found is None else found[1]
