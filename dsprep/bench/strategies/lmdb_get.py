@@ -1,0 +1,145 @@
+"""py-lmdb, ``txn.get(key)`` in shuffled order; opened as for random reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.task import Task
+from dsprep.errors import FormatError
+from dsprep.formats.lmdb.keys import Keys
+from dsprep.formats.lmdb.values import Values
+from dsprep.schema import Batch, Ints
+
+
+class Environment:
+    """An LMDB environment, with one read transaction for as long as it is open.
+
+    Parameters
+    ----------
+    task
+        Tells the environment, and what its values hold: samples as `Values` describes.
+    readahead
+        Whether the kernel reads ahead of page faults: useful only for reading in order.
+
+    Raises
+    ------
+    FormatError
+        If it does not hold one record per sample.
+    """
+
+    def __init__(self, task: Task, *, readahead: bool) -> None:
+        import lmdb
+
+        self._task = task
+        self._values = Values(task.schema)
+        path = task.path
+        self._env = lmdb.open(
+            str(path),
+            subdir=path.is_dir(),
+            readonly=True,
+            lock=False,
+            readahead=readahead,
+            meminit=False,
+        )
+        self.txn = self._env.begin(buffers=True)
+        entries = int(self._env.stat()["entries"])
+        if entries != task.samples:
+            self.close()
+            raise FormatError(
+                "the environment does not hold a record per sample",
+                where=path,
+                expected=task.samples,
+                found=entries,
+            )
+
+    def decoded(self, records: Sequence[Any]) -> Batch:
+        """Return the samples of some records, copied out of the mapping.
+
+        Raises
+        ------
+        FormatError
+            If a record does not fit the schema.
+        """
+        lengths = np.fromiter(map(len, records), np.int64, len(records))
+        if self._values.ragged:
+            data = np.frombuffer(b"".join(records), np.uint8)
+            return self._values.decode(data, lengths, self._label)
+        self._values.check_lengths(lengths, self._label)
+        batch: Batch = {}
+        parts, at = [], 0
+        for f in self._values.fixed:
+            batch[f.name] = column = np.empty((len(records), *f.inner), f.dtype)
+            if f.row_nbytes:
+                rows = column.reshape(-1).view(np.uint8).reshape(-1, f.row_nbytes)
+                parts.append((rows, at, f.row_nbytes))
+                at += f.row_nbytes
+        for i, record in enumerate(records):
+            for rows, at, nbytes in parts:
+                rows[i] = np.frombuffer(record, np.uint8, nbytes, at)
+        return batch
+
+    def _label(self, i: int) -> str:
+        return f"{self._task.path}, record {i} of a batch"
+
+    def close(self) -> None:
+        """End the transaction, and unmap the file."""
+        self.txn.abort()
+        self._env.close()
+
+
+class LmdbGet(Strategy):
+    """As a map-style dataset over LMDB does it."""
+
+    _env: Environment | None = None
+    _keys: Keys | list[bytes]
+
+    def open(self) -> None:
+        """Open the environment and find its keys.
+
+        If the first and the last one are decimal numbers of one width, as dsprep writes them,
+        all others are computed. Otherwise a cursor walks over all of them, which reads every leaf
+        of the tree.
+        """
+        self._env = Environment(self.task, readahead=False)
+        with self._env.txn.cursor() as cursor:
+            first = bytes(cursor.key()) if cursor.first() else b""
+            last = bytes(cursor.key()) if cursor.last() else b""
+            numbers = Keys(b"", b"", len(first), b"0123456789")
+            most = self.task.samples - 1
+            if (numbers.one(0), numbers.one(max(0, most))) == (first, last):
+                self._keys = numbers
+            else:
+                cursor.first()
+                self._keys = [bytes(key) for key in cursor.iternext(keys=True, values=False)]
+
+    def _keys_of(self, indices: Ints) -> list[bytes]:
+        if isinstance(self._keys, list):
+            return [self._keys[i] for i in indices.tolist()]
+        width, made = self._keys.nbytes, self._keys.make(indices).tobytes()
+        return [made[at : at + width] for at in range(0, len(made), width)]
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield each step's samples, shuffled."""
+        for indices in self.task.batches(number):
+            env = self._env
+            assert env is not None  # between open and close
+            get = env.txn.get
+            records = [get(key) for key in self._keys_of(indices)]
+            if None in records:
+                missing = int(indices[records.index(None)])
+                raise FormatError("a key is missing", where=f"{self.task.path}, sample {missing}")
+            yield env.decoded(records)
+
+    def size(self, item: Any) -> int:
+        """Return the samples of a step."""
+        return len(next(iter(item.values())))
+
+    def close(self) -> None:
+        """Close the environment."""
+        if self._env is not None:
+            self._env.close()
+        self._env = None

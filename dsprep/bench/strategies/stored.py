@@ -1,0 +1,128 @@
+"""A field as an HDF5 file or a Zarr store holds it: one sample of it, and many stacked.
+
+A fixed field is an array of that name, a row per sample; a ragged one a group with ``values``,
+``first`` and ``count``. Where an array stands in for a dtype that its library lacks, the bits are
+those of the field. The arrays are the library's own: each sample is read by indexing them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dsprep.bench.task import Task
+from dsprep.errors import FormatError
+from dsprep.schema import Array, Batch, Column, Field, Ints, Ragged
+
+
+class Stored:
+    """A field in an open file.
+
+    Parameters
+    ----------
+    root
+        The `h5py.File` or `zarr.Group`.
+    field
+        Which one.
+    task
+        Tells the file, and how many samples it has.
+
+    Attributes
+    ----------
+    field
+        As given.
+    values
+        The library's array of them.
+
+    Raises
+    ------
+    FormatError
+        If the file does not hold the field in this form.
+    """
+
+    def __init__(self, root: Any, field: Field, task: Task) -> None:
+        self.field = field
+        where = f"{task.path}, {field.name}"
+        try:
+            node = root[field.name]
+            if field.ragged:
+                # The tables are small, and whoever reads often keeps them in memory.
+                self._first, self._count = (node[name][...] for name in ("first", "count"))
+                node = node["values"]
+            self.values = node
+            rows = len(self._count) if field.ragged else int(node.shape[0])
+            nbytes = math.prod(node.shape[1:]) * node.dtype.itemsize
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            raise FormatError(
+                f"there is no {'group' if field.ragged else 'array'} of {field}", where=where
+            ) from error
+        if (rows, nbytes) != (task.samples, field.row_nbytes):
+            raise FormatError(
+                f"the array does not hold {field}",
+                where=where,
+                expected=f"{task.samples} samples, {field.row_nbytes} bytes a row",
+                found=f"{rows} samples, {nbytes} bytes a row",
+            )
+
+    def read(self, index: int) -> Array:
+        """Return the stored rows of a sample, or its row of a fixed field."""
+        if not self.field.ragged:
+            row: Array = self.values[index]
+            return row
+        first = int(self._first[index])
+        rows: Array = self.values[first : first + int(self._count[index])]
+        return rows
+
+    def sample(self, index: int) -> Array:
+        """Return a sample's value, as the schema says; 1-D uint8 for `bytes` and `str`."""
+        rows = np.asarray(self.read(index), self.values.dtype)  # a lone string loses its NULs
+        shape = (int(self._count[index]),) if self.field.ragged else ()
+        return as_field(rows, self.field, (*shape, *self.field.inner))
+
+    def room(self, count: int) -> Any:
+        """Return where `put` leaves `count` samples."""
+        if self.field.ragged:
+            return []
+        return np.empty((count, *self.values.shape[1:]), self.values.dtype)
+
+    def put(self, room: Any, place: int, index: int) -> None:
+        """Read a sample into its place of a batch."""
+        if self.field.ragged:
+            room.append(self.read(index))
+        else:
+            room[place] = self.read(index)
+
+    def column(self, room: Any, indices: Ints) -> Column:
+        """Return the samples that `put` left."""
+        if not self.field.ragged:
+            return as_field(room, self.field, (len(indices), *self.field.inner))
+        lengths = self._count[indices]
+        dtype = self.values.dtype
+        rows = np.concatenate([np.empty((0, *self.values.shape[1:]), dtype), *room], dtype=dtype)
+        shape = (int(lengths.sum()), *self.field.inner)
+        return Ragged.from_lengths(as_field(rows, self.field, shape), lengths, self.field.kind)
+
+
+def stack(fields: Sequence[Stored], indices: Ints) -> Batch:
+    """Return samples, read one by one, with all fields of each in turn."""
+    rooms = [s.room(len(indices)) for s in fields]
+    both = list(zip(fields, rooms, strict=True))
+    for place, index in enumerate(indices.tolist()):
+        for s, room in both:
+            s.put(room, place, index)
+    return {s.field.name: s.column(room, indices) for s, room in both}
+
+
+def as_field(array: Array, field: Field, shape: tuple[int, ...]) -> Array:
+    """Return stored elements as those of the field that they stand for."""
+    dtype = field.dtype
+    if array.dtype == dtype:
+        return array.reshape(shape)
+    if not array.size:
+        return np.empty(shape, dtype)
+    if array.dtype.newbyteorder("=") == dtype.newbyteorder("="):
+        return array.astype(dtype).reshape(shape)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).view(dtype).reshape(shape)

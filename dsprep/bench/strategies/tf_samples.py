@@ -1,0 +1,148 @@
+"""tf.data, one sample per read: S000's TF, and TF-Pre with what AUTOTUNE adds.
+
+A dataset of shuffled numbers is mapped to samples by a function that reads one of them with h5py,
+and batched. TensorFlow runs such functions under Python's lock, so that reads do not overlap each
+other even on several threads; with prefetching they overlap what the consumer does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.strategies.stored import Stored
+from dsprep.errors import UnsupportedError
+from dsprep.schema import Array, Batch, Column, Field, Ragged, is_extension
+
+
+def tensorflow() -> Any:
+    """Import TensorFlow, without its messages, and keep it from taking the memory of GPUs."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    with contextlib.suppress(RuntimeError):  # raised where they are in use already
+        tf.config.set_visible_devices([], "GPU")
+    return tf
+
+
+def tensor_type(tf: Any, field: Field) -> Any:
+    """Return the `tf.DType` of a field: strings for `bytes` and `str`.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is none.
+    """
+    if field.kind != "array":
+        return tf.string
+    dtype = field.dtype
+    if dtype.kind in "biufc" or is_extension(dtype):
+        try:
+            return tf.as_dtype(dtype.newbyteorder("="))
+        except TypeError:
+            pass
+    raise UnsupportedError(
+        f"TensorFlow has no dtype for field {field}", fix="leave this strategy or the field out"
+    )
+
+
+def as_column(tensor: Any, field: Field) -> Column:
+    """Return a batch's tensor, dense or ragged, as dsprep's batches have it."""
+    if field.kind != "array":
+        return pack(tensor.numpy().tolist(), field)
+    if not field.ragged:
+        dense: Array = tensor.numpy()
+        return dense.astype(field.dtype, copy=False)
+    values = tensor.values.numpy().astype(field.dtype, copy=False)
+    return Ragged(values, tensor.row_splits.numpy(), field.kind)
+
+
+def pack(items: Sequence[bytes], field: Field) -> Ragged:
+    """Return byte strings as a column of `bytes` or `str`."""
+    lengths = np.fromiter(map(len, items), np.int64, len(items))
+    return Ragged.from_lengths(np.frombuffer(b"".join(items), np.uint8), lengths, field.kind)
+
+
+def samples_of(item: Any) -> int:
+    """Return the samples of a batch of tensors."""
+    tensor = next(iter(item.values()))
+    rows = tensor.row_splits.shape[0] - 1 if hasattr(tensor, "row_splits") else tensor.shape[0]
+    return int(rows)
+
+
+class TfSamples(Strategy):
+    """One read at a time, nothing ahead."""
+
+    ahead: ClassVar[bool] = False
+
+    _file: Any = None
+    _items: Any = None
+    _fields: tuple[Stored, ...] = ()
+
+    def open(self) -> None:
+        """Open the file and its datasets."""
+        self._tf = tensorflow()
+        self._types = [tensor_type(self._tf, f) for f in self.task.schema]
+        import h5py
+
+        self._file = h5py.File(self.task.path, "r")
+        self._fields = tuple(Stored(self._file, f, self.task) for f in self.task.schema)
+
+    def _read(self, index: Any) -> list[Any]:
+        """Return a sample's values, as TensorFlow takes them."""
+        values: list[Any] = []
+        for s in self._fields:
+            value = s.sample(int(index))
+            if s.field.kind != "array":
+                values.append(value.tobytes())
+            else:
+                values.append(value.astype(value.dtype.newbyteorder("="), copy=False))
+        return values
+
+    def _sample(self, index: Any) -> dict[str, Any]:
+        """Return the tensors of a sample; part of the graph."""
+        values = self._tf.numpy_function(self._read, [index], self._types)
+        return {
+            f.name: self._tf.ensure_shape(v, f.shape if f.kind == "array" else ())
+            for f, v in zip(self.task.schema, values, strict=True)
+        }
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield each step's tensors, shuffled."""
+        auto = self._tf.data.AUTOTUNE if self.ahead else None
+        data = self._tf.data.Dataset.from_tensor_slices(self.task.share(number))
+        data = data.map(self._sample, num_parallel_calls=auto)
+        varies = any(f.ragged and f.kind == "array" for f in self.task.schema)
+        data = (data.ragged_batch if varies else data.batch)(self.task.batch_size)
+        if self.ahead:
+            data = data.prefetch(auto)
+        self._items = iter(data)
+        while (item := next(self._items, None)) is not None:
+            yield item
+
+    def size(self, item: Any) -> int:
+        """Return the samples of a step."""
+        return samples_of(item)
+
+    def batch(self, item: Any) -> Batch:
+        """Return the tensors as arrays."""
+        return {f.name: as_column(item[f.name], f) for f in self.task.schema}
+
+    def close(self) -> None:
+        """End what reads, and close the file."""
+        self._items = None
+        self._fields = ()
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+
+class TfPrefetch(TfSamples):
+    """With as many calls and batches ahead as AUTOTUNE finds best."""
+
+    ahead: ClassVar[bool] = True

@@ -1,0 +1,166 @@
+"""torch's DataLoader over h5py: a map-style dataset, read sample by sample in worker processes.
+
+As the usual advice goes: every worker opens the file for itself at its first sample, workers stay
+from epoch to epoch, prefetching and collating are the default. The workers are started when the
+strategy is opened, by an epoch of no batches, so that what is measured is reading.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.strategies.stored import Stored
+from dsprep.bench.task import Task
+from dsprep.schema import Array, Batch, DType, Ragged
+
+Sample = dict[str, Any]
+
+
+class Samples:
+    """The map-style dataset: a sample is a dict of arrays, of which torch makes tensors.
+
+    What torch has no dtype for is uint8, with an axis more: the same bits.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._fields: list[Stored] | None = None
+
+    def __len__(self) -> int:
+        return self._task.samples
+
+    def __getitem__(self, index: int) -> Sample:
+        if self._fields is None:
+            import h5py
+
+            file = h5py.File(self._task.path, "r")  # open until the worker ends
+            self._fields = [Stored(file, f, self._task) for f in self._task.schema]
+            self._bits = {f.name for f in self._task.schema if not known(f.dtype)}
+        sample = {s.field.name: s.sample(index) for s in self._fields}
+        for name in self._bits:
+            sample[name] = bits(sample[name])
+        return sample
+
+
+def known(dtype: DType) -> bool:
+    """Whether torch has this dtype."""
+    import torch
+
+    try:
+        torch.from_numpy(np.empty(0, dtype))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def bits(array: Array) -> Array:
+    """Return the bytes of an array: uint8, with an axis more."""
+    shape = (*array.shape, array.dtype.itemsize)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(shape)
+
+
+class Collate:
+    """torch's own way for all fixed fields; ragged ones are joined, with their lengths.
+
+    Parameters
+    ----------
+    ragged
+        The names of these.
+    """
+
+    def __init__(self, ragged: Sequence[str]) -> None:
+        self._ragged = frozenset(ragged)
+
+    def __call__(self, samples: Sequence[Sample]) -> Sample:
+        """Return samples as a batch."""
+        import torch
+        from torch.utils.data import default_collate
+
+        batch: Sample = {}
+        for name in samples[0]:
+            values = [s[name] for s in samples]
+            if name in self._ragged:
+                lengths = torch.tensor([len(v) for v in values], dtype=torch.int64)
+                batch[name] = torch.from_numpy(np.concatenate(values)), lengths
+            else:
+                batch[name] = default_collate(values)
+        return batch
+
+
+class Order:
+    """The sampler: the samples of one rank, another order for each epoch."""
+
+    def __init__(self) -> None:
+        self.share: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.share)
+
+    def __len__(self) -> int:
+        return len(self.share)
+
+
+class TorchLoader(Strategy):
+    """A DataLoader with ``threads`` workers."""
+
+    _loader: Any = None
+    _batches: Any = None
+
+    def open(self) -> None:
+        """Make the loader, and start its workers."""
+        from torch.utils.data import DataLoader
+
+        self._order = Order()
+        with warnings.catch_warnings():  # how many workers are wise is for the user to find out
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+            self._loader = DataLoader(
+                Samples(self.task),
+                self.task.batch_size,
+                sampler=self._order,
+                num_workers=self.task.threads,
+                collate_fn=Collate([f.name for f in self.task.schema if f.ragged]),
+                persistent_workers=True,
+            )
+            for _ in self._loader:
+                pass
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield each step's tensors, shuffled."""
+        self._order.share = self.task.share(number).tolist()
+        self._batches = iter(self._loader)
+        while (item := next(self._batches, None)) is not None:
+            yield item
+
+    def size(self, item: Any) -> int:
+        """Return the samples of a step."""
+        column = next(iter(item.values()))
+        return len(column[1] if isinstance(column, tuple) else column)
+
+    def batch(self, item: Any) -> Batch:
+        """Return the tensors as arrays; nothing is copied."""
+        batch: Batch = {}
+        for f in self.task.schema:
+            column = item[f.name]
+            tensor, lengths = column if isinstance(column, tuple) else (column, None)
+            values = tensor.numpy()
+            if values.dtype != f.dtype:
+                shape = values.shape[:-1]
+                values = (
+                    values.reshape(-1).view(f.dtype).reshape(shape)
+                    if values.size
+                    else np.empty(shape, f.dtype)
+                )
+            batch[f.name] = (
+                values if lengths is None else Ragged.from_lengths(values, lengths.numpy(), f.kind)
+            )
+        return batch
+
+    def close(self) -> None:
+        """End the workers: they go with the last reference to the loader's iterator."""
+        self._batches = None
+        self._loader = None

@@ -1,0 +1,348 @@
+"""Every sample-wise way of reading delivers every sample once, exactly, over all ranks."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+from collections import Counter
+from pathlib import Path
+
+import h5py
+import lmdb
+import ml_dtypes
+import numpy as np
+import pytest
+import zarr
+from support import STRUCT, assert_same_batch, random_array, random_batch, raw, write_batch
+
+import dsprep
+from dsprep import formats
+from dsprep.bench.strategies import SETS, STRATEGIES, find
+from dsprep.bench.strategies.h5py_samples import DIRECT_NBYTES
+from dsprep.bench.task import Task
+from dsprep.errors import FormatError, UnsupportedError
+from dsprep.schema import Field, Ragged, Schema, concatenate
+
+COUNT, BATCH = 37, 5
+
+# All that read samples by themselves: the ranks of LMDBIO are tested where they work together.
+NAMES = [
+    name
+    for name, entry in STRATEGIES.items()
+    if name in SETS["samples"]
+    or (entry.container in ("hdf5", "lmdb", "tfrecord", "zarr") and not name.startswith("lmdbio"))
+]
+TENSORFLOW = ("tf", "tf-prefetch", "tfrecord")
+IN_ORDER = ("lmdb-cursor",)
+SUFFIX = {
+    "groups": ".groups.h5",
+    "hdf5": ".h5",
+    "lmdb": ".lmdb",
+    "tfrecord": ".tfrecord",
+    "zarr": ".zarr",
+}
+
+F4 = np.dtype("<f4")
+SCHEMAS = {
+    "fixed": Schema(
+        (
+            Field("image", np.dtype("u1"), (4, 4, 3)),
+            Field("label", np.dtype("<i8")),
+            Field("group/inner", np.dtype(">f4"), (2, 3)),
+            Field("half", np.dtype(ml_dtypes.bfloat16), (3,)),
+            Field("mask", np.dtype("?"), (7,)),
+            Field("large", np.dtype("<u4"), (1500,)),
+        )
+    ),
+    "ragged": Schema(
+        (
+            Field.opaque("jpeg"),
+            Field("points", F4, (None, 3)),
+            Field("floats", F4, (None,)),
+            Field("ids", np.dtype("<i8"), (None,)),
+            Field("counts", np.dtype("<u2"), (None,)),
+            Field.opaque("name", "str"),
+            Field("label", F4, (2,)),
+        )
+    ),
+    "scalar": Schema((Field("y", F4),)),
+    "foreign": Schema(
+        (
+            Field("hits", STRUCT, (None,)),
+            Field("word", np.dtype("<U3"), (2,)),
+            Field("code", np.dtype("S7")),
+            Field("when", np.dtype("<M8[ns]")),
+            Field("z", np.dtype("<c8"), (2,)),
+            Field("none", F4, (0, 2)),
+        )
+    ),
+}
+
+
+def make(folder: Path, schema: Schema, container: str, batch: dict) -> Path:
+    """Write the samples in that form, as the benchmark does."""
+    source = folder / "source.h5"
+    if not source.exists():
+        write_batch(formats.load("hdf5"), source, schema, batch)
+    path = folder / f"data{SUFFIX[container]}"
+    if container == "groups":
+        dsprep.repack(source, path, buffer_size=8, durable=False)
+    else:
+        dsprep.convert(source, path, durable=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory):
+    """Give the path of a schema's samples in a container, and the samples; each made once."""
+    made, folders = {}, {}
+
+    def dataset(label, container):
+        schema = SCHEMAS[label]
+        if label not in folders:
+            folders[label] = tmp_path_factory.mktemp(label), random_batch(schema, COUNT, seed=1)
+        folder, batch = folders[label]
+        if (label, container) not in made:
+            made[label, container] = make(folder, schema, container, batch)
+        return made[label, container], batch
+
+    return dataset
+
+
+def strategy_of(name, path, schema, **settings):
+    for package in find(name).packages:
+        pytest.importorskip(package)
+    settings = {"samples": COUNT, "batch_size": BATCH, "seed": 3, "threads": 2} | settings
+    return find(name).load()(Task(strategy=name, path=path, schema=schema, **settings))
+
+
+def keys(batch, schema):
+    """One value per sample that has all its bits."""
+    count = len(batch[schema.names[0]])
+    return [tuple(raw(batch[f.name][i]) for f in schema) for i in range(count)]
+
+
+def run_epoch(strategy, number):
+    """One epoch's samples as one batch, and the sizes of its steps."""
+    batches, sizes = [], []
+    for item in strategy.epoch(number):
+        sizes.append(strategy.size(item))
+        batch = strategy.batch(item)
+        assert {len(column) for column in batch.values()} == {sizes[-1]}
+        batches.append(batch)
+    return concatenate(strategy.task.schema, batches), sizes
+
+
+def left_open(path: Path) -> list[str]:
+    """What of a dataset this process still has open or mapped, and the children it still has."""
+    gc.collect()
+    found = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(path) in line]
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(fd.readlink())
+        except OSError:
+            continue
+        if target.startswith(str(path)):
+            found.append(target)
+    return found + [str(child) for child in multiprocessing.active_children()]
+
+
+@pytest.mark.parametrize("label", ["fixed", "ragged", "scalar"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_sample_comes_once(datasets, name, label):
+    schema = SCHEMAS[label]
+    path, expected = datasets(label, find(name).container)
+    once = Counter(keys(expected, schema))
+    for world in (1, 2, 3):
+        epochs = [[], []]
+        for rank in range(world):
+            strategy = strategy_of(name, path, schema, rank=rank, world_size=world)
+            strategy.open()
+            for number in range(2):
+                batch, sizes = run_epoch(strategy, number)
+                assert_same_types(batch, schema)
+                assert len(sizes) <= strategy.task.steps
+                assert sizes[:-1] == [BATCH] * (len(sizes) - 1)
+                assert 0 < sizes[-1] <= BATCH
+                epochs[number].append(keys(batch, schema))
+                if rank == 0 and number == 0:  # as a cold run does
+                    strategy.close()
+                    assert left_open(path) == []
+                    strategy.open()
+            strategy.close()
+            strategy.close()
+        first, second = ([k for part in parts for k in part] for parts in epochs)
+        assert Counter(first) == once
+        assert Counter(second) == once
+        if name in IN_ORDER:
+            assert first == second
+        else:
+            assert first != second
+            assert first != list(keys(expected, schema))
+    assert left_open(path) == []
+
+
+def assert_same_types(batch, schema):
+    assert set(batch) == set(schema.names)
+    for f in schema:
+        column = batch[f.name]
+        if f.ragged:
+            assert isinstance(column, Ragged)
+            assert column.kind == f.kind
+            column = column.values
+        assert column.dtype == f.dtype
+        assert column.shape[1:] == f.inner
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_types_of_all_sorts(datasets, name):
+    schema = SCHEMAS["foreign"]
+    path, expected = datasets("foreign", find(name).container)
+    strategy = strategy_of(name, path, schema)
+    if name in TENSORFLOW:
+        with pytest.raises(UnsupportedError, match="TensorFlow has no dtype for field hits"):
+            strategy.open()
+    else:
+        strategy.open()
+        batch, _ = run_epoch(strategy, 0)
+        assert_same_types(batch, schema)
+        assert Counter(keys(batch, schema)) == Counter(keys(expected, schema))
+    strategy.close()
+    assert left_open(path) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_closing_in_the_middle_of_an_epoch(datasets, name):
+    path, _ = datasets("ragged", find(name).container)
+    strategy = strategy_of(name, path, SCHEMAS["ragged"])
+    strategy.open()
+    items = strategy.epoch(0)
+    assert strategy.size(next(items)) == BATCH
+    strategy.close()
+    assert left_open(path) == []
+    items.close()
+    strategy.open()
+    assert sum(run_epoch(strategy, 1)[1]) == COUNT
+    strategy.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_without_samples(datasets, name):
+    path, _ = datasets("scalar", find(name).container)
+    settings = {"rank": COUNT, "world_size": COUNT + 1, "batch_size": 1}
+    strategy = strategy_of(name, path, SCHEMAS["scalar"], **settings)
+    strategy.open()
+    assert list(strategy.epoch(0)) == []
+    strategy.close()
+
+
+def test_cursors_of_all_ranks_read_a_block_together(datasets):
+    path, expected = datasets("scalar", "lmdb")
+    steps = []
+    for rank in range(3):
+        settings = {"rank": rank, "world_size": 3}
+        strategy = strategy_of("lmdb-cursor", path, SCHEMAS["scalar"], **settings)
+        strategy.open()
+        steps.append([strategy.batch(item) for item in strategy.epoch(0)])
+        strategy.close()
+    blocks = [steps[r][s] for s in range(3) for r in range(3) if s < len(steps[r])]
+    assert_same_batch(concatenate(SCHEMAS["scalar"], blocks), expected, SCHEMAS["scalar"])
+
+
+def test_large_samples_are_read_right_into_the_batch(tmp_path):
+    schema = Schema((Field("x", F4, (DIRECT_NBYTES // 4,)),))
+    x = random_array(F4, (3, DIRECT_NBYTES // 4))
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = x
+    strategy = strategy_of("h5py", tmp_path / "x.h5", schema, samples=3, batch_size=2)
+    strategy.open()
+    batch, _ = run_epoch(strategy, 0)
+    strategy.close()
+    order = strategy.task.share(0)
+    assert_same_batch(batch, {"x": x[order]}, schema)
+
+
+def own_file(folder: Path, container: str, x: np.ndarray, y: np.ndarray) -> Path:
+    """A user's file with the fields x and y."""
+    path = folder / f"own{SUFFIX[container]}"
+    if container == "hdf5":
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=x, chunks=(2, *x.shape[1:]), compression="gzip")
+            file["y"] = y
+    elif container == "zarr":
+        group = zarr.open_group(path, mode="w")
+        for name, values in (("x", x), ("y", y)):
+            group.create_array(name, data=values)
+    else:
+        with lmdb.open(str(path), map_size=1 << 24) as env, env.begin(write=True) as txn:
+            for i in range(len(x)):
+                txn.put(f"image-{i * 7 % 100}".encode(), x[i].tobytes() + y[i].tobytes())
+    return path
+
+
+OWN = ("hdf5", "lmdb", "zarr")
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if find(n).container in OWN])
+def test_files_of_the_user(tmp_path, name):
+    schema = Schema((Field("x", F4, (3, 2)), Field("y", np.dtype("<i4"))))
+    expected = {f.name: random_array(f.dtype, (COUNT, *f.shape), 5) for f in schema}
+    path = own_file(tmp_path, find(name).container, **expected)
+    strategy = strategy_of(name, path, schema)
+    strategy.open()
+    batch, _ = run_epoch(strategy, 0)
+    strategy.close()
+    assert Counter(keys(batch, schema)) == Counter(keys(expected, schema))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if find(n).container in OWN and n != "torch"])
+def test_files_with_other_samples_are_refused(datasets, name):
+    path, _ = datasets("scalar", find(name).container)
+    strategy = strategy_of(name, path, SCHEMAS["scalar"], samples=COUNT + 1)
+    with pytest.raises(FormatError, match="expected 38"):
+        strategy.open()
+    strategy.close()
+    assert left_open(path) == []
+
+
+@pytest.mark.parametrize("name", ["lmdb-get", "lmdb-cursor"])
+def test_records_of_another_size_are_refused(datasets, name):
+    path, _ = datasets("scalar", "lmdb")
+    strategy = strategy_of(name, path, Schema((Field("y", F4, (2,)),)))
+    strategy.open()
+    with pytest.raises(FormatError, match="does not fit"):
+        next(strategy.epoch(0))
+    strategy.close()
+
+
+def test_compressed_groups_are_not_mapped(tmp_path):
+    schema = SCHEMAS["scalar"]
+    write_batch(formats.load("hdf5"), tmp_path / "a.h5", schema, random_batch(schema, COUNT))
+    dsprep.repack(tmp_path / "a.h5", tmp_path / "b.h5", compress="gzip", durable=False)
+    strategy = strategy_of("mmap", tmp_path / "b.h5", schema)
+    with pytest.raises(UnsupportedError, match="do not lie in the file as they are"):
+        strategy.open()
+    strategy.close()
+    assert left_open(tmp_path) == []
+
+
+def test_zarr_in_a_zip_file(tmp_path):
+    schema = SCHEMAS["scalar"]
+    expected = random_batch(schema, COUNT)
+    write_batch(formats.load("hdf5"), tmp_path / "a.h5", schema, expected)
+    dsprep.convert(tmp_path / "a.h5", tmp_path / "a.zarr.zip", durable=False)
+    strategy = strategy_of("zarr", tmp_path / "a.zarr.zip", schema)
+    strategy.open()
+    batch, _ = run_epoch(strategy, 0)
+    strategy.close()
+    assert Counter(keys(batch, schema)) == Counter(keys(expected, schema))
+    assert left_open(tmp_path) == []
+
+
+def test_tensorflow_is_quiet(monkeypatch):
+    from dsprep.bench.strategies.tf_samples import tensorflow
+
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    tensorflow()
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
