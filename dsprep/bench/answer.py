@@ -22,7 +22,7 @@ TODAY = {
     "tfrecord": ("tfrecord",),
     "zarr": ("zarr",),
 }
-"""Ways in which a dataset of a format is read without dsprep, the first that was measured counts."""
+"""How a dataset of a format is read without dsprep; the first that was measured counts."""
 
 BUSY = 90.0
 """Percent of utilisation that MLPerf Storage asks of most workloads."""

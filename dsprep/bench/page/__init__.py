@@ -1,0 +1,316 @@
+"""A report as one HTML page: self-contained, without scripts, the same as well-formed XML.
+
+All text of a report is foreign: it is escaped here, in `text`, and nowhere else put into the page.
+The page allows itself no loading of anything, by its content security policy.
+
+`style`
+    The style sheet.
+`plots`
+    Bars, stacked bars and curves as inline SVG.
+"""
+
+from __future__ import annotations
+
+import html as _html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dsprep import __version__
+from dsprep.bench.comparing import flat
+from dsprep.bench.model import MEASURES, Report, Row
+from dsprep.bench.page import plots
+from dsprep.bench.page.style import STYLE
+from dsprep.bench.strategies import LIMIT
+from dsprep.bench.tables import (
+    NOTHING,
+    Column,
+    Line,
+    Table,
+    footnotes,
+    number,
+    printable,
+    show_spread,
+    show_value,
+    tables,
+)
+from dsprep.plan import show_nbytes
+
+MARK = '<meta name="generator" content="dsprep bench"/>'
+"""By which a page is known as one of these; within its first 400 bytes."""
+
+LONGEST = 2000
+"""Characters of a fact or remark."""
+
+_TITLES = {
+    "read": "Reading",
+    "convert": "Converting",
+    "repack": "Repacking",
+    "provenance": "Finding every sample",
+}
+
+
+def text(value: object) -> str:
+    """Return foreign text for the page: escaped, cut if very long, nothing that steers."""
+    told = str(value)
+    told = told if len(told) <= LONGEST else told[: LONGEST - 1] + "..."
+    return _html.escape(printable(told))
+
+
+def html(report: Report) -> str:
+    """Return the page of a report."""
+    name = str(report.dataset.get("name", report.dataset.get("path", "a dataset")))
+    title = f"{_TITLES.get(report.kind, 'Measuring')} {name}"
+    parts = [_head(report, title), _answer(report)]
+    parts += [_section(heading, body) for heading, body in _plots(report)]
+    parts.append(_section("All figures", _tables(report)))
+    parts.append(_section("How it was measured", _facts(report)))
+    body = "\n".join(filter(None, parts))
+    return f"""<!DOCTYPE html>
+<html lang="en" xmlns="http://www.w3.org/1999/xhtml">
+<head>
+<meta charset="utf-8"/>
+{MARK}
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<title>{text(title)} - dsprep bench</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<footer>dsprep {text(__version__)}, {text(report.when)}</footer>
+</body>
+</html>
+"""
+
+
+def _section(heading: str, body: str) -> str:
+    return f"<section>\n<h2>{text(heading)}</h2>\n{body}\n</section>" if body else ""
+
+
+def _head(report: Report, title: str) -> str:
+    facts = []
+    samples, nbytes = (number(report.dataset, k, 0) for k in ("samples", "sample_nbytes"))
+    if samples:
+        facts.append(f"{samples:,.0f} samples")
+    if nbytes:
+        facts.append(f"{show_nbytes(nbytes)} each")
+    if report.dataset.get("format"):
+        facts.append(str(report.dataset["format"]))
+    if report.kind == "read":
+        ranks, batch = (number(report.settings, k, 1) for k in ("ranks", "batch_size"))
+        facts.append(f"batches of {batch:,.0f}")
+        facts.append(f"{ranks:,.0f} rank{'s' if ranks > 1 else ''}")
+        compute = report.settings.get("compute", "none")
+        facts.append("no compute" if compute == "none" else f"compute {compute}")
+        facts.append("cold" if report.settings.get("cold") else "warm: from the page cache")
+    items = "".join(f"<li>{text(f)}</li>" for f in facts)
+    return (
+        f'<header>\n<p class="eyebrow">dsprep bench {text(report.kind)}</p>\n'
+        f'<h1>{text(title)}</h1>\n<ul class="facts">{items}</ul>\n</header>'
+    )
+
+
+def _answer(report: Report) -> str:
+    paragraphs = "\n".join(f"<p>{text(p)}</p>" for p in report.answer)
+    return f'<section class="answer" aria-label="Answer">\n{paragraphs}\n</section>'
+
+
+# --- plots -----------------------------------------------------------------------------------
+
+
+def _plots(report: Report) -> list[tuple[str, str]]:
+    """Return headings and figures."""
+    found = []
+    if report.rows:
+        found.append((_bars_heading(report), _bars(report)))
+        found.append(("One epoch, by what it is spent on", _epochs(report.rows)))
+    if report.sweep is not None:
+        found.append((f"Over --{report.sweep.parameter}", _curves(report)))
+    return found
+
+
+def _measure(report: Report) -> str:
+    """Return the measure that is drawn."""
+    order = {
+        "read": ("samples_per_second", "gb_per_second", "epoch_seconds"),
+        "provenance": ("seconds", "gb_per_second"),
+    }.get(report.kind, ("gb_per_second", "ratio", "seconds"))
+    taken = {name for row in report.all_rows for name in row.measures}
+    return next((m for m in order if m in taken), order[0])
+
+
+def _bars_heading(report: Report) -> str:
+    unit = MEASURES[_measure(report)]
+    return {"s": "Seconds, less is better", "1": "Rate against the first row"}.get(
+        unit.unit, f"{unit.unit}, more is better"
+    )
+
+
+def _bars(report: Report) -> str:
+    name = _measure(report)
+    first = report.rows[0].name if MEASURES[name].better > 0 else ""
+    if report.kind == "read":
+        first = LIMIT if MEASURES[name].better > 0 else ""
+    bars, missing = [], []
+    for row in report.rows:
+        m = row.measures.get(name)
+        if m is None or row.problems:
+            missing.append(row)
+            continue
+        share = row.value("limit_percent")
+        if share is None and row.value("ratio") is not None and name != "ratio":
+            share = 100 * (row.value("ratio") or 0)
+        detail = " ".join(filter(None, [show_value(name, m.value), show_spread(name, m)]))
+        kind = "limit" if row.name == first else ("own" if _own(row) else "other")
+        bars.append(plots.Bar(text(row.name), m, text(detail), kind, share))
+    bars.sort(key=lambda b: (b.kind != "limit", -MEASURES[name].better * b.measure.value))
+    figure = plots.bars(bars, text(f"{MEASURES[name].unit}: {MEASURES[name].words}"))
+    return figure + _problems(missing)
+
+
+def _own(row: Row) -> bool:
+    return row.name.startswith("dsprep")
+
+
+def _problems(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    items = "".join(
+        f"<li><b>{text(r.name)}</b> {text('; '.join(r.problems) or 'not measured')}</li>"
+        for r in rows
+    )
+    return f'\n<ul class="problems">{items}</ul>'
+
+
+def _epochs(rows: Sequence[Row]) -> str:
+    """Return the stacked bars, if there is more than waiting for data to tell apart."""
+    stacks = []
+    for row in rows:
+        parts = [row.value(f"{part}_seconds") or 0.0 for part in ("compute", "exposed", "skew")]
+        epoch = row.value("epoch_seconds")
+        if epoch is not None and not row.problems:
+            said = [
+                f"{word} {show_value('seconds', v)}"
+                for word, v in zip(("compute", "exposed I/O", "skew"), parts, strict=True)
+                if v
+            ]
+            detail = f"{show_value('seconds', epoch)}: {', '.join(said)}"
+            stacks.append(plots.Stack(text(row.name), tuple(parts), epoch, text(detail)))
+    if not any(s.parts[0] or s.parts[2] for s in stacks):
+        return ""
+    return plots.stacks(stacks)
+
+
+def _curves(report: Report) -> str:
+    """Return the curves of a sweep; empty without one."""
+    sweep = report.sweep
+    if sweep is None:
+        return ""
+    name = _measure(report)
+    limit = [
+        next((r.measures.get(name) for r in p.rows if r.name == LIMIT), None) for p in sweep.points
+    ]
+    names = dict.fromkeys(row.name for p in sweep.points for row in p.rows)
+    drawn = []
+    for strategy in names if list(names) == [LIMIT] else (n for n in names if n != LIMIT):
+        values = [
+            next(
+                (r.measures.get(name) for r in p.rows if r.name == strategy and not r.problems),
+                None,
+            )
+            for p in sweep.points
+        ]
+        drawn.append(
+            plots.Curve(
+                text(strategy),
+                tuple(text(p.value) for p in sweep.points),
+                tuple(plots.place(p.value, i) for i, p in enumerate(sweep.points)),
+                tuple(values),
+                tuple(limit),
+                text(sweep.knees.get(strategy, "")),
+            )
+        )
+    unit = MEASURES[name].unit
+    return plots.curves(drawn, text(sweep.parameter), text(unit), lambda v: show_value(name, v))
+
+
+# --- tables and facts ------------------------------------------------------------------------
+
+
+def _tables(report: Report) -> str:
+    parts = [_table(table, f"t{i}") for i, table in enumerate(tables(report))]
+    notes = [f"<li>{text(n)}</li>" for n in footnotes(report.all_rows)]
+    if notes:
+        parts.append(f'<ul class="notes">{"".join(notes)}</ul>')
+    taken = {c.measure: c for table in tables(report) for c in table.columns}
+    words = "".join(
+        f"<div><dt>{text(c.heading)}</dt><dd>{text(MEASURES[m].words)}</dd></div>"
+        for m, c in taken.items()
+    )
+    if words:
+        parts.append(
+            '<details><summary>What the columns mean</summary><dl class="grid">'
+            f"{words}</dl><p>Values are medians over repeats; the small figures are half the "
+            "range.</p></details>"
+        )
+    return "\n".join(parts)
+
+
+def _table(table: Table, key: str) -> str:
+    head = "".join(f'<th scope="col">{text(c.heading)}</th>' for c in table.columns)
+    lines = "\n".join(_line(line, table.columns) for line in table.lines)
+    title = f"<caption>{text(table.title)}</caption>" if table.title else ""
+    label = text(table.title or "All figures")
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}" id="{key}">'
+        f'<table>{title}\n<thead><tr><th scope="col">{text(table.first)}</th>{head}</tr></thead>\n'
+        f"<tbody>\n{lines}\n</tbody></table></div>"
+    )
+
+
+def _line(line: Line, columns: Iterable[Column]) -> str:
+    row, shown = line.row, list(columns)
+    kinds = [("knee", line.knee), ("limit", row.name == LIMIT), ("own", _own(row))]
+    classes = " ".join(k for k, there in kinds if there)
+    mark = ' <span class="tag">knee</span>' if line.knee else ""
+    words = f' title="{text(row.words)}"' if row.words else ""
+    head = f'<th scope="row"{words}>{text(line.label)}{mark}</th>'
+    if row.problems or not row.measures:
+        told = text("; ".join(row.problems) or "not measured")
+        span = max(1, len(shown))
+        return f'<tr class="bad">{head}<td colspan="{span}">{told}</td></tr>'
+    cells = "".join(f"<td>{_cell(row, c)}</td>" for c in shown)
+    return f'<tr class="{classes}">{head}{cells}</tr>'
+
+
+def _cell(row: Row, column: Column) -> str:
+    m = row.measures.get(column.measure)
+    if m is None:
+        return NOTHING
+    spread = show_spread(column.measure, m)
+    small = f"<small>{text(spread)}</small>" if spread else ""
+    return f"{text(show_value(column.measure, m.value))}{small}"
+
+
+def _facts(report: Report) -> str:
+    parts = [f"<h3>Command</h3>\n<pre><code>{text(report.command)}</code></pre>"]
+    for heading in ("machine", "dataset", "settings"):
+        facts: Mapping[str, Any] = getattr(report, heading)
+        items = "".join(
+            f"<div><dt>{text(key.replace('_', ' '))}</dt><dd>{text(_fact(key, value))}</dd></div>"
+            for key, value in flat(facts).items()
+            if value not in ("", "None")
+        )
+        if items:
+            parts.append(f'<h3>{heading.title()}</h3>\n<dl class="grid">{items}</dl>')
+    return "\n".join(parts)
+
+
+def _fact(key: str, value: str) -> str:
+    """Return a fact, bytes in a fitting unit."""
+    sizes = key.endswith(("nbytes", "_bytes", "buffer_size", "memory"))
+    if sizes and value.isascii() and value.isdigit():
+        return show_nbytes(int(value))
+    return value

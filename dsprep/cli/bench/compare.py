@@ -1,0 +1,148 @@
+"""``dsprep bench compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dsprep.cli.report import guarded, note, print_json
+
+if TYPE_CHECKING:
+    from dsprep.bench.comparing import Comparison, Pair
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dsprep bench compare before.json after.json
+
+dsprep bench compare before.json after.json --measure exposed_seconds
+
+dsprep bench compare before.json after.json --fail-over 10%
+
+Exit status: 0 done, 1 bad data, or a strategy got worse by more than --fail-over, 2 wrong usage.
+"""
+
+SHOWN = 20
+"""Differences of machine, dataset and settings that are printed."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("compare", epilog=EPILOG)(guarded(compare))
+
+
+def compare(
+    old: Annotated[
+        Path, typer.Argument(metavar="OLD", help="A report, from --json.", show_default=False)
+    ],
+    new: Annotated[
+        Path,
+        typer.Argument(metavar="NEW", help="One of the same kind, made later.", show_default=False),
+    ],
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            "--measure",
+            "-m",
+            metavar="NAME",
+            help="What to compare, as it is named in the reports; samples_per_second, for copies "
+            "gb_per_second and for provenance seconds, if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    fail_over: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="Exit with 1 if a strategy got worse by more, such as 10%, beyond the spread; or "
+            "has no figure any more.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The comparison; - prints it.")
+    ] = None,
+) -> None:
+    """Put two reports side by side: what got faster or slower beyond the spread of repeats."""
+    from dsprep.bench.comparing import compare as side_by_side
+    from dsprep.bench.comparing import load
+    from dsprep.cli.bench.output import STDOUT, check_targets, write
+    from dsprep.sidecar import dump_json
+
+    share = None if fail_over is None else _share(fail_over)
+    check_targets(json=json)
+    before, after = load(old), load(new)
+    usual = {"read": "samples_per_second", "provenance": "seconds"}
+    found = side_by_side(before, after, measure or usual.get(after.kind, "gb_per_second"))
+    if json == STDOUT:
+        print_json(found.to_json())
+    else:
+        _show(found)
+        if json is not None:
+            write(json, dump_json(found.to_json()))
+    _doubts(found)
+    bad = [] if share is None else found.worse(share)
+    if bad:
+        note(f"worse by more than {fail_over}: {', '.join(_name(p) for p in bad)}")
+        raise typer.Exit(1)
+
+
+def _share(text: str) -> float:
+    """Return the share that ``10%`` or ``10`` means."""
+    from dsprep.errors import UsageError
+
+    try:
+        percent = float(text.strip().removesuffix("%"))
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent < 1e9:
+        raise UsageError(f"{text!r} is no percentage", expected="--fail-over such as 10%")
+    return percent / 100
+
+
+def _name(pair: Pair) -> str:
+    from dsprep.bench.tables import printable
+
+    return printable(f"{pair.name} {pair.value}".strip())
+
+
+def _show(found: Comparison) -> None:
+    """Print the strategies with both values, the ratio and the verdict."""
+    from dsprep.bench.model import MEASURES
+    from dsprep.bench.tables import NOTHING, digits, printable, show_spread, show_value
+
+    unit = MEASURES[found.measure]
+    rows = [("strategy", "old", "new", "new/old", "")]
+    for pair in found.pairs:
+        values = [
+            NOTHING
+            if m is None
+            else f"{show_value(found.measure, m.value)} {show_spread(found.measure, m)}".rstrip()
+            for m in (pair.old, pair.new)
+        ]
+        ratio = NOTHING if pair.ratio is None else f"{digits(pair.ratio)}x"
+        verdict = f"{pair.verdict}: {printable(pair.problem)}" if pair.problem else pair.verdict
+        rows.append((_name(pair), values[0], values[1], ratio, verdict))
+    typer.echo(f"{found.measure} ({unit.unit}): {unit.words}\n")
+    sizes = [max(len(r[i]) for r in rows) for i in range(4)]
+    for row in rows:
+        numbers = "".join(f"{v:>{s + 2}}" for v, s in zip(row[1:4], sizes[1:], strict=True))
+        typer.echo(f"{row[0]:<{sizes[0]}}{numbers}  {row[4]}".rstrip())
+    for words, names in (("old", found.only_old), ("new", found.only_new)):
+        if names:
+            typer.echo(f"\nonly in the {words} report: {', '.join(map(printable, names))}")
+
+
+def _doubts(found: Comparison) -> None:
+    """Say what else differs between the reports."""
+    from dsprep.bench.tables import printable
+
+    for fact, old, new in found.differences[:SHOWN]:
+        note(printable(f"{fact} differs: {old[:200]} / {new[:200]}"))
+    more = len(found.differences) - SHOWN
+    if more > 0:
+        note(f"{more} more facts differ")
+    if any(not fact.startswith("command") for fact, _, _ in found.differences):
+        note("the reports were not made under the same conditions: the comparison is doubtful")

@@ -1,0 +1,227 @@
+"""Telling a report: tables and the answer on the terminal, and the files that were asked for."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsprep.cli.report import note, print_json
+from dsprep.errors import UsageError
+
+if TYPE_CHECKING:
+    from dsprep.bench.model import Report
+    from dsprep.bench.tables import Line, Table
+
+WIDTH = 100
+"""Columns of characters where the output is no terminal."""
+GAP = 2
+HEAD = 4096
+"""Bytes of a file by which it is known."""
+
+STDOUT = Path("-")
+
+
+def emit(report: Report, *, json: Path | None, html: Path | None, csv: Path | None) -> None:
+    """Print the tables and the answer of a report, and write the files asked for.
+
+    With ``-`` for `json` nothing but the JSON is printed.
+
+    Raises
+    ------
+    UsageError
+        If a file exists that `dsprep bench` did not write; then none is written.
+    """
+    from dsprep.bench.page import html as page
+    from dsprep.bench.tables import csv_text
+    from dsprep.sidecar import dump_json
+
+    check_targets(json=json, html=html, csv=csv)
+    if json == STDOUT:
+        print_json(report.to_json())
+    else:
+        show(report)
+    contents: list[tuple[Path | None, Callable[[], str]]] = [
+        (None if json == STDOUT else json, lambda: dump_json(report.to_json())),
+        (html, lambda: page(report)),
+        (csv, lambda: csv_text(report)),
+    ]
+    for path, content in contents:
+        if path is not None:
+            write(path, content())
+
+
+# --- on the terminal -------------------------------------------------------------------------
+
+
+def show(report: Report) -> None:
+    """Print the tables, the remarks and the answer."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from dsprep.bench.tables import footnotes, printable, tables
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    room = width()
+
+    def line(text: str, style: str = "") -> None:
+        safe = printable(text.rstrip())
+        console.print(
+            Text(safe, style), no_wrap=True, overflow="ignore", crop=False, soft_wrap=True
+        )
+
+    for table in tables(report):
+        if table.title:
+            line(table.title, "bold")
+        for text, style in drawn(table, room):
+            line(text, style)
+        line("")
+    for words in footnotes(report.all_rows):
+        for part in textwrap.wrap(f"* {words}", room, subsequent_indent="  "):
+            line(part, "dim")
+    for i, paragraph in enumerate(report.answer):
+        if i or any(r.notes for r in report.all_rows):
+            line("")
+        for part in textwrap.wrap(paragraph, min(room, WIDTH), break_on_hyphens=False):
+            line(part)
+
+
+def width() -> int:
+    """Return the characters of a line: the terminal's, or `WIDTH` where there is none."""
+    if not sys.stdout.isatty():
+        return WIDTH
+    try:
+        return max(40, os.get_terminal_size(sys.stdout.fileno()).columns)
+    except OSError:
+        return WIDTH
+
+
+def drawn(table: Table, room: int) -> list[tuple[str, str]]:
+    """Return the lines of a table that fits in `room` characters, each with its style.
+
+    Labels stay whole; columns of little importance go first. Numbers are to the right; a row
+    without numbers says why across the columns.
+    """
+    from dsprep.bench.tables import printable
+    from dsprep.bench.tables import show as cell
+
+    labels = [printable(line.label) + ("  <- knee" if line.knee else "") for line in table.lines]
+    label = max(map(len, (table.first, *labels)))
+    good = [line for line in table.lines if line.row.measures and not line.row.problems]
+    cells = {c: [cell(line.row, c) for line in good] for c in table.columns}
+    sizes = {c: max(map(len, (c.heading, *cells[c]))) for c in table.columns}
+    kept = set(table.columns)
+    while kept and label + sum(sizes[c] + GAP for c in kept) > room:
+        kept.remove(max(kept, key=lambda c: c.rank))
+    shown = [c for c in table.columns if c in kept]
+    head = "".join(f"{c.heading:>{sizes[c] + GAP}}" for c in shown)
+    across = label + sum(sizes[c] + GAP for c in shown)
+    lines = [(f"{table.first:<{label}}{head}", "bold"), ("-" * across, "dim")]
+    at = 0
+    for name, line in zip(labels, table.lines, strict=True):
+        if line not in good:
+            lines += _problem(name, line, label, room)
+            continue
+        numbers = "".join(f"{cells[c][at]:>{sizes[c] + GAP}}" for c in shown)
+        lines.append((f"{name:<{label}}{numbers}", "bold" if line.knee else ""))
+        at += 1
+    return lines
+
+
+def _problem(name: str, line: Line, label: int, room: int) -> list[tuple[str, str]]:
+    """Return why a row has no numbers, across the columns."""
+    from dsprep.bench.tables import printable
+
+    told = printable("; ".join(line.row.problems) or "not measured")
+    parts: Sequence[str] = textwrap.wrap(told, max(20, room - label - GAP)) or [""]
+    names: Iterable[str] = [name, *[""] * (len(parts) - 1)]
+    return [(f"{n:<{label}}{' ' * GAP}{part}", "red") for n, part in zip(names, parts, strict=True)]
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def check_targets(
+    *, json: Path | None = None, html: Path | None = None, csv: Path | None = None
+) -> None:
+    """Make sure that files may be written, best before anything is measured.
+
+    Raises
+    ------
+    UsageError
+        If two are the same, one is a directory, or one exists that `dsprep bench` did not write.
+    """
+    asked = {"--json": json, "--html": html, "--csv": csv}
+    seen: dict[Path, str] = {}
+    for option, path in asked.items():
+        if path is None or (option == "--json" and path == STDOUT):
+            continue
+        real = path.resolve()
+        if real in seen:
+            raise UsageError(f"{seen[real]} and {option} name the same file", where=path)
+        seen[real] = option
+        _check(path, option)
+
+
+def _check(path: Path, option: str) -> None:
+    if not path.parent.is_dir():
+        raise UsageError("there is no such directory", where=path.parent)
+    if path.is_dir():
+        raise UsageError("this is a directory", where=path, fix=f"name a file with {option}")
+    if not path.is_file():  # a pipe or a device, or nothing yet
+        return
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    if head and not _ours(head, option):
+        raise UsageError(
+            f"{option} would replace a file that dsprep bench did not write",
+            where=path,
+            fix="choose another name, or remove it",
+        )
+
+
+def _ours(head: bytes, option: str) -> bool:
+    """Tell whether a file that begins like this is what `dsprep bench` writes for an option."""
+    from dsprep.bench.page import MARK
+    from dsprep.bench.tables import HEADER
+
+    if option == "--html":
+        return MARK.encode() in head
+    if option == "--csv":
+        return head.startswith(",".join(HEADER).encode())
+    return head.lstrip().startswith((b"{",)) and b'"dsprep_bench' in head
+
+
+def write(path: Path, content: str) -> None:
+    """Write a file as a whole or not at all, and say so; a pipe or device is written to."""
+    data = content.encode("utf-8", "backslashreplace")
+    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+        with path.open("wb") as file:
+            file.write(data)
+    else:
+        target = path.resolve()
+        fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                os.fchmod(file.fileno(), _mode(target))
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    note(f"wrote {path}")
+
+
+def _mode(target: Path) -> int:
+    """Return the permissions that a file has, or a new one would get."""
+    if target.exists():
+        return stat.S_IMODE(target.stat().st_mode)
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
