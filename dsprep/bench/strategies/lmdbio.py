@@ -42,10 +42,11 @@ from dsprep.bench.strategies.lmdbio_records import (
     places_in,
 )
 from dsprep.errors import DsprepError
+from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.values import Values
 from dsprep.located import Sidecar
 from dsprep.reader import node_wire as wire
-from dsprep.reader.memory import Pool, Stopped
+from dsprep.reader.memory import PAGE, Pool, Stopped
 from dsprep.reader.tokens import Local
 from dsprep.reader.units import BUFFER_NBYTES, sample_nbytes
 from dsprep.schema import Batch, Bytes, Ints
@@ -90,6 +91,7 @@ class Lmm(Strategy):
             if task.rank == members[0]:
                 self._records = self._opened()
                 self._node = Root(name, members[1:])
+                self._node.memory(self._most())[::PAGE] = 0  # its pages are there in time
             else:
                 self._node = Member(name, task.rank)
         except BaseException:
@@ -105,6 +107,16 @@ class Lmm(Strategy):
             each = sample_nbytes(sidecar, sidecar.schema)
         most = -(-self.task.world_size // roots) * self.task.batch_size
         return max(1, int((self.task.buffer_nbytes or BUFFER_NBYTES) / max(1.0, each * most)))
+
+    def _most(self) -> int:
+        """Return about how many bytes this root reads at a time."""
+        deal = self._deal
+        window = next(deal.windows(), None)
+        if window is None:
+            return 0
+        low, high = deal.span(window, self._root)
+        each = data_file(self.task.path).stat().st_size / deal.samples
+        return int((high - low) * (16 + each))
 
     def _opened(self) -> Records:
         task = self.task

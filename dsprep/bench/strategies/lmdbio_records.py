@@ -152,7 +152,7 @@ class Seen(Places):
         """Return the places of some records; their pages of the tree are touched."""
         values = self._cursor.values(first, stop)
         lengths = np.array([len(v) for v in values], np.int64)
-        addresses = [np.frombuffer(v, np.uint8).ctypes.data if len(v) else 0 for v in values]
+        addresses = [_address(v) if len(v) else 0 for v in values]
         if self._base is None:
             full = [a for a in addresses if a]
             if not full:
@@ -164,6 +164,11 @@ class Seen(Places):
     def close(self) -> None:
         """Unmap the file."""
         self._cursor.close()
+
+
+def _address(value: memoryview) -> int:
+    found: int = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
+    return found
 
 
 def _mapped_at(address: int) -> int:
