@@ -19,7 +19,7 @@ from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, find
 from dsprep.bench.summary import Facts, against_limit, row
 from dsprep.bench.task import Task
 from dsprep.dataset import find_files, open_dataset
-from dsprep.errors import MissingExtra, UsageError
+from dsprep.errors import MissingExtra, UnsupportedError
 from dsprep.formats.base import OpenOptions
 from dsprep.plan import parse_nbytes
 
@@ -211,7 +211,7 @@ def bench_read(
             for (value, one), plan, forms in zip(work.points, work.plans, made, strict=True)
         ]
         found = _measured(jobs, facts, progress)
-        machine = describe(made[0][_containers(work.names)[0]].path)
+        machine = describe(first.folder if first.folder.exists() else Path(data[0]))
     report = Report(
         kind="read",
         command=command,
@@ -281,7 +281,8 @@ def _points(settings: Settings, sweep: str | None) -> list[tuple[str, Settings]]
     parameter, values = sweeping.parse(sweep)
     name = parameter.replace("-", "_")
     kind = _SWEPT.get(parameter, int)
-    return [(value, replace(settings, **{name: kind(value)})) for value in values]
+    changed: list[dict[str, Any]] = [{name: kind(value)} for value in values]
+    return [(v, replace(settings, **c)) for v, c in zip(values, changed, strict=True)]
 
 
 def _containers(names: Sequence[str]) -> list[str]:
@@ -291,13 +292,17 @@ def _containers(names: Sequence[str]) -> list[str]:
 
 
 def _tasks(
-    names: Sequence[str], settings: Settings, plan: scratch.Plan, made: dict[str, Any]
-) -> dict[str, Task]:
-    """Return what to run for each strategy."""
-    found = {}
+    names: Sequence[str], settings: Settings, plan: scratch.Plan, made: scratch.Forms
+) -> dict[str, Task | Failure]:
+    """Return what to run for each strategy, or why that cannot be."""
+    found: dict[str, Task | Failure] = {}
     for name in names:
         container = STRATEGIES[name].container
-        form: scratch.Prepared = made[f"own:{name}" if container == "own" else container]
+        try:
+            form = made[f"own:{name}" if container == "own" else container]
+        except UnsupportedError as error:
+            found[name] = Failure(str(error))
+            continue
         files = caches.files_of(form.data or form.path)
         transfer = settings.transfer_size
         warmup = settings.warmup
@@ -327,7 +332,9 @@ def _tasks(
 
 
 def _measured(
-    jobs: Sequence[tuple[str, Settings, dict[str, Task]]], facts: Facts, progress: Progress
+    jobs: Sequence[tuple[str, Settings, dict[str, Task | Failure]]],
+    facts: Facts,
+    progress: Progress,
 ) -> list[Point]:
     """Run all, in turn: a repeat begins with the strategy that was second in the one before."""
     queue = [(i, name) for i, (_, _, tasks) in enumerate(jobs) for name in tasks]
@@ -339,8 +346,11 @@ def _measured(
         for i, name in queue[turn:] + queue[:turn]:
             value, settings, tasks = jobs[i]
             progress(done, total, f"{name} {value}".strip())
-            if not any(isinstance(r, Failure) for r in runs[i, name]):  # it would fail again
-                runs[i, name].append(run(tasks[name], settings.ranks, settings.timeout))
+            task = tasks[name]
+            if isinstance(task, Failure):
+                runs[i, name] = [task]
+            elif not any(isinstance(r, Failure) for r in runs[i, name]):  # it would fail again
+                runs[i, name].append(run(task, settings.ranks, settings.timeout))
             done += 1
     progress(total, total, "done")
     return [

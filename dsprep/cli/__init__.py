@@ -15,6 +15,7 @@ import typer
 
 from dsprep import __version__
 from dsprep.cli.audit import register as audit
+from dsprep.cli.bench import register as bench
 from dsprep.cli.convert import register as convert
 from dsprep.cli.demo import register as demo
 from dsprep.cli.inspect import register as inspect
@@ -48,7 +49,7 @@ def dsprep(
     """Prepare datasets for deep learning: HDF5, LMDB, TFRecord and Zarr."""
 
 
-for register in (inspect, convert, repack, verify, provenance, audit, synth, demo):
+for register in (inspect, convert, repack, verify, provenance, audit, bench, synth, demo):
     register(app)
 
 

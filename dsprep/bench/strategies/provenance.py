@@ -16,4 +16,4 @@ class Provenance(DsprepReader):
 
     def arguments(self) -> dict[str, Any]:
         """Return how the Reader is made."""
-        return {**super().arguments(), "shuffle": "global"}
+        return {**super().arguments(), "shuffle": "global", "data": self.task.data}
