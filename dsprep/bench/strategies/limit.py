@@ -6,8 +6,9 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from queue import SimpleQueue
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -117,13 +118,14 @@ class Limit(Strategy):
     A rank reads as much as a Reader's rank: of n samples in shuffled groups a piece of n / P, and
     of a group that two ranks share, each its part of the bytes; all ranks together read all bytes
     once. A step is done as soon as as many samples as it needs are in memory, whichever. Each
-    thread reads a whole group, and has `Task.buffers` buffers: it is as many groups ahead of the
-    consumer at most. The engine ``mapped`` has no such line of its own: there it is ``buffered``.
+    thread reads whole groups, into `Task.buffers` buffers of its own in turn, and all of them are
+    no more groups ahead of the consumer than they have buffers. The engine ``mapped`` has no such
+    line of its own: there it is ``buffered``.
     """
 
     delivers: ClassVar[bool] = False
     _sidecar: Sidecar | None = None
-    _buffers: Sequence[Bytes] = ()
+    _buffers: Sequence[Sequence[Bytes]] = ()
 
     def open(self) -> None:
         """Find the groups, and touch the memory that they are read into."""
@@ -134,9 +136,10 @@ class Limit(Strategy):
         largest = int(self._table.lengths.max(initial=1))
         count = task.buffers * task.threads
         pool = Pool(-(-(largest + 2 * _ALIGN) // _ALIGN) * _ALIGN, count)
-        self._buffers = [pool.take(0, lambda: False)[1] for _ in range(count)]
-        for buffer in self._buffers:
+        buffers = [pool.take(0, lambda: False)[1] for _ in range(count)]
+        for buffer in buffers:
             buffer[::4096] = 0
+        self._buffers = [buffers[k :: task.threads] for k in range(task.threads)]
         self._direct: WeakKeyDictionary[File, Opened] = WeakKeyDictionary()
 
     def epoch(self, number: int) -> Iterator[int]:
@@ -144,34 +147,34 @@ class Limit(Strategy):
         task = self.task
         mine = share(task.samples, task.world_size, task.rank, task.batch_size, "ragged")
         jobs = self._jobs(number, mine.start, mine.start + mine.own)
-        work: SimpleQueue[Any] = SimpleQueue()
-        done: SimpleQueue[tuple[int, Bytes] | BaseException] = SimpleQueue()
+        work: SimpleQueue[Job | None] = SimpleQueue()
+        done: SimpleQueue[int | BaseException] = SimpleQueue()
         threads = [
-            threading.Thread(target=self._work, args=(work, done), name="dsprep-limit", daemon=True)
-            for _ in range(self.task.threads)
+            threading.Thread(target=self._work, args=(work, done, own), daemon=True)
+            for own in self._buffers
         ]
         try:
             for thread in threads:
                 thread.start()
-            for buffer, job in zip(self._buffers, jobs, strict=False):
-                work.put((job, buffer))
-            held: deque[tuple[int, Bytes]] = deque()  # samples in memory with it, a buffer
+            for job in islice(jobs, task.buffers * task.threads):
+                work.put(job)
+            held: deque[int] = deque()  # by group in memory: samples up to its end
             have = wanted = 0
             for count in mine.sizes(0, mine.steps).tolist():
                 wanted += count
                 while True:
-                    while held and held[0][0] <= wanted:
-                        _, buffer = held.popleft()
+                    while held and held[0] <= wanted:
+                        held.popleft()
                         after = next(jobs, None)
                         if after is not None:
-                            work.put((after, buffer))
+                            work.put(after)
                     if have >= wanted:
                         break
                     found = done.get()
                     if isinstance(found, BaseException):
                         raise found
-                    have += found[0]
-                    held.append((have, found[1]))
+                    have += found
+                    held.append(have)
                 yield count
         finally:
             while not work.empty():
@@ -191,16 +194,24 @@ class Limit(Strategy):
         for samples, file, offset, nbytes in zip(*(c.tolist() for c in columns), strict=True):
             yield samples, self._sidecar.open_file(*table.files[file]), offset, nbytes
 
-    def _work(self, work: SimpleQueue[Any], done: SimpleQueue[Any]) -> None:
+    def _work(
+        self,
+        work: SimpleQueue[Job | None],
+        done: SimpleQueue[int | BaseException],
+        buffers: Sequence[Bytes],
+    ) -> None:
         """Read groups until there is None."""
-        while (found := work.get()) is not None:
-            (samples, file, start, nbytes), buffer = found
+        for buffer in cycle(buffers):
+            job = work.get()
+            if job is None:
+                return
+            samples, file, start, nbytes = job
             try:
                 self._read(file, start, nbytes, buffer)
             except BaseException as error:
                 done.put(error)
                 return
-            done.put((samples, buffer))
+            done.put(samples)
 
     def _read(self, file: File, start: int, nbytes: int, buffer: Bytes) -> None:
         if self.task.engine == "direct":
@@ -222,7 +233,7 @@ class Limit(Strategy):
             least = min(size, start + nbytes - at)
             opened.read(file, buffer[at - low : at - low + size], at, least)
 
-    def size(self, item: Any) -> int:
+    def size(self, item: int) -> int:
         """Return the samples of a step."""
         return int(item)
 
