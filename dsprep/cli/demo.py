@@ -13,6 +13,7 @@ from dsprep.cli import options as opt
 from dsprep.cli.report import guarded, print_json
 
 if TYPE_CHECKING:
+    from dsprep.bench.model import Report
     from dsprep.formats.base import Source
 
 EPILOG = """
@@ -44,6 +45,12 @@ ROUND = (".lmdb", ".tfrecord", ".zarr", ".h5")
 GROUP = 16
 """Samples per group of the repacked datasets."""
 
+MEASURED = "neuron-inverter"
+"""The dataset of which ways of reading are measured in the end."""
+
+READ = 4000
+"""Its samples then."""
+
 DATASETS = (
     ("cosmic-tagger", "ragged detector hits, HDF5"),
     ("neuron-inverter", "fixed waveforms and labels, HDF5"),
@@ -64,6 +71,8 @@ def demo(
     json: opt.Json = False,
 ) -> None:
     """Make small datasets, convert them around all four formats, repack them, prove every bit.
+
+    In the end ways of reading one of them are measured.
 
     Takes less than a minute and, unless --keep is given, leaves nothing behind.
     """
@@ -92,18 +101,43 @@ def _run(directory: Path, json: bool) -> None:
                     f"{show_nbytes(step.payload / max(step.seconds, 1e-9))}/s"
                 )
     same = all(step.same for step in steps)
-    if json:
-        print_json({"same": same, "steps": [vars(s) for s in steps]})
-    elif same:
+    if not json and same:
         typer.echo(
             f"\n{len(steps)} conversions, each compared with the first dataset: nothing changed. "
             f"The last of each is\nrepacked: one read fetches {GROUP} samples, at places that its "
             "sidecar tells.\n"
-            "Next: dsprep inspect DATA, dsprep provenance DATA, dsprep repack DATA OUT, "
-            "dsprep --help"
         )
-    if not same:
+    read = _read(directory)
+    right = same and not any(row.problems for row in read.rows)
+    if json:
+        told = {"same": same, "steps": [vars(s) for s in steps], "read": read.to_json()}
+        print_json(told)
+    else:
+        from dataclasses import replace
+
+        from dsprep.cli.bench.output import show
+
+        typer.echo(
+            f"Reading {read.dataset['samples']:,} samples of {MEASURED} from the page cache, "
+            "against plain preadv:\n"
+        )
+        show(replace(read, answer=()))
+        typer.echo(
+            "Next: dsprep inspect DATA, dsprep provenance DATA, dsprep repack DATA OUT, "
+            "dsprep bench read DATA,\ndsprep --help"
+        )
+    if not right:
         raise typer.Exit(1)
+
+
+def _read(directory: Path) -> Report:
+    """Measure a few ways of reading one of the datasets."""
+    from dsprep.bench.reading import Settings, bench_read
+    from dsprep.synth import synth
+
+    data = synth(MEASURED, directory / "reading", samples=READ).path
+    settings = Settings(cold=False, repeat=2)
+    return bench_read([data], ("h5py", "group-db", "dsprep"), settings, command="dsprep demo")
 
 
 def _around(name: str, directory: Path) -> list[Step]:
