@@ -6,13 +6,17 @@ import fcntl
 import hashlib
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from dsprep.errors import TargetError, UsageError
 from dsprep.plan import show_nbytes
-from dsprep.storage import data_files, free_nbytes, sync_directory
+from dsprep.storage import data_files, free_nbytes, remove, sync_directory
+
+SMALLER = "name another folder with --scratch, or take fewer samples with --limit"
+"""What to do where there is not enough space."""
 
 
 def folder_for(data: Sequence[str | Path], dataset: Path, folder: Path | None) -> tuple[Path, bool]:
@@ -59,7 +63,7 @@ def existing(path: Path) -> Path:
     return path
 
 
-def check_free(folder: Path, needed: int) -> None:
+def check_free(folder: Path, needed: int, fix: str = SMALLER) -> None:
     """Raise `TargetError` if there are fewer than `needed` bytes free where `folder` lies."""
     free = free_nbytes(folder)
     if needed > free:
@@ -68,8 +72,20 @@ def check_free(folder: Path, needed: int) -> None:
             where=folder,
             expected=show_nbytes(needed),
             found=f"{show_nbytes(free)} free",
-            fix="name another folder with --scratch, or take fewer samples with --limit",
+            fix=fix,
         )
+
+
+@contextmanager
+def working(data: Sequence[str | Path], dataset: Path, folder: Path | None) -> Iterator[Path]:
+    """Yield a new folder, below `folder` or beside the dataset, and remove it in the end."""
+    place, temporary = folder_for(data, dataset, folder)
+    place.mkdir(parents=True, exist_ok=not temporary)
+    made = place if temporary else Path(tempfile.mkdtemp(prefix="dsprep-bench-", dir=place))
+    try:
+        yield made
+    finally:
+        remove(made)
 
 
 @contextmanager
