@@ -120,8 +120,18 @@ def _need(report: Report) -> str:
         f"A step of {show_seconds(step)} on {batch} samples of {show_nbytes(nbytes)} needs "
         f"{_rate(rank)}{' per rank' if ranks > 1 else ''}{every} (b*S/t)."
     )
-    if gives is None:
+    if limit is None or gives is None:
         return f"{need} {told}"
+    if limit.value("compute_seconds"):  # its reads had the steps' time too, so this is no rate
+        if (limit.value(WAIT) or 0) <= (1 - BUSY / 100) * (limit.value("epoch_seconds") or 0):
+            return (
+                f"{need} Plain reads beside the same steps kept up with it ({_source(report)}): "
+                "the storage gives at least that."
+            )
+        return (
+            f"{need} {told} beside the same steps, and they waited for it: "
+            "no way of reading can hide all loading here."
+        )
     times = 1e9 * gives / (ranks * rank)
     if times < 1:
         return f"{need} {told}, less than that: no way of reading can hide loading here."
@@ -215,7 +225,7 @@ def _help(report: Report, rows: dict[str, Row], today: str) -> str:
     others = [r for n, r in rows.items() if n not in (LIMIT, DUMMY, today, *(w for w, _ in ways))]
     top = max(others, key=lambda r: r.value(RATE) or 0, default=None)
     if top is not None and all(_faster(rows[n], top) for n, _ in ways):
-        ways.append((top.name, f"read by {top.name}, the fastest here"))
+        ways.append((top.name, f"read by {top.name} (the fastest here)"))
     gains = sorted(
         ((rows[n], words) for n, words in ways if _faster(base, rows[n])),
         key=lambda g: -(g[0].value(RATE) or 0),
@@ -225,7 +235,7 @@ def _help(report: Report, rows: dict[str, Row], today: str) -> str:
         if not same:
             return "No other way was measured."
         return f"No gain from {same} that could be told from the spread."
-    told = "; ".join(f"{words}: {_gain(report, base, row)}" for row, words in gains)
+    told = "; ".join(f"{words}, {_gain(report, base, row)}" for row, words in gains)
     rest = [n for n, _ in ways if n not in {row.name for row, _ in gains}]
     none = f" No gain from {', '.join(rest)} that could be told from the spread." if rest else ""
     return f"What helps: {told}.{none}{_overlap(rows)}"
@@ -320,13 +330,9 @@ def _orderings(
 
 def _parallel(report: Report) -> str:
     """Return the type of the parallel file system that was measured; empty if it was none."""
-    for name, value in flat(report.machine).items():
-        told = value.lower()
-        if "system" in name.replace("_", " ").lower() or name.endswith(("fs", "fs_type")):
-            for kind in PARALLEL:
-                if kind in told:
-                    return kind
-    return ""
+    facts = flat(report.machine)
+    told = facts.get("file_system.type", facts.get("file_system", "")).lower()
+    return next((kind for kind in PARALLEL if kind in told), "")
 
 
 def _limits(report: Report) -> str:
@@ -341,7 +347,7 @@ def _limits(report: Report) -> str:
     bad = list(dict.fromkeys(r.name for r in report.all_rows if r.problems))
     if bad:
         have = "has" if len(bad) == 1 else "have"
-        told.append(f"{', '.join(map(printable, bad))} {have} no figures for a reason given above")
+        told.append(f"{', '.join(map(printable, bad))} {have} no figures (each row says why)")
     return "; ".join(told) + "."
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsprep.bench.model import MEASURES, Measure, Report, Row
+from dsprep.bench.model import MEASURES, VERSION, Measure, Report, Row
 from dsprep.errors import FormatError, UsageError
 
 ONCE = 0.10
@@ -149,6 +149,15 @@ def load(path: Path) -> Report:
         raise FormatError("this is no report of dsprep bench: too large", where=path, fix=fix)
     try:
         content = json.loads(raw)
+        version = content.get("dsprep_bench") if isinstance(content, dict) else None
+        if isinstance(version, int) and version > VERSION:
+            raise FormatError(
+                "the report is of a later version",
+                where=path,
+                expected=VERSION,
+                found=version,
+                fix="use a newer dsprep",
+            )
         report = Report.from_json(content, path)
         known = report.kind in KINDS
     except FormatError:
@@ -252,6 +261,8 @@ def differences(old: Report, new: Report) -> list[tuple[str, str, str]]:
     for part in ("machine", "dataset", "settings"):
         before, after = flat(getattr(old, part)), flat(getattr(new, part))
         for name in dict.fromkeys([*before, *after]):
+            if "free" in name:  # changes by the minute
+                continue
             values = before.get(name, "not told"), after.get(name, "not told")
             if values[0] != values[1]:
                 found.append((f"{part} {name}", *values))

@@ -205,11 +205,13 @@ def digits(value: float) -> str:
         return NOTHING
     if value == 0:
         return "0"
-    if abs(value) >= 99.95:
+    if abs(value) < 1000:
+        value = float(f"{value:.3g}")
+    if abs(value) >= 100:
         return f"{value:,.0f}"
     if abs(value) < 1e-4:
         return f"{value:.1e}"
-    return f"{value:.{2 - math.floor(math.log10(abs(value)) + 1e-12)}f}"
+    return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
 
 
 def show_seconds(seconds: float) -> str:

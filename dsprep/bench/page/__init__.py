@@ -12,6 +12,7 @@ The page allows itself no loading of anything, by its content security policy.
 from __future__ import annotations
 
 import html as _html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from dsprep.bench.comparing import flat
 from dsprep.bench.model import MEASURES, Report, Row
 from dsprep.bench.page import plots
 from dsprep.bench.page.style import STYLE
-from dsprep.bench.strategies import LIMIT
+from dsprep.bench.strategies import DUMMY, LIMIT
 from dsprep.bench.tables import (
     NOTHING,
     Column,
@@ -47,6 +48,8 @@ _TITLES = {
     "repack": "Repacking",
     "provenance": "Finding every sample",
 }
+
+_HEADINGS = {"read": "What each way delivers", "provenance": "How long each way takes"}
 
 
 def text(value: object) -> str:
@@ -113,7 +116,9 @@ def _head(report: Report, title: str) -> str:
 
 
 def _answer(report: Report) -> str:
-    paragraphs = "\n".join(f"<p>{text(p)}</p>" for p in report.answer)
+    """Return the answer; a number keeps its unit on the same line."""
+    keep = re.compile(r"(?<=\d) (?=(?:ns|µs|ms|s|B|kB|MB|GB|TB|%)\b)")
+    paragraphs = "\n".join(f"<p>{keep.sub('&#160;', text(p))}</p>" for p in report.answer)
     return f'<section class="answer" aria-label="Answer">\n{paragraphs}\n</section>'
 
 
@@ -124,7 +129,7 @@ def _plots(report: Report) -> list[tuple[str, str]]:
     """Return headings and figures."""
     found = []
     if report.rows:
-        found.append((_bars_heading(report), _bars(report)))
+        found.append((_HEADINGS.get(report.kind, "Rates"), _bars(report)))
         found.append(("One epoch, by what it is spent on", _epochs(report.rows)))
     if report.sweep is not None:
         found.append((f"Over --{report.sweep.parameter}", _curves(report)))
@@ -139,13 +144,6 @@ def _measure(report: Report) -> str:
     }.get(report.kind, ("gb_per_second", "ratio", "seconds"))
     taken = {name for row in report.all_rows for name in row.measures}
     return next((m for m in order if m in taken), order[0])
-
-
-def _bars_heading(report: Report) -> str:
-    unit = MEASURES[_measure(report)]
-    return {"s": "Seconds, less is better", "1": "Rate against the first row"}.get(
-        unit.unit, f"{unit.unit}, more is better"
-    )
 
 
 def _bars(report: Report) -> str:
@@ -163,10 +161,14 @@ def _bars(report: Report) -> str:
         if share is None and row.value("ratio") is not None and name != "ratio":
             share = 100 * (row.value("ratio") or 0)
         detail = " ".join(filter(None, [show_value(name, m.value), show_spread(name, m)]))
-        kind = "limit" if row.name == first else ("own" if _own(row) else "other")
+        kind = "idle" if row.name == DUMMY else ("own" if _own(row) else "other")
+        kind = "limit" if row.name == first else kind
         bars.append(plots.Bar(text(row.name), m, text(detail), kind, share))
     bars.sort(key=lambda b: (b.kind != "limit", -MEASURES[name].better * b.measure.value))
-    figure = plots.bars(bars, text(f"{MEASURES[name].unit}: {MEASURES[name].words}"))
+    unit = MEASURES[name]
+    better = "more" if unit.better > 0 else "less"
+    head = "" if unit.unit == "1" else f"{unit.unit} "
+    figure = plots.bars(bars, text(f"{head}{unit.words}; {better} is better"))
     return figure + _problems(missing)
 
 
@@ -299,7 +301,7 @@ def _facts(report: Report) -> str:
     for heading in ("machine", "dataset", "settings"):
         facts: Mapping[str, Any] = getattr(report, heading)
         items = "".join(
-            f"<div><dt>{text(key.replace('_', ' '))}</dt><dd>{text(_fact(key, value))}</dd></div>"
+            f"<div><dt>{text(_words(key))}</dt><dd>{text(_fact(key, value))}</dd></div>"
             for key, value in flat(facts).items()
             if value not in ("", "None")
         )
@@ -308,9 +310,13 @@ def _facts(report: Report) -> str:
     return "\n".join(parts)
 
 
+def _words(key: str) -> str:
+    return re.sub("[_.]", " ", key)
+
+
 def _fact(key: str, value: str) -> str:
     """Return a fact, bytes in a fitting unit."""
     sizes = key.endswith(("nbytes", "_bytes", "buffer_size", "memory"))
     if sizes and value.isascii() and value.isdigit():
         return show_nbytes(int(value))
-    return value
+    return {"True": "yes", "False": "no"}.get(value, value)

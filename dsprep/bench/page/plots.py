@@ -30,7 +30,7 @@ class Bar:
     measure
         Its length, and its whisker.
     kind
-        ``limit``, ``own`` or ``other``: its colour.
+        ``limit``, ``own``, ``other`` or ``idle`` (reads nothing, and sets no scale): its colour.
     share
         Percent of the limit, if known.
     """
@@ -84,17 +84,19 @@ def bars(rows: Sequence[Bar], caption: str) -> str:
     """Return horizontal bars; the limit's end goes through all of them as the line of 100 %."""
     if not rows:
         return ""
-    top = max((_finite(b.measure.most) for b in rows), default=0.0) or 1.0
+    scale = [b for b in rows if b.kind != "idle"] or rows
+    top = max(_finite(b.measure.most) for b in scale) or 1.0
     limit = next((b for b in rows if b.kind == "limit"), None)
     height = ROW * len(rows)
+    of = "" if limit is None else f'<tspan class="more"> of {limit.label}</tspan>'
     parts = []
     for i, bar in enumerate(rows):
         y = ROW * i
         share = ""
         if bar.share is not None and bar.kind != "limit":
-            share = f'<tspan class="dim">  {_share(bar.share)} %</tspan>'
+            share = f'<tspan class="dim" dx="8">{_share(bar.share)} %{of}</tspan>'
         if bar.kind == "limit":
-            share = '<tspan class="dim">  100 %</tspan>'
+            share = '<tspan class="dim" dx="8">100 %</tspan>'
         least, most = (_percent(v, top) for v in (bar.measure.least, bar.measure.most))
         parts.append(
             f'<g class="{bar.kind}"><text x="0" y="{y + 16}" class="name">{bar.label}</text>'
@@ -107,9 +109,10 @@ def bars(rows: Sequence[Bar], caption: str) -> str:
         x = _percent(limit.measure.value, top)
         for i in range(len(rows)):
             y = ROW * i + 20
-            parts.append(f'<line class="mark" x1="{x}" x2="{x}" y1="{y}" y2="{y + 18}"/>')
+            if rows[i].kind != "limit":
+                parts.append(f'<line class="mark" x1="{x}" x2="{x}" y1="{y}" y2="{y + 18}"/>')
     says = "; ".join(f"{b.label} {b.detail}" for b in rows)
-    line = " The dashed line is the limit, 100 %." if limit is not None else ""
+    line = f" The dashed line is {limit.label}, 100 %." if limit is not None else ""
     figure = _svg("bars", caption, says, height, "\n".join(parts))
     return f"<figure>{figure}<figcaption>{caption}.{line}</figcaption></figure>"
 

@@ -11,8 +11,8 @@ STYLE = """
 body{margin:0;background:var(--page);color:var(--ink);
 font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans","Liberation Sans",sans-serif;
 -webkit-text-size-adjust:100%}
-main{max-width:1060px;margin:0 auto;padding:44px 24px 12px}
-footer{max-width:1060px;margin:0 auto;padding:8px 24px 40px;color:var(--dim);font-size:13px}
+main{max-width:1200px;margin:0 auto;padding:44px 24px 12px}
+footer{max-width:1200px;margin:0 auto;padding:8px 24px 40px;color:var(--dim);font-size:13px}
 .eyebrow{margin:0;color:var(--own);font-size:13px;font-weight:600;letter-spacing:.04em}
 h1{margin:4px 0 10px;font-size:32px;line-height:1.2;font-weight:650;letter-spacing:-.015em;
 overflow-wrap:anywhere}
@@ -20,11 +20,11 @@ h2{margin:0 0 14px;font-size:19px;line-height:1.3;font-weight:650;letter-spacing
 h3{margin:22px 0 8px;font-size:14px;font-weight:650;overflow-wrap:anywhere}
 .facts{display:flex;flex-wrap:wrap;gap:2px 0;margin:0;padding:0;list-style:none;color:var(--dim);
 font-size:15px}
-.facts li+li:before{content:"\\00b7";margin:0 9px}
+.facts li:not(:last-child):after{content:"\\00b7";margin:0 9px}
 section{margin:28px 0 0;padding:24px 26px;background:var(--card);border:1px solid var(--rule);
 border-radius:10px}
 .answer{border-left:4px solid var(--own);padding:20px 26px}
-.answer p{margin:0;max-width:46em;overflow-wrap:anywhere}
+.answer p{margin:0;max-width:50em;overflow-wrap:anywhere}
 .answer p+p{margin-top:12px}
 .answer p:first-child{font-size:18px;line-height:1.5}
 figure{margin:0}
@@ -37,7 +37,8 @@ svg .dim,svg .tick{fill:var(--dim)}
 svg .tick,svg .kneename{font-size:12px}
 svg .kneename{fill:var(--own);font-weight:650}
 .track{fill:var(--track)}
-.other .bar{fill:var(--other)}.own .bar{fill:var(--own)}.limit .bar{fill:var(--limit)}
+.other .bar,.idle .bar{fill:var(--other)}.idle .bar{opacity:.5}
+.own .bar{fill:var(--own)}.limit .bar{fill:var(--limit)}
 rect.compute{fill:var(--compute)}rect.exposed{fill:var(--exposed)}rect.skew{fill:var(--skew)}
 .whisker{stroke:var(--ink);stroke-width:1.5;opacity:.75}
 .mark{stroke:var(--limit);stroke-width:1.5;stroke-dasharray:3 2}
@@ -65,14 +66,14 @@ color:var(--bad);overflow-wrap:anywhere}
 .problems b{margin-right:6px}
 .notes{color:var(--dim)}
 .notes li{margin-top:3px;overflow-wrap:anywhere}
-.scroll{overflow-x:auto;margin:0 -26px;padding:0 26px}
+.scroll{overflow-x:auto;margin:0 -26px}
 .scroll+.scroll{margin-top:24px}
 table{width:100%;border-collapse:collapse;font-size:13.5px;font-variant-numeric:tabular-nums}
-caption{padding-bottom:6px;text-align:left;font-weight:650}
+caption{padding:0 26px 6px;text-align:left;font-weight:650}
 th,td{padding:7px 9px;border-bottom:1px solid var(--rule);text-align:right;white-space:nowrap;
 vertical-align:baseline}
-th:first-child{padding-left:0;text-align:left}
-td:last-child{padding-right:0}
+th:first-child{position:sticky;left:0;padding-left:26px;background:var(--card);text-align:left}
+td:last-child,th:last-child{padding-right:26px}
 thead th{color:var(--dim);font-weight:500;font-size:12.5px}
 tbody th{font-weight:600}
 tbody tr:last-child>*{border-bottom:0}
@@ -96,8 +97,9 @@ pre{margin:0;padding:11px 14px;border-radius:6px;background:var(--track);font-si
 white-space:pre-wrap;overflow-wrap:anywhere}
 code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace}
 @media (max-width:640px){main{padding:26px 14px 8px}h1{font-size:25px}
-section{padding:18px 16px}.scroll{margin:0 -16px;padding:0 16px}.answer{padding:16px}
-.answer p:first-child{font-size:17px}.wide{display:none}.narrow{display:inline}
+section{padding:18px 16px}.scroll{margin:0 -16px}
+th:first-child,caption{padding-left:16px}td:last-child,th:last-child{padding-right:16px}.answer{padding:16px}
+.answer p:first-child{font-size:17px}.wide,.more{display:none}.narrow{display:inline}
 footer{padding:8px 14px 32px}svg text{font-size:13px}}
 @media print{body{background:#fff}section{break-inside:avoid}}
 """

@@ -1,0 +1,740 @@
+"""What `dsprep bench` tells: tables, CSV, page, answer, sweeps, comparisons."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from dsprep.bench import answer as answers
+from dsprep.bench import comparing, page, sweeping, tables
+from dsprep.bench.model import MEASURES, Measure, Point, Report, Row, Sweep
+from dsprep.bench.strategies import SETS, STRATEGIES
+from dsprep.cli.bench import output
+from dsprep.cli.bench.compare import register as register_compare
+from dsprep.errors import FormatError, UsageError
+from dsprep.plan import parse_nbytes
+
+SAMPLES, NBYTES, LIMIT_RATE = 8192, 19_200, 62_500.0
+HOSTILE = '<script src="http://evil.example/x.js">&\x1b[31m\u202e\ud800</script>'
+
+
+def measure(value, spread=0.03):
+    return Measure(value, value * (1 - spread), value * (1 + spread))
+
+
+def row(name, rate, *, step=0.0, overlaps=False, ranks=1, spread=0.03, batch=32, **more):
+    """A row that loads `rate` samples/s by itself, with steps that take `step` seconds."""
+    steps = -(-SAMPLES // batch // ranks)
+    load, compute = SAMPLES / rate, steps * step
+    first = load / 64
+    exposed = first + max(0.0, load - first - compute) if overlaps else load
+    skew = 0.02 * compute if ranks > 1 else 0.0
+    epoch = exposed + compute + skew
+    taken = {
+        "epoch_seconds": epoch,
+        "exposed_seconds": exposed,
+        "first_batch_seconds": first,
+        "wait_p50_seconds": exposed / steps,
+        "wait_p99_seconds": 4 * exposed / steps,
+        "samples_per_second": SAMPLES / epoch,
+        "gb_per_second": SAMPLES * NBYTES / epoch / 1e9,
+        "limit_percent": 100 * SAMPLES / epoch / LIMIT_RATE,
+        "read_calls": 8192.0,
+        "asked_bytes": float(SAMPLES * NBYTES),
+        "device_bytes": float(SAMPLES * NBYTES),
+        "peak_rss_bytes": 312e6,
+        "cpu_seconds": 0.4 * epoch,
+    }
+    if step:
+        taken |= {"compute_seconds": compute, "utilisation_percent": 100 * compute / epoch}
+    if ranks > 1:
+        taken["skew_seconds"] = skew
+    words = STRATEGIES[name].words if name in STRATEGIES else ""
+    made = {k: measure(v, spread) for k, v in (taken | more).items() if v is not None}
+    return Row(name, words, made, runs=3)
+
+
+RATES = {
+    "pread-limit": (LIMIT_RATE, False),
+    "h5py": (2600, False),
+    "tf": (1900, False),
+    "tf-prefetch": (2900, True),
+    "provenance": (11_000, True),
+    "group": (38_000, False),
+    "group-db": (52_000, True),
+    "dsprep": (55_000, True),
+}
+
+
+def report(rows=None, step=0.012, ranks=1, cold=True, **more):
+    rates = {k: RATES[k] for k in rows or RATES}
+    made = tuple(
+        row(n, rate, step=0 if n == "pread-limit" else step, overlaps=over, ranks=ranks)
+        for n, (rate, over) in rates.items()
+    )
+    found = Report(
+        kind="read",
+        command=f"dsprep bench read train.h5 --compute {1000 * step:g}ms",
+        when="2025-06-01T12:00:00+00:00",
+        machine={
+            "cpu": "Some CPU @ 2.50GHz",
+            "cores": 2,
+            "memory": 8_123_456_789,
+            "file_system": {"type": "ext4", "mount": "/"},
+            "versions": {"python": "3.12.1", "h5py": "3.14.0", "numpy": "2.3.0"},
+        },
+        dataset={
+            "name": "train.h5",
+            "format": "hdf5",
+            "samples": SAMPLES,
+            "sample_nbytes": NBYTES,
+            "payload_nbytes": SAMPLES * NBYTES,
+            "fields": ["frames float32[1600,3]", "unit_par float32[19]"],
+            "grouped": False,
+        },
+        settings={
+            "batch_size": 32,
+            "ranks": ranks,
+            "compute": f"{1000 * step:g}ms" if step else "none",
+            "cold": cold,
+            "threads": 2,
+            "buffer_size": 64 << 20,
+            "repeat": 3,
+        },
+        rows=made,
+    )
+    return replace(found, **more)
+
+
+def swept(values=("1MiB", "4MiB", "16MiB", "64MiB"), rates=(9e3, 2e4, 3.9e4, 4e4)):
+    points = tuple(
+        Point(v, (row("pread-limit", 6e4), row("dsprep", r), row("group", 0.8 * r)))
+        for v, r in zip(values, rates, strict=True)
+    )
+    knees = {n: sweeping.knee(points, n) for n in ("pread-limit", "dsprep", "group")}
+    return report(rows=["h5py"], step=0, sweep=Sweep("buffer-size", points, knees))
+
+
+def without_rows(one):
+    return replace(one, rows=())
+
+
+def full():
+    """A report with all that may be in one."""
+    bad = Row("zarr", "zarr, sample by sample", problems=("not cold: 12% came from a device",))
+    noted = replace(row("torch", 3000, step=0.012, ranks=2), notes=("2 workers per rank",))
+    made = report(ranks=2)
+    made = replace(made, rows=(*made.rows, noted, bad))
+    return replace(made, answer=answers.answer(made))
+
+
+@pytest.fixture
+def app():
+    made = typer.Typer()
+    register_compare(made)
+
+    @made.callback()
+    def bench():
+        pass
+
+    return lambda *args: CliRunner().invoke(made, ["compare", *map(str, args)])
+
+
+def saved(path, one):
+    path.write_text(json.dumps(one.to_json()))
+    return path
+
+
+# --- reports as JSON -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("one", [full(), without_rows(swept())], ids=["rows", "sweep"])
+def test_a_report_comes_back_from_json(one, tmp_path):
+    assert Report.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert comparing.load(saved(tmp_path / "r.json", one)) == one
+
+
+def paths_in(node, at=()):
+    yield at
+    inner = node.items() if isinstance(node, dict) else []
+    for key, value in enumerate(node) if isinstance(node, list) else inner:
+        yield from paths_in(value, (*at, key))
+
+
+WHOLE = without_rows(swept()).to_json() | {
+    "strategies": report(rows=["h5py"]).to_json()["strategies"]
+}
+PLACES = list(paths_in(WHOLE))[1:]
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(PLACES), JUNK, st.booleans())
+def test_a_damaged_report_is_a_format_error_or_a_report(tmp_path_factory, place, junk, drop):
+    content = copy.deepcopy(WHOLE)
+    node = content
+    for key in place[:-1]:
+        node = node[key]
+    if drop:
+        del node[place[-1]]
+    else:
+        node[place[-1]] = junk
+    file = tmp_path_factory.getbasetemp() / "damaged.json"
+    file.write_text(json.dumps(content))
+    try:
+        found = comparing.load(file)
+    except FormatError:
+        return
+    ElementTree.fromstring(page.html(found).encode("utf-8", "backslashreplace"))
+    tables.csv_text(found)
+    for table in tables.tables(found):
+        output.drawn(table, 80)
+    answers.answer(found)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"\xff\xfe", b"[", b"[]", b"null", b"{}", b"[" * 100_000, b'{"dsprep_bench": 2}'],
+    ids=lambda raw: str(raw[:8]),
+)
+def test_what_is_no_report_is_a_format_error(tmp_path, raw):
+    (tmp_path / "r").write_bytes(raw)
+    with pytest.raises(FormatError):
+        comparing.load(tmp_path / "r")
+
+
+def test_a_report_of_another_version_says_so(tmp_path):
+    content = report().to_json() | {"dsprep_bench": 9}
+    (tmp_path / "r").write_text(json.dumps(content))
+    with pytest.raises(FormatError, match="version"):
+        comparing.load(tmp_path / "r")
+
+
+# --- tables and CSV --------------------------------------------------------------------------
+
+
+def test_columns_are_those_that_somebody_has():
+    names = {c.measure for c in tables.columns(report(ranks=2))}
+    assert {"utilisation_percent", "skew_seconds", "exposed_seconds"} <= names
+    assert "major_faults" not in names
+    names = {c.measure for c in tables.columns(report(step=0))}
+    assert not names & {"utilisation_percent", "skew_seconds"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("seconds", 0.0, "0 s"),
+        ("seconds", 1.5e-7, "150 ns"),
+        ("seconds", 0.99999, "1.00 s"),
+        ("seconds", 12_345.0, "12,345 s"),
+        ("peak_rss_bytes", 312e6, "312.0 MB"),
+        ("read_calls", 8192.0, "8,192"),
+        ("read_calls", 2.5e7, "25.0 M"),
+        ("gb_per_second", 0.0123, "0.0123"),
+        ("limit_percent", 2.84, "2.8"),
+        ("limit_percent", 98.6, "99"),
+        ("ratio", 0.93, "0.930x"),
+        ("samples_per_second", float("nan"), "-"),
+    ],
+)
+def test_numbers_are_written_for_people(name, value, words):
+    assert tables.show_value(name, value) == words
+
+
+def test_the_spread_is_short():
+    assert tables.show_spread("seconds", Measure(1.0, 0.9, 1.1)) == "±10%"
+    assert tables.show_spread("seconds", Measure(1.0, 1.0, 1.001)) == ""
+    assert tables.show_spread("seconds", Measure(1.0, 0.2, 3.0)) == "200 ms to 3.00 s"
+
+
+@pytest.mark.parametrize("room", [60, 80, 100, 200])
+def test_a_table_fits_and_keeps_names_whole(room):
+    (table,) = tables.tables(full())
+    lines = [text for text, _ in output.drawn(table, room)]
+    assert max(map(len, lines)) <= room
+    assert "samples/s" in lines[0]
+    for one in full().rows:
+        assert any(line.startswith(one.name) for line in lines)
+    assert any(line.startswith("zarr") and "not cold: 12%" in line for line in lines)
+
+
+def test_csv_has_every_figure_in_full():
+    one = full()
+    read = list(csv.DictReader(io.StringIO(tables.csv_text(one))))
+    assert [r["strategy"] for r in read] == [r.name for r in one.rows]
+    for line, made in zip(read, one.rows, strict=True):
+        assert line["problems"] == "; ".join(made.problems)
+        for name, m in made.measures.items():
+            unit = MEASURES[name].unit
+            assert float(line[f"{name} [{unit}]"]) == m.value
+            assert float(line[f"{name} most [{unit}]"]) == m.most
+    swept_lines = list(csv.DictReader(io.StringIO(tables.csv_text(without_rows(swept())))))
+    assert len(swept_lines) == 12
+    assert {(r["parameter"], r["value"]) for r in swept_lines} >= {("buffer-size", "16MiB")}
+
+
+def test_csv_brings_hostile_text_back():
+    one = Row('a,"b"\nc', problems=("x\ny",))
+    text = tables.csv_text(replace(report(), rows=(one,)))
+    (line,) = csv.DictReader(io.StringIO(text))
+    assert line["strategy"] == one.name
+    assert line["problems"] == "x\ny"
+
+
+# --- the page --------------------------------------------------------------------------------
+
+
+def hostile():
+    bad = Row(HOSTILE, HOSTILE, problems=(HOSTILE,), notes=(HOSTILE,))
+    good = replace(row("h5py", 2600), name=HOSTILE + "2", notes=(HOSTILE,))
+    one = full()
+    return replace(
+        one,
+        command=HOSTILE,
+        dataset={**one.dataset, "name": HOSTILE, HOSTILE: HOSTILE},
+        machine={**one.machine, HOSTILE: [HOSTILE]},
+        rows=(*one.rows, bad, good),
+        sweep=Sweep(HOSTILE, (Point(HOSTILE, (good, bad)),), {HOSTILE + "2": HOSTILE}),
+        answer=(HOSTILE,),
+    )
+
+
+def copied(kind):
+    rows = (
+        Row("cp", measures={"seconds": measure(1.0), "gb_per_second": measure(1.5)}, runs=3),
+        Row("dsprep", measures={"seconds": measure(2.0), "gb_per_second": measure(0.75)}, runs=3),
+    )
+    return replace(report(), kind=kind, rows=rows)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        full(),
+        report(step=0),
+        swept(),
+        hostile(),
+        copied("convert"),
+        copied("provenance"),
+        replace(report(), rows=()),
+        replace(
+            report(), rows=(Row("h5py", problems=("failed",)),), machine={}, dataset={}, settings={}
+        ),
+    ],
+    ids=["full", "no compute", "sweep", "hostile", "convert", "provenance", "empty", "failed"],
+)
+def test_the_page_is_well_formed_and_stands_alone(one):
+    text = page.html(one)
+    data = text.encode()
+    assert len(data) < 200_000
+    assert page.MARK.encode() in data[: output.HEAD]
+    tree = ElementTree.fromstring(data)
+    tags = {e.tag.rpartition("}")[2] for e in tree.iter()}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "image", "use", "a"}
+    for element in tree.iter():
+        for name in element.attrib:
+            assert not name.startswith("on")
+            assert name.rpartition("}")[2] not in ("href", "src", "style")
+    style = next(e.text for e in tree.iter() if e.tag.endswith("}style"))
+    assert "url(" not in style
+    assert "@import" not in style
+    for element in tree.iter():
+        if element.tag.endswith("}th"):
+            assert element.get("scope") in ("col", "row")
+        if element.tag.endswith("}svg") and element.get("role"):
+            assert [child.tag.rpartition("}")[2] for child in element][:2] == ["title", "desc"]
+    assert "evil.example/x.js&quot;" in text or one.command != HOSTILE
+    assert not set("\x1b\u202e\ud800") & set(text)
+    identities = re.findall(r' id="([^"]+)"', text)
+    assert len(identities) == len(set(identities))
+
+
+def test_a_long_sweep_still_makes_a_page():
+    values = tuple(str(i) for i in range(1, 65))
+    text = page.html(without_rows(swept(values, [100.0 * i for i in range(1, 65)])))
+    ElementTree.fromstring(text)
+    assert len(text) < 500_000
+
+
+# --- the answer ------------------------------------------------------------------------------
+
+
+def test_required_bandwidth_is_the_papers():
+    assert answers.required_bandwidth(1, 8e6, 0.129) == pytest.approx(62e6, rel=0.01)
+    assert answers.required_bandwidth(4, 1e6, 0) == float("inf")
+
+
+def told(one):
+    return " ".join(answers.answer(one))
+
+
+def test_the_need_is_told_for_a_rank_and_for_all():
+    words = told(report(ranks=2))
+    assert "A step of 12.0 ms on 32 samples of 19.2 kB needs 51.2 MB/s per rank" in words
+    assert "102.4 MB/s for all 2 ranks" in words
+    assert "11.7 times that" in words
+
+
+def test_storage_that_is_too_slow_is_said_to_be():
+    one = report(step=0.0001)
+    assert "no way of reading can hide loading" in told(one)
+
+
+def test_a_limit_that_runs_beside_steps_is_no_rate():
+    rows = list(report().rows)
+    rows[0] = row("pread-limit", LIMIT_RATE, step=0.012, overlaps=True)
+    words = told(replace(report(), rows=tuple(rows)))
+    assert "kept up with it" in words
+    assert "gives at least that" in words
+
+
+def test_the_bottleneck_and_its_cure():
+    words = told(report())
+    assert "(h5py)" in words
+    assert "loading is the bottleneck" in words
+    assert "repacked and read by dsprep.Reader, 2.02 times the samples/s" in words
+    assert "with its sidecar alone, nothing rewritten" in words
+    assert "Double buffering by itself" in words
+    quick = report(step=0.5)
+    assert "loading is not the bottleneck" in told(quick)
+
+
+def test_no_compute_tells_the_step_that_hides_loading():
+    words = told(report(step=0))
+    assert "hides behind steps of 32 samples that take at least 12.3 ms with h5py" in words
+    assert "582 µs with dsprep" in words
+
+
+def test_nothing_is_claimed_within_the_spread():
+    rows = (row("pread-limit", 6e4), row("h5py", 3000, spread=0.2), row("dsprep", 3300, spread=0.2))
+    words = told(replace(report(step=0), rows=rows))
+    assert "No gain from dsprep that could be told from the spread" in words
+    assert "times the samples/s" not in words
+
+
+def test_another_way_that_is_the_fastest_is_named():
+    rows = (*report(rows=["pread-limit", "h5py", "dsprep"], step=0).rows, row("mmap", 90_000))
+    assert "read by mmap (the fastest here), " in told(replace(report(step=0), rows=rows))
+
+
+def test_a_way_of_today_without_figures_leaves_it_open():
+    bad = Row("h5py", problems=("failed: x",))
+    one = replace(report(), rows=(report().rows[0], bad))
+    assert "is open: h5py has no figures" in told(one)
+    assert "add --strategy h5py" in told(replace(one, rows=one.rows[:1]))
+
+
+def test_what_is_not_shown_is_said():
+    words = told(report(cold=False))
+    assert "warm, from the page cache" in words
+    assert "the storage itself was not measured" in words
+    assert "no parallel file system" in words
+    lustre = replace(report(), machine={"file_system": {"type": "lustre"}})
+    assert "one client of lustre" in told(lustre)
+    assert "zarr has no figures" in told(full())
+
+
+def test_the_orderings_of_the_papers():
+    words = told(report())
+    assert "tf to tf-prefetch (4.31 s to 44.1 ms, by overlap)" in words
+    assert "Not shown" not in words
+    rows = list(report().rows)
+    rows[3] = replace(rows[2], name="tf-prefetch")
+    words = told(replace(report(), rows=tuple(rows)))
+    assert "Not shown: tf to tf-prefetch is no difference beyond the spread" in words
+    steps = tuple(row(n, 2000.0 * min(i + 1, 3)) for i, n in enumerate(SETS["lmdbio"]))
+    words = told(replace(report(), rows=steps))
+    assert "The steps of LMDBIO" in words
+    assert "staggering needs storage servers" in words
+    assert "LMM relieves" not in words
+
+
+def test_the_answers_of_other_benchmarks():
+    assert "dsprep ran at 0.500 of the rate of cp" in told(copied("repack"))
+    rows = tuple(
+        Row(n, measures={"seconds": measure(s), "read_bytes": measure(1e6)})
+        for n, s in (("full scan", 9.0), ("dsprep provenance", 0.5), ("cursor walk", 0.51))
+    )
+    words = told(replace(report(), kind="provenance", rows=rows))
+    assert "dsprep provenance took 500 ms" in words
+    assert "full scan takes 18.0 times as long" in words
+    assert "cursor walk takes as long within the spread" in words
+    for kind in ("read", "convert", "repack", "provenance"):
+        assert answers.answer(
+            replace(report(), kind=kind, rows=(), machine={}, settings={}, dataset={})
+        )
+
+
+# --- sweeps ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("buffer-size=1MiB,4MiB", ("1MiB", "4MiB")),
+        ("--buffer-size=1MiB..64MiB", ("1MiB", "4MiB", "16MiB", "64MiB")),
+        ("buffer-size=64..1024", ("64", "256", "1024")),
+        ("transfer-size=4KiB..1MiB*16", ("4KiB", "64KiB", "1MiB")),
+        ("transfer-size=100kB..300kB", ("100000B", "300kB")),
+        ("threads=1..12", ("1", "2", "4", "8", "12")),
+        ("ranks=1..100*10", ("1", "10", "100")),
+        ("stagger=3", ("3",)),
+    ],
+)
+def test_sweeps_are_parsed(text, values):
+    assert sweeping.parse(text) == (text.partition("=")[0].removeprefix("--"), values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "threads",
+        "threads=",
+        "threads=0",
+        "threads=-1",
+        "threads=1,1",
+        "threads=1,,2",
+        "threads=1MiB",
+        "threads=2..1",
+        "threads=1..4*1",
+        "threads=1..4*x",
+        "threads=1..2..3",
+        "threads=٣",
+        "colour=1",
+        "buffer-size=64,1MiB",
+        "buffer-size=1024,1KiB",
+        "buffer-size=inf",
+        "threads=" + ",".join(map(str, range(1, 100))),
+        "threads=" + "9" * 5000,
+    ],
+)
+def test_what_is_no_sweep_is_a_usage_error(text):
+    with pytest.raises(UsageError):
+        sweeping.parse(text)
+
+
+@given(st.text(alphabet="threadsbuf-iz=.,*0129MiBk ", max_size=40))
+def test_any_text_is_a_sweep_or_a_usage_error(text):
+    try:
+        _, values = sweeping.parse(text)
+    except UsageError:
+        return
+    assert 1 <= len(values) <= sweeping.MOST
+    assert all(parse_nbytes(v) > 0 for v in values)
+
+
+@given(
+    st.lists(st.tuples(st.floats(1, 1e6), st.floats(0, 0.5)), min_size=1, max_size=12),
+    st.randoms(),
+)
+def test_beyond_the_knee_nothing_is_better(rates, random):
+    points = [
+        Point(str(2**i), (Row("x", measures={"samples_per_second": measure(r, s)}),))
+        for i, (r, s) in enumerate(rates)
+    ]
+    values = [p.value for p in points]
+    of = {p.value: p.rows[0].measures["samples_per_second"] for p in points}
+    random.shuffle(points)
+    at = values.index(sweeping.knee(points, "x"))
+
+    def beaten(i):
+        here = of[values[i]]
+        return any(
+            of[v].value > here.value * (1 + sweeping.GAIN) and of[v].least > here.most
+            for v in values[i + 1 :]
+        )
+
+    if all(m.least != m.most for m in of.values()):
+        assert not beaten(at)
+        assert all(beaten(i) for i in range(at))
+
+
+def test_a_sweep_names_the_setting_to_use():
+    one = without_rows(swept())
+    assert one.sweep.knees["dsprep"] == "16MiB"
+    assert sweeping.words(one.sweep)[0].startswith("dsprep: use --buffer-size 16MiB: 39,000 samp")
+    assert told(one).startswith("dsprep: use --buffer-size 16MiB")
+    rising = without_rows(swept(rates=(1e3, 1e4, 2e4, 4e4)))
+    assert "sweep further" in told(rising)
+    flat = without_rows(swept(rates=(4e4, 4e4, 4e4, 4e4)))
+    assert "use --buffer-size 1MiB: 40,000 samples/s, and no larger value" in told(flat)
+    assert sweeping.knee([], "dsprep") is None
+
+
+# --- comparing -------------------------------------------------------------------------------
+
+
+def faster(one, name, times):
+    rows = [
+        replace(
+            r,
+            measures={
+                **r.measures,
+                "samples_per_second": measure(times * r.value("samples_per_second")),
+            },
+        )
+        if r.name == name
+        else r
+        for r in one.rows
+    ]
+    return replace(one, rows=tuple(rows))
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict", "failed"),
+    [(1.5, "faster", False), (1.02, "same", False), (0.96, "same", False), (0.5, "slower", True)],
+)
+def test_a_change_counts_beyond_the_spread(times, verdict, failed):
+    found = comparing.compare(report(), faster(report(), "dsprep", times))
+    verdicts = {p.name: p.verdict for p in found.pairs}
+    assert verdicts.pop("dsprep") == verdict
+    assert set(verdicts.values()) == {"same"}
+    assert [p.name for p in found.worse(0.1)] == (["dsprep"] if failed else [])
+    assert found.differences == ()
+    assert json.loads(json.dumps(found.to_json()))["measure"] == "samples_per_second"
+
+
+def test_less_is_better_where_it_is():
+    found = comparing.compare(report(), report(step=0.001), "exposed_seconds")
+    assert {p.verdict for p in found.pairs if p.name == "tf-prefetch"} == {"slower"}
+    assert "tf-prefetch" in [p.name for p in found.worse(0.05)]
+    assert {f for f, _, _ in found.differences} == {"settings compute", "command"}
+
+
+def test_values_measured_once_need_a_tenth():
+    once = Measure(100.0, 100.0, 100.0)
+    assert comparing.apart(once, Measure(109.0, 109.0, 109.0)) == 0
+    assert comparing.apart(once, Measure(111.0, 111.0, 111.0)) == 1
+    assert comparing.apart(once, Measure(89.0, 89.0, 89.0)) == -1
+
+
+def test_strategies_of_one_report_only_and_failures_are_told():
+    old = report()
+    bad = Row("h5py", problems=("failed: x",))
+    new = replace(old, rows=(bad, *old.rows[2:], row("mmap", 1e4)))
+    found = comparing.compare(old, new)
+    assert (found.only_old, found.only_new) == (("pread-limit",), ("mmap",))
+    assert [p.name for p in found.worse(0.1)] == ["h5py"]
+    assert comparing.compare(new, old).worse(0.1) == []
+
+
+def test_compare_on_the_command_line(app, tmp_path):
+    old = saved(tmp_path / "old.json", report())
+    new = saved(tmp_path / "new.json", faster(report(), "dsprep", 0.5))
+    done = app(old, new)
+    assert done.exit_code == 0
+    assert re.search(r"dsprep .*0\.500x +slower", done.stdout)
+    assert app(old, new, "--fail-over", "10%").exit_code == 1
+    assert app(old, new, "--fail-over", "60%").exit_code == 0
+    assert app(new, old, "--fail-over", "10").exit_code == 0
+    done = app(old, new, "--json", "-")
+    assert {p["name"]: p["verdict"] for p in json.loads(done.stdout)["strategies"]}[
+        "dsprep"
+    ] == "slower"
+    file = tmp_path / "compared.json"
+    assert app(old, new, "--json", file).exit_code == 0
+    assert app(old, new, "--json", file).exit_code == 0
+    assert json.loads(file.read_text())["unit"] == "samples/s"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["--fail-over", "much"], 2, "percentage"),
+        (["--measure", "speed"], 2, "no measure"),
+        (["--measure", "size_bytes"], 2, "no strategy has"),
+    ],
+)
+def test_compare_refuses_wrong_options(app, tmp_path, args, code, words):
+    old = saved(tmp_path / "old.json", report())
+    done = app(old, old, *args)
+    assert done.exit_code == code
+    assert words in done.stderr
+
+
+def test_compare_refuses_other_kinds_and_files(app, tmp_path):
+    old = saved(tmp_path / "old.json", report())
+    other = saved(tmp_path / "other.json", copied("convert"))
+    assert app(old, other).exit_code == 2
+    assert app(other, other).exit_code == 0
+    (tmp_path / "x").write_text("{}")
+    assert app(old, tmp_path / "x").exit_code == 1
+    assert app(old, tmp_path / "missing").exit_code == 1
+
+
+def test_sweeps_are_compared_value_by_value(app, tmp_path):
+    old = saved(tmp_path / "old.json", without_rows(swept()))
+    new = saved(tmp_path / "new.json", without_rows(swept(rates=(9e3, 2e4, 1e4, 4e4))))
+    done = app(old, new, "--fail-over", "5%")
+    assert done.exit_code == 1
+    assert "worse by more than 5%: dsprep buffer-size=16MiB" in done.stderr
+
+
+# --- what is written -------------------------------------------------------------------------
+
+
+def test_emit_prints_and_writes(tmp_path, capsys):
+    files = {n: tmp_path / f"r.{n}" for n in ("json", "html", "csv")}
+    for _ in range(2):  # its own files are replaced
+        output.emit(full(), **files)
+    out, err = capsys.readouterr()
+    assert "pread-limit" in out
+    assert "loading is the bottleneck" in out.replace("\n", " ")
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert err.count("wrote") == 6
+    assert comparing.load(files["json"]) == full()
+    assert files["html"].read_text().startswith("<!DOCTYPE html>")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["r.csv", "r.html", "r.json"]
+
+
+def test_emit_prints_nothing_but_json(capsys):
+    output.emit(full(), json=Path("-"), html=None, csv=None)
+    assert Report.from_json(json.loads(capsys.readouterr().out)) == full()
+
+
+def test_hostile_names_do_not_steer_a_terminal(capsys):
+    output.emit(hostile(), json=None, html=None, csv=None)
+    assert not set("\x1b\u202e\ud800") & set(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("option", ["json", "html", "csv"])
+def test_files_of_others_are_kept(tmp_path, option):
+    file = tmp_path / "mine"
+    file.write_text('{"my": "data"}')
+    asked = {"json": None, "html": None, "csv": None, option: file}
+    with pytest.raises(UsageError, match="mine"):
+        output.emit(full(), **asked)
+    assert file.read_text() == '{"my": "data"}'
+    file.write_text("")
+    output.emit(full(), **asked)
+    assert file.stat().st_size > 1000
+
+
+def test_targets_that_cannot_be_are_told(tmp_path):
+    with pytest.raises(UsageError, match="same file"):
+        output.check_targets(json=tmp_path / "x", csv=tmp_path / "x")
+    with pytest.raises(UsageError, match="directory"):
+        output.check_targets(html=tmp_path)
+    with pytest.raises(UsageError, match="no such directory"):
+        output.check_targets(html=tmp_path / "no" / "x.html")
