@@ -186,7 +186,7 @@ JUNK = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(PLACES), JUNK, st.booleans())
 def test_a_damaged_report_is_a_format_error_or_a_report(tmp_path_factory, place, junk, drop):
     content = copy.deepcopy(WHOLE)

@@ -160,6 +160,9 @@ def load(path: Path) -> Report:
             )
         report = Report.from_json(content, path)
         known = report.kind in KINDS
+        knees = report.sweep.knees if report.sweep is not None else {}
+        if not all(isinstance(value, str) for value in knees.values()):
+            raise FormatError("the report has a knee that is no value", where=path, fix=fix)
     except FormatError:
         raise
     except (ValueError, OverflowError, RecursionError, TypeError) as error:

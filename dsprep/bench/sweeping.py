@@ -107,6 +107,14 @@ def amount(parameter: str, value: str) -> int:
     return int(text)
 
 
+def _size(value: str) -> int:
+    """Return where a value stands among others; foreign ones come first, as they are."""
+    try:
+        return parse_nbytes(value)
+    except UsageError:
+        return 0
+
+
 def knee(points: Sequence[Point], strategy: str, measure: str = "samples_per_second") -> str | None:
     """Return the smallest value from which on no larger one is better by more than `GAIN`.
 
@@ -114,7 +122,7 @@ def knee(points: Sequence[Point], strategy: str, measure: str = "samples_per_sec
     """
     known = sorted(
         (
-            (parse_nbytes(point.value), point.value, row.measures[measure])
+            (_size(point.value), point.value, row.measures[measure])
             for point in points
             for row in point.rows
             if row.name == strategy and measure in row.measures and not row.problems
@@ -151,7 +159,7 @@ def _sentence(sweep: Sweep, name: str, value: str, measure: str) -> str:
         return f"{name}: --{sweep.parameter} {value} was the only value with figures."
     choose = max if MEASURES[measure].better > 0 else min
     best = choose(rates, key=lambda v: rates[v])
-    order = sorted(rates, key=parse_nbytes)
+    order = sorted(rates, key=_size)
     here = f"{show_value(measure, rates[value])} {unit}".removesuffix(" s")
     if value == order[-1]:
         return (
