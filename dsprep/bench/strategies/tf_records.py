@@ -35,6 +35,8 @@ class TfRecords(Strategy):
     """Records as dsprep writes them: see `dsprep.formats.tfrecord.features`."""
 
     _items: Any = None
+    _batches: Any = None
+    _opened = 0
 
     def open(self) -> None:
         """Find out how the fields are parsed; the file is opened by each epoch.
@@ -52,6 +54,7 @@ class TfRecords(Strategy):
             if 0 in f.inner:
                 raise UnsupportedError(f"TensorFlow does not parse field {f}, which is empty")
         self._spec = {f.name: self._feature(f) for f in schema}
+        self._batches = self._data()
 
     def _feature(self, field: Field) -> Any:
         """Return how TensorFlow is told to parse a field."""
@@ -91,18 +94,22 @@ class TfRecords(Strategy):
         found = tf.io.decode_raw(text, signed, little_endian=little)
         return found if signed == wanted else tf.bitcast(found, wanted)
 
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Yield each step's tensors, shuffled by the buffer."""
+    def _data(self) -> Any:
+        """Return the dataset of batches, in another order each time that it is iterated."""
         auto, task = self._tf.data.AUTOTUNE, self.task
-        seed = np.random.default_rng([task.seed, number]).integers(1 << 31)
+        self._opened += 1
+        seed = np.random.default_rng([task.seed, self._opened]).integers(1 << 31)
         nbytes = max(1, math.ceil(task.path.stat().st_size / max(1, task.samples)))
         buffer = max(1, min(SHUFFLED, SHUFFLED_NBYTES // nbytes))
-        data = self._tf.data.TFRecordDataset(str(task.path), buffer_size=READ_NBYTES)
+        records = self._tf.data.TFRecordDataset(str(task.path), buffer_size=READ_NBYTES)
         if task.world_size > 1:
-            data = data.shard(task.world_size, task.rank)
-        data = data.shuffle(buffer, seed=int(seed)).batch(task.batch_size)
-        data = data.map(self._parse, num_parallel_calls=auto).prefetch(auto)
-        self._items = iter(data)
+            records = records.shard(task.world_size, task.rank)
+        batches = records.shuffle(buffer, seed=int(seed)).batch(task.batch_size)
+        return batches.map(self._parse, num_parallel_calls=auto).prefetch(auto)
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield each step's tensors, shuffled by the buffer."""
+        self._items = iter(self._batches)
         while (item := next(self._items, None)) is not None:
             yield item
 
@@ -116,4 +123,4 @@ class TfRecords(Strategy):
 
     def close(self) -> None:
         """End what reads; that closes the file."""
-        self._items = None
+        self._items = self._batches = None

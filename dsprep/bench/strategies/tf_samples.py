@@ -82,6 +82,7 @@ class TfSamples(Strategy):
 
     _file: Any = None
     _items: Any = None
+    _batches: Any = None
     _fields: tuple[Stored, ...] = ()
 
     def open(self) -> None:
@@ -92,6 +93,9 @@ class TfSamples(Strategy):
 
         self._file = h5py.File(self.task.path, "r")
         self._fields = tuple(Stored(self._file, f, self.task) for f in self.task.schema)
+        # The graph is made once, as in a program; only the order is another in each epoch.
+        self._order = self._tf.Variable(np.zeros(0, np.int64), trainable=False, shape=(None,))
+        self._batches = self._data()
 
     def _read(self, index: Any) -> list[Any]:
         """Return a sample's values, as TensorFlow takes them."""
@@ -112,16 +116,20 @@ class TfSamples(Strategy):
             for f, v in zip(self.task.schema, values, strict=True)
         }
 
+    def _data(self) -> Any:
+        """Return the dataset of batches, of the samples that `_order` names when it is iterated."""
+        data = self._tf.data.Dataset
+        auto = self._tf.data.AUTOTUNE if self.ahead else None
+        order = data.range(1).flat_map(lambda _: data.from_tensor_slices(self._order))
+        samples = order.map(self._sample, num_parallel_calls=auto)
+        varies = any(f.ragged and f.kind == "array" for f in self.task.schema)
+        batches = (samples.ragged_batch if varies else samples.batch)(self.task.batch_size)
+        return batches.prefetch(auto) if self.ahead else batches
+
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's tensors, shuffled."""
-        auto = self._tf.data.AUTOTUNE if self.ahead else None
-        data = self._tf.data.Dataset.from_tensor_slices(self.task.share(number))
-        data = data.map(self._sample, num_parallel_calls=auto)
-        varies = any(f.ragged and f.kind == "array" for f in self.task.schema)
-        data = (data.ragged_batch if varies else data.batch)(self.task.batch_size)
-        if self.ahead:
-            data = data.prefetch(auto)
-        self._items = iter(data)
+        self._order.assign(self.task.share(number))
+        self._items = iter(self._batches)
         while (item := next(self._items, None)) is not None:
             yield item
 
@@ -135,7 +143,7 @@ class TfSamples(Strategy):
 
     def close(self) -> None:
         """End what reads, and close the file."""
-        self._items = None
+        self._items = self._batches = None
         self._fields = ()
         if self._file is not None:
             self._file.close()
