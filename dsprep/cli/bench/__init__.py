@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from dsprep.cli.bench.compare import register as compare
-# from dsprep.cli.bench.copy import register as copy
+from dsprep.cli.bench.copy import register as copy
 from dsprep.cli.bench.read import register as read
 
 
@@ -16,6 +16,6 @@ def register(app: typer.Typer) -> None:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for each in (read, compare):
+    for each in (read, copy, compare):
         each(bench)
     app.add_typer(bench, name="bench", help="Measure reading, converting and repacking here.")
