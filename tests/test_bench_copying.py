@@ -171,6 +171,13 @@ def test_cold(data, monkeypatch):
     assert not Cold((data,), False).check(Taken({"device_bytes": 0.0})).problem
 
 
+def test_more_data_than_memory(data, monkeypatch):
+    monkeypatch.setattr(copy_running.caches, "held", lambda files: 0.25)
+    report = bench_convert([str(data)], Settings(to=("hdf5",), repeat=1))
+    assert all("had 25% of the data" in row.notes[-1] for row in report.rows)
+    assert not any(row.problems for row in report.rows)
+
+
 def test_cp(data, tmp_path, monkeypatch):
     taken = run_cp([data], tmp_path, True)
     assert taken.measures["size_bytes"] == data.stat().st_size

@@ -77,6 +77,13 @@ class Cold:
             return f"not cold: {held:.0%} of the data stayed in the page cache"
         return ""
 
+    def lacking(self) -> str:
+        """Return how much of the data the page cache could not take, if it was to have all."""
+        held = None if self.cold else caches.held(self.files)
+        if held is None or held > 1 - STILL_HELD:
+            return ""
+        return f"not all warm: the page cache had {held:.0%} of the data"
+
     def check(self, taken: Taken) -> Taken:
         """Return what a run that read all took, with a problem if the data were not fetched."""
         if not self.cold or caches.held(self.files[:1]) is not None:

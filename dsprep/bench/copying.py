@@ -378,8 +378,10 @@ def _run_in_turn(ways: Sequence[_Way], repeat: int, cold: Cold, progress: Progre
             progress(number * len(ways) + i, total, way.name)
             if way.failed:
                 continue
-            problem = cold.settle()
+            problem, lacking = cold.settle(), cold.lacking()
             taken = way.run()
+            if lacking:
+                taken.more["lacking"] = lacking
             if way.all_read and taken.measures:
                 taken = cold.check(taken)
             way.runs.append(taken if taken.problem else replace(taken, problem=problem))
@@ -425,6 +427,7 @@ def _notes(way: _Way, base: _Way | None, subject: Subject) -> tuple[str, ...]:
             net = [a.measures["seconds"] / (b.measures["seconds"] - s) for a, b, s in pairs]
             words += f"; without it the ratio is {spread(net).value:.2f}"
         notes.append(words)
+    notes += list(dict.fromkeys(t.more["lacking"] for t in way.runs if "lacking" in t.more))
     if way.name in (SCAN, WALK) and subject.format == "lmdb":
         notes.append("LMDB maps its file, so what it touches is not asked for by read calls")
     with suppress(KeyError):
