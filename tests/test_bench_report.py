@@ -261,9 +261,9 @@ def test_numbers_are_written_for_people(name, value, words):
 
 
 def test_the_spread_is_short():
-    assert tables.show_spread("seconds", Measure(1.0, 0.9, 1.1)) == "±10%"
-    assert tables.show_spread("seconds", Measure(1.0, 1.0, 1.001)) == ""
-    assert tables.show_spread("seconds", Measure(1.0, 0.2, 3.0)) == "200 ms to 3.00 s"
+    assert tables.show_spread(Measure(1.0, 0.9, 1.1)) == "±10%"
+    assert tables.show_spread(Measure(1.0, 1.0, 1.001)) == ""
+    assert tables.show_spread(Measure(1.0, 0.2, 3.0)) == "±140%"
 
 
 @pytest.mark.parametrize("room", [60, 80, 100, 200])
@@ -396,7 +396,7 @@ def test_the_need_is_told_for_a_rank_and_for_all():
 
 def test_storage_that_is_too_slow_is_said_to_be():
     one = report(step=0.0001)
-    assert "no way of reading can hide loading" in told(one)
+    assert "not even plain reads keep up" in told(one)
 
 
 def test_a_limit_that_runs_beside_steps_is_no_rate():
@@ -579,6 +579,16 @@ def test_a_sweep_names_the_setting_to_use():
     flat = without_rows(swept(rates=(4e4, 4e4, 4e4, 4e4)))
     assert "use --buffer-size 1MiB: 40,000 samples/s, and no larger value" in told(flat)
     assert sweeping.knee([], "dsprep") is None
+
+
+def test_a_sweep_whose_spread_is_wide_says_so():
+    rates = {"1MiB": 1000.0, "4MiB": 1600.0}
+    points = tuple(
+        Point(v, (Row("dsprep", measures={"samples_per_second": measure(r, 0.5)}),))
+        for v, r in rates.items()
+    )
+    sweep = Sweep("buffer-size", points, {"dsprep": sweeping.knee(points, "dsprep")})
+    assert "the spread is too wide to tell" in sweeping.words(sweep)[0]
 
 
 # --- comparing -------------------------------------------------------------------------------

@@ -129,12 +129,12 @@ def _need(report: Report) -> str:
                 "the storage gives at least that."
             )
         return (
-            f"{need} {told} beside the same steps, and they waited for it: "
-            "no way of reading can hide all loading here."
+            f"{need} {told} beside the same steps, which waited for them: "
+            "not even plain reads keep up here."
         )
     times = 1e9 * gives / (ranks * rank)
     if times < 1:
-        return f"{need} {told}, less than that: no way of reading can hide loading here."
+        return f"{need} {told}, less than that: not even plain reads keep up here."
     return f"{need} {told}, {digits(times)} times that."
 
 
@@ -225,7 +225,9 @@ def _help(report: Report, rows: dict[str, Row], today: str) -> str:
     others = [r for n, r in rows.items() if n not in (LIMIT, DUMMY, today, *(w for w, _ in ways))]
     top = max(others, key=lambda r: r.value(RATE) or 0, default=None)
     if top is not None and all(_faster(rows[n], top) for n, _ in ways):
-        ways.append((top.name, f"read by {top.name} (the fastest here)"))
+        repacked = top.name in ("group", "group-db") and not grouped
+        how = f"{'repacked and ' if repacked else ''}read by {top.name}"
+        ways.append((top.name, f"{how} (the fastest here)"))
     gains = sorted(
         ((rows[n], words) for n, words in ways if _faster(base, rows[n])),
         key=lambda g: -(g[0].value(RATE) or 0),

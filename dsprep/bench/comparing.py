@@ -20,7 +20,11 @@ LARGEST = 64 << 20
 """Bytes of a report at most."""
 
 
-def apart(old: Measure, new: Measure, least: float = 0.0) -> int:
+LEAST = 0.03
+"""Share by which any two values must differ: few repeats show less of the spread than there is."""
+
+
+def apart(old: Measure, new: Measure, least: float = LEAST) -> int:
     """Return 1 if `new` is larger than `old` beyond both spreads, -1 if smaller, 0 if neither.
 
     Parameters

@@ -168,6 +168,11 @@ def _sentence(sweep: Sweep, name: str, value: str, measure: str) -> str:
         )
     if value == order[0] and best == value:
         return f"{name}: use --{sweep.parameter} {value}: {here}, and no larger value gains more."
+    if MEASURES[measure].better * (rates[best] - rates[value]) > GAIN * rates[value]:
+        return (
+            f"{name}: the spread is too wide to tell which --{sweep.parameter} to use: {here} at "
+            f"{value}, {show_value(measure, rates[best])} at {best}; raise --repeat."
+        )
     top = "" if best == value else f"; the most, {show_value(measure, rates[best])}, at {best}"
     return (
         f"{name}: use --{sweep.parameter} {value}: {here}, and beyond it no value gains more than "

@@ -248,17 +248,14 @@ def show_value(name: str, value: float) -> str:
     return digits(value)
 
 
-def show_spread(name: str, measure: Measure) -> str:
-    """Return half the range over repeats as ``±3%``, a wide one as its ends; empty below 0.5 %."""
+def show_spread(measure: Measure) -> str:
+    """Return half the range over repeats as a share, ``±3%``; empty below 0.5 %."""
     if not all(map(math.isfinite, (measure.value, measure.least, measure.most))):
         return ""
     half = (measure.most - measure.least) / 2
     if not measure.value or half < 0.005 * abs(measure.value):
         return ""
-    share = 100 * half / abs(measure.value)
-    if share < 50:
-        return f"±{share:.0f}%"
-    return f"{show_value(name, measure.least)} to {show_value(name, measure.most)}"
+    return f"±{100 * half / abs(measure.value):.0f}%"
 
 
 def show(row: Row, column: Column, *, spread: bool | None = None) -> str:
@@ -274,7 +271,7 @@ def show(row: Row, column: Column, *, spread: bool | None = None) -> str:
         return NOTHING
     text = show_value(column.measure, measure.value)
     wide = column.spread if spread is None else spread
-    return f"{text} {show_spread(column.measure, measure)}".rstrip() if wide else text
+    return f"{text} {show_spread(measure)}".rstrip() if wide else text
 
 
 # --- for programs ----------------------------------------------------------------------------

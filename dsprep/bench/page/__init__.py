@@ -160,7 +160,7 @@ def _bars(report: Report) -> str:
         share = row.value("limit_percent")
         if share is None and row.value("ratio") is not None and name != "ratio":
             share = 100 * (row.value("ratio") or 0)
-        detail = " ".join(filter(None, [show_value(name, m.value), show_spread(name, m)]))
+        detail = " ".join(filter(None, [show_value(name, m.value), show_spread(m)]))
         kind = "idle" if row.name == DUMMY else ("own" if _own(row) else "other")
         kind = "limit" if row.name == first else kind
         bars.append(plots.Bar(text(row.name), m, text(detail), kind, share))
@@ -291,7 +291,7 @@ def _cell(row: Row, column: Column) -> str:
     m = row.measures.get(column.measure)
     if m is None:
         return NOTHING
-    spread = show_spread(column.measure, m)
+    spread = show_spread(m)
     small = f"<small>{text(spread)}</small>" if spread else ""
     return f"{text(show_value(column.measure, m.value))}{small}"
 

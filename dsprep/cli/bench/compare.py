@@ -119,7 +119,7 @@ def _show(found: Comparison) -> None:
         values = [
             NOTHING
             if m is None
-            else f"{show_value(found.measure, m.value)} {show_spread(found.measure, m)}".rstrip()
+            else f"{show_value(found.measure, m.value)} {show_spread(m)}".rstrip()
             for m in (pair.old, pair.new)
         ]
         ratio = NOTHING if pair.ratio is None else f"{digits(pair.ratio)}x"
