@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,11 @@ def bits(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(shape)
 
 
+def prepare(worker: int = 0) -> None:
+    """Import h5py, as a program does at its top: workers that are forked have it already."""
+    import_module("h5py")
+
+
 class Collate:
     """torch's own way for all fixed fields; ragged ones are joined, with their lengths.
 
@@ -115,6 +121,7 @@ class TorchLoader(Strategy):
         """Make the loader, and start its workers."""
         from torch.utils.data import DataLoader
 
+        prepare()
         self._order = Order()
         with warnings.catch_warnings():  # how many workers are wise is for the user to find out
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -124,6 +131,7 @@ class TorchLoader(Strategy):
                 sampler=self._order,
                 num_workers=self.task.threads,
                 collate_fn=Collate([f.name for f in self.task.schema if f.ragged]),
+                worker_init_fn=prepare,
                 persistent_workers=True,
             )
             for _ in self._loader:
