@@ -469,7 +469,7 @@ def test_the_orderings_of_the_papers():
 
 
 def test_the_answers_of_other_benchmarks():
-    assert "dsprep ran at 0.500 of the rate of cp" in told(copied("repack"))
+    assert "Of the rate of cp: dsprep 0.500." in told(copied("repack"))
     rows = tuple(
         Row(n, measures={"seconds": measure(s), "read_bytes": measure(1e6)})
         for n, s in (("full scan", 9.0), ("dsprep provenance", 0.5), ("cursor walk", 0.51))

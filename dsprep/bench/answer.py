@@ -371,10 +371,10 @@ def _copies(report: Report) -> str:
         if share is None:
             share = b.value / a.value if MEASURES[name].better > 0 else a.value / b.value
         same = " (no difference beyond the spread)" if apart(a, b) == 0 else ""
-        told.append(f"{row.name} ran at {digits(share)} of the rate of {base.name}{same}")
+        told.append(f"{row.name} {digits(share)}{same}")
     if not told:
         return "Nothing else has figures."
-    return f"{'; '.join(told)}. {_limits(report)}"
+    return f"Of the rate of {base.name}: {'; '.join(told)}. {_limits(report)}"
 
 
 def _provenance(report: Report) -> str:

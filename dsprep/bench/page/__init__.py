@@ -173,7 +173,7 @@ def _bars(report: Report) -> str:
 
 
 def _own(row: Row) -> bool:
-    return row.name.startswith("dsprep")
+    return row.name.startswith(("dsprep", "convert ", "repack "))
 
 
 def _problems(rows: Sequence[Row]) -> str:
@@ -300,23 +300,33 @@ def _facts(report: Report) -> str:
     parts = [f"<h3>Command</h3>\n<pre><code>{text(report.command)}</code></pre>"]
     for heading in ("machine", "dataset", "settings"):
         facts: Mapping[str, Any] = getattr(report, heading)
-        items = "".join(
-            f"<div><dt>{text(_words(key))}</dt><dd>{text(_fact(key, value))}</dd></div>"
-            for key, value in flat(facts).items()
-            if value not in ("", "None")
-        )
+        items = "".join(_fact(key, value) for key, value in facts.items())
         if items:
             parts.append(f'<h3>{heading.title()}</h3>\n<dl class="grid">{items}</dl>')
     return "\n".join(parts)
+
+
+def _fact(key: str, value: object) -> str:
+    """Return a fact; one that has several of its own takes a line."""
+    inner = flat({key: value})
+    told = [(k, v) for k, v in inner.items() if v not in ("", "None", "{}")]
+    if not told:
+        return ""
+    if isinstance(value, Mapping):
+        words = "; ".join(f"{_words(k.partition('.')[2])} {_value(k, v)}" for k, v in told)
+    else:
+        words = _value(*told[0])
+    wide = ' class="whole"' if len(words) > 60 else ""
+    return f"<div{wide}><dt>{text(_words(key))}</dt><dd>{text(words)}</dd></div>"
 
 
 def _words(key: str) -> str:
     return re.sub("[_.]", " ", key)
 
 
-def _fact(key: str, value: str) -> str:
-    """Return a fact, bytes in a fitting unit."""
-    sizes = key.endswith(("nbytes", "_bytes", "buffer_size", "memory"))
-    if sizes and value.isascii() and value.isdigit():
+def _value(key: str, value: str) -> str:
+    """Return the value of a fact for people: bytes in a fitting unit."""
+    sizes = key.endswith(("bytes", "buffer_size"))
+    if sizes and value.isascii() and value.isdigit() and len(value) < 20:
         return show_nbytes(int(value))
     return {"True": "yes", "False": "no"}.get(value, value)

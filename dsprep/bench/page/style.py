@@ -90,6 +90,7 @@ dl.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300p
 gap:6px 28px;margin:0;font-size:14px}
 details dl.grid{margin-top:10px}
 dl.grid div{display:flex;gap:12px;min-width:0}
+dl.grid .whole{grid-column:1/-1}
 dt{flex:0 0 8.5em;color:var(--dim);overflow-wrap:anywhere}
 dd{margin:0;min-width:0;overflow-wrap:anywhere}
 section>h3:first-of-type{margin-top:0}
