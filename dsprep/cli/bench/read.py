@@ -296,7 +296,8 @@ def _plan(work: Work) -> None:
     needed = sum(p.needed for p in work.plans)
     if needed:
         kept = "for this run" if first.temporary else "kept"
-        rows.append(("to write", f"{show_nbytes(needed)} in {first.folder}, {kept}"))
+        most = "at most " if len(work.plans) > 1 else ""  # they share forms
+        rows.append(("to write", f"{most}{show_nbytes(needed)} in {first.folder}, {kept}"))
     print_rows(rows)
     for words in work.notes:
         note(words)
