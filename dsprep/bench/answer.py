@@ -400,6 +400,7 @@ def _provenance(report: Report) -> str:
             others.append(f"{name} is faster ({digits(1 / times) if times else '?'} times)")
         else:
             others.append(f"{name} takes as long within the spread")
-    places = mine.value("locate_per_second")
+    known = [v for r in report.rows if (v := r.value("locate_per_second")) and not r.problems]
+    places = known[0] if known else None
     end = f" Places are computed at {digits(places)} per second." if places is not None else ""
     return f"{told}{'; ' if others else ''}{'; '.join(others)}.{end} {_limits(report)}"

@@ -46,10 +46,16 @@ _TITLES = {
     "read": "Reading",
     "convert": "Converting",
     "repack": "Repacking",
-    "provenance": "Finding every sample",
+    "provenance": "Finding every sample of",
 }
 
 _HEADINGS = {"read": "What each way delivers", "provenance": "How long each way takes"}
+_CAPTIONS = {
+    "samples_per_second": "Samples per second, of all ranks",
+    "gb_per_second": "GB of values per second (1e9 bytes)",
+    "seconds": "Seconds of the whole command",
+    "ratio": "Rate, as a share of the first row's",
+}
 
 
 def text(value: object) -> str:
@@ -155,7 +161,8 @@ def _bars(report: Report) -> str:
     for row in report.rows:
         m = row.measures.get(name)
         if m is None or row.problems:
-            missing.append(row)
+            if row.problems or not row.measures:
+                missing.append(row)
             continue
         share = row.value("limit_percent")
         if share is None and row.value("ratio") is not None and name != "ratio":
@@ -165,10 +172,9 @@ def _bars(report: Report) -> str:
         kind = "limit" if row.name == first else kind
         bars.append(plots.Bar(text(row.name), m, text(detail), kind, share))
     bars.sort(key=lambda b: (b.kind != "limit", -MEASURES[name].better * b.measure.value))
-    unit = MEASURES[name]
-    better = "more" if unit.better > 0 else "less"
-    head = "" if unit.unit == "1" else f"{unit.unit} "
-    figure = plots.bars(bars, text(f"{head}{unit.words}; {better} is better"))
+    better = "more" if MEASURES[name].better > 0 else "less"
+    words = _CAPTIONS.get(name) or f"{MEASURES[name].unit} {MEASURES[name].words}"
+    figure = plots.bars(bars, text(f"{words}; {better} is better"))
     return figure + _problems(missing)
 
 

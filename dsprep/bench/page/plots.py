@@ -93,7 +93,7 @@ def bars(rows: Sequence[Bar], caption: str) -> str:
     for i, bar in enumerate(rows):
         y = ROW * i
         share = ""
-        if bar.share is not None and bar.kind != "limit":
+        if bar.share is not None and limit is not None and bar.kind != "limit":
             share = f'<tspan class="dim" dx="8">{_share(bar.share)} %{of}</tspan>'
         if bar.kind == "limit":
             share = '<tspan class="dim" dx="8">100 %</tspan>'
