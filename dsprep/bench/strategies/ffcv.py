@@ -1,0 +1,137 @@
+"""FFCV: one ``.beton`` file, mapped, samples copied out by compiled threads.
+
+``OrderOption.RANDOM``, ``drop_last=False``, and ``os_cache=True``: what FFCV's guide advises where
+the dataset fits into memory; where it does not, or in cold runs, it reads by page faults, sample
+by sample, and that is what is measured. Its code is compiled when the strategy is opened for the
+first time, on zeros, and kept; training takes some seconds more than is shown here. Each rank
+gets every ``world_size``-th sample, always the same ones.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import numpy as np
+
+from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.strategies.peers import as_field, check, names, samples, stored
+from dsprep.errors import UnsupportedError
+from dsprep.formats.base import Source
+from dsprep.schema import Batch
+
+PAGE = 8 << 20
+"""Bytes of a page, FFCV's own default; a sample lies on one page."""
+
+LARGEST = 1 << 31
+"""Bytes of the largest page that FFCV can write."""
+
+
+class Ffcv(Strategy):
+    """A Loader with ``threads`` threads."""
+
+    _loader: Any = None
+    _batches: Any = None
+
+    @staticmethod
+    def write(source: Source, target: Path) -> None:
+        """Write the ``.beton`` file, as FFCV's writer does with one worker, in this process.
+
+        Raises
+        ------
+        UnsupportedError
+            If a field has no fixed shape, or a sample does not fit on a page.
+        """
+        schema = source.schema
+        check(schema, "FFCV")
+        page = max(PAGE, 1 << (schema.fixed_nbytes - 1).bit_length())
+        if page > LARGEST:
+            raise UnsupportedError(
+                "the samples are too large for FFCV",
+                expected=f"at most {LARGEST} bytes",
+                found=schema.fixed_nbytes,
+            )
+        from ffcv.fields import NDArrayField
+        from ffcv.memory_allocator import MemoryAllocator
+        from ffcv.writer import DatasetWriter, handle_sample
+
+        fields = {n: NDArrayField(*stored(f)) for n, f in zip(names(schema), schema, strict=True)}
+        writer = DatasetWriter(str(target), fields, page, num_workers=1)
+        writer.num_samples = len(source)
+        writer.prepare()
+        try:
+            allocator = MemoryAllocator(str(target), writer.data_region_start, page)
+            table = [np.frombuffer(writer.metadata_sm.buf, writer.metadata_type, len(source))]
+            try:
+                with allocator:
+                    for i, sample in enumerate(samples(source)):
+                        values = tuple(sample.values())
+                        handle_sample(values, i, list(fields), table[0], allocator, fields)
+            finally:
+                table.clear()  # else the memory cannot be closed
+            writer.finalize([allocator.allocations])
+        finally:
+            writer.metadata_sm.close()
+            writer.metadata_sm.unlink()
+
+    def open(self) -> None:
+        """Read the tables, and compile."""
+        if self._loader is not None:
+            return
+        check(self.task.schema, "FFCV")
+        from ffcv.fields.decoders import NDArrayDecoder
+        from ffcv.loader import Loader, OrderOption
+
+        task = self.task
+        self._loader = Loader(
+            str(task.path),
+            batch_size=task.batch_size,
+            num_workers=max(1, task.threads),
+            os_cache=True,
+            order=OrderOption.RANDOM,
+            seed=task.seed,
+            indices=np.arange(task.rank, task.samples, task.world_size, dtype=np.uint64),
+            pipelines={name: [NDArrayDecoder()] for name in names(task.schema)},
+            drop_last=False,
+        )
+        self._compile()
+
+    def _compile(self) -> None:
+        """Take an epoch of one batch of zeros, which stand where the file would be mapped."""
+        context = self._loader.memory_manager.context
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # read-only: it takes no memory
+        zeros = mmap.mmap(-1, self.task.path.stat().st_size, flags, mmap.PROT_READ)
+        context.mmap = np.frombuffer(zeros, np.uint8)
+        for _ in self.epoch(0):
+            break
+        self.close()
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield the Loader's own batches: each is overwritten some steps later."""
+        self._loader.next_epoch = number
+        self._batches = iter(self._loader)
+        while (item := next(self._batches, None)) is not None:
+            yield item
+
+    def size(self, item: Any) -> int:
+        """Return the samples of a batch."""
+        return len(item[0])
+
+    def batch(self, item: Any) -> Batch:
+        """Return the arrays in the fields' dtypes."""
+        return {f.name: as_field(a, f) for f, a in zip(self.task.schema, item, strict=True)}
+
+    def close(self) -> None:
+        """End the thread that reads ahead, and unmap the file; the compiled code is kept."""
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            batches.close()
+            while batches.is_alive():  # its last word waits for room in the queue
+                with suppress(Empty):
+                    batches.output_queue.get(timeout=0.01)
+        if self._loader is not None:
+            self._loader.memory_manager.context.mmap = None

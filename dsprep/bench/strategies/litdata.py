@@ -1,0 +1,60 @@
+"""litdata: its own chunks, read in place by worker processes.
+
+Chunks of 64 MB, ``shuffle=True`` (chunks, and samples within them), workers that stay from epoch
+to epoch; the rest is as by default. On a local path litdata maps the chunks where they lie and
+copies none to a cache. It can repeat no sample and drops none, since ``drop_last`` is False for
+one process. It shares out samples only inside ``torch.distributed``: one process is measured.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dsprep.bench.strategies.peers import Peer, check, check_alone, samples
+from dsprep.formats.base import Source
+
+
+class Litdata(Peer):
+    """A StreamingDataLoader with ``threads`` workers over a StreamingDataset."""
+
+    @staticmethod
+    def write(source: Source, target: Path) -> None:
+        """Write the directory of chunks.
+
+        Raises
+        ------
+        UnsupportedError
+            If a field has no fixed shape.
+        """
+        check(source.schema, "litdata")
+        _quiet()
+        from litdata.streaming.writer import BinaryWriter
+
+        target.mkdir()
+        writer = BinaryWriter(str(target), chunk_bytes="64MB")
+        for i, sample in enumerate(samples(source)):
+            writer.add_item(i, sample)
+        writer.done()
+        writer.merge(1)
+
+    def open(self) -> None:
+        """Read the index."""
+        check_alone(self.task, "litdata", "it takes ranks from torch.distributed")
+        self.close()
+        _quiet()
+        from litdata import StreamingDataLoader, StreamingDataset
+
+        task = self.task
+        dataset = StreamingDataset(str(task.path), shuffle=True, drop_last=False, seed=task.seed)
+        self._loader = StreamingDataLoader(
+            dataset,
+            batch_size=task.batch_size,
+            num_workers=task.threads,
+            persistent_workers=task.threads > 0,
+        )
+
+
+def _quiet() -> None:
+    """Keep litdata from asking the network for a newer version of itself."""
+    os.environ.setdefault("LITDATA_DISABLE_VERSION_CHECK", "1")

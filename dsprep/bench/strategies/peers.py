@@ -1,0 +1,119 @@
+"""What strategies of other projects' loaders share: how fields are stored, and batches got back.
+
+Only fields of a fixed shape are stored. What a field is stored as has at least one axis, and one
+of the dtypes that all these loaders and torch have; the elements of any other dtype are their
+bytes, uint8 with an axis more: as many bytes to read, and the same bits. Fields are called ``f0``,
+``f1``, ... in the order of the schema, since not every loader takes every name.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.task import Task
+from dsprep.errors import UnsupportedError
+from dsprep.formats.base import Source
+from dsprep.schema import Array, Batch, DType, Field, Schema
+
+CHUNK = 64 << 20
+"""Bytes of a file of a loader that stores many samples per file."""
+
+PIECE = 8 << 20
+"""Bytes of samples that are read from the dataset at a time."""
+
+PLAIN = frozenset(np.dtype(c) for c in ("i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8"))
+
+
+def names(schema: Schema) -> list[str]:
+    """Return what the fields are called."""
+    return [f"f{i}" for i in range(len(schema))]
+
+
+def stored(field: Field) -> tuple[DType, tuple[int, ...]]:
+    """Return the dtype and shape of a sample of a field, as it is stored."""
+    if field.dtype in PLAIN:
+        return field.dtype, field.inner or (1,)
+    return np.dtype(np.uint8), (*field.inner, field.dtype.itemsize)
+
+
+def check(schema: Schema, loader: str) -> None:
+    """Raise `UnsupportedError` unless all fields have a fixed shape, and bytes."""
+    for f in schema:
+        if f.ragged or not f.row_nbytes:
+            raise UnsupportedError(
+                f"{loader} is measured with fields of a fixed shape only",
+                found=f"field {f.name}: {f}",
+                fix="leave the field out with --field, or the strategy",
+            )
+
+
+def check_alone(task: Task, loader: str, why: str) -> None:
+    """Raise `UnsupportedError` if there is more than one rank."""
+    if task.world_size > 1:
+        raise UnsupportedError(
+            f"{loader} cannot be shared out to {task.world_size} processes here: {why}",
+            fix="measure it with --ranks 1",
+        )
+
+
+def samples(source: Source) -> Iterator[dict[str, Array]]:
+    """Yield each sample as it is stored; pieces of 8 MiB are in memory."""
+    schema = source.schema
+    forms = [(name, f, stored(f)) for name, f in zip(names(schema), schema, strict=True)]
+    step = max(1, PIECE // max(1, schema.fixed_nbytes))
+    for start in range(0, len(source), step):
+        stop = min(len(source), start + step)
+        batch = source.read(start, stop)
+        columns = {}
+        for name, f, (dtype, shape) in forms:
+            rows = np.ascontiguousarray(batch[f.name])
+            columns[name] = rows.reshape(-1).view(dtype).reshape(stop - start, *shape)
+        for i in range(stop - start):
+            yield {name: column[i] for name, column in columns.items()}
+
+
+def as_field(column: Any, field: Field) -> Array:
+    """Return a column as it came, a tensor or an array, as the field that was stored."""
+    array = np.ascontiguousarray(column)
+    return array.reshape(-1).view(field.dtype).reshape(len(array), *field.inner)
+
+
+class Peer(Strategy):
+    """A loader whose items are dicts of tensors, by the names of `names`.
+
+    Its ``_loader`` is iterated once per epoch; ``_batches`` is that iterator. Worker processes
+    stay from epoch to epoch.
+    """
+
+    _loader: Any = None
+    _batches: Any = None
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield the loader's own batches, shuffled by it."""
+        self._batches = iter(self._loader)
+        while (item := next(self._batches, None)) is not None:
+            yield item
+
+    def size(self, item: Any) -> int:
+        """Return the samples of a batch."""
+        return len(item["f0"])
+
+    def batch(self, item: Any) -> Batch:
+        """Return the tensors as arrays."""
+        schema = self.task.schema
+        return {
+            f.name: as_field(item[name], f) for name, f in zip(names(schema), schema, strict=True)
+        }
+
+    def close(self) -> None:
+        """End the workers: they go with the loader's iterator, to which there may be cycles."""
+        if self._loader is None:
+            return
+        self._batches = None
+        self._loader = None
+        gc.collect()

@@ -1,0 +1,96 @@
+"""MosaicML streaming: MDS shards, read by the workers of a torch DataLoader.
+
+Shards of 64 MiB, uncompressed, and a dataset with ``local`` alone: nothing is downloaded. The
+order is its default ``py1e``. With ``num_canonical_nodes=1``, its own default for one node, and
+one rank no sample comes twice. It shares out samples only inside ``torch.distributed``: one
+process is measured. What it leaves in shared memory and in the folder for temporary files, the
+names of which begin with a number of its own, is removed when the strategy is closed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dsprep.bench.strategies.peers import CHUNK, Peer, check, check_alone, names, samples, stored
+from dsprep.formats.base import Source
+
+
+class Streaming(Peer):
+    """A DataLoader with ``threads`` workers over a StreamingDataset."""
+
+    _dataset: Any = None
+
+    @staticmethod
+    def write(source: Source, target: Path) -> None:
+        """Write the directory of shards.
+
+        Raises
+        ------
+        UnsupportedError
+            If a field has no fixed shape.
+        """
+        check(source.schema, "streaming")
+        from streaming import MDSWriter
+
+        columns = {}
+        for name, f in zip(names(source.schema), source.schema, strict=True):
+            dtype, shape = stored(f)
+            columns[name] = f"ndarray:{dtype.name}:{','.join(map(str, shape))}"
+        with MDSWriter(columns=columns, out=str(target), size_limit=CHUNK) as writer:
+            for sample in samples(source):
+                writer.write(sample)
+
+    def open(self) -> None:
+        """Read the index; its shared memory is made."""
+        check_alone(self.task, "streaming", "it takes ranks from torch.distributed")
+        self.close()
+        from streaming import StreamingDataset
+        from torch.utils.data import DataLoader
+
+        task = self.task
+        self._dataset = StreamingDataset(
+            local=str(task.path),
+            shuffle=True,
+            shuffle_seed=task.seed,
+            batch_size=task.batch_size,
+            num_canonical_nodes=1,
+        )
+        self._loader = DataLoader(
+            self._dataset,
+            task.batch_size,
+            num_workers=task.threads,
+            persistent_workers=task.threads > 0,
+        )
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield the DataLoader's batches, in this epoch's order."""
+        self._dataset.next_epoch = number
+        return super().epoch(number)
+
+    def close(self) -> None:
+        """End the workers, and remove what was shared with them."""
+        super().close()
+        dataset, self._dataset = self._dataset, None
+        if dataset is None:
+            return
+        for segment in _segments(vars(dataset)):
+            segment.cleanup()
+        for folder in ("/dev/shm", tempfile.gettempdir()):
+            for path in Path(folder).glob(f"{dataset._shm_prefix_int:06}_*"):
+                with suppress(OSError):
+                    path.unlink()
+
+
+def _segments(held: dict[str, Any]) -> Iterator[Any]:
+    """Yield the blocks of shared memory that a dataset holds, at any depth."""
+    from streaming.base.shared import SharedMemory
+
+    for value in held.values():
+        if isinstance(value, SharedMemory):
+            yield value
+        elif type(value).__module__.startswith("streaming.base.shared"):
+            yield from _segments(vars(value))
