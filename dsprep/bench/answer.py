@@ -103,7 +103,8 @@ def _need(report: Report) -> str:
     """Return what the steps need, and what the storage gives."""
     rows = _usable(report)
     limit = rows.get(LIMIT)
-    gives = None if limit is None else limit.value("gb_per_second")
+    alone = number(report.settings, "storage_gb_per_second", 0)
+    gives = alone or (None if limit is None else limit.value("gb_per_second"))
     told = "The limit has no figure here, so what the storage gives is not known."
     if gives is not None:
         told = f"Plain reads got {_rate(1e9 * gives)} here ({_source(report)})"
@@ -122,7 +123,7 @@ def _need(report: Report) -> str:
     )
     if limit is None or gives is None:
         return f"{need} {told}"
-    if limit.value("compute_seconds"):  # its reads had the steps' time too, so this is no rate
+    if not alone and limit.value("compute_seconds"):  # its reads had the steps' time: no rate
         if (limit.value(WAIT) or 0) <= (1 - BUSY / 100) * (limit.value("epoch_seconds") or 0):
             return (
                 f"{need} Plain reads beside the same steps kept up with it ({_source(report)}): "

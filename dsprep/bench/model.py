@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from dsprep.errors import FormatError
 
@@ -233,16 +233,18 @@ class Report:
         FormatError
             If it is none, or of a later version.
         """
+        version = json.get("dsprep_bench", VERSION) if isinstance(json, dict) else VERSION
+        if version != VERSION:
+            raise FormatError(
+                "the report is of another version",
+                where=where,
+                expected=VERSION,
+                found=str(version)[:40],
+                fix="use the dsprep that wrote it, or a newer one",
+            )
         try:
-            version = json["dsprep_bench"]
-            if version != VERSION:
-                raise FormatError(
-                    "the report is of another version",
-                    where=where,
-                    expected=VERSION,
-                    found=version,
-                    fix="use the dsprep that wrote it, or a newer one",
-                )
+            if json["kind"] not in get_args(Kind):
+                raise ValueError(f"there is no kind {json['kind']!r}")
             sweep = None
             if "sweep" in json:
                 told = json["sweep"]
@@ -250,7 +252,8 @@ class Report:
                     Point(str(p["value"]), tuple(map(Row.from_json, p["strategies"])))
                     for p in told["points"]
                 )
-                sweep = Sweep(str(told["parameter"]), points, dict(told.get("knees", {})))
+                knees = {str(k): str(v) for k, v in told.get("knees", {}).items()}
+                sweep = Sweep(str(told["parameter"]), points, knees)
             return cls(
                 json["kind"],
                 str(json["command"]),
@@ -262,7 +265,7 @@ class Report:
                 sweep,
                 tuple(map(str, json["answer"])),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise FormatError(
                 "this is no report of dsprep bench", where=where, fix="write one with --json"
             ) from error

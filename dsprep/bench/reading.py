@@ -67,6 +67,9 @@ class Settings:
     timeout: float = TIMEOUT
 
 
+ALONE = "pread-limit without steps"
+"""What the storage gives by itself, run where steps work; told in the settings, not in a row."""
+
 _SWEPT = {"buffer-size": str, "transfer-size": str}
 """Parameters of a sweep that stay text; all others are whole numbers."""
 
@@ -210,7 +213,7 @@ def bench_read(
             (value, one, _tasks(work.names, one, plan, forms))
             for (value, one), plan, forms in zip(work.points, work.plans, made, strict=True)
         ]
-        found = _measured(jobs, facts, progress)
+        found, alone = _measured(jobs, facts, progress)
         machine = describe(first.folder if first.folder.exists() else Path(data[0]))
     report = Report(
         kind="read",
@@ -227,7 +230,7 @@ def bench_read(
             "fields": [str(f) for f in first.schema],
             "grouped": "groups" in first.in_place,
         },
-        settings=_told(settings, first),
+        settings=_told(settings, first, alone),
         rows=found[0].rows if sweep is None else (),
         sweep=None if sweep is None else _swept(sweep, found),
     )
@@ -328,6 +331,9 @@ def _tasks(
             check=settings.check,
             drop=tuple(files),
         )
+    limit = found[LIMIT]
+    if settings.compute != "none" and isinstance(limit, Task):
+        found[ALONE] = replace(limit, compute="none")
     return found
 
 
@@ -335,8 +341,11 @@ def _measured(
     jobs: Sequence[tuple[str, Settings, dict[str, Task | Failure]]],
     facts: Facts,
     progress: Progress,
-) -> list[Point]:
-    """Run all, in turn: a repeat begins with the strategy that was second in the one before."""
+) -> tuple[list[Point], float | None]:
+    """Run all, in turn: a repeat begins with the strategy that was second in the one before.
+
+    Returns the rows, and the GB/s that the storage gave by itself, if that was measured.
+    """
     queue = [(i, name) for i, (_, _, tasks) in enumerate(jobs) for name in tasks]
     runs: dict[tuple[int, str], list[list[Result] | Failure]] = {key: [] for key in queue}
     repeats = jobs[0][1].repeat
@@ -353,10 +362,14 @@ def _measured(
                 runs[i, name].append(run(task, settings.ranks, settings.timeout))
             done += 1
     progress(total, total, "done")
-    return [
-        Point(value, against_limit([row(name, runs[i, name], facts) for name in tasks]))
-        for i, (value, _, tasks) in enumerate(jobs)
-    ]
+    points = []
+    for i, (value, _, tasks) in enumerate(jobs):
+        rows = [row(name, runs[i, name], facts) for name in tasks if name != ALONE]
+        points.append(Point(value, against_limit(rows)))
+    if (0, ALONE) not in runs:
+        return points, None
+    idle = replace(facts, computes=False)
+    return points, row(LIMIT, runs[0, ALONE], idle).value("gb_per_second")
 
 
 def _swept(text: str, points: Sequence[Point]) -> Sweep:
@@ -366,8 +379,10 @@ def _swept(text: str, points: Sequence[Point]) -> Sweep:
     return Sweep(parameter, tuple(points), {n: k for n, k in knees.items() if k is not None})
 
 
-def _told(settings: Settings, plan: scratch.Plan) -> dict[str, Any]:
+def _told(settings: Settings, plan: scratch.Plan, alone: float | None) -> dict[str, Any]:
     """Return the settings for the report."""
     told = {**vars(settings), "buffer_size": plan.buffer_nbytes}
+    if alone is not None:
+        told["storage_gb_per_second"] = alone
     told["warmup"] = (0 if settings.cold else 1) if settings.warmup is None else settings.warmup
     return told

@@ -218,7 +218,7 @@ def read(
     import shlex
 
     from dsprep.bench.reading import Settings, bench_read, plan_read
-    from dsprep.cli.bench.output import emit
+    from dsprep.cli.bench.output import check_targets, emit
     from dsprep.cli.report import fail
     from dsprep.plan import parse_nbytes
 
@@ -261,6 +261,7 @@ def read(
             )
         )
         return
+    check_targets(json=json, html=html, csv=csv)
     with run_bar() as update:
         report = bench_read(
             data,
