@@ -54,6 +54,17 @@ class Litdata(Peer):
             persistent_workers=task.threads > 0,
         )
 
+    def close(self) -> None:
+        """End the workers.
+
+        They have to be told: litdata's loader and its iterator refer to each other, and when both
+        are collected the queues are closed before the iterator can tell them, and waits in vain.
+        """
+        iterator = getattr(self._loader, "_iterator", None)
+        if iterator is not None:
+            iterator._shutdown_workers()
+        super().close()
+
 
 def _quiet() -> None:
     """Keep litdata from asking the network for a newer version of itself."""
