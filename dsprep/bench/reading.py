@@ -80,22 +80,29 @@ class Work:
 
     Attributes
     ----------
+    data, reading
+        The dataset, and how to read it.
+    format
+        Its format.
     names
         The strategies, the limit first.
     points
         The values of what is swept, with the settings to measure with; one without sweep.
     plans
         What has to be prepared for each point.
-    format
-        Of the dataset.
+    sweep
+        What is swept, as it was written; None if nothing is.
     notes
         Remarks.
     """
 
+    data: tuple[str | Path, ...]
+    reading: OpenOptions
+    format: str
     names: tuple[str, ...]
     points: tuple[tuple[str, Settings], ...]
     plans: tuple[scratch.Plan, ...]
-    format: str
+    sweep: str | None
     notes: tuple[str, ...]
 
     @property
@@ -114,7 +121,24 @@ def plan_read(
     limit: int | None = LIMIT_NBYTES,
     folder: Path | None = None,
 ) -> Work:
-    """Decide what `bench_read` with the same arguments would do; nothing is written.
+    """Decide what to measure; nothing is written.
+
+    Parameters
+    ----------
+    data
+        The dataset, as `dsprep.open` takes it.
+    strategies
+        Names, or names of sets; those that suit the dataset if empty. The limit always runs.
+    settings
+        How to measure.
+    reading
+        How to read the dataset.
+    sweep
+        ``"buffer-size=1MiB,4MiB"``: run all for each value.
+    limit
+        Bytes of values to read at most: the first samples; None: all.
+    folder
+        Where converted forms are kept for later; None: a temporary folder beside the dataset.
 
     Raises
     ------
@@ -140,69 +164,45 @@ def plan_read(
         plans.append(plan if not plans else replace(plan, temporary=plans[0].temporary))
     notes += [n for plan in plans for n in plan.notes]
     return Work(
+        data=tuple(data),
+        reading=reading,
+        format=format,
         names=names,
         points=tuple(points),
         plans=tuple(plans),
-        format=format,
+        sweep=sweep,
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
 def bench_read(
-    data: Sequence[str | Path],
-    strategies: Sequence[str] = (),
-    settings: Settings | None = None,
-    *,
-    reading: OpenOptions | None = None,
-    sweep: str | None = None,
-    limit: int | None = LIMIT_NBYTES,
-    folder: Path | None = None,
-    command: str = "",
-    progress: Progress = lambda done, total, words: None,
-    tell: Callable[[str], None] = lambda words: None,
+    work: Work, command: str = "", progress: Progress = lambda done, total, words: None
 ) -> Report:
-    """Measure ways of reading a dataset.
+    """Prepare the data, run everything in turn, and tell what was found.
 
     Parameters
     ----------
-    data
-        The dataset, as `dsprep.open` takes it.
-    strategies
-        Names, or names of sets; those that suit the dataset if empty. The limit always runs.
-    settings
-        How to measure.
-    reading
-        How to read the dataset.
-    sweep
-        ``"buffer-size=1MiB,4MiB"``: run all for each value.
-    limit
-        Bytes of values to read at most: the first samples; None: all.
-    folder
-        Where converted forms are kept for later; None: a temporary folder beside the dataset.
+    work
+        What to do.
     command
         The command line, for the report.
-    progress, tell
+    progress
         Called while it goes on.
 
     Raises
     ------
     DsprepError, OSError
-        If the dataset cannot be read or converted, or arguments contradict. What goes wrong with
-        one strategy is told in its row.
+        If the dataset cannot be read or converted. What goes wrong with one strategy is told in
+        its row.
     """
-    settings, reading = settings or Settings(), reading or OpenOptions()
-    work = plan_read(
-        data, strategies, settings, reading=reading, sweep=sweep, limit=limit, folder=folder
-    )
     first = work.plans[0]
-    for words in work.notes:
-        tell(words)
     with scratch.opened(work.plans) as prepare:
         progress(0, work.runs, "preparing")
         made = [prepare(plan) for plan in work.plans]
         progress(0, work.runs, "checksum of the dataset")
-        with open_dataset(list(data), reading) as source:
+        with open_dataset(list(work.data), work.reading) as source:
             expected = sums.of_source(source, first.samples)
+        settings = work.points[0][1]
         facts = Facts(
             expected=expected,
             payload=first.payload,
@@ -214,14 +214,14 @@ def bench_read(
             for (value, one), plan, forms in zip(work.points, work.plans, made, strict=True)
         ]
         found, alone = _measured(jobs, facts, progress)
-        machine = describe(first.folder if first.folder.exists() else Path(data[0]))
+        machine = describe(first.folder if first.folder.exists() else Path(work.data[0]))
     report = Report(
         kind="read",
         command=command,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
         dataset={
-            "name": Path(str(data[0])).name,
+            "name": Path(work.data[0]).name,
             "format": work.format,
             "samples": first.samples,
             "of": first.of,
@@ -231,8 +231,8 @@ def bench_read(
             "grouped": "groups" in first.in_place,
         },
         settings=_told(settings, first, alone),
-        rows=found[0].rows if sweep is None else (),
-        sweep=None if sweep is None else _swept(sweep, found),
+        rows=found[0].rows if work.sweep is None else (),
+        sweep=None if work.sweep is None else _swept(work.sweep, found),
     )
     return replace(report, answer=answer(report))
 

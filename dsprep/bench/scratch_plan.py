@@ -44,6 +44,9 @@ ZARR_FILES = 4096
 ZARR_SHARD = 256
 """Chunks of a shard beyond that: readers load its index, 16 bytes a chunk, for every sample."""
 
+OWN_NBYTES = 1536
+"""Bytes of a field of a sample besides its values in another project's form: a member of a tar."""
+
 STEP = 1 << 18
 """Samples whose sizes are looked at together."""
 
@@ -318,7 +321,8 @@ class _Deciding:
         if entry.missing:
             self.impossible[name] = f"{' and '.join(entry.missing)} is not installed"
             return
-        self.items[name] = self._item(name, "data", self.payload * 11 // 10, {})
+        members = self.samples * len(self.source.schema) * OWN_NBYTES
+        self.items[name] = self._item(name, "data", self.payload * 11 // 10 + members, {})
 
     def _item(
         self, name: str, file: str, estimate: int, settings: Mapping[str, Any], **more: Any

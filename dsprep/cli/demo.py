@@ -132,12 +132,13 @@ def _run(directory: Path, json: bool) -> None:
 
 def _read(directory: Path) -> Report:
     """Measure a few ways of reading one of the datasets."""
-    from dsprep.bench.reading import Settings, bench_read
+    from dsprep.bench.reading import Settings, bench_read, plan_read
     from dsprep.synth import synth
 
     data = synth(MEASURED, directory / "reading", samples=READ).path
     settings = Settings(cold=False, repeat=2)
-    return bench_read([data], ("h5py", "group-db", "dsprep"), settings, command="dsprep demo")
+    work = plan_read([data], ("h5py", "group-db", "dsprep"), settings)
+    return bench_read(work, "dsprep demo")
 
 
 def _around(name: str, directory: Path) -> list[Step]:

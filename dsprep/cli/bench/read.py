@@ -248,33 +248,17 @@ def read(
         **chosen,
     )
     most = None if limit == "all" else parse_nbytes(limit)
-    if dry_run:
-        _plan(
-            plan_read(
-                data,
-                strategies,
-                settings,
-                reading=reading,
-                sweep=sweep,
-                limit=most,
-                folder=scratch,
-            )
-        )
-        return
     check_targets(json=json, html=html, csv=csv)
+    work = plan_read(
+        data, strategies, settings, reading=reading, sweep=sweep, limit=most, folder=scratch
+    )
+    for words in work.notes:
+        note(words)
+    if dry_run:
+        _plan(work)
+        return
     with run_bar() as update:
-        report = bench_read(
-            data,
-            strategies,
-            settings,
-            reading=reading,
-            sweep=sweep,
-            limit=most,
-            folder=scratch,
-            command=shlex.join(["dsprep", *sys.argv[1:]]),
-            progress=update,
-            tell=note,
-        )
+        report = bench_read(work, shlex.join(["dsprep", *sys.argv[1:]]), update)
     emit(report, json=json, html=html, csv=csv)
     if any(r.problems for r in report.all_rows):
         raise typer.Exit(1)
@@ -300,8 +284,6 @@ def _plan(work: Work) -> None:
         most = "at most " if len(work.plans) > 1 else ""  # they share forms
         rows.append(("to write", f"{most}{show_nbytes(needed)} in {first.folder}, {kept}"))
     print_rows(rows)
-    for words in work.notes:
-        note(words)
 
 
 def _list() -> None:
