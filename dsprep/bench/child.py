@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from dsprep.bench import caches, computing, counters, sums
@@ -42,8 +43,9 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
             strategy.open()
         epochs = []
         for number in range(task.warmup + task.epochs):
-            held = _made_cold(task, strategy, wait) if task.cold else None
+            held, opening = _made_cold(task, strategy, wait) if task.cold else (None, 0)
             found = _epoch(task, strategy, number, wait, compute, held)
+            found = replace(found, opening=opening)
             if number >= task.warmup:
                 epochs.append(found)
         peak = counters.peak_rss()
@@ -56,8 +58,13 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
         strategy.close()
 
 
-def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None]) -> float | None:
-    """Close, drop the files from the page cache, and open again; return what it still holds."""
+def _made_cold(
+    task: Task, strategy: Strategy, wait: Callable[[], None]
+) -> tuple[float | None, int]:
+    """Close, drop the files from the page cache, and open again.
+
+    Returns the share that the page cache still held, and the bytes that opening fetched.
+    """
     strategy.close()
     wait()  # nobody has anything mapped
     if task.rank == 0:
@@ -65,8 +72,9 @@ def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None]) -> floa
     wait()
     held = caches.held(task.drop)
     wait()
+    before = counters.count().device
     strategy.open()
-    return held
+    return held, counters.count().device - before
 
 
 def _epoch(

@@ -33,6 +33,8 @@ class Epoch:
         In cold runs, the share of the files that the page cache held when the epoch began.
     excess
         Whether there were more batches than steps.
+    opening
+        In cold runs, bytes that came from the device when the dataset was opened.
     """
 
     samples: int
@@ -44,6 +46,7 @@ class Epoch:
     light: int | None
     held: float | None
     excess: bool = False
+    opening: int = 0
 
     @property
     def exposed(self) -> float:

@@ -1,0 +1,95 @@
+"""What a hostile or clumsy user does to ``dsprep bench``, and what it does then."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+
+from dsprep.bench.counters import Counters
+from dsprep.bench.reading import Settings, bench_read, plan_read
+from dsprep.bench.results import Epoch, Result
+from dsprep.bench.summary import Facts, row
+from dsprep.bench.sums import Sums
+from dsprep.errors import UsageError
+
+MIB = 1 << 20
+
+
+def result(device: int, opening: int = 0) -> Result:
+    """Return what a rank told that read so many bytes from the device."""
+    epoch = Epoch(
+        samples=10,
+        seconds=1.0,
+        waits=(0.5, 0.5),
+        computing=0.0,
+        skew=0.0,
+        counters=Counters(device=device),
+        light=0,
+        held=0.0,
+        opening=opening,
+    )
+    return Result(epochs=(epoch,), peak_rss=MIB)
+
+
+def facts(stored: int | None = None) -> Facts:
+    return Facts(expected=Sums(10), payload=8 * MIB, cold=True, computes=False, stored=stored)
+
+
+def test_compressed_data_are_cold_when_all_their_bytes_were_fetched():
+    assert not row("h5py", [[result(2 * MIB)]], facts(2 * MIB)).problems
+    assert row("h5py", [[result(MIB)]], facts(2 * MIB)).problems
+    assert row("h5py", [[result(2 * MIB)]], facts()).problems
+    assert row("h5py", [[result(2 * MIB)]], facts(100 * MIB)).problems
+
+
+def test_what_opening_brought_in_is_told():
+    (why,) = row("h5py", [[result(6 * MIB, 2 * MIB)]], facts()).problems
+    assert "opening the files brought in 25%" in why
+    (why,) = row("h5py", [[result(6 * MIB, MIB // 2)]], facts()).problems
+    assert "75% of the bytes came from a device" in why
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "data" / "a.h5"
+    path.parent.mkdir()
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file["x"] = rng.random((200, 500), np.float32)
+        file["y"] = np.arange(200)
+    return path
+
+
+def test_a_compressed_file_is_read_cold(tmp_path):
+    path = tmp_path / "gz.h5"
+    values = np.random.default_rng(0).integers(0, 4, (128, 4000)).astype(np.float64)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=values, chunks=(8, 4000), compression="gzip")
+    report = bench_read(plan_read([path], ["h5py"], Settings(repeat=1, threads=1)))
+    (found,) = (r for r in report.rows if r.name == "h5py")
+    if not any("page cache still held" in p for p in found.problems):  # tmpfs
+        assert not any("0%" in p or "1%" in p for p in found.problems)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timeout": float("inf")},
+        {"timeout": float("nan")},
+        {"timeout": 1e300},
+        {"ranks": 10**9},
+        {"threads": 10**8},
+        {"batch_size": 10**30},
+        {"compute": "gemm:\uff14"},
+        {"compute": "\u0663ms"},
+    ],
+)
+def test_nonsense_is_refused(data, wrong):
+    with pytest.raises(UsageError):
+        plan_read([data], ["h5py"], Settings(**wrong))
+
+
+def test_a_sweep_up_to_nonsense_is_refused(data):
+    with pytest.raises(UsageError):
+        plan_read([data], ["h5py"], sweep="threads=1..999999999")
