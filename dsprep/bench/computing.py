@@ -24,10 +24,10 @@ def parse(text: str) -> tuple[str, float]:
     """
     if text == "none":
         return "none", 0.0
-    timed = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s)", text)
+    timed = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s)", text, re.ASCII)
     if timed and 0 < float(timed[1]) * _UNITS[timed[2]] <= 3600:
         return "wait", float(timed[1]) * _UNITS[timed[2]]
-    product = re.fullmatch(r"gemm(?::(\d{1,5}))?", text)
+    product = re.fullmatch(r"gemm(?::(\d{1,5}))?", text, re.ASCII)
     if product and int(product[1] or EDGE) > 0:
         return "gemm", float(product[1] or EDGE)
     raise UsageError(

@@ -19,7 +19,7 @@ from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, find
 from dsprep.bench.summary import Facts, against_limit, row
 from dsprep.bench.task import Task
 from dsprep.dataset import find_files, open_dataset
-from dsprep.errors import MissingExtra, UnsupportedError
+from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.formats.base import OpenOptions
 from dsprep.plan import parse_nbytes
 
@@ -66,6 +66,9 @@ class Settings:
     check: bool = True
     timeout: float = TIMEOUT
 
+
+LARGEST = {"ranks": 1024, "threads": 1024, "batch_size": 2**31 - 1, "timeout": 7 * 86400}
+"""What makes no sense beyond, and would only bring the machine down, or time out at once."""
 
 ALONE = "pread-limit without steps"
 """What the storage gives by itself, run where steps work; told in the settings, not in a row."""
@@ -148,6 +151,8 @@ def plan_read(
     settings, reading = settings or Settings(), reading or OpenOptions()
     computing.parse(settings.compute)
     points = _points(settings, sweep)
+    for _, one in points:
+        _check(one)
     format = find_files(list(data))[0][0][1].name
     names, notes = chosen(strategies, settings, format)
     plans: list[scratch.Plan] = []
@@ -288,6 +293,16 @@ def _points(settings: Settings, sweep: str | None) -> list[tuple[str, Settings]]
     return [(v, replace(settings, **c)) for v, c in zip(values, changed, strict=True)]
 
 
+def _check(settings: Settings) -> None:
+    """Raise `UsageError` if a setting is beyond all sense."""
+    for name, largest in LARGEST.items():
+        if not getattr(settings, name) <= largest:  # nor is it NaN
+            raise UsageError(
+                f"--{name.replace('_', '-')} {getattr(settings, name)} makes no sense",
+                expected=f"{largest:,} at most",
+            )
+
+
 def _containers(names: Sequence[str]) -> list[str]:
     """Return the forms of the dataset that strategies need, each once."""
     forms = [(n, STRATEGIES[n].container) for n in names]
@@ -364,12 +379,21 @@ def _measured(
     progress(total, total, "done")
     points = []
     for i, (value, _, tasks) in enumerate(jobs):
-        rows = [row(name, runs[i, name], facts) for name in tasks if name != ALONE]
+        rows = [
+            row(name, runs[i, name], replace(facts, stored=_stored(task)))
+            for name, task in tasks.items()
+            if name != ALONE
+        ]
         points.append(Point(value, against_limit(rows)))
     if (0, ALONE) not in runs:
         return points, None
     idle = replace(facts, computes=False)
     return points, row(LIMIT, runs[0, ALONE], idle).value("gb_per_second")
+
+
+def _stored(task: Task | Failure) -> int | None:
+    """Return the bytes of the files that a task reads."""
+    return sum(p.stat().st_size for p in task.drop) if isinstance(task, Task) else None
 
 
 def _swept(text: str, points: Sequence[Point]) -> Sweep:
