@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
 import h5py
 import numpy as np
 import pytest
 
+from dsprep.bench import running
 from dsprep.bench.counters import Counters
+from dsprep.bench.gate import GATE, pack
 from dsprep.bench.reading import Settings, bench_read, plan_read
 from dsprep.bench.results import Epoch, Result
 from dsprep.bench.summary import Facts, row
@@ -93,3 +102,64 @@ def test_nonsense_is_refused(data, wrong):
 def test_a_sweep_up_to_nonsense_is_refused(data):
     with pytest.raises(UsageError):
         plan_read([data], ["h5py"], sweep="threads=1..999999999")
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
+def test_what_ends_a_benchmark_lets_it_tidy_up(tmp_path, name, code):
+    program = f"""
+import signal, time, typer
+from pathlib import Path
+from dsprep.cli.bench.ending import tidy
+from dsprep.cli.report import guarded
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def work():
+    made = Path({str(tmp_path / "made")!r})
+    try:
+        made.touch()
+        print("ready", flush=True)
+        time.sleep(30)
+    finally:
+        made.unlink()
+app = typer.Typer(); app.command()(guarded(tidy(work))); app()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(getattr(signal, name))
+        errors = process.communicate(timeout=20)[1].decode()
+    assert process.returncode == code
+    assert errors.startswith("dsprep: error: ")
+    assert errors.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_process_ends_with_the_one_that_started_it():
+    child = "from dsprep.bench.orphan import *; import time; end_with_parent(); "
+    child += "print('ready', flush=True); time.sleep(60)"
+    parent = f"""
+import subprocess, sys, time
+p = subprocess.Popen([sys.executable, "-c", {child!r}], stdout=subprocess.PIPE)
+p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
+        pid = int(process.stdout.readline())
+        watched = os.pidfd_open(pid)
+        process.kill()
+        try:
+            assert running.select.select([watched], [], [], 10)[0]
+        finally:
+            os.close(watched)
+
+
+def test_a_rank_that_ends_at_the_gate_is_told(tmp_path):
+    """It said that it is there, and was killed before the answer: no broken pipe for the user."""
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    process.wait()
+    with (tmp_path / "errors").open("w+b") as errors, ours:
+        rank = running._Rank(0, process, ours, errors)
+        theirs.sendall(pack(GATE))
+        theirs.close()
+        running._follow([rank], time.monotonic() + 5)
+    assert rank.reason == "ended by signal 9"

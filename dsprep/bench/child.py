@@ -16,6 +16,7 @@ from typing import Any
 
 from dsprep.bench import caches, computing, counters, sums
 from dsprep.bench.gate import ERROR, RESULT, Gate
+from dsprep.bench.orphan import end_with_parent
 from dsprep.bench.results import Epoch, Result
 from dsprep.bench.strategies import find
 from dsprep.bench.strategies.base import Strategy
@@ -162,4 +163,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     main()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.bench import counters
+from dsprep.bench.orphan import end_with_parent
 
 SLAB = 8 << 20
 """Bytes that a scan reads at a time."""
@@ -247,4 +248,5 @@ _SCANS: dict[str, Callable[[Path, dict[str, Any]], int]] = {
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main(json.loads(sys.argv[1]), Path(sys.argv[2])))

@@ -126,7 +126,8 @@ def _follow(ranks: Sequence[_Rank], deadline: float) -> None:
                 for rank in ranks:
                     if rank.waiting:
                         rank.waiting = False
-                        rank.line.sendall(b".")
+                        with suppress(ConnectionError):  # it has ended; its line tells so next
+                            rank.line.sendall(b".")
 
 
 def _hear(rank: _Rank) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from dsprep.cli import options as opt
+from dsprep.cli.bench.ending import tidy
 from dsprep.cli.report import fail, guarded
 
 if TYPE_CHECKING:
@@ -126,9 +127,9 @@ Csv: TypeAlias = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("convert", epilog=CONVERT)(guarded(opt.reads_datasets(convert)))
-    app.command("repack", epilog=REPACK)(guarded(opt.reads_datasets(repack)))
-    app.command("provenance", epilog=PROVENANCE)(guarded(opt.reads_datasets(provenance)))
+    app.command("convert", epilog=CONVERT)(guarded(tidy(opt.reads_datasets(convert))))
+    app.command("repack", epilog=REPACK)(guarded(tidy(opt.reads_datasets(repack))))
+    app.command("provenance", epilog=PROVENANCE)(guarded(tidy(opt.reads_datasets(provenance))))
 
 
 def convert(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsprep.cli import options as opt
+from dsprep.cli.bench.ending import tidy
 from dsprep.cli.report import guarded, note
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Engines(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("read", epilog=EPILOG)(guarded(opt.reads_datasets(read)))
+    app.command("read", epilog=EPILOG)(guarded(tidy(opt.reads_datasets(read))))
 
 
 def read(
