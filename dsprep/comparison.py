@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from dsprep import executors
 from dsprep.dataset import MultiSource
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.plan import Shard, pieces
+from dsprep.remote import Part, part
 from dsprep.schema import Arena, Array, Batch, Column, Ragged, Schema, differences, has_padding
 from dsprep.through import SidecarSource
 
@@ -102,6 +105,7 @@ def verify(
     limit: int = 10,
     workers: int = 2,
     progress: Callable[[int, int], None] | None = None,
+    executor: Executor | None = None,
 ) -> Verdict:
     """Compare two datasets: number of samples, schema, and every value bit for bit.
 
@@ -121,6 +125,8 @@ def verify(
         Threads.
     progress
         Called with (samples compared, payload bytes) so far.
+    executor
+        Who compares (see `dsprep.executors`); None: threads of this process.
     """
     if share is not None and not 0 < share <= 1:
         raise UsageError(f"a share of {share} is not possible", expected="above 0, at most 1")
@@ -131,27 +137,97 @@ def verify(
         return Verdict(len(a), len(b), 0, tuple(problems), (), 0)
     found: list[Difference] = []
     compared = nbytes = differing = 0
-    local = threading.local()
-
-    def compare(start: int, stop: int) -> tuple[int, int, list[Difference], int]:
-        if not hasattr(local, "arenas"):
-            local.arenas = (Arena(), Arena())
-        left = a.read(start, stop, local.arenas[0])
-        right = b.read(start, stop, local.arenas[1])
-        rows = differing_samples(left, right, a.schema)
-        size = sum(int(c.nbytes) for c in left.values())
-        first = [describe(a, b, left, right, start, int(i)) for i in rows[:limit]]
-        return stop - start, size, first, len(rows)
-
-    with ThreadPoolExecutor(workers, "dsprep-verify") as pool:
-        for result in _in_parallel(pool, compare, _ranges(a, share, seed), 2 * workers):
-            count, size, first, bad = result
+    ranges = _ranges(a, share, seed)
+    with ExitStack() as stack:
+        if executor is None:
+            pool = stack.enter_context(ThreadPoolExecutor(workers, "dsprep-verify"))
+            work = _Comparing(a, b, limit).range
+            results = (r for _, r in executors.run(pool, work, ranges, 2 * workers))
+        else:
+            together = iter(lambda: tuple(itertools.islice(ranges, RANGES)), ())
+            tasks = (_task(a, b, limit, some) for some in together)
+            results = (r for _, r in executors.run(executor, _compare, tasks))
+        for count, size, first, bad in results:
             compared, nbytes, differing = compared + count, nbytes + size, differing + bad
             found = sorted([*found, *first], key=lambda d: d.sample)[:limit]
             if progress is not None:
                 progress(compared, nbytes)
     damaged = _damaged_groups(a) + _damaged_groups(b) if share is None else []
     return Verdict(len(a), len(b), compared, tuple(damaged), tuple(found), differing)
+
+
+Compared: TypeAlias = tuple[int, int, list[Difference], int]
+"""Samples, payload bytes, the first samples that differ, and how many differ."""
+
+RANGES = 32
+"""Ranges, of about 8 MiB, that another process compares at a time."""
+
+
+class _Comparing:
+    """Two sources, compared by threads; sample `first` of all is the first of each of them."""
+
+    def __init__(
+        self, a: Source, b: Source, limit: int, first_a: int = 0, first_b: int = 0
+    ) -> None:
+        self._a, self._b, self._limit = a, b, limit
+        self._first_a, self._first_b = first_a, first_b
+        self._local = threading.local()
+
+    def range(self, bounds: tuple[int, int]) -> Compared:
+        """Compare samples ``start <= i < stop``."""
+        start, stop = bounds
+        if not hasattr(self._local, "arenas"):
+            self._local.arenas = (Arena(), Arena())
+        one, other = self._local.arenas
+        left = self._a.read(start - self._first_a, stop - self._first_a, one)
+        right = self._b.read(start - self._first_b, stop - self._first_b, other)
+        rows = differing_samples(left, right, self._a.schema)
+        size = sum(int(c.nbytes) for c in left.values())
+        first = [self._describe(left, right, start, int(i)) for i in rows[: self._limit]]
+        return stop - start, size, first, len(rows)
+
+    def _describe(self, left: Batch, right: Batch, start: int, row: int) -> Difference:
+        sample = start + row
+        where_a = _where(self._a, sample - self._first_a)
+        where_b = _where(self._b, sample - self._first_b)
+        for f in self._a.schema:
+            x, y = (_value(batch[f.name], row) for batch in (left, right))
+            if x.shape != y.shape:
+                return Difference(sample, f.name, where_a, where_b, None, x.shape[0], y.shape[0])
+            at = _first_element(x, y)
+            if at is not None:
+                told = _show(x[at]), _show(y[at])
+                return Difference(sample, f.name, where_a, where_b, at, *told)
+        raise AssertionError("the sample does not differ")
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Ranges of two sources as they travel; `first_a`, `first_b`: the parts' first samples."""
+
+    a: Part
+    first_a: int
+    b: Part
+    first_b: int
+    limit: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+def _task(a: Source, b: Source, limit: int, ranges: tuple[tuple[int, int], ...]) -> _Task:
+    start, stop = ranges[0][0], ranges[-1][1]
+    return _Task(*part(a, start, stop), *part(b, start, stop), limit, ranges)
+
+
+def _compare(task: _Task) -> Compared:
+    samples = nbytes = differing = 0
+    found: list[Difference] = []
+    with task.a.open() as a, task.b.open() as b:
+        comparing = _Comparing(a, b, task.limit, task.first_a, task.first_b)
+        for bounds in task.ranges:
+            count, size, first, bad = comparing.range(bounds)
+            samples, nbytes, differing = samples + count, nbytes + size, differing + bad
+            found += first[: task.limit - len(found)]
+    return samples, nbytes, found, differing
 
 
 def _damaged_groups(source: Source) -> list[str]:
@@ -163,28 +239,6 @@ def _damaged_groups(source: Source) -> list[str]:
         f"expected {bad.expected:#010x}"
         for bad in source.sidecar.bad_groups()
     ]
-
-
-def _in_parallel(
-    pool: ThreadPoolExecutor,
-    work: Callable[[int, int], Any],
-    ranges: Iterator[tuple[int, int]],
-    ahead: int,
-) -> Iterator[Any]:
-    """Yield ``work(start, stop)`` as results come in, with at most `ahead` of them under way."""
-    running: set[Future[Any]] = set()
-    try:
-        for start, stop in ranges:
-            running.add(pool.submit(work, start, stop))
-            if len(running) >= ahead:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (f.result() for f in done)
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from (f.result() for f in done)
-    finally:
-        for future in running:
-            future.cancel()
 
 
 def _ranges(source: Source, share: float | None, seed: int) -> Iterator[tuple[int, int]]:
@@ -257,19 +311,6 @@ def _bits(array: Array) -> Array:
         rows = np.ascontiguousarray(rows)
     bits: Array = rows.view(np.uint8)
     return bits
-
-
-def describe(a: Source, b: Source, left: Batch, right: Batch, start: int, row: int) -> Difference:
-    """Return the first difference of sample `row` of two batches that begin at `start`."""
-    for f in a.schema:
-        x, y = (_value(batch[f.name], row) for batch in (left, right))
-        where = (_where(a, start + row), _where(b, start + row))
-        if x.shape != y.shape:
-            return Difference(start + row, f.name, *where, None, x.shape[0], y.shape[0])
-        at = _first_element(x, y)
-        if at is not None:
-            return Difference(start + row, f.name, *where, at, _show(x[at]), _show(y[at]))
-    raise AssertionError("the sample does not differ")
 
 
 def _value(column: Array | Ragged, row: int) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,6 +140,7 @@ def convert(
     restart: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Report:
     """Convert a dataset to another format, or to another layout of the same format.
 
@@ -182,6 +184,8 @@ def convert(
         the machine (not of the process) can lose data, and interrupted runs begin anew.
     progress
         Called with (samples, payload bytes) done so far.
+    executor
+        Who writes the files, if there are several (see `dsprep.executors`); None: threads here.
 
     Raises
     ------
@@ -216,4 +220,5 @@ def convert(
             restart=restart,
             durable=durable,
             progress=progress,
+            executor=executor,
         )

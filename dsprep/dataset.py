@@ -222,6 +222,7 @@ def open_dataset(
             _ignore(error, notes)
         if opened is not None:
             opened.notes, opened.named = (*notes, *opened.notes), tuple(map(str, paths))
+            opened.opening = Opening(tuple(p.absolute() for p in names), options)
             return opened
         if through == "strict":
             raise UsageError(
@@ -257,8 +258,44 @@ def open_native(
     if len(paths) == 1:
         source = _open_file(format, paths[0], options, schema, survey)
         source.notes = (*notes, *source.notes)
-        return source
-    return MultiSource(format, paths, options, schema, notes, progress, survey)
+    else:
+        source = MultiSource(format, paths, options, schema, notes, progress, survey)
+    source.opening = Opening(tuple(p.absolute() for p in paths), options, format.name, schema)
+    return source
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a source was opened, so that another process can open it as well.
+
+    Attributes
+    ----------
+    paths
+        Its files.
+    options
+        How they are read.
+    format
+        By the library of which format; None: through their sidecar.
+    hint
+        Types that the format does not keep.
+    """
+
+    paths: tuple[Path, ...]
+    options: OpenOptions
+    format: str | None = None
+    hint: Schema | None = None
+
+    def open(self) -> Source:
+        """Open the source.
+
+        Raises
+        ------
+        DsprepError, OSError
+            If it has changed meanwhile, or cannot be reached from here.
+        """
+        if self.format is None:
+            return open_dataset(list(self.paths), self.options, through="strict")
+        return open_native(formats.load(self.format), self.paths, self.options, self.hint)
 
 
 @dataclass(frozen=True)
@@ -510,6 +547,18 @@ class MultiSource(Source):
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    def openings(self) -> Iterator[Opening]:
+        """Yield how to open each file by itself, with the fields of all."""
+        for path in self.paths:
+            yield Opening((path.absolute(),), self._options, self.format.name, self._hint)
+
+    def part(self, start: int, stop: int) -> tuple[Opening, int]:
+        """Return how to open the files that hold some samples, and the first sample in those."""
+        numbers = [i for i, _, _ in self._ranges(start, stop)] or [0]
+        paths = tuple(p.absolute() for p in self.paths[numbers[0] : numbers[-1] + 1])
+        opening = Opening(paths, self._options, self.format.name, self._hint)
+        return opening, int(self._starts[numbers[0]])
 
     def locate(self, sample: int) -> tuple[Path, int]:
         """Return the file that holds `sample`, and the sample's number in it."""

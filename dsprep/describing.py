@@ -7,15 +7,15 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dsprep import __version__, identity, sidecar
-from dsprep.dataset import MultiSource, find_files, open_native
+from dsprep import __version__, executors, formats, identity, sidecar
+from dsprep.dataset import MultiSource, Opening, find_files, open_native
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, OpenOptions, Source, check_options
 from dsprep.layout import codec, fitting
@@ -70,6 +70,7 @@ def provenance(
     checksums: bool = False,
     write: bool = True,
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Made:
     """Write the sidecar of a dataset, whoever made it.
 
@@ -89,6 +90,8 @@ def provenance(
         False: only make it.
     progress
         Called with (done, in all) where it takes long.
+    executor
+        Who looks at the files, if there are several; None: threads of this process.
 
     Raises
     ------
@@ -128,6 +131,7 @@ def provenance(
             law=law,
             checksums=checksums,
             progress=progress,
+            executor=executor,
         )
     if old is not None:
         made = replace(made, content=_with_groups(_with_unknown(made.content, old), old, dataset))
@@ -172,6 +176,7 @@ def describe(
     dataset: Path,
     lineage: Mapping[str, Any],
     groups: Sequence[Groups] = (),
+    executor: Executor | None = None,
 ) -> Made:
     """Return the sidecar of a dataset that has just been written.
 
@@ -183,6 +188,8 @@ def describe(
         Path and samples of each file.
     groups
         The groups of each file, if it was written in groups.
+    executor
+        Who looks at the files, if there are several; None: threads of this process.
     """
     paths, path = [p for p, _ in files], sidecar.sidecar_path(dataset)
     try:
@@ -196,6 +203,7 @@ def describe(
                 schema=schema,
                 lineage=lineage,
                 groups=groups,
+                executor=executor,
             )
         return replace(made, content=replace(made.content, notes=()))
     except UnsupportedError:
@@ -310,6 +318,7 @@ def make(
     checksums: bool = False,
     groups: Sequence[Groups] = (),
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Made:
     """Return the sidecar of an open dataset.
 
@@ -323,11 +332,16 @@ def make(
         Its fields, with the attributes that the files may have no place for.
     groups
         The groups of each file, which no file tells by itself.
+    executor
+        Who looks at the files, if there are several; None: threads of this process.
     """
     tables = Tables()
     layouts: dict[str, int] = {}
     entries = []
-    looked = _look(format, source, files, law, checksums, progress)
+    if executor is not None and isinstance(source, MultiSource):
+        looked = _look_apart(source, files, law, checksums, progress, executor)
+    else:
+        looked = _look(format, source, files, law, checksums, progress)
     for i, (file, (layout, who, crcs)) in enumerate(zip(files, looked, strict=True)):
         if groups and layout.count:
             layout = replace(layout, groups=fitting.fit_groups(groups[i]))
@@ -382,6 +396,49 @@ def _look(
         return [one(0)]
     with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
         return list(pool.map(one, range(len(files))))
+
+
+@dataclass(frozen=True)
+class _FileTask:
+    """One file to be looked at by another process; `number` is its place among all."""
+
+    number: int
+    opening: Opening
+    schema: Schema
+    law: str | None
+    checksums: bool
+
+
+def _look_apart(
+    source: MultiSource,
+    files: Sequence[Path],
+    law: str | None,
+    checksums: bool,
+    progress: Progress | None,
+    executor: Executor,
+) -> list[Looked]:
+    """Return the same as `_look`, from other processes."""
+    openings = source.openings()
+    tasks = (
+        _FileTask(i, opening, source.schema, law, checksums) for i, opening in enumerate(openings)
+    )
+    found: dict[int, Looked] = {}
+    for task, looked in executors.run(executor, _look_at, tasks):
+        found[task.number] = looked
+        if progress is not None:
+            progress(len(found), len(files))
+    return [found[i] for i in range(len(files))]
+
+
+def _look_at(task: _FileTask) -> Looked:
+    opening = task.opening
+    (path,) = opening.paths
+    assert opening.format is not None  # it is a file, not a dataset with a sidecar
+    format = formats.load(opening.format)
+    who = identity.take(path, format.name)
+    with open_native(format, [path], opening.options, opening.hint, survey=True) as opened:
+        layout = _fitted(opened, task.schema, task.law, None)
+    return layout, who, checksums_of(path) if task.checksums else None
 
 
 def _file(source: Source, i: int) -> AbstractContextManager[Source]:

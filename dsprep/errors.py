@@ -8,6 +8,7 @@
      ├── SchemaError       (ValueError)       fields are missing, or files disagree about them
      ├── UnsupportedError  (TypeError)        a target cannot hold the data
      ├── ReadError         (OSError)          samples cannot be read while training goes on
+     ├── ExecutorError     (RuntimeError)     processes that work together were lost
      ├── TargetError       (OSError)          the target exists, is locked, or lacks space
      └── MissingExtra      (ImportError)      an optional package is needed
 
@@ -99,6 +100,10 @@ class UnsupportedError(DsprepError, TypeError):
 
 class TargetError(DsprepError, OSError):
     """The output exists already, is being written by someone else, or does not fit."""
+
+
+class ExecutorError(DsprepError, RuntimeError):
+    """Processes that did parts of the work were lost, or cannot be reached."""
 
 
 class MissingExtra(DsprepError, ImportError):

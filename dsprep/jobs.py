@@ -9,9 +9,12 @@ import glob
 import hashlib
 import json
 import os
+import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -19,23 +22,31 @@ from typing import Any
 import numpy as np
 
 import dsprep
-from dsprep import sidecar
+from dsprep import executors, sidecar
 from dsprep.dataset import MultiSource, check_replaceable
 from dsprep.describing import describe, made_by
-from dsprep.errors import DsprepError, TargetError, UsageError
+from dsprep.errors import DsprepError, ExecutorError, TargetError, UsageError
 from dsprep.formats.base import Format, GroupWriter, Source, State, WriteOptions, Writer
 from dsprep.grouping import Grouping
 from dsprep.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
 from dsprep.plan import PIECE_NBYTES, Cast, Shard, group_pieces, pieces, show_nbytes
+from dsprep.remote import Part, part
 from dsprep.schema import Schema
 from dsprep.shuffling import ShuffledSource
 from dsprep.sidecar import write_json
 from dsprep.splitting import DerivedSource
 from dsprep.staging import Staging, check_target, partial_path
-from dsprep.storage import data_files, free_memory, free_nbytes, remove, tree_nbytes
+from dsprep.storage import (
+    data_files,
+    free_memory,
+    free_nbytes,
+    remove,
+    sync_directory,
+    tree_nbytes,
+)
 from dsprep.through import SidecarSource
-from dsprep.transfer import CHECKPOINT_NBYTES, ShardCopy
+from dsprep.transfer import CHECKPOINT_NBYTES, Done, ShardCopy
 
 COPIES_PER_WORKER = 4
 """A worker holds a piece as read, as encoded, and what compression needs besides."""
@@ -160,6 +171,7 @@ def run_job(
     keep: bool = False,
     progress: Progress | None = None,
     shuffled: ShuffledSource | None = None,
+    executor: Executor | None = None,
 ) -> Report:
     """Do what `job` says; see `convert` for the parameters.
 
@@ -171,6 +183,8 @@ def run_job(
     shuffled
         `source`, if it is shuffled: its first pass begins when the target is locked and there is
         enough space, and its temporary files go when the output is complete.
+    executor
+        Who writes the shards, if there are several; None: this process, one after another.
 
     Raises
     ------
@@ -190,7 +204,10 @@ def run_job(
             if durable and shuffled.how == "buckets" and staging.state is None:
                 staging.save(_START)  # a rerun goes on with the first pass
             shuffled.prepare()
-        resumed, copied = _copy_shards(job, source, staging, threads, progress)
+        if executor is None or len(job.shards) == 1:
+            resumed, copied = _copy_shards(job, source, staging, threads, progress)
+        else:
+            resumed, copied = _hand_out(job, source, staging, executor, progress)
         staging.publish()
         if shuffled is not None:
             shuffled.clean()
@@ -203,6 +220,7 @@ def run_job(
             job.target.absolute(),
             {**_lineage(job, source), **job.recipe},
             groups,
+            executor,
         )
         made.write(durable=durable)
         if keep:
@@ -269,53 +287,231 @@ def _copy_shards(
     """Copy all shards that are not done yet; return (samples found done, payload bytes copied)."""
     state = staging.state or _START
     first = int(state["shard"])
+    apart = _clean_apart(job, staging) - set(range(first)) if job.sharded else set[int]()
     resumed = sum(len(s) for s in job.shards[:first]) + int(state["samples"])
+    resumed += sum(len(job.shards[i]) for i in apart)
     per_sample = job.payload / max(1, job.samples)
     samples, copied = resumed, 0
     before = round(resumed * per_sample)
     if progress is not None:
         progress(samples, before)
-    if job.sharded and first < len(job.shards):
-        (staging.data / job.target.name).mkdir(exist_ok=True)
+    _make_directory(job, staging, first)
     for index in range(first, len(job.shards)):
-        shard = job.shards[index]
-        path = staging.data / job.target.name
-        path = path / shard.name if job.sharded else path
+        if index in apart:
+            continue
+        path = _shard_path(job, staging.data, index)
         done, position = (int(state["samples"]), state["writer"]) if index == first else (0, None)
         if index == first and position is None:
             _remove_leftovers(path)
         writer, found = _open_writer(job, path, index, done, position)
         resumed, samples, done = resumed - (done - found), samples - (done - found), found
-        writer.durable = staging.durable
 
         def save(samples: int, position: State, index: int = index) -> None:
             staging.save({"shard": index, "samples": samples, "writer": position})
 
-        try:
-            copy = ShardCopy(
-                source,
-                writer,
-                shard,
-                _ranges(job, source, writer, index, done),
-                job.casts,
-                threads,
-                save,
-                CHECKPOINT_NBYTES if staging.durable else None,
-            )
-            for piece in copy.run():
-                samples, copied = samples + piece.samples, copied + piece.nbytes
-                if progress is not None:
-                    progress(samples, before + copied)
-            writer.finish()
-            if isinstance(writer, GroupWriter):
-                _save_groups(staging, index, writer.groups())
-        finally:
-            writer.close()
+        for piece in _write_shard(
+            job, source, writer, index, done, threads, staging.root, staging.durable, save
+        ):
+            samples, copied = samples + piece.samples, copied + piece.nbytes
+            if progress is not None:
+                progress(samples, before + copied)
         if staging.durable:
             staging.save({"shard": index + 1, "samples": 0, "writer": None})
         writer.clean()
     staging.save({"shard": len(job.shards), "samples": 0, "writer": None, "complete": True})
     return resumed, copied
+
+
+def _write_shard(
+    job: Job,
+    source: Source,
+    writer: Writer,
+    index: int,
+    done: int,
+    threads: int,
+    root: Path,
+    durable: bool,
+    save: Callable[[int, State], None],
+) -> Iterator[Done]:
+    """Copy the samples of a shard from `done` on; yield each piece when it has been written."""
+    writer.durable = durable
+    try:
+        copy = ShardCopy(
+            source,
+            writer,
+            job.shards[index],
+            _ranges(job, source, writer, index, done),
+            job.casts,
+            threads,
+            save,
+            CHECKPOINT_NBYTES if durable else None,
+        )
+        yield from copy.run()
+        writer.finish()
+        if isinstance(writer, GroupWriter):
+            _save_groups(root / f"groups-{index}.json", writer.groups(), durable)
+    finally:
+        writer.close()
+
+
+def _make_directory(job: Job, staging: Staging, first: int) -> None:
+    if job.sharded and first < len(job.shards):
+        (staging.data / job.target.name).mkdir(exist_ok=True)
+
+
+def _shard_path(job: Job, data: Path, index: int) -> Path:
+    path = data / job.target.name
+    return path / job.shards[index].name if job.sharded else path
+
+
+# --- shards by other processes -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _ShardTask:
+    """One shard as it travels: written from its beginning, so that it may be written twice.
+
+    Attributes
+    ----------
+    job
+        Of this shard alone, whose samples are numbered as in `part`.
+    part
+        The samples.
+    number
+        Of the shard among all.
+    path, root
+        The file to write, and the working directory of the job.
+    threads, durable
+        As in `run_job`.
+    samples
+        The shard's samples as the user counts them, for messages.
+    """
+
+    job: Job
+    part: Part
+    number: int
+    path: Path
+    root: Path
+    threads: int
+    durable: bool
+    samples: tuple[int, int]
+
+
+THREADS_PER_TASK = 2
+"""One reads while another one writes."""
+
+
+def _hand_out(
+    job: Job,
+    source: Source,
+    staging: Staging,
+    executor: Executor,
+    progress: Progress | None,
+) -> tuple[int, int]:
+    """Have the shards that are not done yet written; return as `_copy_shards`."""
+    state = staging.state or _START
+    if staging.state is None:
+        staging.save(_START)  # a rerun goes on
+    done = _clean_apart(job, staging) | set(range(int(state["shard"])))
+    resumed = samples = sum(len(job.shards[i]) for i in done)
+    copied, before = 0, round(resumed * job.payload / max(1, job.samples))
+    _make_directory(job, staging, len(done))
+    if progress is not None:
+        progress(samples, before)
+    tasks = (_shard_task(job, source, staging, i) for i in range(len(job.shards)) if i not in done)
+    for task, nbytes in executors.run(executor, _do_shard, tasks):
+        samples, copied = samples + len(job.shards[task.number]), copied + nbytes
+        if progress is not None:
+            progress(samples, before + copied)
+    staging.save({"shard": len(job.shards), "samples": 0, "writer": None, "complete": True})
+    return resumed, copied
+
+
+def _shard_task(job: Job, source: Source, staging: Staging, index: int) -> _ShardTask:
+    shard = job.shards[index]
+    needed, offset = part(source, shard.start, shard.stop)
+    one = replace(
+        job,
+        shards=(Shard(shard.name, shard.start - offset, shard.stop - offset),),
+        groupings=job.groupings[index : index + 1],
+        payload=round(job.payload * len(shard) / max(1, job.samples)),
+    )
+    path = _shard_path(job, staging.data, index).absolute()
+    return _ShardTask(
+        one,
+        needed,
+        index,
+        path,
+        staging.root.absolute(),
+        THREADS_PER_TASK,
+        staging.durable,
+        (shard.start, shard.stop),
+    )
+
+
+def _do_shard(task: _ShardTask) -> int:
+    """Write a shard; return the payload bytes copied."""
+    try:
+        return _copied(task)
+    except DsprepError as error:
+        start, stop = task.samples
+        raise ExecutorError(
+            f"{error} (while samples {start:,} to {stop:,} were written to {task.path.name})"
+        ) from error
+
+
+def _copied(task: _ShardTask) -> int:
+    # In a directory of this attempt: another one may be under way if a worker seemed lost.
+    own = Path(tempfile.mkdtemp(prefix=f"{_APART}{task.number}-", dir=task.root))
+    made = own / task.path.name
+    with task.part.open() as source:
+        writer, _ = _open_writer(task.job, made, 0, 0, None)
+        pieces = _write_shard(
+            task.job, source, writer, 0, 0, task.threads, own, task.durable, _save_nothing
+        )
+        nbytes = sum(piece.nbytes for piece in pieces)
+        writer.clean()
+    if made.is_dir():
+        remove(task.path)
+    made.replace(task.path)
+    if task.job.groupings:
+        (own / "groups-0.json").replace(task.root / f"groups-{task.number}.json")
+    if task.durable:
+        sync_directory(task.path.parent)
+    write_json({"nbytes": nbytes}, task.root / f"shard-{task.number}.json", durable=task.durable)
+    remove(own)
+    return nbytes
+
+
+def _save_nothing(samples: int, position: State) -> None:
+    """Record no position: a shard that is not complete is written anew."""
+
+
+_APART = "apart-"
+
+
+def _clean_apart(job: Job, staging: Staging) -> set[int]:
+    """Return the shards that other processes have completed; remove what else they left."""
+    found, left = set[int](), False
+    for path in list(staging.root.iterdir()):
+        match = re.fullmatch(r"shard-(\d+)\.json", path.name)
+        if match:
+            found.add(int(match[1]))
+        elif path.name.startswith(_APART):
+            left = True
+            remove(path)
+    state = staging.state or _START
+    if (found or left) and not state.get("complete"):
+        done = found | set(range(int(state["shard"])))
+        kept = {job.shards[i].name for i in done}
+        directory = staging.data / job.target.name
+        for path in list(directory.iterdir()) if directory.is_dir() else ():
+            if path.name not in kept:
+                remove(path)
+    return found
+
+
+# --- pieces, writers, groups -------------------------------------------------------------------
 
 
 def _ranges(
@@ -350,7 +546,7 @@ def _open_writer(
     return create(None), 0
 
 
-def _save_groups(staging: Staging, index: int, groups: Groups) -> None:
+def _save_groups(path: Path, groups: Groups, durable: bool) -> None:
     """Keep where the groups of a complete shard lie until the sidecar is written."""
     blocks = groups.blocks
     laws: dict[str, Law | None] = {
@@ -366,7 +562,7 @@ def _save_groups(staging: Staging, index: int, groups: Groups) -> None:
     }
     for name, law in laws.items():
         content[name] = None if law is None else law.span(0, law.count).tolist()
-    write_json(content, staging.root / f"groups-{index}.json", durable=staging.durable)
+    write_json(content, path, durable=durable)
 
 
 def _saved_groups(staging: Staging, index: int) -> Groups:

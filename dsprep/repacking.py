@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -492,6 +493,7 @@ def run_repack(
     durable: bool = True,
     measure: bool = True,
     progress: Callable[[Part, int, int], None] | None = None,
+    executor: Executor | None = None,
 ) -> RepackReport:
     """Do what a plan says; see `repack` for the parameters.
 
@@ -518,6 +520,7 @@ def run_repack(
             keep=len(targets) > 1,
             progress=_of_part(progress, part),
             shuffled=part.source if isinstance(part.source, ShuffledSource) else None,
+            executor=executor,
         )
         seconds += report.seconds
         done.append((part, report))
@@ -562,6 +565,7 @@ def repack(
     restart: bool = False,
     durable: bool = True,
     measure: bool = False,
+    executor: Executor | None = None,
 ) -> RepackReport:
     """Rewrite a dataset so that one read fetches a whole group of samples, all fields together.
 
@@ -596,6 +600,8 @@ def repack(
         As in `convert`.
     measure
         Whether to measure after how many epochs the rewrite has paid for itself.
+    executor
+        Who writes the files, if there are several (see `dsprep.executors`); None: threads here.
 
     Raises
     ------
@@ -634,4 +640,5 @@ def repack(
             restart=restart,
             durable=durable,
             measure=measure,
+            executor=executor,
         )

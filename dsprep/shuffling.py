@@ -26,7 +26,7 @@ import numpy as np
 
 from dsprep.buckets import BucketReader, RunWriter, index_row_nbytes, payload_sizes
 from dsprep.errors import UsageError
-from dsprep.formats.base import Source, State
+from dsprep.formats.base import Layout, Source, State
 from dsprep.gathering import take
 from dsprep.permutation import Permutation
 from dsprep.plan import PIECE_NBYTES, Shard, pieces, probe_nbytes, show_nbytes
@@ -127,8 +127,24 @@ class ShuffledSource(DerivedSource):
         self._sizes: Ints | None = None
         self._selected: SelectedSource | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process reads the buckets, once they are there, and never the source itself.
+        unshared = ("_cache", "_lock", "_sizes_lock", "_sizes", "_selected", "_local")
+        state = {k: v for k, v in vars(self).items() if k not in unshared}
+        return {**state, "base": _Dealt(self.base)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._cache, self._sizes, self._selected = None, None, None
+        self._lock, self._sizes_lock = threading.Lock(), threading.Lock()
+        self._local = threading.local()
+
     def __len__(self) -> int:
         return len(self.base)
+
+    def order(self, places: Ints) -> Ints:
+        """Return which samples of `base` come at some places of the new order."""
+        return self._order.forward(places)
 
     @property
     def described(self) -> str:
@@ -351,6 +367,25 @@ class ShuffledSource(DerivedSource):
         """Release memory and files, and close `base`; the temporary files stay for a rerun."""
         self._drop()
         super().close()
+
+
+class _Dealt(Source):
+    """What is left of a source whose samples are in buckets: what they are, and how many."""
+
+    def __init__(self, source: Source) -> None:
+        self.path, self.schema, self._count = source.path, source.schema, len(source)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        raise UsageError("the samples are in buckets", where=self.path)
+
+    def layouts(self) -> dict[str, Layout]:
+        return {}
+
+    def loading_code(self) -> str:
+        return ""
 
 
 def _payload(source: Source) -> tuple[int, bool]:

@@ -17,6 +17,7 @@ HEAVY = ("h5py", "lmdb", "zarr", "tensorflow", "torch", "jax", "numcodecs", "ml_
 # Each layer may import from those above it and, unless it says otherwise, from itself.
 LAYERS = [
     ("errors",),
+    ("executors",),
     ("schema",),
     ("packing", "storage", "grouping"),
     ("laws", "scatter", "spans", "digests"),
@@ -32,8 +33,10 @@ LAYERS = [
     ("reader",),
     ("adapters",),
     ("torch", "tf", "jax"),
-    ("transfer", "comparison", "describing", "exports"),
-    ("jobs", "shuffling"),
+    ("transfer", "describing", "exports"),
+    ("shuffling",),
+    ("remote",),
+    ("jobs", "comparison"),
     ("conversion", "breakeven"),
     ("repacking",),
     ("auditing", "inspection", "explaining", "figures", "checking", "using"),

@@ -12,6 +12,8 @@ from dsprep.cli.report import INTERRUPTED, fail, guarded, note, print_json, prin
 from dsprep.cli.verify import report_verdict, verdict_json
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor as PoolExecutor
+
     from dsprep.comparison import Verdict
     from dsprep.formats.base import OpenOptions, Source, WriteOptions
     from dsprep.jobs import Job, Report
@@ -35,7 +37,7 @@ dsprep convert train.h5 shards --to tfrecord --shard-size 1GiB --dry-run
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("convert", epilog=EPILOG)(guarded(opt.reads_datasets(convert)))
+    app.command("convert", epilog=EPILOG)(guarded(opt.distributes(opt.reads_datasets(convert))))
 
 
 def convert(
@@ -145,6 +147,7 @@ def convert(
     json: opt.Json = False,
     *,
     reading: OpenOptions,
+    executor: PoolExecutor | None,
 ) -> None:
     """Convert a dataset between HDF5, LMDB, TFRecord and Zarr.
 
@@ -193,12 +196,13 @@ def convert(
                     restart=restart,
                     durable=sync,
                     progress=update,
+                    executor=executor,
                 )
         except KeyboardInterrupt:
             fail("interrupted; run the same command again to continue", INTERRUPTED)
         if not json:
             _print_report(report)
-        verdict = _verify(job, source, workers, not json) if check else None
+        verdict = _verify(job, source, workers, not json, executor) if check else None
         if json:
             proof = {} if verdict is None else {"verify": verdict_json(verdict)}
             print_json({**vars(report), "rate": _rate(report), **proof})
@@ -317,7 +321,9 @@ def _print_report(report: Report) -> None:
     print_rows(rows)
 
 
-def _verify(job: Job, source: Source, workers: int | None, show: bool) -> Verdict:
+def _verify(
+    job: Job, source: Source, workers: int | None, show: bool, executor: PoolExecutor | None
+) -> Verdict:
     from dsprep.comparison import verify
     from dsprep.dataset import open_dataset
     from dsprep.jobs import count_workers
@@ -327,4 +333,4 @@ def _verify(job: Job, source: Source, workers: int | None, show: bool) -> Verdic
         progress_bar("verify", job.samples, job.payload, show) as update,
     ):
         threads = count_workers(job, workers, None)
-        return verify(source, result, workers=threads, progress=update)
+        return verify(source, result, workers=threads, progress=update, executor=executor)

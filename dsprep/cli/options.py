@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 READING = "How to read the source"
+MANY = "Many processes"
 
 
 class SampleAxis(StrEnum):
@@ -39,6 +40,15 @@ class Values(StrEnum):
 
     opaque = "opaque"
     datum = "datum"
+
+
+class Executors(StrEnum):
+    """Choices of ``--executor``."""
+
+    threads = "threads"
+    processes = "processes"
+    mpi = "mpi"
+    dask = "dask"
 
 
 Fields: TypeAlias = Annotated[
@@ -121,31 +131,95 @@ Workers: TypeAlias = Annotated[
 ]
 
 
+Executor: TypeAlias = Annotated[
+    Executors | None,
+    typer.Option(
+        "--executor",
+        help="Who does the work: threads of this process, processes of this machine, the ranks of "
+        "an MPI job, or Dask workers. mpi where mpiexec or srun started several processes, else "
+        "threads, if not given.",
+        show_default=False,
+        rich_help_panel=MANY,
+    ),
+]
+Scheduler: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="dask: tcp://host:8786, or the scheduler's file; workers on this machine if not "
+        "given.",
+        show_default=False,
+        rich_help_panel=MANY,
+    ),
+]
+
+
 def reads_datasets(command: Callable[..., R]) -> Callable[..., R]:
     """Give a command the options on how to read, which it gets as one value, ``reading``.
 
     Every command that opens datasets has these options, so they are written once.
     """
+
+    def run(chosen: dict[str, Any], args: Any, kwargs: Any) -> R:
+        return command(*args, reading=open_options(**chosen), **kwargs)
+
+    return _with_options(command, "reading", _READING, run)
+
+
+def distributes(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command the options on who works, which it gets as one value, ``executor``.
+
+    In MPI ranks other than the first the command never begins: they do its tasks, and leave.
+    """
+
+    def run(chosen: dict[str, Any], args: Any, kwargs: Any) -> R:
+        from dsprep.executors import opened
+
+        name = chosen["executor"]
+        with opened(
+            None if name is None else name.value,
+            workers=kwargs.get("workers"),
+            scheduler=chosen["scheduler"],
+        ) as executor:
+            return command(*args, executor=executor, **kwargs)
+
+    return _with_options(command, "executor", _EXECUTING, run)
+
+
+def _with_options(
+    command: Callable[..., R],
+    taken: str,
+    options: dict[str, tuple[Any, Any]],
+    call: Callable[[dict[str, Any], Any, Any], R],
+) -> Callable[..., R]:
+    """Return a command with more options, in place of one argument that is made of them."""
     own = signature(command)
-    hints = get_type_hints(command, localns={"OpenOptions": object}, include_extras=True)
-    rest = [
-        p.replace(annotation=hints[p.name]) for p in own.parameters.values() if p.name != "reading"
-    ]
+    hints = get_type_hints(
+        command,
+        localns={"OpenOptions": object, "PoolExecutor": object},
+        include_extras=True,
+    )
+    rest = [p.replace(annotation=hints[p.name]) for p in own.parameters.values() if p.name != taken]
     added = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in _READING.items()
+        for name, (kind, default) in options.items()
     ]
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> R:
-        chosen = {name: kwargs.pop(name) for name in _READING}
-        return command(*args, reading=open_options(**chosen), **kwargs)
+        chosen = {name: kwargs.pop(name) for name in options}
+        return call(chosen, args, kwargs)
 
     run.__annotations__ = {p.name: p.annotation for p in (*rest, *added)}
     run.__signature__ = own.replace(parameters=[*rest, *added])  # type: ignore[attr-defined]
     return run
 
 
+_EXECUTING: dict[str, tuple[Any, Any]] = {
+    "executor": (Executor, None),
+    "scheduler": (Scheduler, None),
+}
 _READING: dict[str, tuple[Any, Any]] = {
     "fields": (Fields, []),
     "sample_axis": (SampleAxisOption, SampleAxis.auto),

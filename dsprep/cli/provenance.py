@@ -15,6 +15,8 @@ from dsprep.cli.places import print_places, print_places_json
 from dsprep.cli.report import count_bar, fail, guarded, note, print_json, print_rows
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor as PoolExecutor
+
     from dsprep.checking import Problem
     from dsprep.describing import Made
     from dsprep.explaining import Explanation, LayoutWords
@@ -67,7 +69,9 @@ def _next(args: list[str], i: int, kinds: list[str]) -> bool:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("provenance", epilog=EPILOG, cls=Command)(guarded(opt.reads_datasets(provenance)))
+    app.command("provenance", epilog=EPILOG, cls=Command)(
+        guarded(opt.distributes(opt.reads_datasets(provenance)))
+    )
 
 
 def provenance(
@@ -132,6 +136,7 @@ def provenance(
     json: opt.Json = False,
     *,
     reading: OpenOptions,
+    executor: PoolExecutor | None,
 ) -> None:
     """Write a small sidecar from which the place of every sample is computed, or use it."""
     uses = {"--show": show, "--locate": locate, "--check": check, "--export": export}
@@ -146,7 +151,7 @@ def provenance(
         _check(paths, out, check, json)
         return
     if not chosen:
-        made = _make(paths, reading, out, law, checksums, dry_run, json)
+        made = _make(paths, reading, out, law, checksums, dry_run, json, executor)
         _report_made(made, dry_run, json)
         return
     with _existing(paths, reading, None if export is not None else out, json) as opened:
@@ -180,6 +185,7 @@ def _make(
     checksums: bool,
     dry_run: bool,
     json: bool,
+    executor: PoolExecutor | None = None,
 ) -> Made:
     from dsprep.describing import provenance as make
 
@@ -192,6 +198,7 @@ def _make(
             checksums=checksums,
             write=not dry_run,
             progress=update,
+            executor=executor,
         )
 
 

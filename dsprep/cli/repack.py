@@ -11,6 +11,8 @@ from dsprep.cli import options as opt
 from dsprep.cli.report import INTERRUPTED, fail, guarded, note, print_json, print_rows, progress_bar
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor as PoolExecutor
+
     from dsprep.formats.base import OpenOptions
     from dsprep.jobs import Job
     from dsprep.repacking import Part, Plan, RepackReport
@@ -35,7 +37,7 @@ Exit status: 0 done, 1 bad data or target, 2 wrong usage, 130 interrupted.
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("repack", epilog=EPILOG)(guarded(opt.reads_datasets(repack)))
+    app.command("repack", epilog=EPILOG)(guarded(opt.distributes(opt.reads_datasets(repack))))
 
 
 def repack(
@@ -173,6 +175,7 @@ def repack(
     json: opt.Json = False,
     *,
     reading: OpenOptions,
+    executor: PoolExecutor | None,
 ) -> None:
     """Rewrite a dataset so that one read fetches a whole group of samples.
 
@@ -241,6 +244,7 @@ def repack(
                     durable=sync,
                     measure=measure,
                     progress=progress,
+                    executor=executor,
                 )
         except KeyboardInterrupt:
             fail("interrupted; run the same command again to continue", INTERRUPTED)

@@ -10,6 +10,8 @@ from dsprep.cli import options as opt
 from dsprep.cli.report import guarded, note, print_json, progress_bar
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor as PoolExecutor
+
     from dsprep.comparison import Verdict
     from dsprep.formats.base import OpenOptions
 
@@ -28,7 +30,7 @@ Exit status: 0 the same, 1 a difference, 2 wrong usage.
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("verify", epilog=EPILOG)(guarded(opt.reads_datasets(verify)))
+    app.command("verify", epilog=EPILOG)(guarded(opt.distributes(opt.reads_datasets(verify))))
 
 
 def verify(
@@ -64,6 +66,7 @@ def verify(
     json: opt.Json = False,
     *,
     reading: OpenOptions,
+    executor: PoolExecutor | None,
 ) -> None:
     """Compare two datasets sample by sample, bit for bit, whatever their formats.
 
@@ -92,6 +95,7 @@ def verify(
                 limit=limit,
                 workers=workers or min(8, len(os.sched_getaffinity(0))),
                 progress=update,
+                executor=executor,
             )
     if json:
         print_json(verdict_json(verdict))

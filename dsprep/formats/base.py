@@ -269,6 +269,9 @@ class Source(ABC):
         What was assumed or left out when the dataset was opened, one clause each.
     named
         The paths and patterns by which it was named; empty if it was opened otherwise.
+    opening
+        How it was opened (`dsprep.dataset.Opening`), for other processes; None if it was not by
+        `dsprep.open`.
     """
 
     path: Path
@@ -276,6 +279,7 @@ class Source(ABC):
     version: str = ""
     notes: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
+    opening: Any = None
 
     @abstractmethod
     def __len__(self) -> int:

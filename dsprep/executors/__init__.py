@@ -1,0 +1,122 @@
+"""Who does the tasks of a plan: this process, others on this machine, MPI ranks, or Dask workers.
+
+Work that is cut into independent tasks goes to a `concurrent.futures.Executor`; nobody but this
+package knows which. A task is a function of a module and one argument, both of which can be
+pickled; it may be run twice, and by two workers at the same time if one of them is taken for dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import TypeVar
+
+from dsprep.errors import ExecutorError, UsageError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+EXECUTORS = {
+    "processes": "dsprep.executors.processes",
+    "mpi": "dsprep.executors.mpi",
+    "dask": "dsprep.executors.dask",
+}
+"""Each module has ``opened(workers, scheduler)``."""
+
+THREADS = "threads"
+"""No executor: the threads of this process."""
+
+NAMES = (THREADS, *EXECUTORS)
+
+AHEAD = 2
+"""Tasks per worker that are handed over before the first is done."""
+
+
+def opened(
+    name: str | None = None, *, workers: int | None = None, scheduler: str | None = None
+) -> AbstractContextManager[Executor | None]:
+    """Return a context that gives the executor called `name`; None for threads.
+
+    Parameters
+    ----------
+    name
+        One of `NAMES`. None: ``"mpi"`` where this is one of several processes that mpiexec or srun
+        started, ``"dask"`` if a scheduler is named, else ``"threads"``.
+    workers
+        Processes, where the executor starts them itself; one per core if None.
+    scheduler
+        The address of Dask's scheduler, ``tcp://host:8786``, or the path of its file; None: Dask
+        starts workers on this machine.
+
+    Notes
+    -----
+    In MPI processes other than the first, entering the context does the tasks of the first one,
+    and ends the program when there are no more.
+
+    Raises
+    ------
+    UsageError
+        If there is no such executor.
+    MissingExtra
+        If its package is not installed.
+    """
+    if name is None:
+        name = _found(scheduler)
+    if scheduler is not None and name != "dask":
+        raise UsageError(f"--scheduler is Dask's, not of {name}", fix="add --executor dask")
+    if name == THREADS:
+        return nullcontext(None)
+    if name not in EXECUTORS:
+        raise UsageError(f"{name!r} is no executor", expected="one of " + ", ".join(NAMES))
+    found: AbstractContextManager[Executor | None] = import_module(EXECUTORS[name]).opened(
+        workers, scheduler
+    )
+    return found
+
+
+def _found(scheduler: str | None) -> str:
+    if scheduler is not None:
+        return "dask"
+    from dsprep.executors.launched import launched
+
+    return "mpi" if launched() else THREADS
+
+
+def run(
+    executor: Executor, function: Callable[[T], R], tasks: Iterable[T], ahead: int = 64
+) -> Iterator[tuple[T, R]]:
+    """Yield each task with its result, as they are done; at most `ahead` are under way.
+
+    Raises
+    ------
+    ExecutorError
+        If a worker was lost and its task cannot be given to another one.
+    Exception
+        What a task raised first; those under way are waited for, others not begun.
+    """
+    running: dict[Future[R], T] = {}
+    try:
+        for task in tasks:
+            running[executor.submit(function, task)] = task
+            if len(running) >= ahead:
+                yield from _done(running)
+        while running:
+            yield from _done(running)
+    except (BrokenProcessPool, CancelledError) as error:
+        raise ExecutorError(
+            "a worker was lost", fix="repeat the command: it goes on with what is missing"
+        ) from error
+    finally:
+        for future in running:
+            future.cancel()
+        if running:
+            wait([f for f in running if not f.cancelled()])
+
+
+def _done(running: dict[Future[R], T]) -> Iterator[tuple[T, R]]:
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    for future in done:
+        yield running.pop(future), future.result()

@@ -1,0 +1,43 @@
+"""The ranks of an MPI job: the first one plans and publishes, the others do tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import Any
+
+from dsprep.errors import MissingExtra, UsageError
+
+
+@contextmanager
+def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
+    """Give the other ranks to the first one; in those, do its tasks and then leave the program.
+
+    Raises
+    ------
+    MissingExtra
+        If mpi4py is not installed.
+    UsageError
+        If there is only one rank.
+    """
+    try:
+        from mpi4py import MPI
+        from mpi4py.futures import MPICommExecutor
+    except ImportError as error:
+        raise MissingExtra(
+            "several processes were started, and working together takes mpi4py",
+            fix="pip install 'dsprep[mpi]', or start one process with --executor threads",
+        ) from error
+    if MPI.COMM_WORLD.Get_size() < 2:
+        raise UsageError(
+            "there is one MPI process",
+            expected="two or more: the first one hands out the work",
+            fix="start it with mpiexec -n 4 dsprep ..., or srun -n 4 dsprep ...",
+        )
+    pool: Any
+    with MPICommExecutor(MPI.COMM_WORLD, root=0) as pool:  # others work here until all is done
+        if pool is not None:
+            yield pool
+    if pool is None:
+        raise SystemExit(0)
