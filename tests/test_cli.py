@@ -546,7 +546,7 @@ def test_messages_name_options_that_exist():
     commands = [c for command in top for c in getattr(command, "commands", {"": command}).values()]
     known = {o for c in commands for p in c.params for o in (*p.opts, *p.secondary_opts)}
     known |= {"--help", "--version"}
-    known |= {"--yaml", "--reflink"}  # of lfs and cp
+    known |= {"--yaml", "--reflink", "--parents"}  # of lfs and cp
     root = Path(dsprep.__file__).parent
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
