@@ -549,6 +549,8 @@ def test_messages_name_options_that_exist():
     known |= {"--yaml", "--reflink", "--parents"}  # of lfs and cp
     root = Path(dsprep.__file__).parent
     for path in root.rglob("*.py"):
+        if path.parent.name == "page":  # style sheets have names of that form
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 for word in re.findall(r"(?<![\w-])--[a-z][a-z-]*", node.value):
