@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import count_bar, fail, guarded, print_json, print_rows
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor as PoolExecutor
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -23,7 +26,7 @@ dsprep synth cosmoflow-tfrecord cosmo --samples 64 --scale 0.25
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("synth", epilog=EPILOG)(guarded(synth))
+    app.command("synth", epilog=EPILOG)(guarded(opt.distributes(synth)))
 
 
 def synth(
@@ -43,6 +46,8 @@ def synth(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     show: Annotated[bool, typer.Option("--list", help="Show the datasets there are.")] = False,
     json: opt.Json = False,
+    *,
+    executor: PoolExecutor | None,
 ) -> None:
     """Make a dataset with the record structure of a real one, at any size."""
     from dsprep.plan import show_nbytes
@@ -66,6 +71,7 @@ def synth(
             seed=seed,
             overwrite=overwrite,
             progress=update,
+            executor=executor,
         )
     if json:
         print_json(vars(made))

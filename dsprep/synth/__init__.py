@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dsprep import executors
 from dsprep.dataset import check_replaceable
 from dsprep.errors import TargetError, UsageError
 from dsprep.sidecar import sidecar_path
 from dsprep.storage import remove, sync_directory
 from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20
-from dsprep.synth.job import Job, Progress, Recipe
+from dsprep.synth.job import Hint, Job, Progress, Recipe
 
 __all__ = ["Synthesised", "describe", "names", "synth"]
 
@@ -81,6 +83,7 @@ def synth(
     seed: int = 0,
     overwrite: bool = False,
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Synthesised:
     """Make the dataset called `name` at `out`.
 
@@ -100,6 +103,8 @@ def synth(
         Replace what is at `out`. A directory that holds anything but datasets is never replaced.
     progress
         Called with ``(samples done, samples)`` as the work goes on.
+    executor
+        Who makes the files, if there are several (see `dsprep.executors`); None: this process.
 
     Raises
     ------
@@ -120,10 +125,11 @@ def synth(
     _check_target(out, overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        hint = recipe.write(job)
-        files = _files(job.path)
-        for path in files:
-            _sync(path)
+        if executor is not None and recipe.apart:
+            hint = _make_apart(name, job, executor)
+            files = _files(job.path)
+        else:
+            hint, files = _make(recipe, job)
         nbytes = sum(path.stat().st_size for path in files)
         _check_target(out, overwrite)  # it may have appeared since
         _publish(job.path, out)
@@ -131,6 +137,49 @@ def synth(
         remove(job.path)
     command = ["dsprep", "inspect", str(out / hint.inside), *hint.options]
     return Synthesised(out, len(files), job.samples, nbytes, shlex.join(command))
+
+
+PARTS = 64
+"""Into which the files of a dataset are dealt for other processes."""
+
+
+def _make(recipe: Recipe, job: Job) -> tuple[Hint, list[Path]]:
+    """Make a dataset, or a part of it; return how to open it, and its files, on the disk."""
+    hint = recipe.write(job)
+    files = _files(job.path)
+    for path in files:
+        _sync(path)
+    return hint, files
+
+
+def _make_apart(name: str, job: Job, executor: Executor) -> Hint:
+    """Have the files made by other processes, in a directory for each part; put them together."""
+    job.path.mkdir()
+    quiet = replace(job, path=job.path.absolute(), progress=_no_progress)
+    tasks = (
+        (name, replace(quiet, path=quiet.path / f"part-{i}", part=i, parts=PARTS))
+        for i in range(PARTS)
+    )
+    hint = Hint()
+    for done, ((_, part), found) in enumerate(executors.run(executor, _make_part, tasks), 1):
+        hint = found  # the same of every part
+        for path in _files(part.path):
+            place = job.path / path.relative_to(part.path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place)
+        remove(part.path)
+        job.progress(job.samples * done // PARTS, job.samples)
+    return hint
+
+
+def _make_part(task: tuple[str, Job]) -> Hint:
+    name, job = task
+    remove(job.path)  # of a worker that was lost
+    return _make(_recipe(name), job)[0]
+
+
+def _no_progress(done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 def _recipe(name: str) -> Recipe:

@@ -49,6 +49,8 @@ def _write_hdf5(job: Job) -> Hint:
     edge = job.edge(128)
     job.path.mkdir()
     for first in range(0, job.samples, PER_FILE):
+        if not job.takes(first // PER_FILE):
+            continue
         count = min(PER_FILE, job.samples - first)
         number = FIRST_FILE + first // PER_FILE
         with hdf5_file(job.path / f"PeterA_2019_05_4parE-rec{number}.h5") as file:
@@ -63,18 +65,20 @@ def _write_hdf5(job: Job) -> Hint:
 
 
 def _crops(job: Job) -> Iterator[tuple[Path, Array, Array]]:
-    """Yield ``(path without suffix, x, y)`` of every MLPerf sample; create the directories."""
+    """Yield ``(path without suffix, x, y)`` of the job's MLPerf samples; create directories."""
     edge = job.edge(128)
     job.path.mkdir()
     done = 0
     for which, (name, count) in enumerate(train_and_validation(job.samples, 9)):
         (job.path / name).mkdir()
         for i in range(count):
+            done += 1
+            if not job.takes(done - 1):
+                continue
             universe, crop = divmod(i, CROPS)
             stem = f"univ_ics_2019-03_a{universe:08d}_{crop:03d}"
             x = particle_counts(job.rng("cosmoflow", which, i), edge, 4, np.int16)
             yield job.path / name / stem, x, _parameters(job, which, universe)
-            done += 1
             job.done(done)
 
 
@@ -113,6 +117,8 @@ def _write_sc18(job: Job) -> Hint:
     edge = job.edge(64)
     job.path.mkdir()
     for number, first in enumerate(range(0, job.samples, PER_SC18_FILE)):
+        if not job.takes(number):
+            continue
         examples = _sc18_examples(job, first, min(first + PER_SC18_FILE, job.samples))
         write_records(job.path / f"{number}.tfrecord", examples)
     data = f"data_raw:float64[{edge},{edge},{edge}]"
@@ -125,29 +131,34 @@ RECIPES = {
         samples=192,
         scale=1 / 8,
         write=_write_hdf5,
+        apart=True,
     ),
     "cosmoflow-tfrecord": Recipe(
         "CosmoFlow volumes of MLPerf HPC, one sample per TFRecord: int16[128,128,128,4] as bytes",
         samples=36,
         scale=1 / 4,
         write=partial(_write_tfrecord, gzip=False),
+        apart=True,
     ),
     "cosmoflow-tfrecord-gzip": Recipe(
         "the same samples, every TFRecord file one gzip stream",
         samples=36,
         scale=1 / 4,
         write=partial(_write_tfrecord, gzip=True),
+        apart=True,
     ),
     "cosmoflow-split-h5": Recipe(
         "the same samples, one HDF5 file each, without a sample axis",
         samples=36,
         scale=1 / 4,
         write=_write_split,
+        apart=True,
     ),
     "cosmoflow-sc18": Recipe(
         "CosmoFlow volumes of SC18, TFRecords of 64 samples: float64[64,64,64] as bytes",
         samples=160,
         scale=1 / 4,
         write=_write_sc18,
+        apart=True,
     ),
 }

@@ -49,6 +49,8 @@ class Job:
         Which of the endless datasets of this kind, at least 0.
     progress
         Called with ``(samples done, samples)``.
+    part, parts
+        Which of the files to make, where several processes share them: see `takes`.
     """
 
     path: Path
@@ -56,6 +58,12 @@ class Job:
     scale: float
     seed: int
     progress: Progress
+    part: int = 0
+    parts: int = 1
+
+    def takes(self, number: int) -> bool:
+        """Return whether this process makes file `number`, counted from 0 over all files."""
+        return number % self.parts == self.part
 
     def edge(self, real: int) -> int:
         """Return a length that is `real` at full size, at least 1."""
@@ -86,12 +94,15 @@ class Recipe:
         The defaults: about 1 to 20 MB in all.
     write
         Creates ``job.path`` and returns how to open it.
+    apart
+        Whether it makes only the files that the job takes, in directories that are all there.
     """
 
     about: str
     samples: int
     scale: float
     write: Callable[[Job], Hint]
+    apart: bool = False
 
 
 def train_and_validation(samples: int, one_in: int) -> tuple[tuple[str, int], ...]:

@@ -60,6 +60,9 @@ def _write_ontra(job: Job) -> Hint:
     bins = job.edge(1600)
     done = 0
     for cell, count in enumerate(cell_sizes(job)):
+        if not job.takes(cell):
+            done += count
+            continue
         name = f"witness{cell + 2}c_excite.cellSpike_4prB8kHz.data.h5"
         with hdf5_file(job.path / name) as file:
             sizes = domain_sizes(count)
@@ -129,6 +132,7 @@ RECIPES = {
         samples=512,
         scale=1,
         write=_write_ontra,
+        apart=True,
     ),
     "neuron-bbp3": Recipe(
         "Neuron-Inverter (BBP3), one HDF5 file: float16[4000,3,5], parameters and a JSON string",
