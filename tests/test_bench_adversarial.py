@@ -158,7 +158,7 @@ def test_a_rank_that_ends_at_the_gate_is_told(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     process.wait()
     with (tmp_path / "errors").open("w+b") as errors, ours:
-        rank = running._Rank(0, process, ours, errors)
+        rank = running.Rank(0, process, ours, errors)
         theirs.sendall(pack(GATE))
         theirs.close()
         running._follow([rank], time.monotonic() + 5)

@@ -28,8 +28,9 @@ def run(script: Path, *arguments: object, folder: Path) -> subprocess.CompletedP
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)
 def test_example_runs_without_arguments(script, tmp_path):
-    library = script.stem.rpartition("_")[2]
-    if library in ("torch", "jax") and importlib.util.find_spec(library) is None:
+    library = script.stem.rpartition("_")[2].replace("dask", "distributed")
+    optional = ("torch", "jax", "distributed")
+    if library in optional and importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     done = run(script, folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -105,3 +106,24 @@ def test_mnist_keeps_an_existing_file(arrays, tmp_path):
     (tmp_path / "out.h5").write_bytes(b"mine")
     assert run(MNIST, "images", "labels", "out.h5", folder=tmp_path).returncode == 1
     assert (tmp_path / "out.h5").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("script", sorted(FOLDER.glob("*.sh")), ids=lambda p: p.stem)
+def test_job_script_is_a_script_with_commands_that_exist(script):
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    text = script.read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if "dsprep " in line and line[:1] != "#"]
+    assert lines
+    for line in lines:
+        words = line.split("dsprep ", 1)[1].split()
+        command = words[: 2 if words[0] == "bench" else 1]
+        told = subprocess.run(
+            [sys.executable, "-m", "dsprep", *command, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "COLUMNS": "200"},
+        ).stdout
+        for word in words:
+            if word.startswith("--"):
+                assert word in told, f"{script.name}: {word}"

@@ -68,7 +68,7 @@ def _made_cold(
     """
     strategy.close()
     wait()  # nobody has anything mapped
-    if task.rank == 0:
+    if task.rank == 0 or task.everywhere:
         caches.drop(task.drop)
     wait()
     held = caches.held(task.drop)

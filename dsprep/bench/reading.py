@@ -26,6 +26,9 @@ from dsprep.plan import parse_nbytes
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with runs done, of how many, and the words for what is being done."""
 
+Runner: TypeAlias = Callable[[Task, int, float], list[Result] | Failure]
+"""Runs a task on so many ranks, within so many seconds."""
+
 LIMIT_NBYTES = 512 << 20
 """Bytes of values that are read of a larger dataset, unless more are asked for."""
 
@@ -181,7 +184,10 @@ def plan_read(
 
 
 def bench_read(
-    work: Work, command: str = "", progress: Progress = lambda done, total, words: None
+    work: Work,
+    command: str = "",
+    progress: Progress = lambda done, total, words: None,
+    runner: Runner = run,
 ) -> Report:
     """Prepare the data, run everything in turn, and tell what was found.
 
@@ -193,6 +199,8 @@ def bench_read(
         The command line, for the report.
     progress
         Called while it goes on.
+    runner
+        Who starts the ranks of a run; by default this process.
 
     Raises
     ------
@@ -218,7 +226,7 @@ def bench_read(
             (value, one, _tasks(work.names, one, plan, forms))
             for (value, one), plan, forms in zip(work.points, work.plans, made, strict=True)
         ]
-        found, alone = _measured(jobs, facts, progress)
+        found, alone = _measured(jobs, facts, progress, runner)
         machine = describe(first.folder if first.folder.exists() else Path(work.data[0]))
     report = Report(
         kind="read",
@@ -356,6 +364,7 @@ def _measured(
     jobs: Sequence[tuple[str, Settings, dict[str, Task | Failure]]],
     facts: Facts,
     progress: Progress,
+    runner: Runner,
 ) -> tuple[list[Point], float | None]:
     """Run all, in turn: a repeat begins with the strategy that was second in the one before.
 
@@ -374,7 +383,7 @@ def _measured(
             if isinstance(task, Failure):
                 runs[i, name] = [task]
             elif not any(isinstance(r, Failure) for r in runs[i, name]):  # it would fail again
-                runs[i, name].append(run(task, settings.ranks, settings.timeout))
+                runs[i, name].append(runner(task, settings.ranks, settings.timeout))
             done += 1
     progress(total, total, "done")
     points = []

@@ -34,7 +34,7 @@ class Failure:
 
 
 @dataclass
-class _Rank:
+class Rank:
     """A process, and what came from it."""
 
     number: int
@@ -48,6 +48,7 @@ class _Rank:
 
     @property
     def done(self) -> bool:
+        """Whether nothing more is to come."""
         return self.result is not None or self.reason is not None
 
 
@@ -55,10 +56,10 @@ def run(task: Task, ranks: int = 1, timeout: float = TIMEOUT) -> list[Result] | 
     """Run a task by `ranks` new processes; return what each measured, or why they did not."""
     key = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
     each = [replace(task, rank=r, world_size=ranks, key=key) for r in range(ranks)]
-    started: list[_Rank] = []
+    started: list[Rank] = []
     try:
         for one in each:
-            started.append(_start(one))  # noqa: PERF401 (those before it are ended if one fails)
+            started.append(start(one))  # noqa: PERF401 (those before it are ended if one fails)
         _follow(started, time.monotonic() + timeout)
         failed = [r for r in started if r.reason is not None]
         if failed:
@@ -67,12 +68,13 @@ def run(task: Task, ranks: int = 1, timeout: float = TIMEOUT) -> list[Result] | 
         return [r.result for r in started if r.result is not None]
     finally:
         for rank in started:
-            _end(rank)
+            end(rank)
 
 
-def _start(task: Task) -> _Rank:
+def start(task: Task) -> Rank:
+    """Start the process of one rank."""
     ours, theirs = socket.socketpair()
-    errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _end)
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by end)
     try:
         with theirs:
             process = subprocess.Popen(
@@ -85,7 +87,7 @@ def _start(task: Task) -> _Rank:
                 start_new_session=True,  # with its own workers, so that all can be ended
             )
         assert process.stdin is not None
-        rank = _Rank(task.rank, process, ours, errors)
+        rank = Rank(task.rank, process, ours, errors)
         with suppress(BrokenPipeError):  # it has ended; what it printed tells why
             process.stdin.write(json.dumps(task.to_json()).encode())
             process.stdin.close()
@@ -105,7 +107,7 @@ def _environment() -> dict[str, str]:
     return {**told, "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def _follow(ranks: Sequence[_Rank], deadline: float) -> None:
+def _follow(ranks: Sequence[Rank], deadline: float) -> None:
     """Serve the ranks until all have told a result, one has failed, or time is over."""
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
@@ -118,7 +120,7 @@ def _follow(ranks: Sequence[_Rank], deadline: float) -> None:
                 return
             for key, _ in ready:
                 rank = key.data
-                if _hear(rank):
+                if hear(rank):
                     selector.unregister(rank.line)
                 if rank.reason is not None:
                     return
@@ -130,7 +132,7 @@ def _follow(ranks: Sequence[_Rank], deadline: float) -> None:
                             rank.line.sendall(b".")
 
 
-def _hear(rank: _Rank) -> bool:
+def hear(rank: Rank) -> bool:
     """Take what a rank says; return whether it was the last."""
     try:
         came = rank.line.recv(1 << 20)
@@ -150,7 +152,7 @@ def _hear(rank: _Rank) -> bool:
     return not came or rank.done
 
 
-def _last_words(rank: _Rank) -> str:
+def _last_words(rank: Rank) -> str:
     """Return how a process ended that told nothing."""
     try:
         code = rank.process.wait(5)
@@ -162,7 +164,7 @@ def _last_words(rank: _Rank) -> str:
     return f"{how}: {lines[-1].strip()[:300]}" if lines else how
 
 
-def _end(rank: _Rank) -> None:
+def end(rank: Rank) -> None:
     """End a process and those that it started, if they still run."""
     rank.line.close()
     pid = rank.process.pid

@@ -54,6 +54,8 @@ class Task:
         What a step does with its batch; see `dsprep.bench.computing`.
     cold
         Whether the data are dropped from the page cache before each epoch.
+    everywhere
+        Whether every rank drops them: where ranks are on several nodes; else the first one does.
     check
         Whether all that is delivered is summed up, in one more epoch that is not measured.
     key
@@ -82,6 +84,7 @@ class Task:
     engine: str = "buffered"
     compute: str = "none"
     cold: bool = False
+    everywhere: bool = False
     check: bool = True
     key: str = ""
     drop: tuple[Path, ...] = ()

@@ -16,7 +16,7 @@ from dsprep.cli.bench.ending import tidy
 from dsprep.cli.report import guarded, note
 
 if TYPE_CHECKING:
-    from dsprep.bench.reading import Work
+    from dsprep.bench.reading import Runner, Settings, Work
     from dsprep.formats.base import OpenOptions
 
 HOW = "How to measure"
@@ -249,20 +249,42 @@ def read(
         **chosen,
     )
     most = None if limit == "all" else parse_nbytes(limit)
-    check_targets(json=json, html=html, csv=csv)
-    work = plan_read(
-        data, strategies, settings, reading=reading, sweep=sweep, limit=most, folder=scratch
-    )
-    for words in work.notes:
-        note(words)
-    if dry_run:
-        _plan(work)
-        return
-    with run_bar() as update:
-        report = bench_read(work, shlex.join(["dsprep", *sys.argv[1:]]), update)
+    with _job(settings, sweep) as (settings, runner):
+        check_targets(json=json, html=html, csv=csv)
+        work = plan_read(
+            data, strategies, settings, reading=reading, sweep=sweep, limit=most, folder=scratch
+        )
+        for words in work.notes:
+            note(words)
+        if dry_run:
+            _plan(work)
+            return
+        with run_bar() as update:
+            command = shlex.join(["dsprep", *sys.argv[1:]])
+            report = bench_read(work, command, update, runner)
     emit(report, json=json, html=html, csv=csv)
     if any(r.problems for r in report.all_rows):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _job(settings: Settings, sweep: str | None) -> Iterator[tuple[Settings, Runner]]:
+    """Give who runs the ranks: this process, or all of an MPI job, which are the ranks then."""
+    from dataclasses import replace
+
+    from dsprep.bench.running import run
+    from dsprep.cli.report import fail
+    from dsprep.executors.launched import launched
+
+    if not launched():
+        yield settings, run
+        return
+    from dsprep.bench import mpi
+
+    with mpi.opened() as ranks:
+        if settings.ranks not in (1, ranks.size) or (sweep or "").startswith("ranks"):
+            fail(f"there are {ranks.size} MPI processes, and these are the ranks", 2)
+        yield replace(settings, ranks=ranks.size), ranks.run
 
 
 def _plan(work: Work) -> None:

@@ -1,0 +1,123 @@
+"""The ranks of a benchmark as those of an MPI job, on as many nodes as that has.
+
+Each MPI process starts a process that measures, as it would alone; the gate that these wait at is
+then one of all MPI processes. The first one plans, prepares the data and tells what was found.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from dsprep.bench.results import Result
+from dsprep.bench.running import Failure, Rank, end, hear, start
+from dsprep.bench.task import Task
+from dsprep.errors import MissingExtra
+
+_WAITS, _DONE, _FAILED = range(3)
+_PAUSE = 1e-4
+"""Seconds between two looks whether all have come: waiting ranks must not take processors."""
+
+
+class Ranks:
+    """All processes of an MPI job, told from the first one.
+
+    Attributes
+    ----------
+    size
+        How many there are.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self._comm, self.size = comm, int(comm.Get_size())
+
+    def run(self, task: Task, ranks: int, timeout: float) -> list[Result] | Failure:
+        """Run a task on all ranks; see `dsprep.bench.running.run`."""
+        key = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
+        one = replace(task, world_size=self.size, key=key, everywhere=True)
+        self._comm.bcast((one.to_json(), timeout), root=0)
+        found = self._comm.gather(_measure(self._comm, one, timeout), root=0)
+        for number, each in enumerate(found):
+            if isinstance(each, str):
+                return Failure(f"rank {number}: {each}")
+        if any(each is None for each in found):
+            return Failure("some ranks ended before the others")
+        return [Result.from_json(each) for each in found]
+
+
+@contextmanager
+def opened() -> Iterator[Ranks]:
+    """Give the ranks to the first process; in others, do what it says and leave the program.
+
+    Raises
+    ------
+    MissingExtra
+        If mpi4py is not installed.
+    """
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise MissingExtra(
+            "several processes were started, and measuring together takes mpi4py",
+            fix="pip install 'dsprep[mpi]', or start one process with --ranks",
+        ) from error
+    comm = MPI.COMM_WORLD
+    if comm.Get_rank() != 0:
+        while (what := comm.bcast(None, root=0)) is not None:
+            told, timeout = what
+            comm.gather(_measure(comm, Task.from_json(told), timeout), root=0)
+        raise SystemExit(0)
+    try:
+        yield Ranks(comm)
+    finally:
+        comm.bcast(None, root=0)
+
+
+def _measure(comm: Any, task: Task, timeout: float) -> dict[str, Any] | str | None:
+    """Run this rank of a task; return its result as JSON, why there is none, or nothing.
+
+    Nothing, if another rank failed.
+    """
+    rank = start(replace(task, rank=comm.Get_rank()))
+    deadline = time.monotonic() + timeout
+    try:
+        while True:
+            _listen(rank, deadline)
+            mine = _FAILED if rank.reason else _DONE if rank.result else _WAITS
+            states = _all(comm, mine)
+            if _FAILED in states or len(set(states)) > 1 or states[0] == _DONE:
+                break
+            rank.waiting = False
+            rank.line.sendall(b".")
+        if rank.reason is not None:
+            return rank.reason
+        return None if rank.result is None else rank.result.to_json()
+    finally:
+        end(rank)
+
+
+def _listen(rank: Rank, deadline: float) -> None:
+    """Take what the measuring process says until it waits or is done."""
+    while not (rank.waiting or rank.done):
+        ready, _, _ = select.select([rank.line], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            rank.reason = "it took too long and was ended (--timeout allows more)"
+            return
+        hear(rank)
+
+
+def _all(comm: Any, mine: int) -> list[int]:
+    """Return what all ranks say, without keeping a processor busy while they come."""
+    from array import array
+
+    found = array("i", [0]) * comm.Get_size()
+    request = comm.Iallgather(array("i", [mine]), found)
+    while not request.Test():
+        time.sleep(_PAUSE)
+    return list(found)
