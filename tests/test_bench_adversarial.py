@@ -13,13 +13,15 @@ import h5py
 import numpy as np
 import pytest
 
-from dsprep.bench import running
+from dsprep.bench import running, sums
 from dsprep.bench.counters import Counters
 from dsprep.bench.gate import GATE, pack
 from dsprep.bench.reading import Settings, bench_read, plan_read
 from dsprep.bench.results import Epoch, Result
 from dsprep.bench.summary import Facts, row
 from dsprep.bench.sums import Sums
+from dsprep.dataset import open_dataset
+from dsprep.describing import provenance
 from dsprep.errors import UsageError
 
 MIB = 1 << 20
@@ -163,3 +165,33 @@ def test_a_rank_that_ends_at_the_gate_is_told(tmp_path):
         theirs.close()
         running._follow([rank], time.monotonic() + 5)
     assert rank.reason == "ended by signal 9"
+
+
+def test_a_batch_without_samples_adds_nothing(data):
+    with open_dataset(data) as source:
+        batch, schema = source.read(0, 0), source.schema
+    assert sums.lightly(schema)(batch) == 0
+    assert sums.full(batch, schema) == 0
+
+
+def test_fewer_samples_than_ranks(tmp_path):
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        file["x"] = np.random.default_rng(0).random((1, 1000))
+    settings = Settings(repeat=1, threads=1, ranks=2, cold=False)
+    report = bench_read(plan_read([tmp_path / "one.h5"], ["group", "dsprep"], settings))
+    assert not [r for r in report.rows if r.problems]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_fields_without_places_are_read_from_a_copy(tmp_path, beside):
+    path = tmp_path / "part.h5"
+    with h5py.File(path, "w") as file:
+        file["y"] = np.arange(20)
+        ragged = file.create_dataset("x", (20,), h5py.vlen_dtype(np.float32))
+        for i in range(20):
+            ragged[i] = np.arange(i + 1, dtype=np.float32)
+    if beside:
+        provenance([path])
+    work = plan_read([path], ["provenance"], Settings(repeat=1, threads=1, cold=False))
+    assert any("not every field has places" in n for n in work.notes)
+    assert not [r for r in bench_read(work).rows if r.problems]

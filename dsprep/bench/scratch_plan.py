@@ -24,7 +24,7 @@ from dsprep.formats.base import Format, OpenOptions, Source, WriteOptions
 from dsprep.plan import probe_nbytes
 from dsprep.repacking import plan_repack
 from dsprep.schema import Schema
-from dsprep.sidecar import SUFFIX
+from dsprep.sidecar import SUFFIX, Content
 from dsprep.splitting import SelectedSource
 from dsprep.storage import tree_nbytes
 from dsprep.through import SidecarSource
@@ -245,9 +245,10 @@ class _Deciding:
 
     def _source(self) -> None:
         if self.whole and isinstance(self.source, SidecarSource):
-            self.here["source"] = None
-            return
-        if self.whole:
+            if not self._partly(self.source.sidecar.content):
+                self.here["source"] = None
+                return
+        elif self.whole:
             item = self._item("source", f"data{SUFFIX}", 0, {})
             if complete(item):
                 self.items["source"] = item
@@ -257,13 +258,22 @@ class _Deciding:
             except UnsupportedError as error:
                 self.notes.append(f"the data have no places, so a copy is read: {error}")
             else:
-                self.items["source"] = self._item(
-                    "source", f"data{SUFFIX}", made.nbytes, {}, made=made
-                )
-                return
+                if not self._partly(made.content):
+                    self.items["source"] = self._item(
+                        "source", f"data{SUFFIX}", made.nbytes, {}, made=made
+                    )
+                    return
         self.same["source"] = self.format.name
         if self.format.name not in self.items:
             self._format(self.format.name, anew=True)
+
+    def _partly(self, content: Content) -> bool:
+        """Tell whether fields have no places, so that a sidecar is not enough; remark it."""
+        names = {str(n) for layout in content.layouts for n in layout.get("unlocated", ())}
+        if names:
+            told = ", ".join(sorted(names)[:3])
+            self.notes.append(f"not every field has places, so a copy is read: not {told}")
+        return bool(names)
 
     def _groups(self) -> None:
         if self.grouped is not None and self.grouped <= self.buffer * in_place.SLACK:

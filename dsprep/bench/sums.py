@@ -146,6 +146,8 @@ def lightly(schema: Schema) -> Callable[[Batch], int]:
 
     def sum_of(batch: Batch) -> int:
         column = np.asarray(_column(batch, field))
+        if not len(column):  # a rank that has run out of samples before the others
+            return 0
         some = np.ascontiguousarray(column.reshape(len(column), -1)[:, first : first + take])
         data = _clean(some).view(np.uint8).reshape(len(column), -1)
         words = np.zeros((len(column), -(-data.shape[1] // 8) * 8), np.uint8)
