@@ -18,6 +18,8 @@ is wrong, where, what was expected, what was found and what to do; the parts are
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DsprepError(Exception):
     """A problem that the user can understand and mend; the command line prints it as one line.
@@ -64,6 +66,16 @@ class DsprepError(Exception):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # From other processes it comes as it is, not made anew of a text that has all facts.
+        return _remade, (type(self), self.args, vars(self))
+
+
+def _remade(kind: type[DsprepError], args: tuple[Any, ...], facts: dict[str, Any]) -> DsprepError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(facts)
+    return error
 
 
 class UsageError(DsprepError, ValueError):

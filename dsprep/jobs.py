@@ -5,6 +5,7 @@ A job is made by ``conversion`` or ``repack``; nothing is decided here but how m
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import json
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -287,7 +289,8 @@ def _copy_shards(
     """Copy all shards that are not done yet; return (samples found done, payload bytes copied)."""
     state = staging.state or _START
     first = int(state["shard"])
-    apart = _clean_apart(job, staging) - set(range(first)) if job.sharded else set[int]()
+    begun = None if state["writer"] is None else first
+    apart = _clean_apart(job, staging, begun) - set(range(first)) if job.sharded else set[int]()
     resumed = sum(len(s) for s in job.shards[:first]) + int(state["samples"])
     resumed += sum(len(job.shards[i]) for i in apart)
     per_sample = job.payload / max(1, job.samples)
@@ -410,9 +413,9 @@ def _hand_out(
 ) -> tuple[int, int]:
     """Have the shards that are not done yet written; return as `_copy_shards`."""
     state = staging.state or _START
-    if staging.state is None:
-        staging.save(_START)  # a rerun goes on
-    done = _clean_apart(job, staging) | set(range(int(state["shard"])))
+    done = _clean_apart(job, staging, None) | set(range(int(state["shard"])))
+    if staging.durable and not state.get("complete"):
+        staging.save({**_START, "shard": state["shard"]})  # a rerun goes on with other shards
     resumed = samples = sum(len(job.shards[i]) for i in done)
     copied, before = 0, round(resumed * job.payload / max(1, job.samples))
     _make_directory(job, staging, len(done))
@@ -454,10 +457,17 @@ def _do_shard(task: _ShardTask) -> int:
     try:
         return _copied(task)
     except DsprepError as error:
-        start, stop = task.samples
-        raise ExecutorError(
-            f"{error} (while samples {start:,} to {stop:,} were written to {task.path.name})"
-        ) from error
+        raise _told_of(task, str(error)) from error
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise _told_of(task, f"{where}{error.strerror or error}") from error
+
+
+def _told_of(task: _ShardTask, error: str) -> ExecutorError:
+    start, stop = task.samples
+    return ExecutorError(
+        f"{error} (while samples {start:,} to {stop:,} were written to {task.path.name})"
+    )
 
 
 def _copied(task: _ShardTask) -> int:
@@ -471,16 +481,29 @@ def _copied(task: _ShardTask) -> int:
         )
         nbytes = sum(piece.nbytes for piece in pieces)
         writer.clean()
-    if made.is_dir():
-        remove(task.path)
-    made.replace(task.path)
     if task.job.groupings:
         (own / "groups-0.json").replace(task.root / f"groups-{task.number}.json")
+    _put(made, task.path, own)
     if task.durable:
         sync_directory(task.path.parent)
-    write_json({"nbytes": nbytes}, task.root / f"shard-{task.number}.json", durable=task.durable)
+        write_json({"nbytes": nbytes}, task.root / f"shard-{task.number}.json")
     remove(own)
     return nbytes
+
+
+def _put(made: Path, path: Path, own: Path) -> None:
+    """Rename a shard to its place; of another attempt's, which has the same bytes, one stays."""
+    while True:
+        try:
+            made.replace(path)
+        except OSError as error:  # a directory replaces none that holds files
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            return
+        with suppress(FileNotFoundError):  # the other attempt does the same
+            path.rename(own / "old")
+            remove(own / "old")
 
 
 def _save_nothing(samples: int, position: State) -> None:
@@ -490,24 +513,29 @@ def _save_nothing(samples: int, position: State) -> None:
 _APART = "apart-"
 
 
-def _clean_apart(job: Job, staging: Staging) -> set[int]:
-    """Return the shards that other processes have completed; remove what else they left."""
-    found, left = set[int](), False
+def _clean_apart(job: Job, staging: Staging, begun: int | None) -> set[int]:
+    """Return the shards that other processes have completed; remove what is part of none.
+
+    `begun`: a shard that is not complete, whose files stay because it is gone on with.
+    """
+    found = set[int]()
     for path in list(staging.root.iterdir()):
         match = re.fullmatch(r"shard-(\d+)\.json", path.name)
         if match:
             found.add(int(match[1]))
         elif path.name.startswith(_APART):
-            left = True
             remove(path)
     state = staging.state or _START
-    if (found or left) and not state.get("complete"):
-        done = found | set(range(int(state["shard"])))
-        kept = {job.shards[i].name for i in done}
-        directory = staging.data / job.target.name
-        for path in list(directory.iterdir()) if directory.is_dir() else ():
-            if path.name not in kept:
-                remove(path)
+    directory = staging.data / job.target.name
+    if state.get("complete") or not directory.is_dir():
+        return found
+    there = {path.name: path for path in directory.iterdir()}
+    found = {i for i in found if job.shards[i].name in there}
+    kept = {job.shards[i].name for i in found | set(range(int(state["shard"])))}
+    stays = None if begun is None else job.shards[begun].name
+    for name, path in there.items():
+        if name not in kept and name != stays and not name.startswith(f"{stays}."):
+            remove(path)
     return found
 
 

@@ -8,10 +8,11 @@ pickled; it may be run twice, and by two workers at the same time if one of them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
+from concurrent.futures import CancelledError, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from queue import SimpleQueue
 from typing import TypeVar
 
 from dsprep.errors import ExecutorError, UsageError
@@ -33,6 +34,9 @@ NAMES = (THREADS, *EXECUTORS)
 
 AHEAD = 2
 """Tasks per worker that are handed over before the first is done."""
+
+LEAST_AHEAD = 64
+"""Tasks that are handed over at least: an executor may not know how many workers it has."""
 
 
 def opened(
@@ -86,9 +90,11 @@ def _found(scheduler: str | None) -> str:
 
 
 def run(
-    executor: Executor, function: Callable[[T], R], tasks: Iterable[T], ahead: int = 64
+    executor: Executor, function: Callable[[T], R], tasks: Iterable[T], ahead: int | None = None
 ) -> Iterator[tuple[T, R]]:
     """Yield each task with its result, as they are done; at most `ahead` are under way.
+
+    `ahead`: enough to keep all workers busy if None.
 
     Raises
     ------
@@ -98,13 +104,18 @@ def run(
         What a task raised first; those under way are waited for, others not begun.
     """
     running: dict[Future[R], T] = {}
+    done = SimpleQueue[Future[R]]()  # to wait for all of thousands each time would take long
+    if ahead is None:
+        ahead = max(LEAST_AHEAD, AHEAD * _workers(executor))
     try:
         for task in tasks:
-            running[executor.submit(function, task)] = task
+            future = executor.submit(function, task)
+            running[future] = task
+            future.add_done_callback(done.put)
             if len(running) >= ahead:
-                yield from _done(running)
+                yield _next(running, done)
         while running:
-            yield from _done(running)
+            yield _next(running, done)
     except (BrokenProcessPool, CancelledError) as error:
         raise ExecutorError(
             "a worker was lost", fix="repeat the command: it goes on with what is missing"
@@ -116,7 +127,15 @@ def run(
             wait([f for f in running if not f.cancelled()])
 
 
-def _done(running: dict[Future[R], T]) -> Iterator[tuple[T, R]]:
-    done, _ = wait(running, return_when=FIRST_COMPLETED)
-    for future in done:
-        yield running.pop(future), future.result()
+def _next(running: dict[Future[R], T], done: SimpleQueue[Future[R]]) -> tuple[T, R]:
+    future = done.get()
+    return running.pop(future), future.result()
+
+
+def _workers(executor: Executor) -> int:
+    """Return how many workers an executor says that it has; 0 if it does not."""
+    for name in ("num_workers", "_max_workers"):  # of MPI and of Dask here; of processes
+        count = getattr(executor, name, None)
+        if isinstance(count, int):
+            return count
+    return 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dsprep.errors import ExecutorError, MissingExtra
 
@@ -20,21 +22,49 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
     MissingExtra
         If dask.distributed is not installed.
     ExecutorError
-        If there is no scheduler at that address.
+        If there is no scheduler at that address, or a task killed several workers.
     """
     try:
-        from distributed import Client, LocalCluster
+        from distributed import Client, KilledWorker, LocalCluster
     except ImportError as error:
         raise MissingExtra(
             "--executor dask needs dask.distributed", fix="pip install 'dsprep[dask]'"
         ) from error
+    try:
+        with _client(Client, LocalCluster, workers, scheduler) as client:
+            executor = client.get_executor(pure=False)
+            executor.num_workers = max(GROWN, len(client.nthreads()))
+            yield executor
+    except KilledWorker as error:
+        raise ExecutorError(
+            "several of Dask's workers were lost over the same task",
+            found=str(error)[:200],
+            fix="look into their logs (is their memory enough?), and repeat the command: it goes "
+            "on with what is missing",
+        ) from error
+
+
+GROWN = 256
+"""Workers that a cluster is taken to have at least: it may grow while it is used."""
+
+
+@contextmanager
+def _client(
+    Client: Any, LocalCluster: Any, workers: int | None, scheduler: str | None
+) -> Iterator[Any]:
     if scheduler is None:
+        import dask
+
         count = workers or len(os.sched_getaffinity(0))
-        cluster = LocalCluster(
-            n_workers=count, threads_per_worker=1, dashboard_address=None, silence_logs=50
-        )
-        with cluster, Client(cluster) as client:
-            yield client.get_executor(pure=False)
+        with (
+            tempfile.TemporaryDirectory(prefix="dsprep-dask-") as folder,
+            dask.config.set({"temporary-directory": folder}),  # where it leaves a folder
+            LocalCluster(
+                n_workers=count, threads_per_worker=1, dashboard_address=None, silence_logs=50
+            ) as cluster,
+            Client(cluster) as client,
+        ):
+            yield client
         return
     try:
         if Path(scheduler).is_file():
@@ -46,4 +76,4 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
             "Dask's scheduler does not answer", where=scheduler, found=str(error)[:200]
         ) from error
     with client:
-        yield client.get_executor(pure=False)
+        yield client
