@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -20,6 +21,7 @@ from dsprep.bench.reading import Settings, bench_read, plan_read
 from dsprep.bench.results import Epoch, Result
 from dsprep.bench.summary import Facts, row
 from dsprep.bench.sums import Sums
+from dsprep.cli.bench.output import check_targets
 from dsprep.dataset import open_dataset
 from dsprep.describing import provenance
 from dsprep.errors import UsageError
@@ -195,3 +197,10 @@ def test_fields_without_places_are_read_from_a_copy(tmp_path, beside):
     work = plan_read([path], ["provenance"], Settings(repeat=1, threads=1, cold=False))
     assert any("not every field has places" in n for n in work.notes)
     assert not [r for r in bench_read(work).rows if r.problems]
+
+
+def test_only_json_is_printed():
+    check_targets(json=Path("-"))
+    for option in ("html", "csv"):
+        with pytest.raises(UsageError, match="needs a file"):
+            check_targets(**{option: Path("-")})

@@ -119,9 +119,7 @@ Html: TypeAlias = Annotated[
 ]
 Csv: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE", help="Write the table as CSV.", allow_dash=True, rich_help_panel=OUTPUT
-    ),
+    typer.Option(metavar="FILE", help="Write the table as CSV.", rich_help_panel=OUTPUT),
 ]
 
 

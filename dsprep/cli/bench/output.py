@@ -154,13 +154,16 @@ def check_targets(
     Raises
     ------
     UsageError
-        If two are the same, one is a directory, or one exists that `dsprep bench` did not write.
+        If two are the same, one is a directory, one exists that `dsprep bench` did not write, or
+        another one than `json` is ``-``.
     """
     asked = {"--json": json, "--html": html, "--csv": csv}
     seen: dict[Path, str] = {}
     for option, path in asked.items():
         if path is None or (option == "--json" and path == STDOUT):
             continue
+        if path == STDOUT:
+            raise UsageError(f"{option} needs a file", expected="- with --json only", found="-")
         real = path.resolve()
         if real in seen:
             raise UsageError(f"{seen[real]} and {option} name the same file", where=path)
