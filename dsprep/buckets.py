@@ -24,6 +24,7 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,21 +239,49 @@ def _views(values: Array, starts: Ints, ends: Ints) -> list[memoryview]:
 
 
 class BucketReader:
-    """Reads buckets that a `RunWriter` completed."""
+    """Reads buckets that `RunWriter`s completed.
+
+    Parameters
+    ----------
+    directories
+        Where the files of each writer lie. Together they have every sample of the source once,
+        each of them a range, in order.
+    schema, order, bucket_samples
+        As the writers had them.
+    """
 
     def __init__(
-        self, directory: Path, schema: Schema, order: Permutation, bucket_samples: int
+        self, directories: Sequence[Path], schema: Schema, order: Permutation, bucket_samples: int
     ) -> None:
         self._schema, self._order, self._per_bucket = schema, order, bucket_samples
         self._buckets = -(-len(order) // bucket_samples)
-        self._path, self._memory = directory / "runs", _Memory()
-        self._data = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        self._open = True
+        self._memory = _Memory()
+        self._paths = [d / "runs" for d in directories]
+        self._data: list[int] = []
+        try:
+            for path in self._paths:
+                self._data.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except BaseException:
+            self.close()
+            raise
+        sizes = [os.fstat(fd).st_size for fd in self._data]
+        self._begins = np.append(np.int64(0), np.cumsum(sizes))
         width = index_row_nbytes(self._buckets) // 8
-        if len(order):
-            self._index: Any = np.memmap(directory / "index", np.int64, "r").reshape(-1, width)
-        else:
-            self._index = np.zeros((0, width), np.int64)
+        self._indexes = [self._rows(d / "index", width) for d in directories]
+        self._firsts = np.concatenate([rows[:, 0] for rows in self._indexes])
+
+    def _rows(self, path: Path, width: int) -> Any:
+        if not len(self._order):
+            return np.zeros((0, width), np.int64)
+        return np.memmap(path, np.int64, "r").reshape(-1, width)
+
+    def _column(self, number: int) -> Ints:
+        """Return a column of all indexes, its offsets counted from the first file on."""
+        columns = [
+            rows[:, number] + begin
+            for rows, begin in zip(self._indexes, self._begins.tolist(), strict=False)
+        ]
+        return np.concatenate(columns)
 
     def load(self, bucket: int) -> Batch:
         """Return the samples of a bucket in their new order, in memory of their own."""
@@ -260,12 +289,12 @@ class BucketReader:
         places = np.arange(first, min(first + self._per_bucket, len(self._order)), dtype=np.int64)
         samples = self._order.forward(places)
         target = np.argsort(samples)  # where each sample comes, in source order
-        edges = np.append(np.searchsorted(samples[target], self._index[:, 0]), len(samples))
+        edges = np.append(np.searchsorted(samples[target], self._firsts), len(samples))
         counts = np.diff(edges)
         if edges[0] or (counts < 0).any():
-            raise FormatError("a temporary file is damaged", where=self._path)
+            raise FormatError("a temporary file is damaged", where=self._paths[0])
         runs = np.flatnonzero(counts)
-        at, ends = self._index[runs, 1 + bucket], self._index[runs, 2 + bucket]
+        at, ends = self._column(1 + bucket)[runs], self._column(2 + bucket)[runs]
         parts = _Runs(at, edges[runs], counts[runs])
         targets = {f.name: _Target(f, target, self._memory) for f in self._schema if not f.ragged}
         lengths = {f.name: np.empty(len(samples), np.int64) for f in self._schema if f.ragged}
@@ -276,30 +305,34 @@ class BucketReader:
         for name, rows in lengths.items():
             total = float(rows.sum(dtype=np.float64)) * self._schema[name].row_nbytes
             if rows.min(initial=0) < 0 or not total <= self._nbytes():
-                raise FormatError("a temporary file is damaged", where=self._path)
+                raise FormatError("a temporary file is damaged", where=self._paths[0])
             targets[name] = _Target(self._schema[name], target, self._memory, rows)
         self._read([targets[name].places(parts) for name in lengths])
         if (parts.at != ends).any():
-            raise FormatError("a temporary file is damaged", where=self._path)
+            raise FormatError("a temporary file is damaged", where=self._paths[0])
         return {name: targets[name].column() for name in self._schema.names}
 
     def _read(self, places: list[tuple[Ints, Ints, Ints]]) -> None:
-        """Read ranges of the file, given as offsets, lengths and addresses."""
+        """Read ranges of the files, given as offsets, lengths and addresses."""
         if not places:
             return
         offsets, lengths, addresses = (np.concatenate(p) for p in zip(*places, strict=True))
         order = np.argsort(offsets, kind="stable")
         order = order[lengths[order] > 0]
-        scatter(self._data, offsets[order], lengths[order], addresses[order], self._path)
+        offsets, lengths, addresses = offsets[order], lengths[order], addresses[order]
+        cuts = np.searchsorted(offsets, self._begins)
+        for i, (a, b) in enumerate(itertools.pairwise(cuts.tolist())):
+            if a < b:
+                at = offsets[a:b] - self._begins[i]
+                scatter(self._data[i], at, lengths[a:b], addresses[a:b], self._paths[i])
 
     def _nbytes(self) -> int:
-        return os.fstat(self._data).st_size
+        return int(self._begins[-1])
 
     def close(self) -> None:
-        """Close the file."""
-        if self._open:
-            os.close(self._data)
-        self._open = False
+        """Close the files."""
+        while self._data:
+            os.close(self._data.pop())
 
 
 @dataclass

@@ -6,16 +6,18 @@ or shuffled. Samples that were dealt into buckets are read from those.
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
+from dsprep import executors
 from dsprep.dataset import MultiSource, Opening
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.schema import Ints
-from dsprep.shuffling import ShuffledSource
+from dsprep.shuffling import FirstPass, ShuffledSource
 from dsprep.splitting import DerivedSource, DuplicatedSource, SelectedSource
 
 
@@ -91,3 +93,43 @@ def _numbers(source: Source, indices: Ints) -> tuple[Source, Ints]:
             indices = source.order(indices)
         source = source.base
     return source, indices
+
+
+@dataclass(frozen=True)
+class _DealTask:
+    """A part of a first pass, and the samples that it needs."""
+
+    first_pass: FirstPass
+    number: int
+    part: Part
+    offset: int
+
+
+PART_NBYTES = 1 << 30
+"""Payload of a part of a first pass, about."""
+
+
+def deal(source: ShuffledSource, executor: Executor) -> None:
+    """Have the first pass of a shuffle done, or what earlier runs left of it.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If the data are damaged or a worker was lost; a rerun goes on with the parts missing.
+    """
+    first_pass = source.first_pass(-(-source.scratch_nbytes // PART_NBYTES))
+    if not first_pass.parts:  # one process has begun it, and goes on
+        return
+    tasks = (
+        _DealTask(first_pass, i, *part(source.base, *first_pass.range(i)))
+        for i in range(first_pass.parts)
+        if not first_pass.place(i).is_dir()
+    )
+    for _ in executors.run(executor, _deal_part, tasks):
+        pass
+    source.dealt(first_pass)
+
+
+def _deal_part(task: _DealTask) -> None:
+    with task.part.open() as base:
+        task.first_pass.deal(task.number, base, task.offset)

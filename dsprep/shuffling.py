@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from dsprep.buckets import BucketReader, RunWriter, index_row_nbytes, payload_sizes
-from dsprep.errors import UsageError
+from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Layout, Source, State
 from dsprep.gathering import take
 from dsprep.permutation import Permutation
@@ -33,7 +35,7 @@ from dsprep.plan import PIECE_NBYTES, Shard, pieces, probe_nbytes, show_nbytes
 from dsprep.schema import Arena, Batch, Ints, Schema, concatenate, empty_batch
 from dsprep.sidecar import write_json
 from dsprep.splitting import DerivedSource, SelectedSource
-from dsprep.storage import remove
+from dsprep.storage import copy_range, remove, sync_directory
 from dsprep.through import SidecarSource
 from dsprep.transfer import ShardCopy
 
@@ -53,7 +55,72 @@ PIECES = 4
 
 _JOURNAL = "shuffle.json"
 _FILES = (_JOURNAL, "runs", "index", "sizes")
+_PART = "part-"  # with a number: the files of one of several processes
 _STEP = 1 << 18  # samples whose sizes are asked for at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstPass:
+    """The first pass of a shuffle as it travels to other processes.
+
+    Attributes
+    ----------
+    directory
+        Where the parts are written, each in a directory of its own.
+    schema, seed, samples, per_bucket, piece_nbytes
+        What is dealt, and how.
+    parts
+        Into how many ranges of samples it is cut.
+    durable
+        Whether to wait for the disk.
+    """
+
+    directory: Path
+    schema: Schema
+    seed: int
+    samples: int
+    per_bucket: int
+    piece_nbytes: int
+    parts: int
+    durable: bool
+
+    def range(self, part: int) -> tuple[int, int]:
+        """Return the samples of a part, half-open."""
+        return part * self.samples // self.parts, (part + 1) * self.samples // self.parts
+
+    def place(self, part: int) -> Path:
+        """Return the directory of a part; it is there when the part is complete."""
+        return self.directory / f"{_PART}{part}"
+
+    def deal(self, part: int, base: Source, offset: int) -> None:
+        """Deal the samples of a part; sample `offset` of all is the first one of `base`."""
+        start, stop = self.range(part)
+        own = Path(tempfile.mkdtemp(prefix=f"{_PART}{part}-", dir=self.directory))
+        order = Permutation(self.seed, self.samples)
+        writer = RunWriter(own, self.schema, order, self.per_bucket, None)
+        writer.durable = self.durable
+        shard = Shard("", start - offset, stop - offset)
+        copy = ShardCopy(
+            base,
+            writer,
+            Shard("", -offset, stop - offset),  # samples are numbered as in the whole
+            pieces(base, shard, writer.unit, self.piece_nbytes, 0),
+            {},
+            2,
+            lambda samples, position: None,
+            None,
+        )
+        try:
+            for _ in copy.run():
+                pass
+            writer.finish()
+        finally:
+            writer.close()
+        with suppress(OSError):  # another process, taken for lost, was faster
+            own.rename(self.place(part))
+        remove(own)
+        if self.durable:
+            sync_directory(self.directory)
 
 
 class ShuffledSource(DerivedSource):
@@ -174,7 +241,9 @@ class ShuffledSource(DerivedSource):
                 return
             if self.how == "buckets":
                 self._deal(progress or (lambda done, total: None))
-                reader = BucketReader(self.scratch, self.schema, self._order, self._per_bucket)
+                reader = BucketReader(
+                    self._directories(), self.schema, self._order, self._per_bucket
+                )
                 self._cache = _BucketCache(reader.load, self._per_bucket, len(self), reader.close)
             else:
                 self._cache = _BucketCache(lambda _: self._read_all(), self._per_bucket, len(self))
@@ -188,6 +257,9 @@ class ShuffledSource(DerivedSource):
         if journal.get("complete"):
             progress(total, total)
             return
+        if journal.get("parts"):  # several processes began it
+            self._remove()
+            journal = {}
         done, state = journal.get("samples", 0), journal.get("state")
         writer = RunWriter(self.scratch, self.schema, self._order, self._per_bucket, state)
         writer.durable = self.durable
@@ -215,6 +287,58 @@ class ShuffledSource(DerivedSource):
             writer.close()
         self._save({"job": job, "samples": total, "complete": True})
 
+    # --- the first pass by other processes -------------------------------------------------------
+
+    def first_pass(self, wanted: int) -> FirstPass:
+        """Return how to deal the samples by several processes, or what is left of it.
+
+        Parameters
+        ----------
+        wanted
+            Into how many parts to cut it, if no earlier run has begun.
+        """
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        job = self._job()
+        journal = self._journal(job)
+        parts = int(journal.get("parts", 0))
+        if not journal:
+            parts = max(1, min(wanted, len(self)))
+            self._save({"job": job, "samples": 0, "parts": parts})
+        return FirstPass(
+            directory=self.scratch.absolute(),
+            schema=self.schema,
+            seed=self.seed,
+            samples=len(self),
+            per_bucket=self._per_bucket,
+            piece_nbytes=self._piece_nbytes,
+            parts=parts,
+            durable=self.durable,
+        )
+
+    def dealt(self, first_pass: FirstPass) -> None:
+        """Record that all parts of the first pass are there."""
+        missing = [p for p in self._parts(first_pass.parts) if not p.is_dir()]
+        if missing:
+            raise FormatError("a part of the first pass is missing", where=missing[0])
+        if self.schema.ragged:
+            with (self.scratch / "sizes").open("wb") as out:
+                for part in range(first_pass.parts):
+                    start, stop = first_pass.range(part)
+                    with (first_pass.place(part) / "sizes").open("rb") as file:
+                        copy_range(
+                            file.fileno(), out.fileno(), 8 * (stop - start), 8 * start, 8 * start
+                        )
+        journal = {"job": self._job(), "samples": len(self), "parts": first_pass.parts}
+        self._save({**journal, "complete": True})
+
+    def _parts(self, count: int) -> list[Path]:
+        return [self.scratch / f"{_PART}{i}" for i in range(count)]
+
+    def _directories(self) -> list[Path]:
+        """Return where the runs lie."""
+        parts = int(self._journal(self._job()).get("parts", 0))
+        return self._parts(parts) if parts else [self.scratch]
+
     def _job(self) -> str:
         """Return a word that differs where the temporary files would."""
         facts: list[Any] = [2, self.seed, len(self), self._per_bucket, self._piece_nbytes]
@@ -227,14 +351,20 @@ class ShuffledSource(DerivedSource):
             found = json.loads((self.scratch / _JOURNAL).read_text())
             if isinstance(found, dict) and found["job"] == job:
                 state = found.get("state")
-                numbers = [found["samples"], *(state.values() if state else ())]
-                if all(isinstance(n, int) and n >= 0 for n in numbers) and self._intact(state):
+                numbers = [found["samples"], found.get("parts", 0)]
+                numbers += state.values() if state else ()
+                right = all(isinstance(n, int) and n >= 0 for n in numbers)
+                if right and (found.get("parts") or self._intact(state)):
                     return found
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
-        for name in _FILES:
-            remove(self.scratch / name)
+        self._remove()
         return {}
+
+    def _remove(self) -> None:
+        for path in list(self.scratch.iterdir()) if self.scratch.is_dir() else ():
+            if path.name in _FILES or path.name.startswith(_PART):
+                remove(path)
 
     def _intact(self, state: State | None) -> bool:
         """Whether the files have the bytes that were recorded."""
@@ -352,8 +482,7 @@ class ShuffledSource(DerivedSource):
     def clean(self) -> None:
         """Remove the temporary files, when they are no longer needed."""
         self._drop()
-        for name in _FILES:
-            remove(self.scratch / name)
+        self._remove()
         if self.scratch.is_dir() and not any(self.scratch.iterdir()):
             self.scratch.rmdir()
 
