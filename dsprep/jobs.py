@@ -33,7 +33,7 @@ from dsprep.grouping import Grouping
 from dsprep.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
 from dsprep.plan import PIECE_NBYTES, Cast, Shard, group_pieces, pieces, show_nbytes
-from dsprep.remote import Part, part
+from dsprep.remote import Part, deal, part
 from dsprep.schema import Schema
 from dsprep.shuffling import ShuffledSource
 from dsprep.sidecar import write_json
@@ -205,6 +205,8 @@ def run_job(
             shuffled.durable = durable
             if durable and shuffled.how == "buckets" and staging.state is None:
                 staging.save(_START)  # a rerun goes on with the first pass
+            if executor is not None and shuffled.how == "buckets":
+                deal(shuffled, executor)
             shuffled.prepare()
         if executor is None or len(job.shards) == 1:
             resumed, copied = _copy_shards(job, source, staging, threads, progress)
