@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -112,6 +113,7 @@ def test_a_sweep_up_to_nonsense_is_refused(data):
 def test_what_ends_a_benchmark_lets_it_tidy_up(tmp_path, name, code):
     program = f"""
 import signal, time, typer
+from dataclasses import replace
 from pathlib import Path
 from dsprep.cli.bench.ending import tidy
 from dsprep.cli.report import guarded
@@ -204,3 +206,18 @@ def test_only_json_is_printed():
     for option in ("html", "csv"):
         with pytest.raises(UsageError, match="needs a file"):
             check_targets(**{option: Path("-")})
+
+
+def test_bytes_are_counted_where_sizes_can_only_be_guessed(tmp_path):
+    path = tmp_path / "ragged.h5"
+    with h5py.File(path, "w") as file:
+        ragged = file.create_dataset("x", (60,), h5py.vlen_dtype(np.float32))
+        for i in range(60):
+            ragged[i] = np.zeros(1 if i < 59 else 5000, np.float32)
+        file["y"] = np.arange(60, dtype=np.int64)
+    work = plan_read([path], ["h5py"], Settings(repeat=1, threads=1, cold=False))
+    guessed = [replace(plan, payload=60 * 1000) for plan in work.plans]
+    report = bench_read(replace(work, plans=tuple(guessed)))
+    assert report.dataset["payload_nbytes"] == 4 * (59 + 5000) + 60 * 8
+    with open_dataset(path) as source:
+        assert sums.of_source(source, 60).nbytes == 4 * (59 + 5000) + 60 * 8

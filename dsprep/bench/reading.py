@@ -218,7 +218,7 @@ def bench_read(
         settings = work.points[0][1]
         facts = Facts(
             expected=expected,
-            payload=first.payload,
+            payload=expected.nbytes,
             cold=settings.cold,
             computes=settings.compute != "none",
         )
@@ -238,8 +238,8 @@ def bench_read(
             "format": work.format,
             "samples": first.samples,
             "of": first.of,
-            "sample_nbytes": round(first.payload / first.samples),
-            "payload_nbytes": first.payload,
+            "sample_nbytes": round(expected.nbytes / first.samples),
+            "payload_nbytes": expected.nbytes,
             "fields": [str(f) for f in first.schema],
             "grouped": "groups" in first.in_place,
         },

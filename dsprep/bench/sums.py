@@ -40,17 +40,21 @@ class Sums:
         How many.
     full, light
         See the module.
+    nbytes
+        Bytes of their values.
     """
 
     samples: int = 0
     full: int = 0
     light: int = 0
+    nbytes: int = 0
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(
             self.samples + other.samples,
             (self.full + other.full) % 2**64,
             (self.light + other.light) % 2**64,
+            self.nbytes + other.nbytes,
         )
 
 
@@ -166,6 +170,10 @@ def _lengths(batch: Batch, schema: Schema) -> int:
     return found % 2**64
 
 
+def _nbytes(column: Column) -> int:
+    return column.values.nbytes if isinstance(column, Ragged) else column.nbytes
+
+
 def of_source(source: Source, stop: int) -> Sums:
     """Return what the first `stop` samples of a dataset add up to; all of them are read."""
     schema = source.schema
@@ -176,5 +184,6 @@ def of_source(source: Source, stop: int) -> Sums:
     found = Sums()
     for at in range(0, stop, step):
         batch = source.read(at, min(stop, at + step))
-        found += Sums(min(stop, at + step) - at, full(batch, schema), light(batch))
+        nbytes = sum(_nbytes(_column(batch, field)) for field in schema)
+        found += Sums(min(stop, at + step) - at, full(batch, schema), light(batch), nbytes)
     return found
