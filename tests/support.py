@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,9 @@ import numpy as np
 
 from dsprep.formats.base import Format, Source, WriteOptions
 from dsprep.schema import Arena, Batch, Field, Ragged, Schema
+
+MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+"""The program, also of an environment that is not activated; None if there is none."""
 
 STRUCT = np.dtype(
     {"names": ["id", "value"], "formats": ["<u8", "<f4"], "offsets": [0, 8], "itemsize": 16}

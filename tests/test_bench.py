@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import random_batch, schemas
 
 from dsprep.bench import caches, child, computing, counters, running, sums
 from dsprep.bench.gate import GATE, RESULT, pack, unpack
@@ -27,7 +28,6 @@ from dsprep.bench.task import Task
 from dsprep.dataset import open_dataset
 from dsprep.errors import DsprepError, SchemaError, UsageError
 from dsprep.schema import Field, Ragged, Schema
-from tests.support import random_batch, schemas
 
 N = 50
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
+import subprocess
+import sys
 
 import h5py
 import numpy as np
 import pytest
+from support import MPIEXEC
 from typer.testing import CliRunner
 
 from dsprep.cli import app
@@ -167,3 +171,29 @@ def test_the_list_and_the_plan(data):
     assert "to write" in plan
     assert "600" in plan
     assert CliRunner().invoke(app, ["bench", "read"]).exit_code == 2
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or MPIEXEC is None, reason="mpi4py is missing"
+)
+def test_the_ranks_of_an_mpi_job_are_those_of_the_benchmark(data, tmp_path):
+    out = tmp_path / "r.json"
+    program = [sys.executable, "-m", "dsprep", "bench", "read", str(data)]
+    done = subprocess.run(
+        [MPIEXEC, "-n", "2", *program, "-s", "h5py", "-s", "dsprep", "--warm", "-r", "1",
+         "--compute", "1ms", "--json", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    assert report["settings"]["ranks"] == 2
+    for one in report["strategies"]:
+        assert one["problems"] == []
+        assert one["measures"]["skew_seconds"]["value"] >= 0
+    failed = subprocess.run(
+        [MPIEXEC, "-n", "2", *program, "--ranks", "3"], capture_output=True, text=True, timeout=60
+    )
+    assert failed.returncode == 2
+    assert "Traceback" not in failed.stderr

@@ -7,7 +7,6 @@ import importlib.util
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import MPIEXEC
 from test_node import SCHEMA, bits, written
 
 import dsprep
@@ -345,13 +345,13 @@ print("done", flush=True)
 
 
 @pytest.mark.skipif(
-    shutil.which("mpiexec") is None or importlib.util.find_spec("mpi4py") is None,
+    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None,
     reason="needs mpiexec and mpi4py",
 )
 @pytest.mark.parametrize("count", [1, 2])
 def test_mpi(count, data):
     command = [
-        "mpiexec",
+        MPIEXEC,
         "-n",
         "3",
         sys.executable,
