@@ -26,7 +26,7 @@ from dsprep.repacking import plan_repack
 from dsprep.schema import Schema
 from dsprep.sidecar import SUFFIX, Content
 from dsprep.splitting import SelectedSource
-from dsprep.storage import tree_nbytes
+from dsprep.storage import data_files, tree_nbytes
 from dsprep.through import SidecarSource
 
 BUFFER = 64 << 20
@@ -439,7 +439,12 @@ def complete(item: Item) -> bool:
     try:
         if told.get("from") != dict(item.told) or not item.path.exists():
             return False
-        return item.name.startswith("own:") or told.get("nbytes") == tree_nbytes(item.path)
+        if item.name.startswith("own:"):
+            return True
+        then = (item.directory / MADE).stat().st_mtime_ns
+        if any(p.stat().st_mtime_ns > then for p in data_files(item.path)):
+            return False  # written to afterwards, whoever did
+        return told.get("nbytes") == tree_nbytes(item.path)
     except OSError:
         return False
 
