@@ -139,7 +139,7 @@ def test_a_wrong_reader_gets_none(made, wrong):
     assert any("wrong samples" in p for p in found.problems)
 
 
-@pytest.mark.parametrize("wrong", [Drops, Repeats])
+@pytest.mark.parametrize("wrong", [Drops, Repeats, Mixes])
 def test_repeats_and_losses_are_seen_in_the_measured_epochs_alone(made, wrong):
     task, facts = made
     assert measured(wrong, replace(task, check=False), facts).problems

@@ -221,6 +221,7 @@ def bench_read(
             payload=expected.nbytes,
             cold=settings.cold,
             computes=settings.compute != "none",
+            checked=settings.check,
         )
         jobs = [
             (value, one, _tasks(work.names, one, plan, forms))
