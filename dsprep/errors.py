@@ -74,6 +74,7 @@ class DsprepError(Exception):
 
 def _remade(kind: type[DsprepError], args: tuple[Any, ...], facts: dict[str, Any]) -> DsprepError:
     error = kind.__new__(kind, *args)
+    error.args = args  # which those of the system set by themselves when they are initialised
     error.__dict__.update(facts)
     return error
 

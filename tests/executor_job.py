@@ -1,0 +1,161 @@
+"""Work for executors: the same jobs for each of them; run as a script, the ranks of MPI do them.
+
+``mpiexec -n 4 python executor_job.py all ORIGIN FOLDER``: everything of `do_all`.
+``mpiexec -n 4 python executor_job.py kill ORIGIN TARGET``: `killed`, in which a rank is killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import Executor
+from dataclasses import asdict
+from pathlib import Path
+
+import dsprep
+from dsprep import jobs, shuffling
+from dsprep.comparison import verify
+from dsprep.dataset import open_dataset
+from dsprep.describing import provenance
+from dsprep.executors import opened
+
+do_shard = jobs._do_shard
+SPLIT = {"shuffle": 3, "split": "train=0.8,val=0.2", "duplicate": 2}
+GROUPS = {"buffer_size": 16, "stripe_size": "4KiB", "samples_per_file": 64}
+CASES = [
+    *((to, "mixed.tfrecord", {"samples_per_file": 60}, None) for to in ("hdf5", "lmdb")),
+    *((to, "fixed-files", {"samples_per_file": 60}, None) for to in ("tfrecord", "zarr", "lmdb")),
+    ("hdf5", "fixed.h5", {"samples_per_file": 60, "compress": "gzip:1", "chunk": 10}, None),
+    ("zarr", "mixed.tfrecord", {"samples_per_file": 60, "compress": "zstd:1"}, None),
+    ("tfrecord", "mixed-files", {"samples_per_file": 60, "compress": "gzip:1"}, None),
+    ("hdf5", "mixed-files", GROUPS, None),
+    ("hdf5", "fixed.h5", {**GROUPS, "compress": "gzip:1"}, None),
+    ("hdf5", "fixed-files", {**GROUPS, **SPLIT}, "memory"),
+    ("tfrecord", "mixed.tfrecord", {**GROUPS, **SPLIT}, "buckets"),
+    ("lmdb", "mixed-files", {**GROUPS, "shuffle": 3}, "direct"),
+    ("lmdb", "fixed.h5", {**GROUPS, **SPLIT}, "buckets"),
+    ("zarr", "fixed.h5", {**GROUPS, **SPLIT, "compress": "gzip:1"}, "direct"),
+    ("zarr", "mixed-files", {**GROUPS, "shuffle": 3}, "memory"),
+]
+"""Target's format, source, options, and the way of shuffling."""
+
+
+def do_all(origin: Path, folder: Path, executor: Executor | None) -> None:
+    """Do all cases, the provenance of files, and comparisons."""
+    for number, (to, source, options, how) in enumerate(CASES):
+        run = dsprep.repack if "buffer_size" in options else dsprep.convert
+        path = origin / source
+        inputs = files(path) if path.is_dir() else path
+        choose = shuffling._choose
+        if how is not None:
+            shuffling._choose = lambda *_, how=how: how
+        try:
+            target = folder / f"{number}-{to}"
+            run(inputs, target, to=to, durable=False, executor=executor, **options)
+        finally:
+            shuffling._choose = choose
+    for name in ("fixed", "mixed"):
+        inputs = files(origin / f"{name}-files")
+        provenance(inputs, out=folder / f"{name}.dsprep.json", checksums=True, executor=executor)
+    found = []
+    pairs = (
+        ("fixed.h5", "fixed-files"),
+        ("fixed.h5", "fixed-wrong"),
+        ("mixed.tfrecord", "mixed-files"),
+    )
+    for one, other in pairs:
+        for share in (None, 0.5):
+            with open_dataset(origin / one) as a, open_dataset(files(origin / other)) as b:
+                found.append(asdict(verify(a, b, share=share, limit=3, executor=executor)))
+    (folder / "verdicts.json").write_text(json.dumps(found, default=str, indent=1))
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the files of data, without their sidecar."""
+    return sorted(p for p in folder.iterdir() if ".dsprep" not in p.name)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Return what all files hold, without when and by what command they were made."""
+    found = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "lock.mdb"):
+        data = path.read_bytes()
+        if path.name.endswith(".dsprep.json"):
+            content = json.loads(data)
+            data = json.dumps(plain(content), sort_keys=True).encode()
+        data = data.replace(str(folder).encode(), b"FOLDER")
+        found[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def plain(value: object) -> object:
+    """Leave out what differs from run to run: times, commands, and inodes."""
+    if isinstance(value, dict):
+        return {
+            k: plain(v)
+            for k, v in value.items()
+            if k not in ("created", "command", "mtime_ns", "inode")
+        }
+    return [plain(v) for v in value] if isinstance(value, list) else value
+
+
+def killing(task: jobs._ShardTask) -> int:
+    """Write a shard; the first time that one in the middle is to be written, be killed instead."""
+    marker = task.root / "killed"
+    nbytes = do_shard(task) if task.number != 2 or marker.exists() else 0
+    if not marker.exists() and task.number == 2:
+        marker.touch()
+        (task.root / "apart-2-killed").mkdir()
+        (task.root / "apart-2-killed" / task.path.name).write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return nbytes
+
+
+def twice(task: jobs._ShardTask) -> int:
+    """Write a shard twice at the same time."""
+    done = []
+    threads = [threading.Thread(target=lambda: done.append(do_shard(task))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == 3
+    return done[0]
+
+
+def nothing(task: int) -> int:
+    """Do nothing, for the overhead."""
+    return task
+
+
+def slow(task: int) -> int:
+    """Fail for one number."""
+    if task == 3:
+        raise dsprep.errors.ReadError("damaged", 7, where="here")
+    return -task
+
+
+def main() -> None:
+    what, origin, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    with opened("mpi") as executor:
+        if what == "all":
+            do_all(origin, target, executor)
+        else:
+            import executor_job
+
+            jobs._do_shard = executor_job.killing
+            killed(origin, target, executor)
+
+
+def killed(origin: Path, target: Path, executor: Executor | None) -> None:
+    """Do a job that can be killed."""
+    dsprep.convert(origin / "mixed.tfrecord", target, to="tfrecord", samples_per_file=30,
+                   executor=executor)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

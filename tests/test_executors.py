@@ -1,0 +1,372 @@
+"""Whoever does the work, the result has the same bytes, and nothing that is killed spoils it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import executor_job
+import h5py
+import numpy as np
+import pytest
+from support import MemorySource, random_batch
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep import errors, executors, jobs, plan
+from dsprep.cli import app
+from dsprep.conversion import plan_job
+from dsprep.errors import ExecutorError, ReadError, UsageError
+from dsprep.executors.launched import launched
+from dsprep.jobs import run_job
+from dsprep.schema import Field, Schema
+from dsprep.sidecar import sidecar_path
+
+SCRIPT = Path(executor_job.__file__)
+COUNT = 300
+FIXED = Schema((Field("x", np.dtype("<f4"), (6, 5)), Field("y", np.dtype("<i8"))))
+MIXED = Schema((*FIXED, Field("r", np.dtype("<i2"), (None, 3)), Field.opaque("b")))
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+if not MPIEXEC.exists():
+    MPIEXEC = Path(shutil.which("mpiexec") or MPIEXEC)
+HAVE = {
+    "processes": True,
+    "mpi": importlib.util.find_spec("mpi4py") is not None and MPIEXEC.exists(),
+    "dask": importlib.util.find_spec("distributed") is not None,
+}
+needs = {
+    name: pytest.mark.skipif(not there, reason=f"needs dsprep[{name}]")
+    for name, there in HAVE.items()
+}
+POOLS = [pytest.param(name, marks=needs[name]) for name in ("processes", "dask")]
+
+
+def mpiexec(*words):
+    """Run Python in 4 ranks, which are killed together if they take too long."""
+    child = subprocess.Popen(
+        [MPIEXEC, "-n", "4", sys.executable, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = child.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGTERM)  # mpiexec ends its ranks
+        child.wait(20)
+        raise
+    return subprocess.CompletedProcess(words, child.returncode, out, err)
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory):
+    """Sources with and without sidecars, of one file and of several, and damaged ones."""
+    folder = tmp_path_factory.mktemp("origin")
+    (folder / "memory").touch()
+    for name, schema, suffix in (("fixed", FIXED, ".h5"), ("mixed", MIXED, ".tfrecord")):
+        batch = random_batch(schema, COUNT)
+        one = folder / f"{name}{suffix}"
+        make = {"schema": schema, "path": folder / "memory"}
+        run_job(plan_job(MemorySource(batch=batch, **make), one), MemorySource(batch=batch, **make))
+        for files in ("files", "wrong") if name == "fixed" else ("files",):
+            target = folder / f"{name}-{files}"
+            to = "hdf5" if name == "fixed" else "tfrecord"
+            dsprep.convert(one, target, to=to, samples_per_file=110)
+            if name == "fixed":
+                sidecar_path(target).unlink()  # read by the library
+    with h5py.File(executor_job.files(folder / "fixed-wrong")[1], "r+") as file:
+        for i in (3, 50, 60, 70):
+            file["y"][i] += 1
+    options = {"samples_per_file": 110, "compress": "gzip:1", "chunk": 10}
+    dsprep.convert(folder / "fixed.h5", folder / "damaged", to="hdf5", **options)
+    sidecar_path(folder / "damaged").unlink()
+    path = executor_job.files(folder / "damaged")[1]
+    with h5py.File(path) as file:
+        place = file["x"].id.get_chunk_info_by_coord((40, 0, 0)).byte_offset
+    data = bytearray(path.read_bytes())
+    data[place : place + 100] = bytes(100)
+    path.write_bytes(data)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(origin, tmp_path_factory):
+    """What one process makes."""
+    folder = tmp_path_factory.mktemp("one")
+    executor_job.do_all(origin, folder, None)
+    return executor_job.digests(folder)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """Executors by name, each started once."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            context = executors.opened(name, workers=2)
+            made[name] = (context, context.__enter__())
+        return made[name][1]
+
+    yield get
+    for context, _ in made.values():
+        context.__exit__(None, None, None)
+
+
+def same(found, expected):
+    assert sorted(found) == sorted(expected)
+    assert [name for name in expected if found[name] != expected[name]] == []
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_the_same_bytes(name, pool, origin, expected, tmp_path):
+    executor_job.do_all(origin, tmp_path, pool(name))
+    same(executor_job.digests(tmp_path), expected)
+
+
+@needs["mpi"]
+def test_the_same_bytes_from_ranks(origin, expected, tmp_path):
+    done = mpiexec(SCRIPT, "all", origin, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    same(executor_job.digests(tmp_path), expected)
+
+
+# --- faults ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(origin, tmp_path_factory):
+    """What `executor_job.killed` makes if nothing is killed."""
+    folder = tmp_path_factory.mktemp("whole")
+    executor_job.killed(origin, folder / "set", None)
+    return executor_job.digests(folder)
+
+
+def assert_whole(folder, whole):
+    same(executor_job.digests(folder), whole)
+    assert sorted(p.name for p in folder.iterdir()) == sorted({n.split("/")[0] for n in whole})
+
+
+@needs["dask"]
+def test_a_killed_dask_worker_costs_nothing(pool, origin, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "_do_shard", executor_job.killing)
+    executor_job.killed(origin, tmp_path / "set", pool("dask"))
+    assert_whole(tmp_path, whole)
+
+
+def lose_a_process(origin, target, monkeypatch):
+    """Be killed with some shards complete and some not; return how many are."""
+    with monkeypatch.context() as patch, executors.opened("processes", workers=2) as some:
+        patch.setattr(jobs, "_do_shard", executor_job.killing)
+        with pytest.raises(ExecutorError, match="a worker was lost; repeat the command"):
+            executor_job.killed(origin, target, some)
+    assert not target.exists()
+    return len(list(target.parent.glob(".set.dsprep-partial/shard-*.json")))
+
+
+@pytest.mark.parametrize("then", ["threads", *POOLS])
+def test_a_killed_process(then, pool, origin, whole, tmp_path, monkeypatch):
+    done = lose_a_process(origin, tmp_path / "set", monkeypatch)
+    assert 0 < done < 10
+    executor_job.killed(origin, tmp_path / "set", None if then == "threads" else pool(then))
+    assert_whole(tmp_path, whole)
+
+
+def interrupt(origin, target, monkeypatch, after):
+    """Interrupt threads in the middle of a shard, with the position in it recorded."""
+    cut = plan.pieces
+
+    def stop(samples, nbytes):
+        if samples >= after:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "pieces", lambda *a, **k: cut(*a, **{**k, "target": 400}))
+        patch.setattr(jobs, "CHECKPOINT_NBYTES", 500)
+        with pytest.raises(KeyboardInterrupt):
+            dsprep.convert(
+                origin / "mixed.tfrecord",
+                target,
+                to="tfrecord",
+                samples_per_file=30,
+                workers=1,
+                progress=stop,
+            )
+
+
+@pytest.mark.parametrize("then", POOLS)
+def test_interrupted_threads(then, pool, origin, whole, tmp_path, monkeypatch):
+    interrupt(origin, tmp_path / "set", monkeypatch, 80)
+    state = (tmp_path / ".set.dsprep-partial" / "state.json").read_text()
+    assert '"shard": 2' in state
+    assert '"writer": {' in state
+    executor_job.killed(origin, tmp_path / "set", pool(then))
+    assert_whole(tmp_path, whole)
+
+
+def test_threads_processes_threads(origin, whole, tmp_path, monkeypatch):
+    interrupt(origin, tmp_path / "set", monkeypatch, 50)
+    lose_a_process(origin, tmp_path / "set", monkeypatch)
+    interrupt(origin, tmp_path / "set", monkeypatch, 250)
+    executor_job.killed(origin, tmp_path / "set", None)
+    assert_whole(tmp_path, whole)
+
+
+@needs["mpi"]
+def test_a_killed_rank(origin, whole, tmp_path):
+    done = mpiexec(SCRIPT, "kill", origin, tmp_path / "set")
+    assert done.returncode != 0
+    assert not (tmp_path / "set").exists()
+    root = tmp_path / ".set.dsprep-partial"
+    assert (root / "killed").exists()
+    words = ("convert", origin / "mixed.tfrecord", tmp_path / "set", "--to", "tfrecord")
+    done = mpiexec("-m", "dsprep", *words, "--samples-per-file", 30)
+    assert done.returncode == 0, done.stderr
+    assert_whole(tmp_path, whole)
+
+
+@pytest.mark.parametrize("name", ["threads", *POOLS, pytest.param("mpi", marks=needs["mpi"])])
+def test_damaged_data_are_told_in_one_line(name, pool, origin, tmp_path):
+    sources = executor_job.files(origin / "damaged")
+    words = ["convert", *sources, tmp_path / "set", "--to", "tfrecord", "--samples-per-file", 30]
+    if name == "mpi":
+        done = mpiexec("-m", "dsprep", *words)
+        code = done.returncode
+    else:
+        more = ["--executor", name, *(["--workers", 2] if name == "processes" else [])]
+        if name == "dask":
+            more += ["--scheduler", pool(name)._client.scheduler.address]
+        done = CliRunner().invoke(app, [str(w) for w in (*words, *more)])
+        code = done.exit_code
+    assert code == 1
+    (line,) = [w for w in done.stderr.splitlines() if not w.startswith("dsprep: note: ")]
+    assert line.startswith(f"dsprep: error: {sources[1]}")
+    if name != "threads":
+        assert "(while samples 150 to 180 were written to set-00005-of-00010.tfrecord)" in line
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("to", ["zarr", "tfrecord", "lmdb", "hdf5"])
+def test_two_attempts_at_a_shard(to, origin, tmp_path, monkeypatch):
+    options = {"to": to, "samples_per_file": 100}
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    dsprep.convert(origin / "mixed.tfrecord", tmp_path / "one" / "set", **options)
+    monkeypatch.setattr(jobs, "_do_shard", executor_job.twice)
+    with ThreadPoolExecutor(1) as threads:
+        options["executor"] = threads
+        dsprep.convert(origin / "mixed.tfrecord", tmp_path / "two" / "set", **options)
+    assert_whole(tmp_path / "two", executor_job.digests(tmp_path / "one"))
+
+
+# --- the seam ----------------------------------------------------------------------------------
+
+
+def test_few_tasks_are_under_way_and_the_first_error_is_raised():
+    under_way = most = begun = 0
+    lock = threading.Lock()
+
+    def work(task):
+        nonlocal under_way, most
+        time.sleep(0.001 * (task % 3))
+        with lock:
+            under_way -= 1
+        if task == 30:
+            raise ValueError(task)
+        return -task
+
+    def tasks():
+        nonlocal under_way, most, begun
+        for task in range(100):
+            begun += 1
+            with lock:
+                under_way += 1
+                most = max(most, under_way)
+            yield task
+
+    found = []
+    with ThreadPoolExecutor(3) as pool, pytest.raises(ValueError, match="30"):
+        found.extend(executors.run(pool, work, tasks(), 5))
+    assert all(a == -b for a, b in found)
+    assert most <= 5
+    assert begun < 40
+    with ThreadPoolExecutor(3) as pool:
+        assert sorted(executors.run(pool, abs, range(-200, 0))) == [(i, -i) for i in range(-200, 0)]
+        assert list(executors.run(pool, abs, [])) == []
+
+
+def test_as_many_tasks_are_under_way_as_keep_all_workers_busy():
+    def handed(workers):
+        count = 0
+
+        class Pool(ThreadPoolExecutor):
+            num_workers = workers
+
+            def submit(self, *task):
+                nonlocal count
+                count += 1
+                return super().submit(*task)
+
+        with Pool(1) as pool:
+            next(executors.run(pool, abs, range(100_000)))
+        return count
+
+    assert handed(None) == 64
+    assert handed(9216) == 18432
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_errors_come_whole_from_other_processes(name, pool):
+    with pytest.raises(ReadError) as caught:
+        list(executors.run(pool(name), executor_job.slow, range(8)))
+    assert str(caught.value) == "here: damaged"
+    assert (caught.value.sample, caught.value.where) == (7, "here")
+    assert list(executors.run(pool(name), executor_job.slow, [1])) == [(1, -1)]
+
+
+@pytest.mark.parametrize("kind", [k for k in vars(errors).values() if isinstance(k, type)])
+def test_errors_are_pickled(kind):
+    if not issubclass(kind, errors.DsprepError):
+        return
+    error = kind("wrong", *([3] if kind is ReadError else []), where="f", expected=1, fix="mend it")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == str(error) == "f: wrong (expected 1); mend it"
+    assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, False),
+        ({"PMI_SIZE": "4", "PMI_RANK": "0"}, True),
+        ({"PMI_SIZE": "1"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"MV2_COMM_WORLD_SIZE": "8"}, True),
+        ({"SLURM_NTASKS": "64", "SLURM_STEP_NUM_TASKS": "1"}, False),  # a job's shell
+        ({"SLURM_NTASKS": "64", "SLURM_STEP_NUM_TASKS": "64"}, True),
+        ({"SLURM_NTASKS": "64"}, False),
+        ({"PMI_SIZE": "many"}, False),
+    ],
+)
+def test_launched(env, expected):
+    assert launched(env) is expected
+
+
+def test_wrong_names():
+    with pytest.raises(UsageError, match="--scheduler is Dask's, not of processes"):
+        executors.opened("processes", scheduler="tcp://host:1")
+    with pytest.raises(UsageError, match="one of threads, processes, mpi, dask"):
+        executors.opened("spark")
+    with executors.opened("threads") as none:
+        assert none is None
