@@ -199,7 +199,7 @@ def test_what_the_limit_cannot_read_is_told(places):
     strategy = made("pread-limit", places)
     strategy.open()
     strategy._table.lengths[:] += 1 << 30  # behind the end of the file
-    strategy._buffers = [[np.empty(4 << 20, np.uint8)] * 2]
+    strategy._buffers = [np.empty(4 << 20, np.uint8)] * 2
     with pytest.raises(DsprepError):
         list(strategy.epoch(0))
     strategy.close()

@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
 from queue import SimpleQueue
 from typing import ClassVar, TypeAlias
 from weakref import WeakKeyDictionary
@@ -17,6 +16,7 @@ from dsprep.bench.strategies.base import Strategy
 from dsprep.errors import UsageError
 from dsprep.layout.codec import file_path
 from dsprep.located import Sidecar
+from dsprep.reader.cutting import shared
 from dsprep.reader.engines.direct import Opened
 from dsprep.reader.memory import Pool
 from dsprep.reader.order import share
@@ -112,20 +112,31 @@ class Table:
         return high - low, self.file[order], self.offsets[order] + begin, end - begin
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of a group: a range of a file, and where in a buffer it goes."""
+
+    group: int
+    file: File
+    offset: int
+    nbytes: int
+    buffer: Bytes
+
+
 class Limit(Strategy):
     """As many bytes as the groups have, the groups shuffled, read into buffers used in turn.
 
     A rank reads as much as a Reader's rank: of n samples in shuffled groups a piece of n / P, and
     of a group that two ranks share, each its part of the bytes; all ranks together read all bytes
-    once. A step is done as soon as as many samples as it needs are in memory, whichever. Each
-    thread reads whole groups, into `Task.buffers` buffers of its own in turn, and all of them are
-    no more groups ahead of the consumer than they have buffers. The engine ``mapped`` has no such
-    line of its own: there it is ``buffered``.
+    once. A step is done as soon as as many samples as it needs are in memory. As in a Reader, the
+    threads share a group, each a part of it, and are no more groups ahead of the consumer than
+    there are buffers. The engine ``mapped`` has no such line of its own: there it is
+    ``buffered``.
     """
 
     delivers: ClassVar[bool] = False
     _sidecar: Sidecar | None = None
-    _buffers: Sequence[Sequence[Bytes]] = ()
+    _buffers: Sequence[Bytes] = ()
 
     def open(self) -> None:
         """Find the groups, and touch the memory that they are read into."""
@@ -134,47 +145,61 @@ class Limit(Strategy):
         self._sidecar = sidecar = Sidecar.open(task.path)
         self._table = Table.of(sidecar)
         largest = int(self._table.lengths.max(initial=1))
-        count = task.buffers * task.threads
+        count = max(task.buffers, task.threads)
         pool = Pool(-(-(largest + 2 * _ALIGN) // _ALIGN) * _ALIGN, count)
-        buffers = [pool.take(0, lambda: False)[1] for _ in range(count)]
-        for buffer in buffers:
+        self._buffers = [pool.take(0, lambda: False)[1] for _ in range(count)]
+        for buffer in self._buffers:
             buffer[::4096] = 0
-        self._buffers = [buffers[k :: task.threads] for k in range(task.threads)]
         self._direct: WeakKeyDictionary[File, Opened] = WeakKeyDictionary()
 
     def epoch(self, number: int) -> Iterator[int]:
         """Yield the number of samples of each step, once that many are in memory."""
         task = self.task
         mine = share(task.samples, task.world_size, task.rank, task.batch_size, "ragged")
-        jobs = self._jobs(number, mine.start, mine.start + mine.own)
-        work: SimpleQueue[Job | None] = SimpleQueue()
+        groups = enumerate(self._groups(number, mine.start, mine.start + mine.own))
+        work: SimpleQueue[Part | None] = SimpleQueue()
         done: SimpleQueue[int | BaseException] = SimpleQueue()
+        left: dict[int, int] = {}  # parts that are missing of each group under way
+        samples: dict[int, int] = {}
+        used: dict[int, Bytes] = {}
+
+        def start(buffer: Bytes) -> None:
+            group, job = next(groups, (-1, None))
+            if job is None:
+                return
+            samples[group], file, offset, nbytes = job
+            used[group] = buffer
+            parts = list(self._parts(group, file, offset, nbytes, buffer))
+            left[group] = len(parts)
+            for part in parts:
+                work.put(part)
+
         threads = [
-            threading.Thread(target=self._work, args=(work, done, own), daemon=True)
-            for own in self._buffers
+            threading.Thread(target=self._work, args=(work, done), daemon=True)
+            for _ in range(task.threads)
         ]
         try:
             for thread in threads:
                 thread.start()
-            for job in islice(jobs, task.buffers * task.threads):
-                work.put(job)
-            held: deque[int] = deque()  # by group in memory: samples up to its end
+            for buffer in self._buffers:
+                start(buffer)
+            held: deque[tuple[int, int]] = deque()  # samples up to the end of a group in memory
             have = wanted = 0
             for count in mine.sizes(0, mine.steps).tolist():
                 wanted += count
                 while True:
-                    while held and held[0] <= wanted:
-                        held.popleft()
-                        after = next(jobs, None)
-                        if after is not None:
-                            work.put(after)
+                    while held and held[0][0] <= wanted:
+                        start(used.pop(held.popleft()[1]))
                     if have >= wanted:
                         break
                     found = done.get()
                     if isinstance(found, BaseException):
                         raise found
-                    have += found
-                    held.append(have)
+                    left[found] -= 1
+                    if not left[found]:
+                        del left[found]
+                        have += samples.pop(found)
+                        held.append((have, found))
                 yield count
         finally:
             while not work.empty():
@@ -185,7 +210,7 @@ class Limit(Strategy):
                 if thread.ident is not None:
                     thread.join()
 
-    def _jobs(self, epoch: int, start: int, stop: int) -> Iterator[Job]:
+    def _groups(self, epoch: int, start: int, stop: int) -> Iterator[Job]:
         """Yield what is to be read, group by group."""
         assert self._sidecar is not None, "open comes first"
         table = self._table
@@ -194,24 +219,25 @@ class Limit(Strategy):
         for samples, file, offset, nbytes in zip(*(c.tolist() for c in columns), strict=True):
             yield samples, self._sidecar.open_file(*table.files[file]), offset, nbytes
 
-    def _work(
-        self,
-        work: SimpleQueue[Job | None],
-        done: SimpleQueue[int | BaseException],
-        buffers: Sequence[Bytes],
-    ) -> None:
-        """Read groups until there is None."""
-        for buffer in cycle(buffers):
-            job = work.get()
-            if job is None:
-                return
-            samples, file, start, nbytes = job
+    def _parts(
+        self, group: int, file: File, offset: int, nbytes: int, buffer: Bytes
+    ) -> Iterator[Part]:
+        """Cut a group into as many parts as there are threads, unless they get too small."""
+        places = np.array([[0, nbytes]], np.int64)
+        low = offset // _ALIGN * _ALIGN
+        for at, part in shared(offset, places, self.task.threads, _ALIGN):
+            begin = at // _ALIGN * _ALIGN if self.task.engine == "direct" else at
+            yield Part(group, file, at, int(part[:, 1].sum()), buffer[begin - low :])
+
+    def _work(self, work: SimpleQueue[Part | None], done: SimpleQueue[int | BaseException]) -> None:
+        """Read parts until there is None."""
+        while (part := work.get()) is not None:
             try:
-                self._read(file, start, nbytes, buffer)
+                self._read(part.file, part.offset, part.nbytes, part.buffer)
             except BaseException as error:
                 done.put(error)
                 return
-            done.put(samples)
+            done.put(part.group)
 
     def _read(self, file: File, start: int, nbytes: int, buffer: Bytes) -> None:
         if self.task.engine == "direct":
