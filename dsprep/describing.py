@@ -423,7 +423,7 @@ def _look_apart(
         _FileTask(i, opening, source.schema, law, checksums) for i, opening in enumerate(openings)
     )
     found: dict[int, Looked] = {}
-    for task, looked in executors.run(executor, _look_at, tasks):
+    for task, looked in executors.run(executor, _look_at, tasks, count=len(files)):
         found[task.number] = looked
         if progress is not None:
             progress(len(found), len(files))

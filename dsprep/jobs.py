@@ -424,7 +424,8 @@ def _hand_out(
     if progress is not None:
         progress(samples, before)
     tasks = (_shard_task(job, source, staging, i) for i in range(len(job.shards)) if i not in done)
-    for task, nbytes in executors.run(executor, _do_shard, tasks):
+    missing = len(job.shards) - len(done)
+    for task, nbytes in executors.run(executor, _do_shard, tasks, count=missing):
         samples, copied = samples + len(job.shards[task.number]), copied + nbytes
         if progress is not None:
             progress(samples, before + copied)

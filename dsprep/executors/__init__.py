@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from itertools import islice
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -34,6 +35,9 @@ NAMES = (THREADS, *EXECUTORS)
 
 AHEAD = 2
 """Tasks per worker that are handed over before the first is done."""
+
+FEWEST = 1000
+"""Parts into which tasks are cut at least before several of them go to a worker together."""
 
 LEAST_AHEAD = 64
 """Tasks that are handed over at least: an executor may not know how many workers it has."""
@@ -90,11 +94,24 @@ def _found(scheduler: str | None) -> str:
 
 
 def run(
-    executor: Executor, function: Callable[[T], R], tasks: Iterable[T], ahead: int | None = None
+    executor: Executor,
+    function: Callable[[T], R],
+    tasks: Iterable[T],
+    ahead: int | None = None,
+    count: int = 0,
 ) -> Iterator[tuple[T, R]]:
-    """Yield each task with its result, as they are done; at most `ahead` are under way.
+    """Yield each task with its result, as they are done.
 
-    `ahead`: enough to keep all workers busy if None.
+    Parameters
+    ----------
+    executor, function, tasks
+        Who calls what on which arguments.
+    ahead
+        Tasks that are handed over before they are done, at most; enough to keep all workers busy
+        if None.
+    count
+        How many tasks there are, if that is known: of thousands, several go to one worker
+        together where handing one over is dear.
 
     Raises
     ------
@@ -103,19 +120,22 @@ def run(
     Exception
         What a task raised first; those under way are waited for, others not begun.
     """
-    running: dict[Future[R], T] = {}
-    done = SimpleQueue[Future[R]]()  # to wait for all of thousands each time would take long
     if ahead is None:
         ahead = max(LEAST_AHEAD, AHEAD * _workers(executor))
+    together = min(getattr(executor, "together", 1), max(1, count // FEWEST))
+    source = iter(tasks)
+    several = iter(lambda: tuple(islice(source, together)), ())
+    running: dict[Future[list[R]], tuple[T, ...]] = {}
+    done = SimpleQueue[Future[list[R]]]()  # to wait for all of thousands each time takes long
     try:
-        for task in tasks:
-            future = executor.submit(function, task)
-            running[future] = task
+        for some in several:
+            future = executor.submit(_call, function, some)
+            running[future] = some
             future.add_done_callback(done.put)
             if len(running) >= ahead:
-                yield _next(running, done)
+                yield from _next(running, done)
         while running:
-            yield _next(running, done)
+            yield from _next(running, done)
     except (BrokenProcessPool, CancelledError) as error:
         raise ExecutorError(
             "a worker was lost", fix="repeat the command: it goes on with what is missing"
@@ -127,9 +147,15 @@ def run(
             wait([f for f in running if not f.cancelled()])
 
 
-def _next(running: dict[Future[R], T], done: SimpleQueue[Future[R]]) -> tuple[T, R]:
+def _call(function: Callable[[T], R], tasks: tuple[T, ...]) -> list[R]:
+    return [function(task) for task in tasks]
+
+
+def _next(
+    running: dict[Future[list[R]], tuple[T, ...]], done: SimpleQueue[Future[list[R]]]
+) -> Iterator[tuple[T, R]]:
     future = done.get()
-    return running.pop(future), future.result()
+    yield from zip(running.pop(future), future.result(), strict=True)
 
 
 def _workers(executor: Executor) -> int:
