@@ -13,10 +13,13 @@ import typer
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep.bench import copy_child, copy_running, copying, scratch_folder
-from dsprep.bench.copy_running import Cold, Taken, run_child, run_cp
+from dsprep.bench import copying
 from dsprep.bench.copying import Settings, bench_convert, bench_provenance, reading_arguments
+from dsprep.bench.copying import child as copy_child
+from dsprep.bench.copying import running as copy_running
+from dsprep.bench.copying.running import Cold, Taken, run_child, run_cp
 from dsprep.bench.model import MEASURES, Report
+from dsprep.bench.scratch import folder as scratch_folder
 from dsprep.cli.bench.copy import register
 from dsprep.errors import FormatError, TargetError, UsageError
 from dsprep.formats.base import OpenOptions

@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 
 import dsprep
-from dsprep.bench.strategies import find, group, limit, lmdbio_node, lmdbio_records
-from dsprep.bench.strategies.lmdbio_dealing import Deal
+from dsprep.bench.strategies import find, group, limit
+from dsprep.bench.strategies.lmdbio import node as lmdbio_node
+from dsprep.bench.strategies.lmdbio import records as lmdbio_records
+from dsprep.bench.strategies.lmdbio.dealing import Deal
 from dsprep.bench.task import Task
 from dsprep.errors import DsprepError, UsageError
 from dsprep.schema import Ragged
@@ -283,7 +285,8 @@ def test_records_are_dealt_once(samples, ranks, roots, steps):
 
 RUN = """
 import json, os, sys, hashlib
-from dsprep.bench.strategies import find, lmdbio_node
+from dsprep.bench.strategies import find
+from dsprep.bench.strategies.lmdbio import node as lmdbio_node
 from dsprep.bench.task import Task
 import numpy as np
 task = Task.from_json(json.loads(sys.argv[1]))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import dsprep
-from dsprep.bench import scratch, scratch_folder, strategies
+from dsprep.bench import scratch, strategies
+from dsprep.bench.scratch import folder as scratch_folder
 from dsprep.bench.strategies import Entry
 from dsprep.errors import DsprepError, FormatError, TargetError, UnsupportedError, UsageError
 from dsprep.formats.base import OpenOptions
@@ -358,7 +359,7 @@ def test_zarr_has_few_files_and_small_chunks():
 
 
 def scratch_options(schema, samples):
-    from dsprep.bench.scratch_plan import zarr_options
+    from dsprep.bench.scratch.planning import zarr_options
 
     options = zarr_options(schema, samples)
     return options.chunk, options.zarr_shard

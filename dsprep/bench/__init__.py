@@ -6,12 +6,14 @@
     What one process is to run, as it travels to it.
 `child`
     That process: opens, runs epochs, counts, checks what was delivered.
-`running`
-    Starting such processes, keeping them in step, dropping the page cache.
+`running`, `gate`, `mpi`, `orphan`
+    Starting such processes, here or as ranks of an MPI job, and keeping them in step; that they do
+    not outlive who started them.
 `scratch`
     The dataset in the form that a strategy needs.
-`sums`, `counters`, `computing`, `caches`
-    Checksums of what came; what the kernel counted; the step's computation; the page cache.
+`sums`, `counters`, `computing`, `caches`, `results`
+    Checksums of what came; what the kernel counted; the step's computation; the page cache;
+    all of it as it travels back.
 `model`
     Rows, reports and their measures: what every output is made of.
 `summary`, `sweeping`, `answer`, `comparing`

@@ -18,12 +18,12 @@ from typing import Any, TypeAlias
 from dsprep import formats, sidecar
 from dsprep.bench import caches
 from dsprep.bench.answer import answer
-from dsprep.bench.copy_child import LIBRARIES, WALKS
-from dsprep.bench.copy_running import Cold, Taken, run_child, run_cp
+from dsprep.bench.copying.child import LIBRARIES, WALKS
+from dsprep.bench.copying.running import Cold, Taken, run_child, run_cp
 from dsprep.bench.machine import describe
 from dsprep.bench.model import MEASURES, Kind, Measure, Report, Row
-from dsprep.bench.scratch_folder import check_free, working
-from dsprep.bench.scratch_plan import first_samples
+from dsprep.bench.scratch.folder import check_free, working
+from dsprep.bench.scratch.planning import first_samples
 from dsprep.bench.summary import spread
 from dsprep.dataset import find_files, open_dataset
 from dsprep.describing import dataset_of

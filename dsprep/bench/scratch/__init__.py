@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from dsprep.bench.scratch_folder import check_free, locked, sync_tree
-from dsprep.bench.scratch_plan import MADE, Item, Plan, chosen, complete, plan, told_of
+from dsprep.bench.scratch.folder import check_free, locked, sync_tree
+from dsprep.bench.scratch.planning import MADE, Item, Plan, chosen, complete, plan, told_of
 from dsprep.bench.strategies import find
 from dsprep.conversion import plan_job
 from dsprep.dataset import open_dataset

@@ -13,8 +13,8 @@ import numpy as np
 
 import dsprep
 from dsprep import formats
-from dsprep.bench import in_place
-from dsprep.bench.scratch_folder import existing, folder_for, identity
+from dsprep.bench.scratch import in_place
+from dsprep.bench.scratch.folder import existing, folder_for, identity
 from dsprep.bench.strategies import find
 from dsprep.buffers import InBytes, InSamples, parse_buffer
 from dsprep.dataset import find_files, open_dataset

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.bench import caches
-from dsprep.bench.scratch_folder import sync_tree
+from dsprep.bench.scratch.folder import sync_tree
 from dsprep.storage import remove, sync_directory, tree_nbytes
 
 STILL_HELD = 0.02
@@ -95,11 +95,11 @@ class Cold:
 
 
 def run_child(task: dict[str, Any], folder: Path, sync: Path | None = None) -> Taken:
-    """Run ``copy_child`` with a task; `sync`: what is to be on the disk when the time is taken."""
+    """Run ``child`` with a task; `sync`: what is to be on the disk when the time is taken."""
     fd, name = tempfile.mkstemp(prefix=".result-", dir=folder)
     os.close(fd)
     result = Path(name)
-    command = [sys.executable, "-m", "dsprep.bench.copy_child", json.dumps(task), name]
+    command = [sys.executable, "-m", "dsprep.bench.copying.child", json.dumps(task), name]
     try:
         began = time.perf_counter()
         status, errors = _run(command)

@@ -29,9 +29,9 @@ from time import monotonic
 from typing import Any, ClassVar
 
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.strategies.lmdbio_dealing import Deal, Window
-from dsprep.bench.strategies.lmdbio_node import STEP_SECONDS, Member, Root
-from dsprep.bench.strategies.lmdbio_records import (
+from dsprep.bench.strategies.lmdbio.dealing import Deal, Window
+from dsprep.bench.strategies.lmdbio.node import STEP_SECONDS, Member, Root
+from dsprep.bench.strategies.lmdbio.records import (
     Computed,
     Copied,
     Cursor,

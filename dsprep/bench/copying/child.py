@@ -1,4 +1,4 @@
-"""The process that does what is compared: ``python -m dsprep.bench.copy_child TASK RESULT``.
+"""The process that does what is compared: ``python -m dsprep.bench.copying.child TASK RESULT``.
 
 TASK is JSON, with ``do``: a ``command`` of dsprep, a full ``scan`` by the library of the format, a
 ``walk`` over its index, ``locate``, a plain ``copy``, or ``nothing``. What was measured is written
