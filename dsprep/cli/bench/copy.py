@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -13,6 +12,7 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.bench.ending import tidy
+from dsprep.cli.bench.options import HOW, Csv, Html, Json, Repeat, command_line
 from dsprep.cli.report import fail, guarded
 
 if TYPE_CHECKING:
@@ -63,9 +63,6 @@ class Formats(StrEnum):
     zarr = "zarr"
 
 
-HOW = "How to measure"
-OUTPUT = "What to write"
-
 Data: TypeAlias = Annotated[
     list[str], typer.Argument(metavar="DATA...", help="The dataset.", show_default=False)
 ]
@@ -81,10 +78,6 @@ Cold: TypeAlias = Annotated[
         "or have all of them in it.",
         rich_help_panel=HOW,
     ),
-]
-Repeat: TypeAlias = Annotated[
-    int,
-    typer.Option("--repeat", "-r", min=1, help="Runs of each, in turn.", rich_help_panel=HOW),
 ]
 Sync: TypeAlias = Annotated[
     bool,
@@ -102,24 +95,6 @@ Scratch: TypeAlias = Annotated[
         show_default=False,
         rich_help_panel=HOW,
     ),
-]
-Json: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write all figures with their units as JSON; - for stdout.",
-        allow_dash=True,
-        show_default=False,
-        rich_help_panel=OUTPUT,
-    ),
-]
-Html: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write a page for a browser.", rich_help_panel=OUTPUT),
-]
-Csv: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write the table as CSV.", rich_help_panel=OUTPUT),
 ]
 
 
@@ -159,7 +134,7 @@ def convert(
             settings,
             reading=reading,
             folder=scratch,
-            command=_command(),
+            command=command_line(),
             progress=update,
         )
     _finish(report, json, html, csv)
@@ -216,7 +191,7 @@ def repack(
             settings,
             reading=reading,
             folder=scratch,
-            command=_command(),
+            command=command_line(),
             progress=update,
         )
     _finish(report, json, html, csv)
@@ -247,7 +222,7 @@ def provenance(
             Settings(repeat=repeat, cold=cold),
             reading=reading,
             folder=scratch,
-            command=_command(),
+            command=command_line(),
             progress=update,
         )
     _finish(report, json, html, csv)
@@ -255,12 +230,6 @@ def provenance(
 
 def _targets(to: list[Formats]) -> tuple[str, ...]:
     return tuple(f.value for f in to or Formats)
-
-
-def _command() -> str:
-    import shlex
-
-    return shlex.join(["dsprep", *sys.argv[1:]])
 
 
 def _finish(report: Report, json: Path | None, html: Path | None, csv: Path | None) -> None:

@@ -13,15 +13,14 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.bench.ending import tidy
+from dsprep.cli.bench.options import HOW, Csv, Html, Json, Repeat, command_line
 from dsprep.cli.report import guarded, note
 
 if TYPE_CHECKING:
     from dsprep.bench.reading import Runner, Settings, Work
     from dsprep.formats.base import OpenOptions
 
-HOW = "How to measure"
 READERS = "How to read"
-OUTPUT = "What to write"
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -105,12 +104,7 @@ def read(
             rich_help_panel=HOW,
         ),
     ] = None,
-    repeat: Annotated[
-        int,
-        typer.Option(
-            "--repeat", "-r", min=1, help="Runs of each strategy, in turn.", rich_help_panel=HOW
-        ),
-    ] = 3,
+    repeat: Repeat = 3,
     sweep: Annotated[
         str | None,
         typer.Option(
@@ -197,17 +191,9 @@ def read(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Show what would be run, and stop.")
     ] = False,
-    json: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The report; - prints it.", rich_help_panel=OUTPUT),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A page with tables and plots.", rich_help_panel=OUTPUT),
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A table.", rich_help_panel=OUTPUT)
-    ] = None,
+    json: Json = None,
+    html: Html = None,
+    csv: Csv = None,
     *,
     reading: OpenOptions,
 ) -> None:
@@ -216,8 +202,6 @@ def read(
     Every way runs in processes of its own, on the same samples; what it delivers is checked.
     Forms of the dataset that a way needs are converted first.
     """
-    import shlex
-
     from dsprep.bench.reading import Settings, bench_read, plan_read
     from dsprep.cli.bench.output import check_targets, emit
     from dsprep.cli.report import fail
@@ -260,8 +244,7 @@ def read(
             _plan(work)
             return
         with run_bar() as update:
-            command = shlex.join(["dsprep", *sys.argv[1:]])
-            report = bench_read(work, command, update, runner)
+            report = bench_read(work, command_line(), update, runner)
     emit(report, json=json, html=html, csv=csv)
     if any(r.problems for r in report.all_rows):
         raise typer.Exit(1)
