@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -148,6 +148,11 @@ def verify(
             tasks = (_task(a, b, limit, some) for some in together)
             results = (r for _, r in executors.run(executor, _compare, tasks))
         for count, size, first, bad in results:
+            if executor is not None:  # they had only the files that they needed
+                first = [
+                    replace(d, where_a=_where(a, d.sample), where_b=_where(b, d.sample))
+                    for d in first
+                ]
             compared, nbytes, differing = compared + count, nbytes + size, differing + bad
             found = sorted([*found, *first], key=lambda d: d.sample)[:limit]
             if progress is not None:

@@ -386,6 +386,9 @@ class _ShardTask:
         Of the shard among all.
     path, root
         The file to write, and the working directory of the job.
+    attempts
+        A directory of this run. When another run begins it goes, and with it whatever workers
+        still do of this one.
     threads, durable
         As in `run_job`.
     samples
@@ -397,6 +400,7 @@ class _ShardTask:
     number: int
     path: Path
     root: Path
+    attempts: Path
     threads: int
     durable: bool
     samples: tuple[int, int]
@@ -415,15 +419,21 @@ def _hand_out(
 ) -> tuple[int, int]:
     """Have the shards that are not done yet written; return as `_copy_shards`."""
     state = staging.state or _START
+    if state["writer"] is not None or (staging.durable and not state.get("complete")):
+        # A rerun goes on with other shards, and in none of which the files are removed now.
+        staging.save({**_START, "shard": state["shard"]})
     done = _clean_apart(job, staging, None) | set(range(int(state["shard"])))
-    if staging.durable and not state.get("complete"):
-        staging.save({**_START, "shard": state["shard"]})  # a rerun goes on with other shards
     resumed = samples = sum(len(job.shards[i]) for i in done)
     copied, before = 0, round(resumed * job.payload / max(1, job.samples))
     _make_directory(job, staging, len(done))
     if progress is not None:
         progress(samples, before)
-    tasks = (_shard_task(job, source, staging, i) for i in range(len(job.shards)) if i not in done)
+    attempts = Path(tempfile.mkdtemp(prefix=_APART, dir=staging.root.absolute()))
+    tasks = (
+        _shard_task(job, source, staging, attempts, i)
+        for i in range(len(job.shards))
+        if i not in done
+    )
     missing = len(job.shards) - len(done)
     for task, nbytes in executors.run(executor, _do_shard, tasks, count=missing):
         samples, copied = samples + len(job.shards[task.number]), copied + nbytes
@@ -433,7 +443,9 @@ def _hand_out(
     return resumed, copied
 
 
-def _shard_task(job: Job, source: Source, staging: Staging, index: int) -> _ShardTask:
+def _shard_task(
+    job: Job, source: Source, staging: Staging, attempts: Path, index: int
+) -> _ShardTask:
     shard = job.shards[index]
     needed, offset = part(source, shard.start, shard.stop)
     one = replace(
@@ -449,6 +461,7 @@ def _shard_task(job: Job, source: Source, staging: Staging, index: int) -> _Shar
         index,
         path,
         staging.root.absolute(),
+        attempts,
         THREADS_PER_TASK,
         staging.durable,
         (shard.start, shard.stop),
@@ -475,7 +488,7 @@ def _told_of(task: _ShardTask, error: str) -> ExecutorError:
 
 def _copied(task: _ShardTask) -> int:
     # In a directory of this attempt: another one may be under way if a worker seemed lost.
-    own = Path(tempfile.mkdtemp(prefix=f"{_APART}{task.number}-", dir=task.root))
+    own = Path(tempfile.mkdtemp(prefix=f"{task.number}-", dir=task.attempts))
     made = own / task.path.name
     with task.part.open() as source:
         writer, _ = _open_writer(task.job, made, 0, 0, None)
@@ -486,10 +499,13 @@ def _copied(task: _ShardTask) -> int:
         writer.clean()
     if task.job.groupings:
         (own / "groups-0.json").replace(task.root / f"groups-{task.number}.json")
+    if task.durable:
+        write_json({"nbytes": nbytes}, own / "shard.json")
     _put(made, task.path, own)
     if task.durable:
         sync_directory(task.path.parent)
-        write_json({"nbytes": nbytes}, task.root / f"shard-{task.number}.json")
+        (own / "shard.json").replace(task.root / f"shard-{task.number}.json")
+        sync_directory(task.root)
     remove(own)
     return nbytes
 

@@ -108,6 +108,9 @@ class _DealTask:
 PART_NBYTES = 1 << 30
 """Payload of a part of a first pass, about."""
 
+MOST_PARTS = 512
+"""Parts of a first pass at most: the second pass has a file of each open, of 1024 by default."""
+
 
 def deal(source: ShuffledSource, executor: Executor) -> None:
     """Have the first pass of a shuffle done, or what earlier runs left of it.
@@ -117,7 +120,7 @@ def deal(source: ShuffledSource, executor: Executor) -> None:
     DsprepError, OSError
         If the data are damaged or a worker was lost; a rerun goes on with the parts missing.
     """
-    first_pass = source.first_pass(-(-source.scratch_nbytes // PART_NBYTES))
+    first_pass = source.first_pass(min(MOST_PARTS, -(-source.scratch_nbytes // PART_NBYTES)))
     if not first_pass.parts:  # one process has begun it, and goes on
         return
     tasks = (

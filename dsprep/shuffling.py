@@ -67,6 +67,9 @@ class FirstPass:
     ----------
     directory
         Where the parts are written, each in a directory of its own.
+    attempts
+        A directory of this run, where they lie until they are complete: workers of an earlier
+        run of something else find theirs gone.
     schema, seed, samples, per_bucket, piece_nbytes
         What is dealt, and how.
     parts
@@ -76,6 +79,7 @@ class FirstPass:
     """
 
     directory: Path
+    attempts: Path
     schema: Schema
     seed: int
     samples: int
@@ -95,7 +99,7 @@ class FirstPass:
     def deal(self, part: int, base: Source, offset: int) -> None:
         """Deal the samples of a part; sample `offset` of all is the first one of `base`."""
         start, stop = self.range(part)
-        own = Path(tempfile.mkdtemp(prefix=f"{_PART}{part}-", dir=self.directory))
+        own = Path(tempfile.mkdtemp(prefix=f"{part}-", dir=self.attempts))
         order = Permutation(self.seed, self.samples)
         writer = RunWriter(own, self.schema, order, self.per_bucket, None)
         writer.durable = self.durable
@@ -193,12 +197,13 @@ class ShuffledSource(DerivedSource):
         self._lock, self._sizes_lock = threading.Lock(), threading.Lock()
         self._sizes: Ints | None = None
         self._selected: SelectedSource | None = None
+        self._dealt = 0  # into so many parts, if by several processes
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process reads the buckets, once they are there, and never the source itself.
         unshared = ("_cache", "_lock", "_sizes_lock", "_sizes", "_selected", "_local")
         state = {k: v for k, v in vars(self).items() if k not in unshared}
-        return {**state, "base": _Dealt(self.base)}
+        return {**state, "base": _Dealt(self.base), "scratch": self.scratch.absolute()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -240,7 +245,8 @@ class ShuffledSource(DerivedSource):
             if self._cache is not None or self.how == "direct":
                 return
             if self.how == "buckets":
-                self._deal(progress or (lambda done, total: None))
+                if not isinstance(self.base, _Dealt):
+                    self._deal(progress or (lambda done, total: None))
                 reader = BucketReader(
                     self._directories(), self.schema, self._order, self._per_bucket
                 )
@@ -255,6 +261,7 @@ class ShuffledSource(DerivedSource):
         journal = self._journal(job)
         total = len(self)
         if journal.get("complete"):
+            self._dealt = int(journal.get("parts", 0))
             progress(total, total)
             return
         if journal.get("parts"):  # several processes began it
@@ -304,8 +311,10 @@ class ShuffledSource(DerivedSource):
         if not journal:
             parts = max(1, min(wanted, len(self)))
             self._save({"job": job, "samples": 0, "parts": parts})
+        directory = self.scratch.absolute()
         return FirstPass(
-            directory=self.scratch.absolute(),
+            directory=directory,
+            attempts=Path(tempfile.mkdtemp(prefix=f"{_PART}of-run-", dir=directory)),
             schema=self.schema,
             seed=self.seed,
             samples=len(self),
@@ -336,8 +345,7 @@ class ShuffledSource(DerivedSource):
 
     def _directories(self) -> list[Path]:
         """Return where the runs lie."""
-        parts = int(self._journal(self._job()).get("parts", 0))
-        return self._parts(parts) if parts else [self.scratch]
+        return self._parts(self._dealt) if self._dealt else [self.scratch]
 
     def _job(self) -> str:
         """Return a word that differs where the temporary files would."""

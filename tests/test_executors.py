@@ -18,11 +18,11 @@ import executor_job
 import h5py
 import numpy as np
 import pytest
-from support import MemorySource, random_batch
+from support import MemorySource, assert_same_batch, random_batch
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep import errors, executors, jobs, plan
+from dsprep import comparison, errors, executors, jobs, plan, remote, shuffling
 from dsprep.cli import app
 from dsprep.conversion import plan_job
 from dsprep.errors import ExecutorError, ReadError, UsageError
@@ -370,3 +370,147 @@ def test_wrong_names():
         executors.opened("spark")
     with executors.opened("threads") as none:
         assert none is None
+
+
+# --- what outlives its run ---------------------------------------------------------------------
+
+
+def test_a_worker_of_an_earlier_run_puts_nothing_into_a_later_one(origin, tmp_path, monkeypatch):
+    """Its run was killed, and a run of something else began at the same place."""
+    left = []
+
+    def keep(task):
+        left.append(task)
+        raise ReadError("stopped", 1)
+
+    options = {"to": "tfrecord", "samples_per_file": 100}
+    source, target = origin / "mixed.tfrecord", tmp_path / "set"
+    root = tmp_path / ".set.dsprep-partial"
+    with ThreadPoolExecutor(1) as threads:
+        with monkeypatch.context() as patch:
+            patch.setattr(jobs, "_do_shard", keep)
+            with pytest.raises(ReadError):
+                dsprep.convert(source, target, executor=threads, **options)
+            options["compress"] = "gzip:1"
+            with pytest.raises(ReadError):
+                dsprep.convert(source, target, executor=threads, restart=True, **options)
+        with pytest.raises(ExecutorError, match="No such file"):
+            jobs._do_shard(left[0])
+        assert not list(root.glob("shard-*.json"))
+        assert not list((root / "data" / "set").iterdir())
+
+
+def test_a_place_in_files_that_are_removed_is_forgotten_first(origin, tmp_path, monkeypatch):
+    """Threads, then processes without waiting for the disk, then threads: Zarr holes read as 0."""
+    options = {"to": "zarr", "samples_per_file": 100}
+    (tmp_path / "one").mkdir()
+    dsprep.convert(origin / "fixed.h5", tmp_path / "one" / "set", **options)
+    cut, target = plan.pieces, tmp_path / "two" / "set"
+    target.parent.mkdir()
+
+    def stop(samples, nbytes):
+        if samples >= 50:
+            raise KeyboardInterrupt
+
+    def fail(task):
+        raise ReadError("stopped", 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "pieces", lambda *a, **k: cut(*a, **{**k, "target": 400}))
+        patch.setattr(jobs, "CHECKPOINT_NBYTES", 500)
+        with pytest.raises(KeyboardInterrupt):
+            dsprep.convert(origin / "fixed.h5", target, workers=1, progress=stop, **options)
+    state = (target.parent / ".set.dsprep-partial" / "state.json").read_text()
+    assert '"writer": {' in state
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as threads:
+        patch.setattr(jobs, "_do_shard", fail)
+        with pytest.raises(ReadError):
+            dsprep.convert(origin / "fixed.h5", target, durable=False, executor=threads, **options)
+    dsprep.convert(origin / "fixed.h5", target, **options)
+    assert_whole(target.parent, executor_job.digests(tmp_path / "one"))
+
+
+def test_processes_end_with_the_one_that_started_them():
+    code = (
+        "import os, signal\nfrom dsprep import executors\n"
+        "if __name__ == '__main__':\n"
+        "    with executors.opened('processes', workers=1) as pool:\n"
+        "        print(pool.submit(os.getpid).result(), flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{int(done.stdout)}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
+
+
+# --- where other processes are -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [0, 3])
+def test_buckets_are_read_from_another_directory(parts, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(shuffling, "_choose", lambda *_: "buckets")
+    batch = random_batch(MIXED, 40)
+    base = MemorySource(batch=batch, schema=MIXED, path=Path("data"))
+    source = shuffling.ShuffledSource(base, 5, 4000, Path("scratch"))
+    if parts:
+        first_pass = source.first_pass(parts)
+        for i in range(parts):
+            first_pass.deal(i, base, 0)
+        source.dealt(first_pass)
+    source.prepare()
+    expected = source.read(0, 40)
+    before = executor_job.digests(tmp_path / "here")
+    sent = pickle.dumps(source)
+    monkeypatch.chdir(tmp_path / "there")
+    with pickle.loads(sent) as other:
+        assert_same_batch(other.read(0, 40), expected, MIXED)
+    assert not list((tmp_path / "there").iterdir())
+    source.close()
+    assert executor_job.digests(tmp_path / "here") == before
+
+
+def test_a_first_pass_has_as_many_parts_as_files_may_be_open(monkeypatch):
+    class Wide:
+        scratch_nbytes = 1 << 50
+
+        def first_pass(self, wanted):
+            raise UsageError(f"{wanted} parts")
+
+    with pytest.raises(UsageError, match=f"{remote.MOST_PARTS} parts"):
+        remote.deal(Wide(), None)
+
+
+def test_differences_are_told_with_their_place_in_the_file(origin, monkeypatch):
+    """Whoever compares opens the files of its ranges alone."""
+    monkeypatch.setattr(comparison, "RANGES", 1)
+    wrong = executor_job.files(origin / "fixed-wrong")
+    monkeypatch.setattr(comparison, "_ranges", lambda *_: iter([(0, 110), (110, 220), (220, 300)]))
+    with (
+        ThreadPoolExecutor(1) as threads,
+        dsprep.open(origin / "fixed.h5") as a,
+        dsprep.open(wrong) as b,
+    ):
+        found = comparison.verify(a, b, executor=threads)
+        assert found == comparison.verify(a, b)
+    assert found.differences[0].where_b == f"{wrong[1]} (sample 3 there)"
+
+
+def test_a_part_of_synthetic_data_is_made_twice(tmp_path, monkeypatch):
+    from dsprep import synth
+
+    make = synth._make_part
+    monkeypatch.setattr(synth, "_make_part", lambda task: [make(task), make(task)][0])
+    synth.synth("cosmoflow-tfrecord", tmp_path / "one" / "set", samples=5, scale=0.05)
+    with ThreadPoolExecutor(2) as threads:
+        synth.synth(
+            "cosmoflow-tfrecord", tmp_path / "two" / "set", samples=5, scale=0.05, executor=threads
+        )
+    assert_whole(tmp_path / "two", executor_job.digests(tmp_path / "one"))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import tempfile
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -155,27 +156,28 @@ def _make(recipe: Recipe, job: Job) -> tuple[Hint, list[Path]]:
 def _make_apart(name: str, job: Job, executor: Executor) -> Hint:
     """Have the files made by other processes, in a directory for each part; put them together."""
     job.path.mkdir()
-    quiet = replace(job, path=job.path.absolute(), progress=_no_progress)
-    tasks = (
-        (name, replace(quiet, path=quiet.path / f"part-{i}", part=i, parts=PARTS))
-        for i in range(PARTS)
-    )
     hint = Hint()
-    for done, ((_, part), found) in enumerate(executors.run(executor, _make_part, tasks), 1):
-        hint = found  # the same of every part
-        for path in _files(part.path):
-            place = job.path / path.relative_to(part.path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(place)
-        remove(part.path)
-        job.progress(job.samples * done // PARTS, job.samples)
+    with tempfile.TemporaryDirectory(
+        prefix=f"{job.path.name}-", dir=job.path.parent.absolute(), ignore_cleanup_errors=True
+    ) as attempts:
+        quiet = replace(job, path=Path(attempts), progress=_no_progress, parts=PARTS)
+        tasks = ((name, replace(quiet, part=i)) for i in range(PARTS))
+        for done, (_, (made, found)) in enumerate(executors.run(executor, _make_part, tasks), 1):
+            hint = found  # the same of every part
+            for path in _files(made):
+                place = job.path / path.relative_to(made)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(place)
+            remove(made.parent)
+            job.progress(job.samples * done // PARTS, job.samples)
     return hint
 
 
-def _make_part(task: tuple[str, Job]) -> Hint:
+def _make_part(task: tuple[str, Job]) -> tuple[Path, Hint]:
+    """Make a part; return where it is: apart from what a worker makes that was taken for lost."""
     name, job = task
-    remove(job.path)  # of a worker that was lost
-    return _make(_recipe(name), job)[0]
+    own = Path(tempfile.mkdtemp(prefix=f"{job.part}-", dir=job.path)) / "part"
+    return own, _make(_recipe(name), replace(job, path=own))[0]
 
 
 def _no_progress(done: int, total: int) -> None:
