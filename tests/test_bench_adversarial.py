@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from dsprep.bench import running, sums
+from dsprep.bench import mpi, running, sums
 from dsprep.bench.counters import Counters
 from dsprep.bench.gate import GATE, pack
 from dsprep.bench.reading import Settings, bench_read, plan_read
@@ -236,3 +236,56 @@ def test_a_form_that_was_written_to_is_made_again(data, tmp_path):
         file.write(b"\xff" * 64)
     assert work().plans[0].writes == ("groups",)
     assert not [r for r in bench_read(work()).rows if r.problems]
+
+
+class TwoRanks:
+    """What the first of two MPI processes sees, the other of which has done its part."""
+
+    def __init__(self):
+        self.told = []
+
+    def Get_rank(self):
+        return 0
+
+    def Get_size(self):
+        return 2
+
+    def Iallgather(self, mine, found):
+        self.told.append(mine[0])
+        found[0], found[1] = mine[0], 1
+        return self
+
+    def Test(self):
+        return True
+
+
+def test_ranks_do_not_wait_for_one_that_cannot_start(monkeypatch):
+    def start(task):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(mpi, "start", start)
+    monkeypatch.setattr(mpi, "replace", lambda task, **_: task)
+    comm = TwoRanks()
+    assert "Too many open files" in mpi._measure(comm, None, 5.0)
+    assert comm.told == [mpi._FAILED]
+
+
+def test_ranks_do_not_wait_for_one_that_ends_at_the_gate(tmp_path, monkeypatch):
+    class Met(TwoRanks):
+        def Iallgather(self, mine, found):
+            super().Iallgather(mine, found)
+            found[1] = mine[0]
+            return self
+
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    process.wait()
+    monkeypatch.setattr(mpi, "replace", lambda task, **_: task)
+    with (tmp_path / "errors").open("w+b") as errors, ours:
+        rank = running.Rank(0, process, ours, errors)
+        monkeypatch.setattr(mpi, "start", lambda task: rank)
+        theirs.sendall(pack(GATE))
+        theirs.close()
+        comm = Met()
+        assert mpi._measure(comm, None, 5.0) == "ended by signal 9"
+    assert comm.told == [mpi._WAITS, mpi._FAILED]

@@ -11,7 +11,7 @@ import secrets
 import select
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -84,7 +84,11 @@ def _measure(comm: Any, task: Task, timeout: float) -> dict[str, Any] | str | No
 
     Nothing, if another rank failed.
     """
-    rank = start(replace(task, rank=comm.Get_rank()))
+    try:
+        rank = start(replace(task, rank=comm.Get_rank()))
+    except OSError as error:
+        _all(comm, _FAILED)  # the others wait for this one
+        return f"it cannot be started: {error}"
     deadline = time.monotonic() + timeout
     try:
         while True:
@@ -94,7 +98,8 @@ def _measure(comm: Any, task: Task, timeout: float) -> dict[str, Any] | str | No
             if _FAILED in states or len(set(states)) > 1 or states[0] == _DONE:
                 break
             rank.waiting = False
-            rank.line.sendall(b".")
+            with suppress(ConnectionError):  # it has ended; its line tells so next
+                rank.line.sendall(b".")
         if rank.reason is not None:
             return rank.reason
         return None if rank.result is None else rank.result.to_json()
