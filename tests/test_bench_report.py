@@ -427,7 +427,7 @@ def test_no_compute_tells_the_step_that_hides_loading():
 def test_nothing_is_claimed_within_the_spread():
     rows = (row("pread-limit", 6e4), row("h5py", 3000, spread=0.2), row("dsprep", 3300, spread=0.2))
     words = told(replace(report(step=0), rows=rows))
-    assert "No gain from dsprep that could be told from the spread" in words
+    assert "No gain from dsprep above 10% and the spread" in words
     assert "times the samples/s" not in words
 
 

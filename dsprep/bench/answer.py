@@ -230,18 +230,26 @@ def _help(report: Report, rows: dict[str, Row], today: str) -> str:
         how = f"{'repacked and ' if repacked else ''}read by {top.name}"
         ways.append((top.name, f"{how} (the fastest here)"))
     gains = sorted(
-        ((rows[n], words) for n, words in ways if _faster(base, rows[n])),
+        ((rows[n], words) for n, words in ways if _helps(base, rows[n])),
         key=lambda g: -(g[0].value(RATE) or 0),
     )
     if not gains:
         same = ", ".join(n for n, _ in ways)
         if not same:
             return "No other way was measured."
-        return f"No gain from {same} that could be told from the spread."
+        return f"No gain from {same} above {HELPS - 1:.0%} and the spread."
     told = "; ".join(f"{words}, {_gain(report, base, row)}" for row, words in gains)
     rest = [n for n, _ in ways if n not in {row.name for row, _ in gains}]
-    none = f" No gain from {', '.join(rest)} that could be told from the spread." if rest else ""
+    none = f" No gain from {', '.join(rest)} above {HELPS - 1:.0%} and the spread." if rest else ""
     return f"What helps: {told}.{none}{_overlap(rows)}"
+
+
+HELPS = 1.1
+"""Times the rate from which on another way of reading is worth being advised."""
+
+
+def _helps(old: Row, new: Row) -> bool:
+    return _faster(old, new) and (new.value(RATE) or 0) >= HELPS * (old.value(RATE) or 0)
 
 
 def _faster(old: Row, new: Row) -> bool:

@@ -127,7 +127,13 @@ CheckCrc: TypeAlias = Annotated[
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Workers: TypeAlias = Annotated[
     int | None,
-    typer.Option("--workers", "-j", min=1, help="Threads; one per core, at most 8, if not given."),
+    typer.Option(
+        "--workers",
+        "-j",
+        min=1,
+        help="Threads; one per core, at most 8, if not given. With --executor processes or dask: "
+        "processes.",
+    ),
 ]
 
 
@@ -174,6 +180,7 @@ def distributes(command: Callable[..., R]) -> Callable[..., R]:
     """
 
     def run(chosen: dict[str, Any], args: Any, kwargs: Any) -> R:
+        from dsprep.cli.report import note
         from dsprep.executors import opened
 
         name = chosen["executor"]
@@ -182,6 +189,10 @@ def distributes(command: Callable[..., R]) -> Callable[..., R]:
             workers=kwargs.get("workers"),
             scheduler=chosen["scheduler"],
         ) as executor:
+            if type(executor).__module__.startswith("mpi4py"):  # mpiexec ends all, without a word
+                note(
+                    "if an MPI process is lost, repeat the command: it goes on with what is missing"
+                )
             return command(*args, executor=executor, **kwargs)
 
     return _with_options(command, "executor", _EXECUTING, run)

@@ -9,6 +9,9 @@ from typing import Any
 
 from dsprep.errors import MissingExtra, UsageError
 
+ADVICE = "if an MPI process is lost, repeat the command: it goes on with what is missing"
+"""Told beforehand: mpiexec ends all processes then, without a word of theirs."""
+
 
 @contextmanager
 def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
@@ -38,6 +41,7 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
     pool: Any
     with MPICommExecutor(MPI.COMM_WORLD, root=0) as pool:  # others work here until all is done
         if pool is not None:
+            pool.advice = ADVICE
             yield pool
     if pool is None:
         raise SystemExit(0)

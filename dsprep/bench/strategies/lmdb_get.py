@@ -104,7 +104,7 @@ class LmdbGet(Strategy):
         all others are computed. Otherwise a cursor walks over all of them, which reads every leaf
         of the tree.
         """
-        self._env = Environment(self.task, readahead=False)
+        self._env = Environment(self.task, readahead=True)
         with self._env.txn.cursor() as cursor:
             first = bytes(cursor.key()) if cursor.first() else b""
             last = bytes(cursor.key()) if cursor.last() else b""
