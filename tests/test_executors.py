@@ -232,6 +232,7 @@ def test_a_killed_rank(origin, whole, tmp_path):
     words = ("convert", origin / "mixed.tfrecord", tmp_path / "set", "--to", "tfrecord")
     done = mpiexec("-m", "dsprep", *words, "--samples-per-file", 30)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("if an MPI process is lost, repeat the command") == 1
     assert_whole(tmp_path, whole)
 
 

@@ -189,10 +189,9 @@ def distributes(command: Callable[..., R]) -> Callable[..., R]:
             workers=kwargs.get("workers"),
             scheduler=chosen["scheduler"],
         ) as executor:
-            if type(executor).__module__.startswith("mpi4py"):  # mpiexec ends all, without a word
-                note(
-                    "if an MPI process is lost, repeat the command: it goes on with what is missing"
-                )
+            advice = getattr(executor, "advice", None)
+            if advice is not None:
+                note(advice)
             return command(*args, executor=executor, **kwargs)
 
     return _with_options(command, "executor", _EXECUTING, run)
