@@ -13,13 +13,14 @@ and every sample comes exactly once.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -120,8 +121,12 @@ class FirstPass:
             writer.finish()
         finally:
             writer.close()
-        with suppress(OSError):  # another process, taken for lost, was faster
+        try:
             own.rename(self.place(part))
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            # Another process, taken for lost, was faster.
         remove(own)
         if self.durable:
             sync_directory(self.directory)
