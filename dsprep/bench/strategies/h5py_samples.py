@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.strategies.stored import Stored, stack
+from dsprep.bench.strategies.stored import SampleBySample, Stored
 from dsprep.schema import Array
 
 DIRECT_NBYTES = 512 << 10
@@ -26,31 +24,12 @@ class Dataset(Stored):
             self.values.read_direct(into, slice(index, index + 1))
 
 
-class H5pySamples(Strategy):
-    """As in a training script without a loader: the file and its datasets stay open."""
-
-    _file: Any = None
-    _fields: tuple[Stored, ...] = ()
+class H5pySamples(SampleBySample):
+    """The file and its datasets stay open."""
 
     def open(self) -> None:
         """Open the file and its datasets."""
         import h5py
 
-        self._file = h5py.File(self.task.path, "r")
-        self._fields = tuple(Dataset(self._file, f, self.task) for f in self.task.schema)
-
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Yield each step's samples, shuffled."""
-        for indices in self.task.batches(number):
-            yield stack(self._fields, indices)
-
-    def size(self, item: Any) -> int:
-        """Return the samples of a step."""
-        return len(next(iter(item.values())))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._fields = ()
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        self.holder = h5py.File(self.task.path, "r")
+        self.stored = tuple(Dataset(self.holder, f, self.task) for f in self.task.schema)

@@ -8,11 +8,12 @@ those of the field. The arrays are the library's own: each sample is read by ind
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Task
 from dsprep.errors import FormatError
 from dsprep.schema import Array, Batch, Column, Field, Ints, Ragged
@@ -104,6 +105,39 @@ class Stored:
         rows = np.concatenate([np.empty((0, *self.values.shape[1:]), dtype), *room], dtype=dtype)
         shape = (int(lengths.sum()), *self.field.inner)
         return Ragged.from_lengths(as_field(rows, self.field, shape), lengths, self.field.kind)
+
+
+class SampleBySample(Strategy):
+    """As in a training script without a loader: what holds the samples is opened once.
+
+    `open` of a subclass sets the two attributes.
+
+    Attributes
+    ----------
+    holder
+        The file or store, which has ``close``; None while it is not open.
+    stored
+        The fields in it.
+    """
+
+    holder: Any = None
+    stored: tuple[Stored, ...] = ()
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield each step's samples, shuffled."""
+        for indices in self.task.batches(number):
+            yield stack(self.stored, indices)
+
+    def size(self, item: Any) -> int:
+        """Return the samples of a step."""
+        return len(next(iter(item.values())))
+
+    def close(self) -> None:
+        """Close what holds the samples."""
+        self.stored = ()
+        if self.holder is not None:
+            self.holder.close()
+        self.holder = None
 
 
 def stack(fields: Sequence[Stored], indices: Ints) -> Batch:
