@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dsprep.bench import caches, computing, scratch, sums, sweeping
-from dsprep.bench.answer import answer
+from dsprep.bench.answer import TODAY, answer
 from dsprep.bench.machine import describe
 from dsprep.bench.model import Point, Report, Sweep
 from dsprep.bench.results import Result
@@ -282,13 +282,7 @@ def chosen(
 
 def usual(format: str) -> tuple[str, ...]:
     """Return the strategies that a dataset of a format is read by, and what dsprep has for it."""
-    own = {
-        "hdf5": ("h5py", "torch"),
-        "lmdb": ("lmdb-get", "lmdb-cursor"),
-        "tfrecord": ("tfrecord",),
-        "zarr": ("zarr",),
-    }
-    return (*own[format], "provenance", "group", "group-db", "dsprep")
+    return (*TODAY[format][:2], "provenance", "group", "group-db", "dsprep")
 
 
 def _points(settings: Settings, sweep: str | None) -> list[tuple[str, Settings]]:
