@@ -152,8 +152,8 @@ class Identity:
         times = {k: json.get(k) for k in ("mtime_ns", "inode")}
         known = (value for value in times.values() if value is not None)
         for value in (json["nbytes"], json.get("files", 1), *known):
-            if not isinstance(value, int) or not 0 <= value < 1 << 63:
-                raise TypeError(f"{value!r} is not a size or a time")
+            if not isinstance(value, int) or not 0 <= value < 1 << 64:  # inodes have 64 bits
+                raise TypeError(f"{value!r} is not a size, a time or an inode")
         facts = json.get("facts", {})
         if not isinstance(facts, Mapping):
             raise TypeError("facts are no JSON object")

@@ -135,6 +135,14 @@ def test_changes_are_noticed(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("inode", [1 << 63, (1 << 64) - 1])
+def test_inodes_have_64_bits(inode, tmp_path):
+    """On network file systems they are often 2**63 and more."""
+    made = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2, 3, inode)),))
+    sidecar.write(made, tmp_path / "x.dsprep.json", durable=False)
+    assert sidecar.read(tmp_path / "x.dsprep.json") == made
+
+
 GOOD = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2)),)).to_json()
 
 
@@ -167,6 +175,7 @@ GOOD = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2)),)).to_json()
                         {"samples": 1 << 70},
                         {"nbytes": "many"},
                         {"mtime_ns": -1},
+                        {"inode": 1 << 64},
                         {"facts": []},
                         {"layout": -1},
                         {"crc32c": 3},
