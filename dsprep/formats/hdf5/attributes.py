@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, plain
+from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, in_order, plain
 from dsprep.schema import Attrs
 
 KIND_ATTRIBUTE = "dsprep_kind"
@@ -36,8 +36,10 @@ def read_attributes(item: Any, sound: Callable[[], bool]) -> tuple[dict[str, Any
         if name in _OWN:
             continue
         try:
-            heap = item.attrs.get_id(name).dtype.hasobject
-            value = None if heap and not sound() else _plain_value(item.attrs[name])
+            dtype = item.attrs.get_id(name).dtype
+            value = None
+            if not dtype.hasobject or sound():
+                value = _plain_value(item.attrs[name], dtype)
         except Exception:  # as above; an attribute is never worth losing the data
             value = None
         if value is None:
@@ -55,8 +57,13 @@ def has_attributes(item: Any) -> bool:
         return True
 
 
-def _plain_value(value: Any) -> Any:
+def _plain_value(value: Any, dtype: Any) -> Any:
     """Return an attribute without h5py's own types, or None if it has no plain form."""
+    import h5py
+
+    base = h5py.check_vlen_dtype(dtype)
+    if base is not None and isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        value = in_order(value, np.dtype(base))  # one sequence
     if isinstance(value, str):
         return value
     if isinstance(value, bytes) or (isinstance(value, np.void) and value.dtype.names is None):

@@ -1,7 +1,7 @@
 """The three ways in which an HDF5 file holds a field, each giving columns of samples.
 
 `Fixed`: one row of a dataset per sample. `Indexed`: the rows that index tables tell. `Sequences`:
-HDF5's own variable-length types, which lie in a heap and which only the library reads.
+HDF5's own variable-length types, whose values lie in a heap.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.formats.hdf5.discover import Route
+from dsprep.formats.hdf5.dtypes import in_order
 from dsprep.formats.hdf5.guard import library, need_filters
 from dsprep.formats.hdf5.held import Held
 from dsprep.formats.hdf5.lengths import Lengths
@@ -125,12 +126,21 @@ class Sequences:
 
     def read(self, start: int, stop: int, arena: Arena | None, key: str) -> Column:
         """Return samples ``start <= i < stop``."""
-        del arena, key  # the library allocates every sequence by itself
+        del arena, key  # nothing tells beforehand how large the samples are
         here = f"{self.where}, samples {start} to {stop - 1}"
+        dtype = self.held.carrier.dtype
         with library(here, "the data cannot be read"):
             need_filters(self.dataset, self.where)
-            self.lengths.check_values(start, stop)
-            items = [self.dataset[()]] if self.whole else list(self.dataset[start:stop])
+            found = self.lengths.values(start, stop)
+            if found is None:
+                return self._by_library(start, stop)
+        values, nbytes = found
+        if self.held.kind == "str":
+            values, nbytes = _to_zeros(values, nbytes)
+        return Ragged.from_lengths(values.view(dtype), nbytes // dtype.itemsize, self.held.kind)
+
+    def _by_library(self, start: int, stop: int) -> Ragged:
+        items = [self.dataset[()]] if self.whole else list(self.dataset[start:stop])
         dtype = self.held.carrier.dtype
         if self.held.kind == "str":
             texts = [i if isinstance(i, bytes) else bytes(i or b"") for i in items]
@@ -141,7 +151,7 @@ class Sequences:
             arrays = [a.view(np.uint8) for a in arrays]
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
         values = np.concatenate(
-            [np.empty(0, dtype), *(a.astype(dtype, copy=False) for a in arrays)]
+            [np.empty(0, dtype), *(in_order(a, dtype) for a in arrays)], dtype=dtype
         )
         return Ragged.from_lengths(values, lengths, self.held.kind)
 
@@ -153,6 +163,19 @@ class Sequences:
         """Return the bytes of each sample, or None where the lengths cannot be read alone."""
         items = None if self.whole else self.lengths.read(start, stop)
         return None if items is None else items * self.held.carrier.dtype.itemsize
+
+
+def _to_zeros(values: Array, nbytes: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
+    """Return texts up to their first zero byte, as the library gives them, and their bytes."""
+    zeros = np.flatnonzero(values == 0)
+    if not len(zeros):
+        return values, nbytes
+    ends = np.cumsum(nbytes)
+    begins = ends - nbytes
+    first = np.append(zeros, len(values))[np.searchsorted(zeros, begins)]
+    kept = np.minimum(first, ends) - begins
+    inside = np.arange(len(values)) < np.repeat(begins + kept, nbytes)
+    return values[inside], kept
 
 
 ColumnReader: TypeAlias = Fixed | Indexed | Sequences

@@ -9,7 +9,7 @@ from typing import Any
 from dsprep.formats.base import Layout
 from dsprep.formats.hdf5 import codecs
 from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
-from dsprep.formats.hdf5.dtypes import Carrier
+from dsprep.formats.hdf5.dtypes import Carrier, mislabelled
 from dsprep.formats.hdf5.placement import Placement
 from dsprep.schema import DType, Field, encode_dtype
 
@@ -168,7 +168,11 @@ def _load(name: str, column: ColumnReader, routes: dict[str, str]) -> list[str]:
     path = str(dataset.name).strip("/")
     target = f"sample[{name!r}]"
     if isinstance(column, Sequences):
-        return [f"{target} = f[{path!r}][{'()' if column.whole else '0'}]"]
+        read = f"f[{path!r}][{'()' if column.whole else '0'}]"
+        dtype = column.held.carrier.dtype
+        if column.held.kind == "array" and mislabelled(dtype):
+            read += f".view({_spell(dtype)})  # h5py takes the bytes for native ones"
+        return [f"{target} = {read}"]
     carrier = column.rows.held.carrier
     if isinstance(column, Fixed):
         index = "()" if column.rows.whole else "0:1"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -130,6 +131,33 @@ def check_text(values: Array, where: object) -> None:
     codes = np.ascontiguousarray(values).reshape(-1).view(f"{order}u4")
     if int(codes.max()) > 0x10FFFF:
         raise FormatError("the text holds numbers that are no characters", where=where)
+
+
+def mislabelled(dtype: DType) -> bool:
+    """Whether h5py gives the items of a sequence of `dtype` another byte order than they have.
+
+    Releases of h5py make the array of the number of its type, which is of the machine's order.
+    """
+    return dtype.names is None and not dtype.isnative and _sequences_are_native()
+
+
+@cache
+def _sequences_are_native() -> bool:
+    """Whether this release of h5py calls the bytes of every sequence native: asked, not guessed."""
+    import h5py
+
+    swapped = np.array([1], np.dtype(np.uint16).newbyteorder())
+    with h5py.File("order", "w", driver="core", backing_store=False) as file:
+        dataset = file.create_dataset("x", (1,), h5py.vlen_dtype(swapped.dtype))
+        dataset[0] = swapped
+        return int(dataset[0][0]) != 1
+
+
+def in_order(values: Array, dtype: DType) -> Array:
+    """Return the items of a sequence of `dtype` as h5py gives them, in the byte order they have."""
+    if mislabelled(dtype) and values.dtype.isnative and values.dtype.itemsize == dtype.itemsize:
+        return values.view(dtype)
+    return values.astype(dtype, copy=False)
 
 
 def has_enum(dtype: DType) -> bool:

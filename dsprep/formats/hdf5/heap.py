@@ -1,24 +1,25 @@
-"""HDF5's global heap, checked before the library walks it.
+"""HDF5's global heap, read here, or at least checked before the library walks it.
 
 The values of variable-length types lie in collections of objects. The library walks a collection
 without looking whether it advances, so that one wrong byte can keep it busy for ever while it
 holds Python's lock, and it copies an object before it compares its size with what was asked for.
-So what the rows refer to is checked here first: by their own descriptors where these can be read,
-else every collection that the file has. The layout is that of "Global Heap" in the HDF5 File
-Format Specification, section III.E.
+So values whose descriptors can be read are fetched from the heap by plain reads; where that is
+left to the library, every collection that the file has is checked first. The layout is that of
+"Global Heap" in the HDF5 File Format Specification, section III.E.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.errors import FormatError
 from dsprep.schema import Array
-from dsprep.storage import pread_exact
+from dsprep.storage import pread_exact, pread_into
 
 _SIGNATURE = b"GCOL"
 _START = _SIGNATURE + b"\1\0\0\0"
@@ -66,8 +67,8 @@ class Heaps:
         self._searched = False
         self._damage: FormatError | None = None
 
-    def check(self, rows: Array, itemsize: int, where: object) -> None:
-        """Raise `FormatError` unless each descriptor refers to an object of the right size.
+    def read(self, rows: Array, itemsize: int, where: object) -> tuple[Array, NDArray[np.int64]]:
+        """Return the items that descriptors refer to, and how many bytes each one has.
 
         Parameters
         ----------
@@ -78,6 +79,15 @@ class Heaps:
             Bytes of an item on disk.
         where
             File and field.
+
+        Returns
+        -------
+        The bytes of all rows, one after another, and those of each row.
+
+        Raises
+        ------
+        FormatError
+            If a row does not refer to an object of the right size.
         """
         part = min(self._address_nbytes, 8)
         wide = np.zeros((len(rows), 8), np.uint8)
@@ -89,23 +99,59 @@ class Heaps:
         asked = np.ascontiguousarray(rows[order, :4]).view("<u4")[:, 0].astype(np.int64) * itemsize
         numbers = np.ascontiguousarray(rows[order, -4:]).view("<u4")[:, 0].astype(np.int64)
         cuts = np.flatnonzero(np.diff(addresses)) + 1
-        for low, high in zip((0, *cuts.tolist()), (*cuts.tolist(), len(order)), strict=True):
-            if low == high:
-                continue
-            address = int(addresses[low])
-            sizes = self._sizes(address, where)
-            inside = np.minimum(numbers[low:high], len(sizes) - 1)
-            held = np.where(numbers[low:high] < len(sizes), sizes[inside], -1)
-            wrong = np.flatnonzero(held != asked[low:high])
-            if len(wrong):
-                at = low + int(wrong[0])
-                found = int(held[wrong[0]])
-                raise self._error(
-                    where,
-                    self._base + address,
-                    f"object {numbers[at]} of {asked[at]} bytes",
-                    "none" if found < 0 else f"{found} bytes",
-                )
+        edges = (0, *cuts.tolist(), len(order)) if len(order) else (0,)
+        begins = np.zeros(len(order), np.int64)
+        for low, high in pairwise(edges):
+            begins[low:high] = self._objects(
+                int(addresses[low]), numbers[low:high], asked[low:high], where
+            )
+        lengths = np.zeros(len(rows), np.int64)
+        lengths[order] = asked
+        out = np.empty(int(lengths.sum()), np.uint8)
+        to = (np.cumsum(lengths) - lengths)[order]
+        for low, high in pairwise(edges):
+            self._fetch(begins[low:high], asked[low:high], to[low:high], out, where)
+        return out, lengths
+
+    def _objects(
+        self, address: int, numbers: NDArray[np.int64], asked: NDArray[np.int64], where: object
+    ) -> NDArray[np.int64]:
+        """Return where objects of one collection begin, after comparing their sizes."""
+        objects = self._collection(address, where)
+        inside = np.minimum(numbers, len(objects) - 1)
+        held = np.where(numbers < len(objects), objects[inside, 1], -1)
+        wrong = np.flatnonzero(held != asked)
+        if len(wrong):
+            at = int(wrong[0])
+            raise self._error(
+                where,
+                self._base + address,
+                f"object {numbers[at]} of {asked[at]} bytes",
+                "none" if held[at] < 0 else f"{held[at]} bytes",
+            )
+        begins: NDArray[np.int64] = objects[inside, 0]
+        return begins
+
+    def _fetch(
+        self,
+        begins: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        to: NDArray[np.int64],
+        out: Array,
+        where: object,
+    ) -> None:
+        """Copy objects of one collection: by one read where they are most of what it fetches."""
+        low, high = int(begins.min()), int((begins + sizes).max())
+        if high - low > _WINDOW + 2 * int(sizes.sum()):
+            for begin, size, at in zip(begins.tolist(), sizes.tolist(), to.tolist(), strict=True):
+                pread_into(self._fd, out[at : at + size], begin, where)
+            return
+        data = np.empty(high - low, np.uint8)
+        pread_into(self._fd, data, low, where)
+        for begin, size, at in zip(
+            (begins - low).tolist(), sizes.tolist(), to.tolist(), strict=True
+        ):
+            out[at : at + size] = data[begin : begin + size]
 
     def check_all(self, where: object) -> None:
         """Raise `FormatError` if any collection is damaged, looking for them through the file."""
@@ -140,7 +186,7 @@ class Heaps:
             while at >= 0:
                 # What claims to end behind the file is no collection, or one that is refused.
                 if at % 8 == 0 and self._claims(low + at) <= self._file_nbytes - low - at:
-                    self._sizes(low + at - self._base, where)
+                    self._collection(low + at - self._base, where)
                 at = data.find(_START, at + 1)
 
     def _claims(self, offset: int) -> int:
@@ -152,12 +198,15 @@ class Heaps:
         whole = len(head) == 8 + self._size_nbytes and size >= _SMALLEST
         return size if whole else self._file_nbytes + 1
 
-    def _sizes(self, address: int, where: object) -> NDArray[np.int64]:
-        """Return the bytes of each object of a collection by its number; -1 where there is none."""
+    def _collection(self, address: int, where: object) -> NDArray[np.int64]:
+        """Return begin and bytes of each object of a collection by its number; -1: there is none.
+
+        The collection is walked once, unless many others come between.
+        """
         with self._lock:
-            sizes = self._recent.get(address)
-        if sizes is not None:
-            return sizes
+            objects = self._recent.get(address)
+        if objects is not None:
+            return objects
         offset = self._base + address
         if offset > self._file_nbytes - 8 - self._size_nbytes:
             raise self._error(where, offset, f"within {self._file_nbytes} bytes", "beyond the file")
@@ -170,14 +219,14 @@ class Heaps:
                 where, offset, f"at most {self._file_nbytes - offset} bytes", "another size"
             )
         self._count(address, size, where)
-        objects = self._walk(offset, size, where)
-        sizes = np.full(max(objects, default=0) + 1, -1, np.int64)
-        sizes[list(objects.keys())] = list(objects.values())
+        found = self._walk(offset, size, where)
+        objects = np.full((max(found, default=0) + 1, 2), -1, np.int64)
+        objects[list(found.keys())] = list(found.values()) or np.empty((0, 2), np.int64)
         with self._lock:
-            self._recent[address] = sizes
+            self._recent[address] = objects
             while len(self._recent) > _REMEMBERED:
                 del self._recent[next(iter(self._recent))]
-        return sizes
+        return objects
 
     def _count(self, address: int, size: int, where: object) -> None:
         """Remember a collection, and refuse a file whose collections overlap without end."""
@@ -191,14 +240,14 @@ class Heaps:
             offset = self._base + address
             raise self._error(where, offset, "collections side by side", "overlapping ones")
 
-    def _walk(self, offset: int, size: int, where: object) -> dict[int, int]:
-        """Return the bytes of each object of the collection at `offset` by its number."""
+    def _walk(self, offset: int, size: int, where: object) -> dict[int, tuple[int, int]]:
+        """Return begin and bytes of each object of the collection at `offset` by its number."""
         if self._size_nbytes not in _OBJECT:
             raise self._error(where, offset, "sizes of 2, 4, or 8 bytes", self._size_nbytes)
         unpack = _OBJECT[self._size_nbytes].unpack_from
         head = (8 + self._size_nbytes + 7) & ~7  # of the collection, and of each object
         at, end = offset + head, offset + size
-        objects: dict[int, int] = {}
+        objects: dict[int, tuple[int, int]] = {}
         while end - at >= head:
             low, window = at, pread_exact(self._fd, min(_WINDOW, end - at), at, where)
             last = low + len(window) - head
@@ -213,7 +262,7 @@ class Heaps:
                     raise self._error(where, at, f"an object of at most {end - at - head}", nbytes)
                 if number in objects:
                     raise self._error(where, at, "a number that is free", f"{number} again")
-                objects[number] = nbytes
+                objects[number] = (at + head, nbytes)
                 at += step
         return objects
 

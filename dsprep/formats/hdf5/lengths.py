@@ -1,9 +1,9 @@
-"""The lengths of HDF5's variable-length values, without the values.
+"""HDF5's variable-length values, and their lengths without the values.
 
 A dataset of such a type holds one descriptor per element: the number of items as a little-endian
 32-bit integer, the address of a heap, and the number of an object in it (the global heap ID of
-the HDF5 File Format Specification, after the length). The items lie in the heap, but their number
-can be read where the descriptors are plain rows or chunks of the common kind.
+the HDF5 File Format Specification, after the length). Where the descriptors are plain rows or
+chunks of the common kind, the items are found through them without the library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dsprep.storage import pread_into
 
 
 class Lengths:
-    """The lengths of the elements of one dataset.
+    """The elements of one dataset and their lengths.
 
     Parameters
     ----------
@@ -54,23 +54,31 @@ class Lengths:
         items[~rows[:, 4:-4].any(axis=1)] = 0
         return items
 
-    def check_values(self, start: int, stop: int) -> None:
-        """Raise `FormatError` if the library must not be asked for elements ``start <= i < stop``.
+    def values(self, start: int, stop: int) -> tuple[Array, NDArray[np.int64]] | None:
+        """Return the bytes of elements ``start <= i < stop`` as stored, and those of each.
 
-        See `dsprep.formats.hdf5.heap`.
+        None if only the library can read them; then all heaps of the file have been checked, so
+        that it may be asked. See `dsprep.formats.hdf5.heap`.
+
+        Raises
+        ------
+        FormatError
+            If an element refers to nothing, or a heap is damaged.
         """
         from h5py import h5d, h5t
 
         rows = self._descriptors(start, stop)
         if rows is not None:
             element = self._dataset.id.get_type()
-            vlen = isinstance(element, h5t.TypeVlenID)
-            itemsize = element.get_super().get_size() if vlen else 1
-            self._heaps.check(rows, itemsize, self._where)
-            return
+            if not isinstance(element, h5t.TypeVlenID):
+                return self._heaps.read(rows, 1, self._where)
+            items = element.get_super()
+            if items == h5t.py_create(items.dtype, logical=True):
+                return self._heaps.read(rows, items.get_size(), self._where)
         fill = self._dataset.id.get_create_plist().fill_value_defined()
         if self._dataset.id.get_storage_size() or fill == h5d.FILL_VALUE_USER_DEFINED:
             self._heaps.check_all(self._where)
+        return None
 
     def _descriptors(self, start: int, stop: int) -> Array | None:
         place = self._located()
