@@ -18,7 +18,7 @@ from pathlib import Path
 from dsprep import formats
 from dsprep.errors import DsprepError
 from dsprep.sidecar import Identity
-from dsprep.storage import data_files
+from dsprep.storage import data_files, pread_most
 
 BLOCKS = 16
 BLOCK_NBYTES = 4096
@@ -97,7 +97,7 @@ def sample(files: list[tuple[Path, int]]) -> str:
             if opened[0] != number:
                 _close(opened[1])
                 opened = number, os.open(files[number][0], os.O_RDONLY | os.O_CLOEXEC)
-            state.update(os.pread(opened[1], BLOCK_NBYTES, place - begin))
+            state.update(pread_most(opened[1], BLOCK_NBYTES, place - begin))
     finally:
         _close(opened[1])
     return state.hexdigest()

@@ -9,7 +9,9 @@ the time that the kernel needs for 3 kB.)
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from dsprep.errors import FormatError
 from dsprep.schema import Ints
-from dsprep.storage import IOV_MAX
+from dsprep.storage import IOV_MAX, PAUSES
 
 NEAR = 16 << 10
 """Bytes between two ranges that are read and dropped rather than skipped by a second call."""
@@ -150,7 +152,7 @@ def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
     OSError
         If it cannot be read.
     """
-    calls, at = 0, start
+    calls, at, pauses = 0, start, iter(PAUSES)
     while len(places):
         part = places[:IOV_MAX]
         size = int(part[:, 1].sum())
@@ -158,7 +160,10 @@ def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
         calls += 1
         if got < 0:
             number = ctypes.get_errno()
-            if number in (4, 11):  # EINTR, EAGAIN
+            if number == errno.EINTR:
+                continue
+            if number == errno.EAGAIN and (pause := next(pauses, None)) is not None:
+                time.sleep(pause)
                 continue
             raise OSError(number, f"{os.strerror(number)} at offset {at}", str(where))
         if got == 0 and size:
@@ -169,7 +174,7 @@ def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
                 found="none",
                 fix="the file is truncated or still being written",
             )
-        at += got
+        at, pauses = at + got, iter(PAUSES)
         if got == size:
             places = places[len(part) :]
             continue

@@ -1,20 +1,25 @@
 """Bytes on disk: reads and writes that are whole or fail, durable renames, free space.
 
-Everything here releases the GIL while the kernel works, and handles short reads and writes.
+Everything here releases the GIL while the kernel works, and handles short reads and writes. No
+other module calls ``pread`` or ``preadv`` of the system, save `dsprep.scatter`, whose list of
+addresses Python's calls cannot take; a test checks it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from dsprep.errors import FormatError
 from dsprep.schema import Array
+
+Result = TypeVar("Result")
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | Array
 
@@ -24,6 +29,10 @@ IOV_MAX = 1024
 CALL_NBYTES = 512 << 10
 """Bytes per write call. Larger ones often take three to four times as long on Linux 6.18 with
 ext4, which then looks for page cache in blocks as large as the call."""
+
+
+PAUSES = (0.0, 0.001, 0.01, 0.1, 1.0)
+"""Seconds to wait before each further try of a call that the kernel answers with EAGAIN."""
 
 
 def as_bytes(array: Array) -> memoryview:
@@ -40,18 +49,9 @@ def pread_into(fd: int, out: Array, offset: int, where: object) -> None:
         If the file ends first.
     """
     view = as_bytes(out)
-    done = 0
-    while done < len(view):
-        got = os.preadv(fd, [view[done:]], offset + done)
-        if got == 0:
-            raise FormatError(
-                "the file ends too early",
-                where=f"{where}, offset {offset}",
-                expected=f"{len(view)} bytes",
-                found=f"{done}",
-                fix="the file is truncated or still being written",
-            )
-        done += got
+    done = preadv_most(fd, view, offset)
+    if done < len(view):
+        raise _ends_early(where, offset, len(view), done)
 
 
 def pread_exact(fd: int, nbytes: int, offset: int, where: object) -> bytes:
@@ -62,12 +62,68 @@ def pread_exact(fd: int, nbytes: int, offset: int, where: object) -> bytes:
     FormatError
         If the file ends first.
     """
-    data = os.pread(fd, nbytes, offset)
+    data = pread_most(fd, nbytes, offset)
     if len(data) < nbytes:
-        out = np.empty(nbytes, np.uint8)
-        pread_into(fd, out, offset, where)
-        return out.tobytes()
+        raise _ends_early(where, offset, nbytes, len(data))
     return data
+
+
+def pread_most(fd: int, nbytes: int, offset: int) -> bytes:
+    """Return ``nbytes`` bytes from ``offset`` on, fewer only where the file ends first."""
+    data = _again(os.pread, fd, nbytes, offset)
+    if 0 < len(data) < nbytes:  # the end of the file, or a short read
+        parts, done = [data], len(data)
+        while done < nbytes and (more := _again(os.pread, fd, nbytes - done, offset + done)):
+            parts.append(more)
+            done += len(more)
+        data = b"".join(parts)
+    return data
+
+
+def preadv_most(fd: int, view: memoryview, offset: int) -> int:
+    """Fill `view` from ``offset`` on; return its bytes, fewer only where the file ends first."""
+    done = 0
+    while done < len(view) and (got := preadv_once(fd, view[done:], offset + done)):
+        done += got
+    return done
+
+
+def preadv_once(fd: int, view: memoryview, offset: int) -> int:
+    """Read from ``offset`` on by one call; return the bytes that came, which may be fewer."""
+    return _again(os.preadv, fd, [view], offset)
+
+
+def is_cached(fd: int, offset: int) -> bool | None:
+    """Whether a byte of a file is in the page cache; None where the kernel does not say."""
+    flag = getattr(os, "RWF_NOWAIT", None)
+    if flag is None:
+        return None
+    try:
+        return os.preadv(fd, [bytearray(1)], offset, flag) == 1
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+
+
+def _again(call: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what a system call returns; EAGAIN is tried again (EINTR is by Python itself)."""
+    for pause in PAUSES:
+        try:
+            return call(*arguments)
+        except BlockingIOError:
+            time.sleep(pause)
+    return call(*arguments)
+
+
+def _ends_early(where: object, offset: int, expected: int, found: int) -> FormatError:
+    return FormatError(
+        "the file ends too early",
+        where=f"{where}, offset {offset}",
+        expected=f"{expected} bytes",
+        found=f"{found}",
+        fix="the file is truncated or still being written",
+    )
 
 
 def pwrite_all(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
@@ -112,7 +168,7 @@ def copy_range(source: int, target: int, nbytes: int, at: int, to: int) -> None:
         try:
             moved = os.copy_file_range(source, target, nbytes - done, at + done, to + done)
         except OSError:  # across file systems, or a kernel that cannot
-            chunk = os.pread(source, min(nbytes - done, 8 << 20), at + done)
+            chunk = pread_most(source, min(nbytes - done, 8 << 20), at + done)
             moved = pwrite_all(target, [chunk], to + done)
         if moved == 0:
             raise FormatError("a temporary file is shorter than expected", where=f"offset {at}")

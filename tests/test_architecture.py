@@ -171,3 +171,21 @@ def test_public_names_exist():
         assert getattr(dsprep, name) is not None
     with pytest.raises(AttributeError):
         dsprep.nosuch  # noqa: B018
+
+
+def test_only_storage_reads_by_pread():
+    """A bare call may return fewer bytes than it was asked for: `dsprep.storage` loops."""
+    for name, path in modules():
+        if name == "storage":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                found = ast.unparse(node)
+            elif isinstance(node, ast.ImportFrom) and node.module == "os":
+                found = " ".join(f"os.{a.name}" for a in node.names)
+            else:
+                continue
+            banned = {"os.pread", "os.preadv", "os.pwrite", "os.pwritev", "os.copy_file_range"}
+            assert not banned & set(found.split()), f"{name}:{node.lineno}"
+            bare = found in ("libc.preadv", "libc.pread") and name != "scatter"
+            assert not bare, f"{name}:{node.lineno}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsprep.reader.caching import resident
 from dsprep.reading.files import File
-from dsprep.storage import data_files
+from dsprep.storage import data_files, preadv_once
 
 
 def files_of(path: Path) -> list[Path]:
@@ -46,12 +46,12 @@ def held(files: Iterable[Path]) -> float | None:
 
 def fill(files: Iterable[Path]) -> None:
     """Read files once, so that the page cache holds them."""
-    buffer = bytearray(8 << 20)
+    buffer = memoryview(bytearray(8 << 20))
     for path in files:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             offset = 0
-            while got := os.preadv(fd, [buffer], offset):
+            while got := preadv_once(fd, buffer, offset):
                 offset += got
         finally:
             os.close(fd)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.reading.files import File
+from dsprep.storage import is_cached
 
 
 def resident(file: File, offset: int, nbytes: int) -> float | None:
@@ -38,12 +39,5 @@ def resident(file: File, offset: int, nbytes: int) -> float | None:
 
 def ready(file: File, offset: int) -> float | None:
     """Return 1 if a byte is in the page cache, 0 if not, None where the kernel does not tell."""
-    flag = getattr(os, "RWF_NOWAIT", None)
-    if flag is None:
-        return None
-    try:
-        return float(os.preadv(file.fd, [bytearray(1)], offset, flag))
-    except BlockingIOError:
-        return 0.0
-    except OSError:
-        return None
+    found = is_cached(file.fd, offset)
+    return None if found is None else float(found)

@@ -33,7 +33,7 @@ SECONDS = 0.5
 AT_ONCE = 1024
 """Places that are computed by one call."""
 
-LIBRARIES = {"hdf5": "h5py", "lmdb": "lmdb", "zarr": "zarr"}
+LIBRARIES = {"hdf5": "h5py", "lmdb": "lmdb", "tfrecord": "dsprep.storage", "zarr": "zarr"}
 
 FRAME = struct.Struct("<QI")
 """What is before a TFRecord's bytes: their length and its CRC; behind them is another CRC."""
@@ -228,10 +228,12 @@ def _records(read: Callable[[int], bytes]) -> int:
 
 def _tfrecord_frames(file: Path, task: dict[str, Any]) -> int:
     """Read the frame of every record, from which the place of the next one follows."""
+    from dsprep.storage import pread_most
+
     found = offset = 0
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        while len(head := os.pread(fd, FRAME.size, offset)) == FRAME.size:
+        while len(head := pread_most(fd, FRAME.size, offset)) == FRAME.size:
             offset += FRAME.size + FRAME.unpack(head)[0] + 4
             found += 1
     finally:

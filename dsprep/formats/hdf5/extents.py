@@ -26,6 +26,7 @@ from dsprep.formats.hdf5.tables import locate
 from dsprep.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid
 from dsprep.schema import Field, Ints
+from dsprep.storage import pread_most
 
 _STEP = 1 << 20
 
@@ -331,7 +332,7 @@ def _believed(dataset: Any, table: NDArray[Any], file: _File) -> bool:
     corner = tuple(int(p) * int(c) for p, c in zip(place, dataset.chunks, strict=True))
     _, data = dataset.id.read_direct_chunk(corner)
     entry = table[number]
-    return os.pread(file.fd, int(entry["nbytes"]), int(entry["address"])) == bytes(data)
+    return pread_most(file.fd, int(entry["nbytes"]), int(entry["address"])) == bytes(data)
 
 
 def _fill(dataset: Any, missing: int) -> bytes:

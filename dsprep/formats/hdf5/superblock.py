@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsprep.errors import FormatError
+from dsprep.storage import pread_most
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SIZES = (2, 4, 8, 16, 32)
@@ -37,7 +38,7 @@ def signature(fd: int) -> int | None:
     """Return where the signature stands, or None if the file has none."""
     nbytes, at = os.fstat(fd).st_size, 0
     while at + len(_SIGNATURE) <= nbytes:
-        if os.pread(fd, len(_SIGNATURE), at) == _SIGNATURE:
+        if pread_most(fd, len(_SIGNATURE), at) == _SIGNATURE:
             return at
         at = max(512, 2 * at)
     return None
@@ -56,7 +57,7 @@ def read_superblock(path: Path) -> Superblock:
         at = signature(fd)
         if at is None:
             raise FormatError("the file has no HDF5 signature", where=path)
-        return _parse(os.pread(fd, _LONGEST, at), f"{path}, offset {at}")
+        return _parse(pread_most(fd, _LONGEST, at), f"{path}, offset {at}")
     finally:
         os.close(fd)
 

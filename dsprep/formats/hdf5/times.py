@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dsprep.storage import pread_most, pwrite_all
+
 _TIMES, _PHASES = 0x20, 0x10
 _NONE = (1 << 64) - 1
 _MASK = (1 << 32) - 1
@@ -23,13 +25,13 @@ def without_times(path: Path) -> None:
     """Set the times of the superblock extension to 0, if there is one that has times."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        head = os.pread(fd, 48, 0)
+        head = pread_most(fd, 48, 0)
         if head[:8] != b"\x89HDF\r\n\x1a\n" or head[8] not in (2, 3):
             return
         address = int.from_bytes(head[20:28], "little")
         if address == _NONE:
             return
-        header = bytearray(os.pread(fd, _LARGEST, address))
+        header = bytearray(pread_most(fd, _LARGEST, address))
         if header[:5] != b"OHDR\x02" or not header[5] & _TIMES:
             return
         flags = header[5]
@@ -40,7 +42,7 @@ def without_times(path: Path) -> None:
             return  # not as it is understood here: it stays as it is
         header[6:22] = bytes(16)
         header[end : end + 4] = lookup3(header[:end]).to_bytes(4, "little")
-        os.pwrite(fd, header[: end + 4], address)
+        pwrite_all(fd, [header[: end + 4]], address)
     finally:
         os.close(fd)
 

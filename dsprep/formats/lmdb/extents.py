@@ -7,7 +7,6 @@ place of its own in every value follows from the encoding and the lengths of all
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from dsprep.formats.lmdb.values import Values
 from dsprep.laws import Affine, Explicit, Law, affine
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
 from dsprep.schema import Field, Ints
+from dsprep.storage import pread_most
 
 KEYS = "keys lie in the leaf pages of the tree, not in the values"
 _SLICE = 1 << 20
@@ -235,7 +235,7 @@ def _data_part(found: Found, decoder: Datum) -> Part:
         return Part()
     fd = found.pages.fd
     try:
-        first = parse(os.pread(fd, int(lengths[0]), int(found.offsets[0])))
+        first = parse(pread_most(fd, int(lengths[0]), int(found.offsets[0])))
     except ValueError:  # reading says so, with the sample
         return Part()
     start, stop = first.data or (0, 0)
@@ -243,13 +243,13 @@ def _data_part(found: Found, decoder: Datum) -> Part:
         return Part()
     if start > _MARGIN or int(lengths.min()) < stop or int(lengths.max()) > stop + _MARGIN:
         return Part()
-    head = os.pread(fd, start, int(found.offsets[0]))
+    head = pread_most(fd, start, int(found.offsets[0]))
     for a in range(0, n, _AT_ONCE):
         offsets = found.offsets[a : a + _AT_ONCE].tolist()
         rest = (lengths[a : a + _AT_ONCE] - stop).tolist()
-        if {os.pread(fd, start, at) for at in offsets} != {head}:
+        if {pread_most(fd, start, at) for at in offsets} != {head}:
             return Part()
-        tails = {os.pread(fd, k, at + stop) for at, k in zip(offsets, rest, strict=True)}
+        tails = {pread_most(fd, k, at + stop) for at, k in zip(offsets, rest, strict=True)}
         if not all(map(_leaves_image, tails)):
             return Part()
     return Part(start, stop - start)

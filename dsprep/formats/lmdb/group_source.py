@@ -6,7 +6,6 @@ asked for, straight from the file. The memory is some 40 bytes per group.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from dsprep.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid
 from dsprep.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
 from dsprep.spans import packed, read_spans
+from dsprep.storage import pread_most
 
 VARIES = "it lies inside its group's value, at a place that only the value tells"
 _U8 = np.dtype(np.uint8)
@@ -81,7 +81,7 @@ class LmdbGroupSource(Source):
         n, size = len(self._offsets), HEAD.size
         if bool((self._lengths < size).any()):
             self._refuse(int((self._lengths < size).argmax()), "is too short for a group")
-        heads = b"".join(os.pread(self._fd, size, at) for at in self._offsets.tolist())
+        heads = b"".join(pread_most(self._fd, size, at) for at in self._offsets.tolist())
         if len(heads) != n * size:
             raise FormatError("the file has become shorter", where=self.path)
         dtype = np.dtype("S8,<u8,<u8,<u8,V16")

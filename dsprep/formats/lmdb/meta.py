@@ -11,11 +11,11 @@ All integers are unsigned and little-endian, as 64-bit LMDB 0.9 (data version 1)
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass
 
 from dsprep.errors import FormatError
+from dsprep.storage import pread_most
 
 MAGIC = 0xBEEFC0DE
 VERSION = 1
@@ -121,12 +121,12 @@ def read_meta(fd: int, where: object) -> Meta:
     FormatError
         If there is none, or the file is of an LMDB that dsprep does not read.
     """
-    head = os.pread(fd, META_NBYTES, 0)
+    head = pread_most(fd, META_NBYTES, 0)
     _check_kind(head, where)
     first = _parse_meta(head, where)
     if not is_page_size(first.psize):
         raise FormatError("the page size is damaged", where=where, found=first.psize)
-    page = os.pread(fd, META_NBYTES, first.psize)
+    page = pread_most(fd, META_NBYTES, first.psize)
     second = None
     if len(page) == META_NBYTES and page[16:20] == head[16:20] and page[20:24] == head[20:24]:
         second = _parse_meta(page, where)

@@ -33,6 +33,7 @@ from dsprep.layout.model import FileLayout
 from dsprep.scatter import NEAR
 from dsprep.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
 from dsprep.spans import move_spans, packed, ranges, read_spans
+from dsprep.storage import pread_most
 
 VALUE = "value"
 """The field's name when a sample is one opaque byte string."""
@@ -357,7 +358,7 @@ class LmdbSource(Source):
             return b"", b""
         nodes = self._nodes(self._index.records(0, 1), None)
         size = min(nbytes, int(nodes.size[0]))
-        return nodes.key(0), os.pread(self._fd, size, int(nodes.offset[0]))
+        return nodes.key(0), pread_most(self._fd, size, int(nodes.offset[0]))
 
     # --- describing --------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ are read as they lie, which is faster.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -26,6 +25,7 @@ from dsprep.formats.tfrecord.stream import SPARSE, WINDOW, PackedFile, PlainFile
 from dsprep.laws import Affine, Explicit, Law
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
 from dsprep.schema import Bytes, Ints
+from dsprep.storage import pread_most
 
 NEAR = 128
 """Bytes of values between two ranges that are read along rather than skipped."""
@@ -261,7 +261,9 @@ def _apart(file: PlainFile, index: Index, offsets: Law, spans: Ranges) -> Iterat
     for start in range(0, index.count, step):
         starts = offsets.span(start, min(start + step, index.count))
         data = b"".join(
-            os.pread(file.fd, size, at + offset) for at in starts.tolist() for offset, size in sizes
+            pread_most(file.fd, size, at + offset)
+            for at in starts.tolist()
+            for offset, size in sizes
         )
         behind = max(0, int(starts[-1]) + spans[-1][1] - end)
         if len(data) != len(starts) * width - behind:

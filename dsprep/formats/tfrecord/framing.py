@@ -15,7 +15,6 @@ tells the place of any record without I/O.
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 
 from dsprep.errors import FormatError
 from dsprep.schema import Array
+from dsprep.storage import preadv_most
 
 HEADER = 12
 FOOTER = 4
@@ -220,7 +220,7 @@ class Scan:
         view = memoryview(heads.reshape(-1))  # type: ignore[arg-type]
         while found < most and pos + HEADER <= end:
             head = view[found * HEADER : (found + 1) * HEADER]
-            if os.preadv(fd, [head], pos) < HEADER:
+            if preadv_most(fd, head, pos) < HEADER:
                 break
             found += 1
             pos += int.from_bytes(head[:8], "little") + FRAME

@@ -8,7 +8,6 @@ members do not serve as filling: tf.data takes the first one for the end of the 
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord.example import view
+from dsprep.storage import pread_most
 
 _MAGIC = b"\x1f\x8b\x08"
 _FEXTRA, _FCOMMENT = 4, 16
@@ -58,7 +58,7 @@ def nbytes_at(fd: int, offset: int, where: object) -> int:
     FormatError
         If no member that `member` made is there.
     """
-    nbytes = told(os.pread(fd, HEADER, offset))
+    nbytes = told(pread_most(fd, HEADER, offset))
     if nbytes is not None:
         return nbytes
     raise FormatError(

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import group_gzip
 from dsprep.formats.tfrecord.framing import HEADER, TRUNCATED, Index, Scan, is_header
-from dsprep.storage import pread_into
+from dsprep.storage import pread_into, pread_most
 
 Packing: TypeAlias = Literal["gzip", "zlib"]
 
@@ -171,7 +171,7 @@ class _Cursor:
         file = self.file
         while True:
             if not self._tail:
-                self._tail = os.pread(file.fd, INPUT, self.at)
+                self._tail = pread_most(file.fd, INPUT, self.at)
                 self.at += len(self._tail)
             given = self._tail
             if self._decoder is None:
@@ -304,7 +304,7 @@ def open_stream(path: Path) -> PlainFile | PackedFile:
     """Return the bytes of the file `path`, unpacked if need be."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        head = os.pread(fd, 1024, 0)
+        head = pread_most(fd, 1024, 0)
     except OSError:  # a directory can be opened, but not read
         os.close(fd)
         raise

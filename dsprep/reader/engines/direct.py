@@ -24,7 +24,7 @@ from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.reading.files import File
 from dsprep.scatter import fill
 from dsprep.schema import Bytes, Ints
-from dsprep.storage import as_bytes, pread_into
+from dsprep.storage import as_bytes, pread_into, preadv_once
 
 WINDOW = 4 << 20
 """Bytes read at a time, and of memory of each thread that reads."""
@@ -144,7 +144,7 @@ class Opened:
         calls = have = 0
         while True:
             try:
-                got = os.preadv(self.fd, [as_bytes(memory)[have:]], offset + have)
+                got = preadv_once(self.fd, as_bytes(memory)[have:], offset + have)
             except OSError as error:
                 if error.errno == errno.EINVAL:
                     raise _unsupported(file.path) from error
