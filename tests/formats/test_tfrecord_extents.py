@@ -540,7 +540,7 @@ def test_of_large_padded_records_only_headers_are_read(tmp_path: Path, monkeypat
         layout = source.extents()
         monkeypatch.undo()
         assert nbytes < 200 * n + 80_000
-        assert calls <= 2 * n + 2
+        assert calls <= 2 * n + 4  # at the end of the file, one more each that finds nothing
         assert all(part.at is not None for part in layout.records.parts.values())
         assert len(set(blocks(layout)[1].tolist())) > 1
         assert_told_right(path, source)
