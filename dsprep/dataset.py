@@ -29,6 +29,7 @@ from dsprep.errors import DsprepError, FormatError, SchemaError, TargetError, Us
 from dsprep.formats.base import Format, Layout, OpenOptions, Source, check_options, wanted
 from dsprep.formats.samples import listed
 from dsprep.schema import (
+    OTHERS,
     Arena,
     Array,
     Batch,
@@ -39,6 +40,7 @@ from dsprep.schema import (
     differences,
     empty_batch,
     new_array,
+    with_others,
 )
 from dsprep.through import SidecarSource
 
@@ -255,6 +257,12 @@ def open_native(
     survey
         Whether it is for `Source.extents`.
     """
+    if any(s.name == OTHERS for s in options.fields):
+        every = replace(options, fields=())
+        with open_native(format, paths, every, schema, progress=progress) as all_of_them:
+            names = all_of_them.schema.names
+            options = replace(options, fields=with_others(options.fields, names))
+            schema = all_of_them.schema if format.infers_shapes else schema
     if len(paths) == 1:
         source = _open_file(format, paths[0], options, schema, survey)
         source.notes = (*notes, *source.notes)
@@ -371,9 +379,10 @@ def _through_sidecar(
         if recorded.fields or any(s.dtype is not None or s.index for s in options.fields):
             return None
         available = {f.name: f for f in content.schema}
-        if any(s.path not in available for s in options.fields):
+        specs = with_others(options.fields, available)
+        if any(s.path not in available for s in specs):
             return None
-        chosen = wanted(options.fields, available)
+        chosen = wanted(specs, available)
     lost = {name for layout in content.layouts for name in layout.get("unlocated", ())}
     if lost & {name for name, _ in chosen}:
         return None

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, overload
 
@@ -474,9 +475,15 @@ _SPEC = re.compile(
 )
 
 
+OTHERS = "*"
+"""What is asked for as a field to have all others, too."""
+
+
 @dataclass(frozen=True)
 class FieldSpec:
     """A field that the user asked for: ``NAME[=PATH][@INDEX...][:DTYPE[SHAPE]]``.
+
+    The name `OTHERS` alone stands for all fields that no other spec names (`with_others`).
 
     Attributes
     ----------
@@ -521,6 +528,11 @@ class FieldSpec:
                 expected="NAME[=PATH][@INDEX][:DTYPE[SHAPE]], such as x=climate/data:float32[16,4]",
             )
         name = match["name"].strip()
+        if OTHERS in (name, (match["path"] or "").strip()) and text.strip() != OTHERS:
+            raise UsageError(
+                f"--field {text!r} is not understood",
+                expected=f"{OTHERS} alone, for all fields that are not named otherwise",
+            )
         path = (match["path"] or name).strip().strip("/")
         index = (
             tuple(p.strip().strip("/") for p in match["index"].split("@")) if match["index"] else ()
@@ -553,6 +565,26 @@ class FieldSpec:
                 fix=f"give it as --field {self.name}:float32[...]",
             )
         return Field(self.name, self.dtype, self.shape, self.kind, attrs or {})
+
+
+def with_others(specs: Iterable[FieldSpec], names: Iterable[str]) -> tuple[FieldSpec, ...]:
+    """Return `specs` with one for each of `names` that none of them reads in place of `OTHERS`.
+
+    >>> [str(s) for s in with_others(map(FieldSpec.parse, ("new=b", "*")), ("a", "b", "c"))]
+    ['new=b', 'a', 'c']
+    """
+    specs = tuple(specs)
+    read = {s.path for s in specs}
+    others = tuple(FieldSpec(name, name) for name in names if name not in read)
+    out: list[FieldSpec] = []
+    for spec in dict.fromkeys(specs):
+        out += others if spec.name == OTHERS else (spec,)
+    return tuple(out)
+
+
+def renamed(name: str) -> str:
+    """Return the options that give field `name` another name and keep all others."""
+    return f"--field {shlex.quote(f'NEW={name}')} --field '{OTHERS}'"
 
 
 def parse_dtype(text: str) -> DType:

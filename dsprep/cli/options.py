@@ -58,7 +58,8 @@ Fields: TypeAlias = Annotated[
         "-f",
         metavar="SPEC",
         help="A field to take: NAME\\[=PATH]\\[@INDEX]\\[:DTYPE\\[SHAPE]], as in x=climate/data "
-        "or x:int16[128,128,128,4]. Repeat for more; all fields if left out.",
+        "or x:int16[128,128,128,4]; * takes all that are not named. Repeat for more; all fields if "
+        "left out.",
         rich_help_panel=READING,
     ),
 ]

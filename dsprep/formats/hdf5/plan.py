@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.hdf5.dtypes import Carrier, carrier_of
 from dsprep.formats.hdf5.guard import import_plugins
-from dsprep.schema import Field, Schema
+from dsprep.schema import Field, Schema, renamed
 
 if TYPE_CHECKING:
     from dsprep.formats.base import Compression, WriteOptions
@@ -163,16 +163,16 @@ def _check_names(schema: Schema) -> None:
         if any(part in ("", ".", "..") for part in parts):
             raise UnsupportedError(
                 f"HDF5 has no place for a field called {name!r}",
-                fix="rename it with --field NEW=OLD",
+                fix=f"rename it: {renamed(name)}",
             )
         if any(0xD800 <= ord(letter) <= 0xDFFF for letter in name):
-            raise UnsupportedError(f"{name!r} is not Unicode", fix="rename it with --field NEW=OLD")
+            raise UnsupportedError(f"{name!r} is not Unicode", fix=f"rename it: {renamed(name)}")
         for k in range(1, len(parts)):
             outer = "/".join(parts[:k])
             if outer in names:
                 raise UnsupportedError(
                     f"HDF5 cannot hold field {name} inside field {outer}",
-                    fix=f"rename one of them: --field NEW={outer}",
+                    fix=f"rename one of them: {renamed(outer)}",
                 )
 
 

@@ -33,7 +33,7 @@ from dsprep.formats.zarr.attributes import to_json
 from dsprep.formats.zarr.grid import ArrayPlan, plan_arrays, show
 from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, zip_root
 from dsprep.grouping import Grouping, GroupPlan
-from dsprep.schema import Schema
+from dsprep.schema import Schema, renamed
 
 DOCUMENTS = 2048
 """Bytes allowed for the metadata of an array, for `Zarr.estimate`."""
@@ -194,7 +194,7 @@ def check_names(schema: Schema) -> None:
             reserved = part in ("", ".", "..") or part.startswith(("__", ".z", ".dsprep"))
             if reserved or part == "zarr.json" or "\\" in part or unwritable(part):
                 raise UnsupportedError(
-                    f"zarr holds no array called {f.name!r}", fix="rename it with --field NEW=OLD"
+                    f"zarr holds no array called {f.name!r}", fix=f"rename it: {renamed(f.name)}"
                 )
     names = set(schema.names)
     for f in schema:
@@ -202,7 +202,7 @@ def check_names(schema: Schema) -> None:
         if names & {"/".join(parts[:i]) for i in range(1, len(parts))}:
             raise UnsupportedError(
                 f"field {f.name} would lie inside another field",
-                fix="rename it with --field NEW=OLD",
+                fix=f"rename it: {renamed(f.name)}",
             )
 
 
