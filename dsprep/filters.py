@@ -264,7 +264,7 @@ def _bz2(data: Bytes, most: int, exact: bool) -> Bytes:
     from bz2 import BZ2Decompressor
 
     stream = BZ2Decompressor()
-    content = stream.decompress(memoryview(data), most + 1)  # type: ignore[arg-type]
+    content = stream.decompress(data.data, most + 1)
     if len(content) <= most and not stream.eof:
         raise _Damaged("the stream ends too early")
     return np.frombuffer(content, np.uint8)

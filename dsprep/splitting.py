@@ -203,7 +203,7 @@ def _keys(column: Array | Ragged) -> NDArray[np.uint64]:
     if isinstance(column, Ragged):
         flat = _packed(column.values)
         edges = (column.offsets * flat.shape[1]).tolist()
-        data = memoryview(flat.reshape(-1))  # type: ignore[arg-type]
+        data = flat.reshape(-1).data
         values = [data[i:j] for i, j in itertools.pairwise(edges)]
     else:
         flat = _packed(column)

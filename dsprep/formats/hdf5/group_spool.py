@@ -151,7 +151,7 @@ class PackedGroups(GroupWriter):
             nbytes = int(ends[-1]) if len(ends) else 0
             pread_into(self._data, block[:nbytes], at, self._folder / "data")
             cuts = [0, *ends.tolist()]
-            view = memoryview(block)  # type: ignore[arg-type]
+            view = block.data
             yield [view[a:b] for a, b in itertools.pairwise(cuts)]
             at += nbytes
 

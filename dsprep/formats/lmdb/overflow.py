@@ -134,5 +134,5 @@ class Runs:
 
 def _views(data: Bytes, starts: list[int], stops: list[int]) -> list[memoryview]:
     """Return ``data[starts[i]:stops[i]]`` for all i."""
-    whole = memoryview(data)  # type: ignore[arg-type]
+    whole = data.data
     return [whole[a:b] for a, b in zip(starts, stops, strict=True)]

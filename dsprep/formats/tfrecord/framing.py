@@ -113,7 +113,7 @@ def payload_crcs(
     with _one_at_a_time if short else nullcontext():
         fast = _fastest()
         if fast is not None:
-            view = memoryview(buffer)  # type: ignore[arg-type]
+            view = buffer.data
             return mask(np.array([fast(view[a:b]) for a, b in ranges], np.uint32))
         from google_crc32c import extend
 
@@ -203,7 +203,7 @@ class Scan:
             self._accept(view[:run])
             pos += run * stride
         places = []
-        get = memoryview(window)  # type: ignore[arg-type]
+        get = window.data
         while pos <= last:
             places.append(pos)
             pos += int.from_bytes(get[pos : pos + 8], "little") + FRAME
@@ -217,7 +217,7 @@ class Scan:
         """
         found, pos, end = 0, self.position, self.end or 0
         heads = np.empty((most, HEADER), np.uint8)
-        view = memoryview(heads.reshape(-1))  # type: ignore[arg-type]
+        view = heads.reshape(-1).data
         while found < most and pos + HEADER <= end:
             head = view[found * HEADER : (found + 1) * HEADER]
             if preadv_most(fd, head, pos) < HEADER:
