@@ -13,7 +13,7 @@ from dsprep.bench import sweeping
 from dsprep.bench.comparing import apart, flat
 from dsprep.bench.model import MEASURES, Report, Row
 from dsprep.bench.strategies import DUMMY, LIMIT, SETS
-from dsprep.bench.tables import digits, number, printable, show_seconds
+from dsprep.bench.tables import digits, number, show_seconds
 from dsprep.plan import show_nbytes
 
 TODAY = {
@@ -358,7 +358,7 @@ def _limits(report: Report) -> str:
     bad = list(dict.fromkeys(r.name for r in report.all_rows if r.problems))
     if bad:
         have = "has" if len(bad) == 1 else "have"
-        told.append(f"{', '.join(map(printable, bad))} {have} no figures (each row says why)")
+        told.append(f"{', '.join(bad)} {have} no figures (each row says why)")
     return "; ".join(told) + "."
 
 

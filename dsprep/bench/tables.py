@@ -188,13 +188,6 @@ def footnotes(rows: Iterable[Row]) -> list[str]:
 # --- numbers for people ----------------------------------------------------------------------
 
 
-def printable(text: str) -> str:
-    """Return `text` with all that could steer a terminal or turn the reading order escaped."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
-    )
-
-
 def digits(value: float) -> str:
     """Return a number with three digits that count, thousands marked.
 

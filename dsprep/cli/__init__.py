@@ -21,6 +21,7 @@ from dsprep.cli.demo import register as demo
 from dsprep.cli.inspect import register as inspect
 from dsprep.cli.provenance import register as provenance
 from dsprep.cli.repack import register as repack
+from dsprep.cli.report import say
 from dsprep.cli.synth import register as synth
 from dsprep.cli.verify import register as verify
 
@@ -36,7 +37,7 @@ app = typer.Typer(
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(f"dsprep {__version__}")
+        say(f"dsprep {__version__}")
         raise typer.Exit
 
 

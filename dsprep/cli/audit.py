@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import count_bar, fail, guarded, print_json, print_rows
+from dsprep.cli.report import count_bar, fail, guarded, print_json, print_rows, say
 
 if TYPE_CHECKING:
     from dsprep.auditing import AuditReport, EpochAudit
@@ -164,13 +164,13 @@ def print_report(report: AuditReport) -> None:
         ]
     )
     for epoch in report.epochs:
-        typer.echo(f"epoch {epoch.epoch}")
+        say(f"epoch {epoch.epoch}")
         print_rows(_rows(epoch, word, report.batch_size))
     broken = [e for e in report.epochs if e.problems]
     for epoch in broken:
         for problem in epoch.problems:
-            typer.echo(f"broken: epoch {epoch.epoch}: {problem}")
-    typer.echo(_verdict(report) if not broken else "The promise is broken.")
+            say(f"broken: epoch {epoch.epoch}: {problem}")
+    say(_verdict(report) if not broken else "The promise is broken.")
 
 
 def _rows(epoch: EpochAudit, word: str, batch_size: int) -> list[tuple[str, str]]:

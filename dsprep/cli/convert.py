@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import INTERRUPTED, fail, guarded, note, print_json, print_rows, progress_bar
+from dsprep.cli.report import (
+    INTERRUPTED,
+    fail,
+    guarded,
+    note,
+    print_json,
+    print_rows,
+    progress_bar,
+    say,
+)
 from dsprep.cli.verify import report_verdict, verdict_json
 
 if TYPE_CHECKING:
@@ -278,7 +287,7 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
     )
     for line in (*source.notes, *job.losses):
         note(line)
-    typer.echo("Nothing was written (--dry-run).")
+    say("Nothing was written (--dry-run).")
 
 
 def _space(job: Job) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import guarded, print_json
+from dsprep.cli.report import guarded, print_json, say
 
 if TYPE_CHECKING:
     from dsprep.bench.model import Report
@@ -89,20 +89,20 @@ def _run(directory: Path, json: bool) -> None:
 
     steps = []
     if not json:
-        typer.echo(f"{'dataset':<17}{'from':<10}{'to':<10}{'samples':>8}{'values':>10}  result")
+        say(f"{'dataset':<17}{'from':<10}{'to':<10}{'samples':>8}{'values':>10}  result")
     for name, _ in DATASETS:
         for step in _around(name, directory):
             steps.append(step)
             if not json:
                 proof = "every bit the same" if step.same else "DIFFERENT"
-                typer.echo(
+                say(
                     f"{step.dataset:<17}{step.source:<10}{step.target:<10}{step.samples:>8,}"
                     f"{show_nbytes(step.payload):>10}  {proof}, "
                     f"{show_nbytes(step.payload / max(step.seconds, 1e-9))}/s"
                 )
     same = all(step.same for step in steps)
     if not json and same:
-        typer.echo(
+        say(
             f"\n{len(steps)} conversions, each compared with the first dataset: nothing changed. "
             f"The last of each is\nrepacked: one read fetches {GROUP} samples, at places that its "
             "sidecar tells.\n"
@@ -117,12 +117,12 @@ def _run(directory: Path, json: bool) -> None:
 
         from dsprep.cli.bench.output import show
 
-        typer.echo(
+        say(
             f"Reading {read.dataset['samples']:,} samples of {MEASURED} from the page cache, "
             "against plain preadv:\n"
         )
         show(replace(read, answer=()))
-        typer.echo(
+        say(
             "Next: dsprep inspect DATA, dsprep provenance DATA, dsprep repack DATA OUT, "
             "dsprep bench read DATA,\ndsprep --help"
         )

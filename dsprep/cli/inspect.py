@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import guarded, note, print_json, print_rows
+from dsprep.cli.report import guarded, note, print_json, print_rows, say
 
 if TYPE_CHECKING:
     from dsprep.formats.base import OpenOptions, Source
@@ -53,7 +53,7 @@ def inspect(
         if code:
             for line in source.notes:
                 note(line)
-            typer.echo(source.loading_code().rstrip())
+            say(*source.loading_code().rstrip().split("\n"))
             return
         found = look(source)
         if json:
@@ -79,7 +79,7 @@ def _print(found: Inspection) -> None:
     ]
     print_rows(rows)
     for facts in found.fields:
-        typer.echo(f"\n{facts.field}")
+        say("", str(facts.field))
         print_rows([(f"  {name}", text) for name, text in _facts(facts)])
     for line in found.notes:
         note(line)
@@ -117,7 +117,7 @@ def _print_head(source: Source, head: int) -> None:
     from dsprep.inspection import preview
 
     for i in range(min(head, len(source))):
-        typer.echo(f"\nsample {i}")
+        say("", f"sample {i}")
         print_rows([(f"  {name}", preview(value)) for name, value in source[i].items()])
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import typer
+from dsprep.cli.report import say, say_json
+from dsprep.escaping import printable
 
 if TYPE_CHECKING:
     from dsprep.located import Row
@@ -18,19 +20,13 @@ def print_places_json(rows: Iterator[Row]) -> None:
     """Print places as a JSON list, one in a line, as they come."""
     from json import dumps
 
-    shown: dict[str, str] = {}
-
-    def text(word: str) -> str:
-        if word not in shown:
-            if len(shown) > _AT_ONCE:
-                shown.clear()
-            shown[word] = dumps(word)
-        return shown[word]
-
-    before = "[\n "
-    while some := list(islice(rows, _AT_ONCE)):
+    text = lru_cache(_AT_ONCE)(dumps)
+    some = list(islice(rows, _AT_ONCE))
+    say_json("[" if some else "[]")
+    while some:
+        following = list(islice(rows, _AT_ONCE))
         lines = [
-            f'{{"index": {i}, "field": {text(field)}, "file": {text(file)}, '
+            f' {{"index": {i}, "field": {text(field)}, "file": {text(file)}, '
             f'"offset": {offset}, "length": {length}'
             + (
                 "}"
@@ -39,16 +35,17 @@ def print_places_json(rows: Iterator[Row]) -> None:
             )
             for i, field, file, offset, length, inside, inside_nbytes in some
         ]
-        typer.echo(before + ",\n ".join(lines), nl=False)
-        before = ",\n "
-    typer.echo("[]" if before == "[\n " else "\n]")
+        say_json(",\n".join(lines) + ("," if following else "\n]"))
+        some = following
 
 
 def print_places(rows: Iterator[Row]) -> None:
     """Print places as a table; the widths are those of its beginning."""
     heads = ("index", "field", "file", "offset", "length", "inside", "bytes inside")
     template, columns = "", 0
-    while some := list(islice(rows, _AT_ONCE)):
+    text = lru_cache(_AT_ONCE)(printable)
+    safe = ((i, text(field), text(file), *rest) for i, field, file, *rest in rows)
+    while some := list(islice(safe, _AT_ONCE)):
         lines = []
         if not template:
             columns = 7 if any(row[5] is not None for row in some) else 5
@@ -66,4 +63,4 @@ def print_places(rows: Iterator[Row]) -> None:
         else:
             cells = (tuple("" if v is None else v for v in row) for row in some)
             lines += [(template % row).rstrip() for row in cells]
-        typer.echo("\n".join(lines))
+        say(*lines)

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from dsprep.cli import options as opt
 from dsprep.cli.places import print_places, print_places_json
-from dsprep.cli.report import count_bar, fail, guarded, note, print_json, print_rows
+from dsprep.cli.report import count_bar, fail, guarded, note, print_json, print_rows, say
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor as PoolExecutor
@@ -230,7 +230,7 @@ def _report_made(made: Made, dry_run: bool, json: bool) -> None:
     for line in made.content.notes:
         note(line)
     if dry_run:
-        typer.echo("Nothing was written.")
+        say("Nothing was written.")
 
 
 def _files(count: int) -> str:
@@ -308,9 +308,9 @@ def _print_explained(found: Explanation) -> None:
 
 def _print_layout(layout: LayoutWords, found: Explanation) -> None:
     if len(found.layouts) > 1:
-        typer.echo(f"\n{layout.samples:,} samples in {_files(layout.files)} that lie alike:")
+        say("", f"{layout.samples:,} samples in {_files(layout.files)} that lie alike:")
     for words in layout.fields:
-        typer.echo(f"\n{words.type}")
+        say("", words.type)
         rows = [("  stored", words.stored)]
         if words.unlocated is not None:
             rows += [
@@ -325,9 +325,9 @@ def _print_layout(layout: LayoutWords, found: Explanation) -> None:
             rows.append(("  decode", "; ".join(words.decode)))
         print_rows(rows)
     if layout.groups:
-        typer.echo(f"\ngroups of {layout.groups}")
+        say("", f"groups of {layout.groups}")
     if layout.history:
-        typer.echo(f"\n{layout.history}")
+        say("", layout.history)
 
 
 def _locate(opened: Sidecar, text: str, names: list[str], json: bool) -> None:
@@ -358,7 +358,7 @@ def _export(opened: Sidecar, kind: str, out: Path | None, json: bool) -> None:
         print_json({"export": kind, "files": [str(p) for p in written], "notes": notes})
         return
     for path in written:
-        typer.echo(str(path))
+        say(str(path))
     for line in notes:
         note(line)
 
@@ -383,16 +383,16 @@ def _check(paths: list[str], at: Path | None, check: Check, json: bool) -> None:
 
 def _print_problems(problems: list[Problem], paths: list[str], full: bool) -> None:
     for found in problems:
-        typer.echo(f"problem: {found}")
+        say(f"problem: {found}")
     if problems:
         import shlex
 
         count = f"{len(problems):,} problem{'' if len(problems) == 1 else 's'}"
-        typer.echo(
+        say(
             f"{count}; if the data are as they should be, write the sidecar again with "
             f"dsprep provenance {shlex.join(paths)}"
         )
     elif full:
-        typer.echo("valid: every place and checksum agrees with the format's own library")
+        say("valid: every place and checksum agrees with the format's own library")
     else:
-        typer.echo("valid: no change is seen, and every place is in its file (--check full reads)")
+        say("valid: no change is seen, and every place is in its file (--check full reads)")

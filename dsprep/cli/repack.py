@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import INTERRUPTED, fail, guarded, note, print_json, print_rows, progress_bar
+from dsprep.cli.report import (
+    INTERRUPTED,
+    fail,
+    guarded,
+    note,
+    print_json,
+    print_rows,
+    progress_bar,
+    say,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor as PoolExecutor
@@ -222,7 +231,7 @@ def repack(
             ):
                 note(line)
         if dry_run:
-            typer.echo("Nothing was written (--dry-run).")
+            say("Nothing was written (--dry-run).")
             return
         job = plan.parts[0].job
         payload = sum(p.job.payload for p in plan.parts)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 
 from dsprep.errors import DsprepError
+from dsprep.escaping import printable, printable_json
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 INTERRUPTED = 130
+SECONDS = 30.0
+"""Between two lines of progress where stderr is not a terminal."""
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
@@ -47,22 +52,41 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def say(*lines: str, err: bool = False, style: Mapping[str, Any] | None = None) -> None:
+    """Print lines. Nothing else prints: whatever names and values hold, it is escaped here.
+
+    A newline inside a line is escaped too, so that no value passes for a line of its own.
+    """
+    if all(map(str.isprintable, lines)):
+        text = "\n".join(lines)
+    else:
+        text = "\n".join(map(printable, lines))
+    if style and not os.environ.get("NO_COLOR"):
+        text = typer.style(text, **style)
+    typer.echo(text, err=err)
+
+
+def say_json(text: str) -> None:
+    """Print JSON, in as many lines as it has."""
+    typer.echo(printable_json(text))
+
+
 def fail(message: str, code: int) -> NoReturn:
     """Print an error as one line and leave the command."""
-    typer.echo(f"dsprep: error: {' '.join(message.split())}", err=True)
+    say(f"dsprep: error: {' '.join(message.split())}", err=True)
     raise typer.Exit(code)
 
 
 def note(message: str) -> None:
     """Print a remark that is neither result nor error."""
-    typer.echo(f"dsprep: note: {message}", err=True)
+    say(f"dsprep: note: {message}", err=True)
 
 
 def print_json(content: Any) -> None:
     """Print a result for other programs; numbers that JSON lacks, such as NaN, become text."""
     from dsprep.sidecar import dump_json
 
-    typer.echo(dump_json(_finite(content)), nl=False)
+    say_json(dump_json(_finite(content)).rstrip("\n"))
 
 
 def _finite(content: Any) -> Any:
@@ -75,69 +99,111 @@ def _finite(content: Any) -> Any:
 
 def print_rows(rows: list[tuple[str, str]]) -> None:
     """Print facts as aligned lines of name and value."""
-    width = max((len(name) for name, _ in rows), default=0)
-    for name, value in rows:
-        typer.echo(f"{name:<{width}}  {value}".rstrip())
+    names = [printable(name) for name, _ in rows]
+    width = max(map(len, names), default=0)
+    for name, (_, value) in zip(names, rows, strict=True):
+        say(f"{name:<{width}}  {value}".rstrip())
 
 
 @contextmanager
 def progress_bar(
     what: str, samples: int, payload: int, show: bool
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar with rate and time left on stderr, if that is a terminal.
+    """Show how far a command is, with rate and time left, on stderr.
 
     Yields the function to call with (samples, payload bytes) done so far.
     """
-    if not show or not sys.stderr.isatty():
-        yield lambda samples, nbytes: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    whole = max(1, payload)
+    columns = ("bar", f"{{task.fields[count]:,}}/{samples:,} samples", "bytes", "rate", "left")
+    with _shown(what, columns, show, count=0) as update:
 
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[samples]:,}/{task.fields[of]:,} samples"),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    ) as bar:
-        task = bar.add_task(what, total=max(1, payload), samples=0, of=samples)
+        def progress(done: int, nbytes: int) -> None:
+            words = f"{done:,} of {samples:,} samples, {nbytes / whole:.0%}"
+            update(min(nbytes, whole), whole, words, count=done)
 
-        def update(done: int, nbytes: int) -> None:
-            bar.update(task, completed=min(nbytes, max(1, payload)), samples=done)
-
-        yield update
-        bar.update(task, completed=max(1, payload))
+        yield progress
 
 
 @contextmanager
 def count_bar(what: str, show: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar that counts, on stderr, if that is a terminal.
+    """Show a count on stderr. Yields the function to call with (done, of how many)."""
+    with _shown(what, ("bar", "count", "left"), show) as update:
+        yield lambda done, total: update(done, total, f"{done:,} of {total:,}")
 
-    Yields the function to call with (done, of how many).
+
+@contextmanager
+def run_bar() -> Iterator[Callable[[int, int, str], None]]:
+    """Show how many runs of a benchmark are done, on stderr.
+
+    Yields the function to call with (done, of how many, what is being done).
     """
-    if not show or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    columns = ("bar", "count", "left", "{task.fields[run]}")
+    with _shown("runs", columns, True, run="") as update:
+        yield lambda done, total, words: update(
+            done, total, f"{done:,} of {total:,}, {words}", run=printable(words)
+        )
 
-    with Progress(
-        "{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    ) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+@contextmanager
+def _shown(
+    what: str, columns: Sequence[str], show: bool, **fields: Any
+) -> Iterator[Callable[..., None]]:
+    """Show progress as a bar where stderr is a terminal, else as a line now and then.
+
+    Yields the function to call with what is done, of how much, that in words, and `fields`.
+    """
+    if not show:
+        yield lambda done, total, words, **fields: None
+    elif not sys.stderr.isatty():
+        yield _Lines(what)
+    else:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            ProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        known: dict[str, Callable[[], ProgressColumn]] = {
+            "bar": BarColumn,
+            "bytes": DownloadColumn,
+            "count": MofNCompleteColumn,
+            "left": TimeRemainingColumn,
+            "rate": TransferSpeedColumn,
+        }
+        drawn = [known[c]() if c in known else TextColumn(c, markup=False) for c in columns]
+        with Progress("{task.description}", *drawn, console=Console(stderr=True)) as bar:
+            task = bar.add_task(what, total=None, **fields)
+            yield lambda done, total, words, **fields: bar.update(
+                task, completed=done, total=total, **fields
+            )
+
+
+class _Lines:
+    """Progress in a log: a line when `SECONDS` have passed since the one before."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._began = self._last = time.monotonic()
+
+    def __call__(self, done: int, total: int, words: str, **fields: Any) -> None:
+        now = time.monotonic()
+        if now - self._last < SECONDS:
+            return
+        self._last = now
+        left = (now - self._began) * (total - done) / done if done else math.inf
+        about = f", about {show_time(left)} left" if math.isfinite(left) else ""
+        say(f"dsprep: {self._what}: {words}{about}", err=True)
+
+
+def show_time(seconds: float) -> str:
+    """Return a time to wait: ``40 s``, ``12 min``, ``3 h 05 min``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import guarded, note, print_json, progress_bar
+from dsprep.cli.report import guarded, note, print_json, progress_bar, say
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor as PoolExecutor
@@ -108,15 +108,15 @@ def verify(
 def report_verdict(verdict: Verdict) -> None:
     """Print the verdict for a person."""
     for problem in verdict.problems:
-        typer.echo(f"different: {problem}")
+        say(f"different: {problem}")
     for difference in verdict.differences:
-        typer.echo(f"different: {difference}")
+        say(f"different: {difference}")
     if verdict.differing:
-        typer.echo(f"{verdict.differing:,} of {verdict.compared:,} compared samples differ")
+        say(f"{verdict.differing:,} of {verdict.compared:,} compared samples differ")
     elif verdict.same and verdict.complete:
-        typer.echo(f"same: all {verdict.compared:,} samples, every bit")
+        say(f"same: all {verdict.compared:,} samples, every bit")
     elif verdict.same:
-        typer.echo(
+        say(
             f"no difference in {verdict.compared:,} of {verdict.samples_a:,} samples; "
             "the others were not compared (--sample)"
         )

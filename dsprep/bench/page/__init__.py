@@ -29,11 +29,11 @@ from dsprep.bench.tables import (
     Table,
     footnotes,
     number,
-    printable,
     show_spread,
     show_value,
     tables,
 )
+from dsprep.escaping import printable
 from dsprep.plan import show_nbytes
 
 MARK = '<meta name="generator" content="dsprep bench"/>'

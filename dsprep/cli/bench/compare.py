@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsprep.cli.report import guarded, note, print_json
+from dsprep.cli.report import guarded, note, print_json, say
+from dsprep.escaping import printable, printable_json
 
 if TYPE_CHECKING:
     from dsprep.bench.comparing import Comparison, Pair
@@ -81,7 +82,7 @@ def compare(
     else:
         _show(found)
         if json is not None:
-            write(json, dump_json(found.to_json()))
+            write(json, printable_json(dump_json(found.to_json())))
     _doubts(found)
     bad = [] if share is None else found.worse(share)
     if bad:
@@ -103,15 +104,13 @@ def _share(text: str) -> float:
 
 
 def _name(pair: Pair) -> str:
-    from dsprep.bench.tables import printable
-
     return printable(f"{pair.name} {pair.value}".strip())
 
 
 def _show(found: Comparison) -> None:
     """Print the strategies with both values, the ratio and the verdict."""
     from dsprep.bench.model import MEASURES
-    from dsprep.bench.tables import NOTHING, digits, printable, show_spread, show_value
+    from dsprep.bench.tables import NOTHING, digits, show_spread, show_value
 
     unit = MEASURES[found.measure]
     rows = [("strategy", "old", "new", "new/old", "")]
@@ -123,24 +122,22 @@ def _show(found: Comparison) -> None:
             for m in (pair.old, pair.new)
         ]
         ratio = NOTHING if pair.ratio is None else f"{digits(pair.ratio)}x"
-        verdict = f"{pair.verdict}: {printable(pair.problem)}" if pair.problem else pair.verdict
+        verdict = f"{pair.verdict}: {pair.problem}" if pair.problem else pair.verdict
         rows.append((_name(pair), values[0], values[1], ratio, verdict))
-    typer.echo(f"{found.measure} ({unit.unit}): {unit.words}\n")
+    say(f"{found.measure} ({unit.unit}): {unit.words}", "")
     sizes = [max(len(r[i]) for r in rows) for i in range(4)]
     for row in rows:
         numbers = "".join(f"{v:>{s + 2}}" for v, s in zip(row[1:4], sizes[1:], strict=True))
-        typer.echo(f"{row[0]:<{sizes[0]}}{numbers}  {row[4]}".rstrip())
+        say(f"{row[0]:<{sizes[0]}}{numbers}  {row[4]}".rstrip())
     for words, names in (("old", found.only_old), ("new", found.only_new)):
         if names:
-            typer.echo(f"\nonly in the {words} report: {', '.join(map(printable, names))}")
+            say("", f"only in the {words} report: {', '.join(names)}")
 
 
 def _doubts(found: Comparison) -> None:
     """Say what else differs between the reports."""
-    from dsprep.bench.tables import printable
-
     for fact, old, new in found.differences[:SHOWN]:
-        note(printable(f"{fact} differs: {old[:200]} / {new[:200]}"))
+        note(f"{fact} differs: {old[:200]} / {new[:200]}")
     more = len(found.differences) - SHOWN
     if more > 0:
         note(f"{more} more facts differ")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -13,7 +11,7 @@ import typer
 from dsprep.cli import options as opt
 from dsprep.cli.bench.ending import tidy
 from dsprep.cli.bench.options import HOW, Csv, Html, Json, Repeat, command_line
-from dsprep.cli.report import fail, guarded
+from dsprep.cli.report import fail, guarded, run_bar
 
 if TYPE_CHECKING:
     from dsprep.bench.model import Report
@@ -128,7 +126,7 @@ def convert(
 
     check_targets(json=json, html=html, csv=csv)
     settings = Settings(repeat=repeat, cold=cold, sync=sync, to=_targets(to))
-    with _bar() as update:
+    with run_bar() as update:
         report = bench_convert(
             data,
             settings,
@@ -185,7 +183,7 @@ def repack(
         shuffle=shuffle,
         to=_targets(to),
     )
-    with _bar() as update:
+    with run_bar() as update:
         report = bench_repack(
             data,
             settings,
@@ -216,7 +214,7 @@ def provenance(
     from dsprep.cli.bench.output import check_targets
 
     check_targets(json=json, html=html, csv=csv)
-    with _bar() as update:
+    with run_bar() as update:
         report = bench_provenance(
             data,
             Settings(repeat=repeat, cold=cold),
@@ -238,12 +236,3 @@ def _finish(report: Report, json: Path | None, html: Path | None, csv: Path | No
     emit(report, json=json, html=html, csv=csv)
     if any(row.problems for row in report.rows):
         raise typer.Exit(1)
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar of runs on stderr, if that is a terminal."""
-    from dsprep.cli.bench.read import run_bar
-
-    with run_bar() as update:
-        yield update

@@ -9,10 +9,11 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dsprep.cli.report import note, print_json
+from dsprep.cli.report import note, print_json, say
 from dsprep.errors import UsageError
+from dsprep.escaping import printable, printable_json
 
 if TYPE_CHECKING:
     from dsprep.bench.model import Report
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 """Columns of characters where the output is no terminal."""
+STYLES: dict[str, dict[str, Any]] = {
+    "": {},
+    "bold": {"bold": True},
+    "dim": {"dim": True},
+    "red": {"fg": "red"},
+}
+"""How kinds of lines look on a terminal."""
 GAP = 2
 HEAD = 4096
 """Bytes of a file by which it is known."""
@@ -47,7 +55,7 @@ def emit(report: Report, *, json: Path | None, html: Path | None, csv: Path | No
     else:
         show(report)
     contents: list[tuple[Path | None, Callable[[], str]]] = [
-        (None if json == STDOUT else json, lambda: dump_json(report.to_json())),
+        (None if json == STDOUT else json, lambda: printable_json(dump_json(report.to_json()))),
         (html, lambda: page(report)),
         (csv, lambda: csv_text(report)),
     ]
@@ -61,19 +69,12 @@ def emit(report: Report, *, json: Path | None, html: Path | None, csv: Path | No
 
 def show(report: Report) -> None:
     """Print the tables, the remarks and the answer."""
-    from rich.console import Console
-    from rich.text import Text
+    from dsprep.bench.tables import footnotes, tables
 
-    from dsprep.bench.tables import footnotes, printable, tables
-
-    console = Console(highlight=False, emoji=False, markup=False)
     room = width()
 
     def line(text: str, style: str = "") -> None:
-        safe = printable(text.rstrip())
-        console.print(
-            Text(safe, style), no_wrap=True, overflow="ignore", crop=False, soft_wrap=True
-        )
+        say(text.rstrip(), style=STYLES[style])
 
     for table in tables(report):
         if table.title:
@@ -107,7 +108,6 @@ def drawn(table: Table, room: int) -> list[tuple[str, str]]:
     Labels stay whole; columns of little importance go first. Numbers are to the right; a row
     without numbers says why across the columns.
     """
-    from dsprep.bench.tables import printable
     from dsprep.bench.tables import show as cell
 
     labels = [printable(line.label) + ("  <- knee" if line.knee else "") for line in table.lines]
@@ -135,8 +135,6 @@ def drawn(table: Table, room: int) -> list[tuple[str, str]]:
 
 def _problem(name: str, line: Line, label: int, room: int) -> list[tuple[str, str]]:
     """Return why a row has no numbers, across the columns."""
-    from dsprep.bench.tables import printable
-
     told = printable("; ".join(line.row.problems) or "not measured")
     parts: Sequence[str] = textwrap.wrap(told, max(20, room - label - GAP)) or [""]
     names: Iterable[str] = [name, *[""] * (len(parts) - 1)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from dsprep.cli import options as opt
 from dsprep.cli.bench.ending import tidy
 from dsprep.cli.bench.options import HOW, Csv, Html, Json, Repeat, command_line
-from dsprep.cli.report import guarded, note
+from dsprep.cli.report import guarded, note, run_bar
 
 if TYPE_CHECKING:
     from dsprep.bench.reading import Runner, Settings, Work
@@ -301,28 +300,3 @@ def _list() -> None:
         for name, e in STRATEGIES.items()
     ]
     print_rows([*rows, *((f"set {name}", ", ".join(names)) for name, names in SETS.items())])
-
-
-@contextmanager
-def run_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar of runs with the time left on stderr, if that is a terminal.
-
-    Yields the function to call with (done, of how many, what is being done).
-    """
-    if not sys.stderr.isatty():
-        yield lambda done, total, words: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    with Progress(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        "{task.description}",
-        console=Console(stderr=True),
-    ) as bar:
-        task = bar.add_task("prepare", total=None)
-        yield lambda done, total, words: bar.update(
-            task, completed=done, total=total, description=words
-        )

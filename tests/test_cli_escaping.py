@@ -1,0 +1,139 @@
+"""Names and values of datasets are printed, and may hold anything: the terminal never obeys them.
+
+Datasets whose paths, fields, attributes, keys and values carry escapes go through every command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import h5py
+import lmdb
+import numpy as np
+import pytest
+from oracles import SUFFIX
+from test_bench_report import hostile
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from dsprep.cli import app
+from dsprep.escaping import printable, printable_json
+from dsprep.sidecar import dump_json
+
+STEER = "\x1b[2J\x07\x9b31m\x7f\u202e\u2066\u2028\r\nforged: line\n"
+PATH = f"evil{STEER}\udcff\udc9b"
+CONTROLS = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff]"
+)
+COMMANDS = {
+    "inspect": ("inspect DATA --head 2", "inspect DATA --code", "inspect DATA --json --head 2"),
+    "convert": (
+        "convert DATA OUT.zarr --dry-run",
+        "convert DATA OUT.tfrecord --verify",
+        "convert DATA OUT.lmdb --json",
+        "convert DATA OUT.h5 --field nosuch\x1b",
+        "convert DATA OUT.h5 --cast nosuch\x1b=float32",
+        "convert DATA OUT.h5 --samples \x1b",
+        "convert DATA OUT.h5 --compress \x1b",
+        "convert DATA nosuch\x1b/OUT.h5",
+    ),
+    "repack": ("repack DATA OUT.h5 -b 2 --dry-run", "repack DATA OUT.zarr -b 2 --no-measure"),
+    "verify": ("verify DATA OTHER", "verify DATA OTHER --json", "verify DATA nosuch\x1b"),
+    "provenance": (
+        "provenance DATA --dry-run",
+        "provenance DATA",
+        "provenance DATA --show",
+        "provenance DATA --show --json",
+        "provenance DATA --locate 0:2",
+        "provenance DATA --locate 0:2 --json",
+        "provenance DATA --check full",
+        "provenance DATA --check --json",
+        "provenance DATA --export kerchunk --out OUT",
+        "provenance DATA --export \x1b",
+        "provenance DATA --law \x1b",
+    ),
+    "audit": ("audit DATA --ranks 2 --batch-size 2", "audit DATA --ranks 2 --batch-size 2 --json"),
+    "synth": ("synth nosuch\x1b OUT", "synth cosmic-tagger OUT --samples 2"),
+    "demo": ("demo --nosuch\x1b",),
+    "bench read": ("bench read DATA --dry-run -s group-db", "bench read DATA -s nosuch\x1b"),
+    "bench convert": ("bench convert DATA --to \x1b",),
+    "bench repack": ("bench repack DATA -b \x1b",),
+    "bench provenance": ("bench provenance nosuch\x1b",),
+    "bench compare": ("bench compare OLD NEW", "bench compare OLD NEW --json -"),
+}
+OF_FORMATS = ("inspect", "convert", "provenance")
+"""Commands that say something of each format."""
+
+
+def run(*args: object):
+    """Run a command; whatever it prints must not steer a terminal, nor add lines of its own."""
+    done = CliRunner().invoke(app, [str(a) for a in args])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    text = done.stdout + done.stderr
+    assert not CONTROLS.search(text), ascii(text)
+    assert not re.search("^ *forged", text, re.MULTILINE), text
+    return done
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory):
+    """A dataset of each format, one that differs, and two reports of benchmarks."""
+    folder = tmp_path_factory.mktemp("evil")
+    made = {name: folder / f"{PATH}{suffix}" for name, suffix in SUFFIX.items()}
+    made["other"] = folder / f"other{PATH}.h5"
+    for path in (made["hdf5"], made["other"]):
+        with h5py.File(os.fsencode(path), "w") as file:
+            names = [n.replace("/", "") for n in (f"x{STEER}", f"text{STEER}", f"odd{STEER}")]
+            x = file[names[0]] = np.arange(12.0).reshape(4, 3) + (path == made["other"])
+            file[names[1]] = np.array([STEER.encode()] * 4, "S99")
+            file[names[2]] = np.arange(9)
+            file[names[0]].attrs[f"unit{STEER}"] = STEER
+            file.attrs[f"title{STEER}"] = STEER
+            assert x.shape == (4, 3)
+    for name in ("zarr", "tfrecord"):
+        assert run("convert", made["hdf5"], made[name]).exit_code == 0
+    with lmdb.open(str(folder / "made")) as env, env.begin(write=True) as txn:
+        for i in range(4):
+            txn.put(f"{i}{STEER}".encode(), STEER.encode())
+    (folder / "made").rename(made["lmdb"])
+    for name in ("OLD", "NEW"):
+        made[name] = folder / f"{name}{PATH}.json"
+        made[name].write_text(dump_json(hostile().to_json()))
+    return made
+
+
+def test_every_command_is_tried():
+    top = get_command(app).commands
+    found = {f"bench {n}" for n in top["bench"].commands} | set(top) - {"bench"}
+    assert found == set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [(n, f) for n in COMMANDS for f in sorted(SUFFIX) if f == "hdf5" or n in OF_FORMATS],
+)
+def test_no_command_lets_data_steer_the_terminal(name, format, evil, tmp_path):
+    named = {"DATA": evil[format], "OTHER": evil["other"], "OLD": evil["OLD"], "NEW": evil["NEW"]}
+    for line in COMMANDS[name]:
+        words = [str(named.get(w, w.replace("OUT", f"{tmp_path}/{PATH}"))) for w in line.split(" ")]
+        done = run(*words)
+        if "--json" in words and done.exit_code == 0 and done.stdout.startswith(("{", "[")):
+            json.loads(done.stdout)
+
+
+def test_unknown_commands_and_options_are_escaped_too():
+    for words in (["nosuch\x1b"], ["convert", "--nosuch\x1b"], ["audit", "x", "--ranks", "\x1b"]):
+        assert run(*words).exit_code == 2
+
+
+def test_what_is_printable_stays_and_json_keeps_its_meaning():
+    assert printable("naïve 日本 µs 😀 ~") == "naïve 日本 µs 😀 ~"
+    assert printable("a\tb\x9b\x7f\u202e\udc80") == "a\\tb\\x9b\\x7f\\u202e\\udc80"
+    content = {f"{STEER}\U000e0001": ["naïve 😀", "\x7f\x80", 'a\\b"c'], "n": 1.5}
+    text = printable_json(dump_json(content))
+    assert json.loads(text) == content
+    assert "naïve 😀" in text
+    assert not CONTROLS.search(text)
