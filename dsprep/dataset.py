@@ -28,6 +28,7 @@ from dsprep import formats, located, sidecar
 from dsprep.errors import DsprepError, FormatError, SchemaError, TargetError, UsageError
 from dsprep.formats.base import Format, Layout, OpenOptions, Source, check_options, wanted
 from dsprep.formats.samples import listed
+from dsprep.publishing import restore
 from dsprep.schema import (
     OTHERS,
     Arena,
@@ -110,7 +111,8 @@ def _match(text: str) -> list[Path]:
     if not text or "\0" in text:
         raise UsageError(f"{text!r} is not a path")
     path = Path(text)
-    if not os.path.lexists(path) and glob.has_magic(text):
+    missing = not os.path.lexists(path)
+    if missing and glob.has_magic(text):
         # pathlib's ** does not follow links to directories, which may lead in circles.
         found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
         hidden = path.name.startswith(".")
@@ -122,6 +124,8 @@ def _match(text: str) -> list[Path]:
         if not matches:
             raise UsageError(f"nothing matches {text!r}")
         return sorted(matches, key=natural_key)
+    if missing:
+        restore(path)
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UsageError("it is neither a file nor a directory", where=path)
@@ -333,8 +337,8 @@ def _known(files: Sequence[Path], format: Format, strict: bool, notes: list[str]
                     fix="write one with dsprep provenance",
                 )
             return None
-        content, dataset = found
-        known = Known(content, dataset, sidecar.sidecar_path(dataset))
+        known = Known(*found)
+        content, dataset = known.content, known.dataset
         if content.format != format.name:
             raise FormatError(
                 "the sidecar is of another format", expected=content.format, found=format.name

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -26,19 +26,20 @@ import numpy as np
 import dsprep
 from dsprep import executors, sidecar
 from dsprep.dataset import MultiSource, check_replaceable
-from dsprep.describing import describe, made_by
+from dsprep.describing import Made, describe, made_by
 from dsprep.errors import DsprepError, ExecutorError, TargetError, UsageError
 from dsprep.formats.base import Format, GroupWriter, Source, State, WriteOptions, Writer
 from dsprep.grouping import Grouping
 from dsprep.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
 from dsprep.plan import PIECE_NBYTES, Cast, Shard, group_pieces, pieces, show_nbytes
+from dsprep.publishing import partial_path
 from dsprep.remote import Part, deal, part
 from dsprep.schema import Schema
 from dsprep.shuffling import ShuffledSource
 from dsprep.sidecar import write_json
 from dsprep.splitting import DerivedSource
-from dsprep.staging import Staging, check_target, partial_path
+from dsprep.staging import Staging, check_target, discard, published
 from dsprep.storage import (
     data_files,
     free_memory,
@@ -161,7 +162,16 @@ Progress = Callable[[int, int], None]
 """Called with (samples, payload bytes) done so far."""
 
 
-def run_job(
+def run_job(job: Job, source: Source, **options: Any) -> Report:
+    """Do what `job` says; see `making` for the parameters."""
+    with making(job, source, **options) as output:
+        report = output.publish()
+        output.discard()
+    return report
+
+
+@contextmanager
+def making(
     job: Job,
     source: Source,
     *,
@@ -170,18 +180,14 @@ def run_job(
     overwrite: bool = False,
     restart: bool = False,
     durable: bool = True,
-    keep: bool = False,
     progress: Progress | None = None,
     shuffled: ShuffledSource | None = None,
     executor: Executor | None = None,
-) -> Report:
-    """Do what `job` says; see `convert` for the parameters.
+) -> Iterator[Output]:
+    """Make the whole output, not yet under its name, and lock it; see `convert` for the parameters.
 
     Parameters
     ----------
-    keep
-        Whether the record that the output is complete stays beside it until `discard_kept`, so
-        that a rerun which makes several outputs goes on with those that are missing.
     shuffled
         `source`, if it is shuffled: its first pass begins when the target is locked and there is
         enough space, and its temporary files go when the output is complete.
@@ -212,68 +218,92 @@ def run_job(
             resumed, copied = _copy_shards(job, source, staging, threads, progress)
         else:
             resumed, copied = _hand_out(job, source, staging, executor, progress)
-        staging.publish()
+        made = None if published(job.target) else _described(job, source, staging, executor)
         if shuffled is not None:
             shuffled.clean()
-        written = [(_final_path(job, shard), len(shard)) for shard in job.shards]
-        groups = [_saved_groups(staging, i) for i in range(len(job.groupings))]
-        made = describe(
-            job.format,
-            job.schema,
-            written,
-            job.target.absolute(),
-            {**_lineage(job, source), **job.recipe},
-            groups,
-            executor,
+        report = Report(
+            target=job.target,
+            sidecar=sidecar.sidecar_path(job.target),
+            samples=job.samples,
+            files=len(job.shards),
+            bytes_in=sum(tree_nbytes(p) for p in source_paths(source)),
+            payload=copied + round(job.payload * resumed / max(1, job.samples)),
+            copied=copied,
+            bytes_out=0,
+            seconds=time.monotonic() - began,
+            resumed=resumed,
+            notes=(*source.notes, *job.losses),
         )
-        made.write(durable=durable)
-        if keep:
-            remove(staging.root / "old")
-        else:
-            staging.discard()
-    return Report(
-        target=job.target,
-        sidecar=sidecar.sidecar_path(job.target),
-        samples=job.samples,
-        files=len(job.shards),
-        bytes_in=sum(tree_nbytes(p) for p in source_paths(source)),
-        payload=copied + round(job.payload * resumed / max(1, job.samples)),
-        copied=copied,
-        bytes_out=sum(f.identity.nbytes for f in made.content.files),
-        seconds=time.monotonic() - began,
-        resumed=resumed,
-        notes=(*source.notes, *job.losses),
+        yield Output(staging, made, report)
+
+
+def _described(job: Job, source: Source, staging: Staging, executor: Executor | None) -> Made:
+    """Write the sidecar of a complete output that has not got its name, and return it."""
+    made = describe(
+        job.format,
+        job.schema,
+        [(_shard_path(job, staging.data, i), len(shard)) for i, shard in enumerate(job.shards)],
+        staging.made,
+        {**_lineage(job, source), **job.recipe},
+        [_saved_groups(staging, i) for i in range(len(job.groupings))],
+        executor,
     )
+    sidecar.write(made.content, staging.sidecar, made.companion, durable=staging.durable)
+    return made
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output that is complete; under its name when it has been published.
+
+    Attributes
+    ----------
+    staging
+        Where it was made; locked.
+    made
+        Its sidecar; None if an earlier run has published the output.
+    report
+        What was done.
+    """
+
+    staging: Staging
+    made: Made | None
+    report: Report
+
+    def publish(self) -> Report:
+        """Put the output in place, then its sidecar; return what was done in all."""
+        began = time.monotonic()
+        self.staging.publish()
+        if self.made is not None:
+            self.staging.write_sidecar(self.made.content, self.made.companion)
+        return replace(
+            self.report,
+            bytes_out=tree_nbytes(self.report.target),
+            seconds=self.report.seconds + time.monotonic() - began,
+        )
+
+    def discard(self) -> None:
+        """Remove what the output replaced, and the record that it is complete."""
+        self.staging.discard()
 
 
 def check_targets(targets: Sequence[Path], *, overwrite: bool, restart: bool) -> None:
     """Raise `TargetError` if one of several outputs may not be made, before any of them is."""
-    published = [_published(t) for t in targets]
-    if published[-1] and not all(published):
+    done = [published(t) for t in targets]
+    if done[-1] and not all(done):
         # Outputs are made, and in the end their records removed, in this order: all are complete,
         # and a run was killed while it removed the records.
-        discard_kept([t for t, p in zip(targets, published, strict=True) if p])
-        published = [False for _ in targets]
-    for target, made in zip(targets, published, strict=True):
+        _discard_kept([t for t, p in zip(targets, done, strict=True) if p])
+        done = [False for _ in targets]
+    for target, made in zip(targets, done, strict=True):
         if restart or not made:
             check_target(target, overwrite)
 
 
-def discard_kept(targets: Sequence[Path]) -> None:
-    """Remove the records that these outputs are complete; see `run_job`."""
+def _discard_kept(targets: Sequence[Path]) -> None:
+    """Remove the records that these outputs are complete."""
     for target in targets:
-        root = partial_path(target)
-        for path in root.iterdir():
-            if path.name != "state.json":
-                remove(path)
-        remove(root)
-
-
-def _published(target: Path) -> bool:
-    """Whether a run has made this output whole and left the record of it."""
-    root = partial_path(target)
-    made = root / "data" / target.name
-    return bool(_state(root).get("complete")) and target.exists() and not made.exists()
+        discard(partial_path(target))
 
 
 def _state(root: Path) -> dict[str, Any]:
@@ -632,10 +662,6 @@ def _remove_leftovers(path: Path) -> None:
             remove(leftover)
 
 
-def _final_path(job: Job, shard: Shard) -> Path:
-    return job.target.absolute() / shard.name if job.sharded else job.target.absolute()
-
-
 def admit(job: Job, source: Source, workers: int | None, memory: int | None) -> int:
     """Return how many workers a job may have; nothing is written.
 
@@ -698,7 +724,6 @@ def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
             continue  # the estimate is an upper bound, or all has been written
         needed += job.estimate - (tree_nbytes(root) if root.is_dir() else 0)
         most = max(most, needed + job.scratch)
-        needed -= tree_nbytes(job.target) if job.target.exists() else 0  # is replaced
     at = jobs[0].target.parent
     free = free_nbytes(at)
     if most > free:

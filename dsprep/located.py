@@ -26,6 +26,7 @@ from dsprep.layout.codec import file_path
 from dsprep.layout.extents import Extents, locate
 from dsprep.layout.model import FileLayout, Groups
 from dsprep.packing import Tables, digest
+from dsprep.publishing import restore
 from dsprep.reading.columns import ColumnReader, read_columns
 from dsprep.reading.files import File, Files
 from dsprep.reading.records import RecordReader, Verify
@@ -214,7 +215,8 @@ class Sidecar:
         """
         path = Path(path)
         if not path.name.endswith(sidecar.SUFFIX) and data is None:
-            data, path = path, sidecar.sidecar_path(path)
+            restore(path)
+            data, path = path, sidecar.beside(path)
         dataset = Path(data) if data is not None else path.with_name(_stem(path))
         if not path.exists():
             raise MissingError(path, dataset)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -45,17 +46,16 @@ from dsprep.jobs import (
     admit,
     check_space,
     check_targets,
-    discard_kept,
-    run_job,
+    making,
     source_paths,
 )
 from dsprep.located import Sidecar
 from dsprep.permutation import Permutation
 from dsprep.plan import PIECE_NBYTES, Shard, parse_nbytes, shard_names
+from dsprep.publishing import partial_path
 from dsprep.schema import FieldSpec, Ints, Ragged
 from dsprep.shuffling import ShuffledSource
 from dsprep.splitting import DuplicatedSource, SelectedSource, assign, parse_split
-from dsprep.staging import partial_path
 from dsprep.storage import free_memory, total_memory
 from dsprep.stripes import Stripe, as_asked, detect
 from dsprep.through import SidecarSource
@@ -502,30 +502,32 @@ def run_repack(
     DsprepError, OSError
         If a target exists or is busy, space or memory do not suffice, or data are damaged.
     """
-    done = []
-    seconds = 0.0
     targets = [part.job.target for part in plan.parts]
     if len(targets) > 1:
         check_targets(targets, overwrite=overwrite, restart=restart)
         check_space([part.job for part in plan.parts], restart)
-    for part in plan.parts:
-        report = run_job(
-            part.job,
-            part.source,
-            workers=workers,
-            memory=memory,
-            overwrite=overwrite,
-            restart=restart,
-            durable=durable,
-            keep=len(targets) > 1,
-            progress=_of_part(progress, part),
-            shuffled=part.source if isinstance(part.source, ShuffledSource) else None,
-            executor=executor,
-        )
-        seconds += report.seconds
-        done.append((part, report))
-    if len(targets) > 1:
-        discard_kept(targets)
+    with ExitStack() as stack:  # all are made before one is seen, and all seen before records go
+        outputs = [
+            stack.enter_context(
+                making(
+                    part.job,
+                    part.source,
+                    workers=workers,
+                    memory=memory,
+                    overwrite=overwrite,
+                    restart=restart,
+                    durable=durable,
+                    progress=_of_part(progress, part),
+                    shuffled=part.source if isinstance(part.source, ShuffledSource) else None,
+                    executor=executor,
+                )
+            )
+            for part in plan.parts
+        ]
+        done = [(p, o.publish()) for p, o in zip(plan.parts, outputs, strict=True)]
+        for output in outputs:
+            output.discard()
+    seconds = sum(report.seconds for _, report in done)
     found = _break_even(plan.source, done[0][1].sidecar, seconds) if measure else None
     return RepackReport(plan=plan, parts=tuple(done), break_even=found)
 

@@ -90,6 +90,7 @@ from typing import Any, Self
 import numpy as np
 
 from dsprep.errors import FormatError
+from dsprep.publishing import partial_path
 from dsprep.schema import Schema, decode_dtype, encode_dtype
 from dsprep.storage import sync_directory
 
@@ -348,6 +349,30 @@ def sidecar_path(dataset: Path) -> Path:
     return dataset.with_name(dataset.name + SUFFIX)
 
 
+def staged_path(dataset: Path) -> Path:
+    """Return where the sidecar of `dataset` is until a run that makes the dataset is at its end."""
+    return partial_path(dataset) / sidecar_path(dataset).name
+
+
+def beside(dataset: Path) -> Path:
+    """Return where the sidecar of `dataset` is, or would be.
+
+    That is beside it; but if a run was killed when it had put a new dataset in place and not yet
+    its sidecar, it is still where the run worked.
+    """
+    where, staged = sidecar_path(dataset), staged_path(dataset)
+    if not staged.is_file():
+        return where
+    for path in (where, staged):
+        try:
+            first = read(path).files[0]
+            if (dataset / first.path).stat().st_ino == first.identity.inode:
+                return path
+        except (OSError, FormatError, IndexError):
+            continue
+    return where
+
+
 def read(path: Path) -> Content:
     """Read a sidecar.
 
@@ -367,14 +392,22 @@ def read(path: Path) -> Content:
     return Content.from_json(content, path)
 
 
-def write(content: Content, path: Path, companion: bytes = b"", *, durable: bool = True) -> None:
+def write(
+    content: Content,
+    path: Path,
+    companion: bytes = b"",
+    *,
+    durable: bool = True,
+    within: Path | None = None,
+) -> None:
     """Write a sidecar, and before it its companion, each under a temporary name first.
 
-    Without `durable` it is not waited for the disk.
+    Without `durable` it is not waited for the disk. Temporary names are in the directory `within`,
+    else beside.
     """
     if companion:
-        _replace(path.with_name(companion_name(path)), companion, durable)
-    _replace(path, dump(content).encode(), durable)
+        _replace(path.with_name(companion_name(path)), companion, durable, within)
+    _replace(path, dump(content).encode(), durable, within)
     if not companion:
         path.with_name(companion_name(path)).unlink(missing_ok=True)
 
@@ -411,9 +444,9 @@ def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) 
     _replace(path, dump_json(content).encode(), durable)
 
 
-def _replace(path: Path, content: bytes, durable: bool) -> None:
+def _replace(path: Path, content: bytes, durable: bool, within: Path | None = None) -> None:
     """Replace a file at once; of several that do so at the same time, the last one wins."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = (within or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
         with temporary.open("xb") as file:
             file.write(content)
@@ -438,10 +471,14 @@ def dump_json(content: Any) -> str:
     return text
 
 
-def find(files: Sequence[Path]) -> tuple[Content, Path] | None:
-    """Return the sidecar that covers `files`, reduced to them, and the dataset; None without one.
+def find(files: Sequence[Path]) -> tuple[Content, Path, Path] | None:
+    """Return the sidecar that covers `files`, reduced to them; None without one.
 
     It lies beside the only file, or beside a directory that holds them all, and lists them.
+
+    Returns
+    -------
+    ``(content, dataset, path)``: what it says, what it lies beside, and where it is.
 
     Raises
     ------
@@ -451,15 +488,14 @@ def find(files: Sequence[Path]) -> tuple[Content, Path] | None:
     absolute = [f.absolute() for f in files]
     common = Path(os.path.commonpath(absolute))
     for dataset in [common, common.parent] if len(files) == 1 else [common]:
-        where = sidecar_path(dataset)
-        if not where.is_file():
+        if not dataset.name or not (where := beside(dataset)).is_file():
             continue
         content = read(where)
         entries = {dataset / e.path: e for e in content.files}
         unknown = [f for f in absolute if f not in entries]
         if unknown:
             raise FormatError("it does not list this file", where=where, found=unknown[0].name)
-        return replace(content, files=tuple(entries[f] for f in absolute)), dataset
+        return replace(content, files=tuple(entries[f] for f in absolute)), dataset, where
     return None
 
 

@@ -9,12 +9,16 @@ While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/
 ``lock``
     Held while a process works on it.
 ``data/``
-    The output itself, under its final name, renamed to ``DIR/NAME`` when it is complete.
+    The output itself, under its final name, renamed to ``DIR/NAME`` when it is complete; after
+    that what it replaced, until that is removed.
+``old``
+    What is replaced, where two names cannot be exchanged.
+``NAME.dsprep.json``, ``NAME.dsprep.bin``
+    Its sidecar, there before the output gets its name: so nobody sees the one without the other.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -23,16 +27,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dsprep import publishing, sidecar
 from dsprep.errors import FormatError, TargetError
-from dsprep.sidecar import sidecar_path, write_json
+from dsprep.publishing import made_path, partial_path
+from dsprep.sidecar import Content, write_json
 from dsprep.storage import remove, sync_directory
 
 _DIGEST = re.compile("[0-9a-f]{64}")
-
-
-def partial_path(target: Path) -> Path:
-    """Return the directory in which `target` is made."""
-    return target.with_name(f".{target.name}.dsprep-partial")
 
 
 class Staging:
@@ -68,35 +69,29 @@ class Staging:
         durable: bool = True,
     ) -> None:
         self.target, self.durable, self._overwrite = target, durable, overwrite
-        self.root = partial_path(target)
-        self.data = self.root / "data"
-        if restart or not self._published():
+        self.root, self.made = partial_path(target), made_path(target)
+        self.data = self.made.parent
+        publishing.restore(target)
+        if restart or not published(target):
             check_target(target, overwrite)
         self._lock: int | None = None
+        self._gone = False
         self.root.mkdir(exist_ok=True)
         try:
             self._take_lock()
+            self.put_sidecar()
             self.state = self._continue(job, restart)
         except BaseException:
             self.close()
             raise
 
-    def _published(self) -> bool:
-        """Whether an earlier run was killed between renaming its output and its last words."""
-        state = self._load("state.json") or {}
-        made = self.data / self.target.name
-        return bool(state.get("complete")) and self.target.exists() and not made.exists()
-
     def _take_lock(self) -> None:
-        self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = publishing.lock(self.root)
         except BlockingIOError as error:
             raise TargetError(
                 "another process is making it", where=self.target, fix="wait for it to end"
             ) from error
-        except OSError:  # a file system without locks: the user alone prevents two at once
-            pass
 
     def _continue(self, job: Mapping[str, Any], restart: bool) -> dict[str, Any] | None:
         """Return the state that an interrupted run of the same job left, or None."""
@@ -118,10 +113,6 @@ class Staging:
                     "to continue it; or add --restart to discard what it left and begin anew",
                 )
             return state
-        old = self.root / "old"
-        if old.exists() and not self.target.exists():  # killed while replacing it
-            old.rename(self.target)
-            check_target(self.target, self._overwrite)
         for path in self.root.iterdir():
             if path.name != "lock":
                 remove(path)
@@ -146,39 +137,54 @@ class Staging:
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Record how far the work has come; the caller has made the data durable."""
+        if published(self.target):
+            return  # all was recorded before
+        if state.get("complete"):
+            state = {**state, "made": _mark(self.made)}
         write_json(state, self.root / "state.json", durable=self.durable)
 
+    @property
+    def sidecar(self) -> Path:
+        """Where the output's sidecar is before the output has its name."""
+        return sidecar.staged_path(self.target)
+
     def publish(self) -> None:
-        """Rename the complete output to its final name, in place of an old one if allowed."""
-        if self._published():
+        """Give the complete output its name, in place of an old one if allowed."""
+        if published(self.target):
             return
         check_target(self.target, self._overwrite)
-        made = self.data / self.target.name
         if self.durable:
             sync_directory(self.data)
-            if made.is_dir():
-                sync_directory(made)
-        old = self.root / "old"
-        remove(old)
-        sidecar_path(self.target).unlink(missing_ok=True)
-        if self.target.exists() and (self.target.is_dir() or made.is_dir()):
-            self.target.rename(old)
-        made.replace(self.target)
+            if self.made.is_dir():
+                sync_directory(self.made)
+        publishing.put(self.made, self.target, publishing.old_path(self.target))
         if self.durable:
             sync_directory(self.target.parent)
 
+    def put_sidecar(self) -> None:
+        """Put the sidecar beside the output that has been published, if it is not there."""
+        if not published(self.target) or sidecar.beside(self.target) != self.sidecar:
+            return
+        content, companion = sidecar.read(self.sidecar), b""
+        if content.companion is not None:
+            name = sidecar.companion_name(self.sidecar)
+            companion = self.sidecar.with_name(name).read_bytes()
+        self.write_sidecar(content, companion)
+
+    def write_sidecar(self, content: Content, companion: bytes) -> None:
+        """Write the sidecar beside the output."""
+        path = sidecar.sidecar_path(self.target)
+        sidecar.write(content, path, companion, durable=self.durable, within=self.root)
+
     def discard(self) -> None:
-        """Remove the working directory; the record that all is complete goes last."""
-        for path in self.root.iterdir():
-            if path.name != "state.json":
-                remove(path)
-        remove(self.root)
+        """Remove the working directory."""
+        discard(self.root)
+        self._gone = True
 
     def close(self) -> None:
         """Release the lock; the working directory stays for the next run."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        publishing.unlock(self._lock)
+        self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -189,9 +195,34 @@ class Staging:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and not (self.root / "state.json").exists():
+        if error is not None and not self._gone and not (self.root / "state.json").exists():
             self.discard()  # there is nothing to continue
         self.close()
+
+
+def published(target: Path) -> bool:
+    """Whether a run has given its complete output the name `target`, and left the record of it."""
+    try:
+        state = json.loads((partial_path(target) / "state.json").read_bytes())
+        return bool(state.get("complete")) and state["made"] == _mark(target)
+    except (OSError, ValueError, AttributeError, KeyError):
+        return False
+
+
+def discard(root: Path) -> None:
+    """Remove a working directory; the record that all is complete goes last."""
+    for path in root.iterdir():
+        if path.name != "state.json":
+            remove(path)
+    remove(root)
+
+
+def _mark(path: Path) -> list[int]:
+    """Return what a complete output keeps when it gets another name, and what none else has."""
+    stat = path.lstat()
+    if path.is_dir():
+        return [stat.st_ino]
+    return [stat.st_ino, stat.st_size, stat.st_mtime_ns]
 
 
 def check_target(target: Path, overwrite: bool) -> None:

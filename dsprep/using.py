@@ -47,8 +47,7 @@ def find(
         found = sidecar.find(files)
         if found is None:
             return None
-        content, dataset = found
-        path = sidecar.sidecar_path(dataset)
+        content, dataset, path = found
     if not content.layouts:
         return None
     changed = located.changes(content, dataset, located.CHECKED)

@@ -19,7 +19,7 @@ LAYERS = [
     ("errors", "escaping"),
     ("executors",),
     ("schema",),
-    ("packing", "storage", "grouping"),
+    ("packing", "storage", "grouping", "publishing"),
     ("laws", "scatter", "spans", "digests"),
     ("layout", "filters"),
     ("formats.base", "formats.samples"),

@@ -366,7 +366,8 @@ def test_no_space(train, tmp_path, monkeypatch):
 
 def test_what_an_interrupted_run_wrote_counts_as_space(train, tmp_path, monkeypatch):
     from dsprep import jobs
-    from dsprep.staging import Staging, partial_path
+    from dsprep.publishing import partial_path
+    from dsprep.staging import Staging
 
     def stop(*args):
         raise KeyboardInterrupt

@@ -364,7 +364,7 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-@pytest.mark.parametrize("after", range(6))
+@pytest.mark.parametrize("after", range(9))
 def test_interrupted_splits_go_on_with_what_is_missing(after, origins, tmp_path, monkeypatch):
     _, _, origin = origins["fixed"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -372,25 +372,28 @@ def test_interrupted_splits_go_on_with_what_is_missing(after, origins, tmp_path,
     broken.mkdir()
     options = {"split": "train=0.5,val=0.3,test=0.2", "shuffle": 1}
     repacked(origin, whole / "set.h5", **options)
-    made = []
-    real = {name: getattr(repacking, name) for name in ("run_job", "discard_kept")}
+    done = []
 
-    def run_or_die(*args, **kwargs):
-        if len(made) == after:
-            raise Killed
-        made.append(real["run_job"](*args, **kwargs))
-        return made[-1]
+    def or_die(owner, name):
+        real = getattr(owner, name)
 
-    def discard_or_die(targets):
-        real["discard_kept"](targets[: after - 3])
-        raise Killed
+        def wrapped(*args, **kwargs):
+            if len(done) == after:
+                raise Killed
+            done.append(name)
+            return real(*args, **kwargs)
 
-    monkeypatch.setattr(repacking, "run_job", run_or_die)
-    monkeypatch.setattr(repacking, "discard_kept", discard_or_die)
+        monkeypatch.setattr(owner, name, wrapped)
+
+    or_die(repacking, "making")
+    or_die(jobs.Output, "publish")
+    or_die(jobs.Output, "discard")
     with pytest.raises(Killed):
         repacked(origin, broken / "set.h5", **options)
+    seen = [p for p in broken.iterdir() if p.suffix == ".h5"]
+    assert len(seen) == min(3, max(0, after - 3))  # none before all have been made
     monkeypatch.undo()
-    if after < 4:
+    if after < 7:
         report = repacked(origin, broken / "set.h5", **options)
         assert [r.copied == 0 for _, r in report.parts] == [i < after for i in range(3)]
     else:  # all had been made: only records of it are left
@@ -476,14 +479,17 @@ def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     free[0] = 2 * needed
     repacked(origin, tmp_path / "set.h5", **options)
-    free[0] = needed * 3 // 4  # the old one makes room for the other
     with pytest.raises(TargetError, match="exists"):
         repacked(origin, tmp_path / "set.h5", **options)
+    free[0] = needed * 3 // 4  # the old ones stay until all new ones are complete
+    with pytest.raises(TargetError, match="not enough space"):
+        repacked(origin, tmp_path / "set.h5", overwrite=True, **options)
+    free[0] = 2 * needed
     repacked(origin, tmp_path / "set.h5", overwrite=True, **options)
     (tmp_path / "set-b.h5").unlink()
     (tmp_path / "set-a.h5").unlink()
-    real = repacking.run_job
-    monkeypatch.setattr(repacking, "run_job", lambda job, *a, **k: real(job, *a, **k, **die(job)))
+    real = repacking.making
+    monkeypatch.setattr(repacking, "making", lambda job, *a, **k: real(job, *a, **k, **die(job)))
 
     def die(job):
         if job.target.name == "set-b.h5":
@@ -493,7 +499,7 @@ def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
     free[0] = 2 * needed
     with pytest.raises(Killed):
         repacked(origin, tmp_path / "set.h5", **options)
-    monkeypatch.setattr(repacking, "run_job", real)
+    monkeypatch.setattr(repacking, "making", real)
     free[0] = needed * 3 // 4  # enough for what is missing
     repacked(origin, tmp_path / "set.h5", **options)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsprep.errors import FormatError, TargetError
-from dsprep.staging import Staging, partial_path
+from dsprep.publishing import partial_path
+from dsprep.staging import Staging
 
 JOB = {"format": "hdf5", "samples": [0, 3]}
 

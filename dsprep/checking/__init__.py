@@ -93,12 +93,12 @@ def _named(paths: Sequence[str | Path], at: Path | None) -> tuple[Path, Path, li
     if len(paths) == 1 and first.name.endswith(sidecar.SUFFIX):
         dataset = first.with_name(first.name.removesuffix(sidecar.SUFFIX))
         return _there(first), dataset, [dataset]
-    if len(paths) == 1 and (at is not None or sidecar.sidecar_path(first).is_file()):
-        return _there(at or sidecar.sidecar_path(first)), first, asked
+    if len(paths) == 1 and (at is not None or sidecar.beside(first).is_file()):
+        return _there(at or sidecar.beside(first)), first, asked
     files = [p.absolute() for p, _ in find_files(paths)[0]]
     dataset = dataset_of(files)
-    path = at or sidecar.sidecar_path(dataset)
-    above = sidecar.sidecar_path(dataset.parent)
+    path = at or sidecar.beside(dataset)
+    above = sidecar.beside(dataset.parent)
     if at is None and len(files) == 1 and not path.is_file() and above.is_file():
         path, dataset = above, dataset.parent
     return _there(path), dataset, files

@@ -280,7 +280,7 @@ def check_last(paths: list[str], allowed: bool) -> None:
     from pathlib import Path
 
     from dsprep.cli.report import fail
-    from dsprep.staging import partial_path
+    from dsprep.publishing import partial_path
 
     *_, source, last = map(Path, paths)
     alike = source.suffix == last.suffix and source.parent.resolve() == last.parent.resolve()

@@ -23,7 +23,8 @@ from pathlib import Path
 from dsprep import executors
 from dsprep.dataset import check_replaceable
 from dsprep.errors import TargetError, UsageError
-from dsprep.sidecar import sidecar_path
+from dsprep.publishing import put
+from dsprep.sidecar import NAMES
 from dsprep.storage import remove, sync_directory
 from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20
 from dsprep.synth.job import Hint, Job, Progress, Recipe
@@ -233,9 +234,8 @@ def _sync(path: Path) -> None:
 def _publish(made: Path, out: Path) -> None:
     """Give `made` the name `out`; what was there, and its sidecar, are removed."""
     old = made.with_suffix(".old")
-    if os.path.lexists(out):
-        out.rename(old)
-    remove(sidecar_path(out))  # it describes the old data
-    made.rename(out)
+    put(made, out, old)
+    for suffix in NAMES:  # they describe the old data
+        remove(out.with_name(out.name + suffix))
     sync_directory(out.parent)
     remove(old)

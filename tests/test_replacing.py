@@ -1,0 +1,121 @@
+"""With ``--overwrite`` a dataset is the old or the new one, whatever fails on the way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import MemorySource, random_batch
+
+import dsprep
+from dsprep import publishing
+from dsprep.conversion import plan_job
+from dsprep.errors import TargetError
+from dsprep.jobs import run_job
+from dsprep.schema import Field, Schema
+
+SCRIPT = Path(__file__).with_name("replacing.py")
+SCHEMA = Schema((Field("x", np.dtype("<i2"), (3,)), Field("r", np.dtype("<u4"), (None,))))
+
+CASES = [
+    ("set.tfrecord", {}, True),
+    ("set.lmdb", {}, True),
+    ("set.zarr", {}, False),
+    ("set", {"to": "lmdb", "samples_per_file": 8}, False),
+    ("set.tfrecord", {"buffer_size": 4, "stripe_size": "4KiB"}, True),
+]
+
+
+def make(path, seed, **options):
+    """Write a dataset of `SCHEMA`; one with another seed has as many samples and bytes."""
+    batch = random_batch(SCHEMA, 24, seed, longest=4)
+    batch["r"] = random_batch(SCHEMA, 24, 0, longest=4)["r"]
+    batch["r"].values[:] += np.uint32(seed)
+    (path.parent / "memory").touch()
+    source = MemorySource(SCHEMA, batch, path.parent / "memory")
+    run_job(plan_job(source, path, **options), source)
+    (path.parent / "memory").unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "exchange"),
+    CASES,
+    ids=[f"{n}-{'-'.join(o)}-{'exchange' if e else 'renames'}" for n, o, e in CASES],
+)
+def test_old_or_new_whatever_fails(name, options, exchange, tmp_path):
+    (tmp_path / "old").mkdir()
+    make(tmp_path / "origin.h5", 1)
+    make(
+        tmp_path / "old" / name,
+        2,
+        to=options.get("to"),
+        samples_per_file=options.get("samples_per_file"),
+    )
+    words = [str(tmp_path / "origin.h5"), str(tmp_path), name, json.dumps(options)]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *words, str(int(exchange))],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = json.loads(done.stdout)
+    assert len(results) > 9
+    assert {r["after"] for r in results} == {"old", "new"}, results
+    files = sorted(p.name for p in (tmp_path / "old").iterdir())
+    assert [r for r in results if r["rerun"] != [0, "new", files]] == []
+
+
+def test_kill_between_two_renames_is_repaired_by_opening(tmp_path):
+    target = tmp_path / "set.zarr"
+    make(target, 1)
+    made = publishing.made_path(target)
+    made.parent.mkdir(parents=True)
+    make(tmp_path / "new.zarr", 2)
+    (tmp_path / "new.zarr").rename(made)
+    target.rename(publishing.old_path(target))
+    held = publishing.lock(publishing.partial_path(target))
+    with pytest.raises(FileNotFoundError):  # a run that is under way is not disturbed
+        dsprep.open(target)
+    assert held is not None
+    publishing.unlock(held)
+    with dsprep.open(target) as source:
+        assert len(source) == 24
+    assert target.is_dir()
+
+
+def test_failing_second_rename_puts_the_old_one_back(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "inside").write_text(name)
+    monkeypatch.setattr(publishing, "exchange", lambda a, b: False)
+    real = Path.rename
+
+    def rename(self, target):
+        if self.name == "a":
+            raise OSError(5, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="Input"):
+        publishing.put(tmp_path / "a", tmp_path / "b", tmp_path / "aside")
+    assert (tmp_path / "b" / "inside").read_text() == "b"
+    assert not (tmp_path / "aside").exists()
+
+
+def test_what_cannot_be_put_back_is_named(tmp_path, monkeypatch):
+    target = tmp_path / "set.zarr"
+    publishing.made_path(target).mkdir(parents=True)
+    publishing.old_path(target).mkdir()
+
+    def refuse(self, target):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(TargetError, match=r"rename .*old to "):
+        dsprep.open(target)
