@@ -2,8 +2,8 @@
 
 Run as ``python replacing.py ORIGIN FOLDER NAME OPTIONS_JSON EXCHANGE``: what is in ``FOLDER/old``
 is replaced by a conversion of ORIGIN, in a child process for each step, once with a failing system
-call and once with a SIGKILL, half of these each (all with ``DSPREP_FULL=1``). EXCHANGE is 0 for a
-file system that cannot exchange names. Prints as JSON for each attempt what the target is after
+call and once with a SIGKILL; a sixth of these (all with ``DSPREP_FULL=1``). EXCHANGE is 0 for a file
+system that cannot exchange names. Prints as JSON for each attempt what the target is after
 it, as its own sidecar says, and after a rerun.
 """
 
@@ -17,9 +17,9 @@ import shutil
 import signal
 import sys
 import warnings
+import zlib
+from importlib import import_module
 from pathlib import Path
-
-import google_crc32c  # noqa: F401 (once, not in every child)
 
 import dsprep
 from dsprep import publishing, staging
@@ -119,14 +119,18 @@ def main() -> None:
             shutil.rmtree(work)
         shutil.copytree(old, work)
 
+    for module in ("h5py", "google_crc32c", "dsprep.conversion", "dsprep.repacking"):
+        import_module(module)  # once, not in every child
+    with dsprep.open(origin, through="library") as source:
+        source.read(0, 1)
     renew()
     words = {content(target): "old"}
     assert attempt(origin, target, options, -1, "") == 0
     words[content(target)] = "new"
     assert len(words) == 2
     results: list[dict[str, object]] = []
-    every = 1 if os.environ.get("DSPREP_FULL") == "1" else 2
-    number, ended = 1, 1
+    every = 1 if os.environ.get("DSPREP_FULL") == "1" else 3
+    number, ended = 1 + zlib.crc32(name.encode()) % every, 1
     while ended:
         for how in ("fail", "kill") if every == 1 else (("fail", "kill")[number % 2],):
             renew()
@@ -141,7 +145,7 @@ def main() -> None:
                     "rerun": [again, seen(target, words), left],
                 }
             )
-        number += 1
+        number += every
     print(json.dumps(results))
 
 

@@ -26,7 +26,7 @@ CASES = [
     ("set.lmdb", {}, True),
     ("set.zarr", {}, False),
     ("set", {"to": "lmdb", "samples_per_file": 8}, False),
-    ("set.tfrecord", {"buffer_size": 4, "stripe_size": "4KiB"}, True),
+    ("set.h5", {"buffer_size": 4, "stripe_size": "4KiB"}, True),
 ]
 
 
@@ -65,7 +65,7 @@ def test_old_or_new_whatever_fails(name, options, exchange, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout)
-    assert len(results) > 9
+    assert len(results) > 4
     assert {r["after"] for r in results} == {"old", "new"}, results
     files = sorted(p.name for p in (tmp_path / "old").iterdir())
     assert [r for r in results if r["rerun"] != [0, "new", files]] == []
