@@ -2,8 +2,8 @@
 
 Run as ``python replacing.py ORIGIN FOLDER NAME OPTIONS_JSON EXCHANGE``: what is in ``FOLDER/old``
 is replaced by a conversion of ORIGIN, in a child process for each step, once with a failing system
-call and once with a SIGKILL; a sixth of these (all with ``DSPREP_FULL=1``). EXCHANGE is 0 for a file
-system that cannot exchange names. Prints as JSON for each attempt what the target is after
+call and once with a SIGKILL; a sixth of these (all with ``DSPREP_FULL=1``). EXCHANGE is 0 for a
+file system that cannot exchange names. Prints as JSON for each attempt what the target is after
 it, as its own sidecar says, and after a rerun.
 """
 
