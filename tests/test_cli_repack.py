@@ -90,7 +90,7 @@ def test_groups_that_the_sidecar_does_not_place_are_not_measured(tmp_path):
     path = tmp_path / "ragged.h5"
     with h5py.File(path, "w") as file:
         file["x/values"], file["x/first"], file["x/count"] = np.arange(6), [0, 2, 3], [2, 1, 3]
-        file["x"].attrs["dsprep_kind"] = "array"
+        file["x"].attrs["dsprep_kind"] = np.bytes_("array")
     done = run(path, tmp_path / "o.lmdb", "--group-values", "-b", "2", measure=True)
     assert done.exit_code == 0, done.stderr
     assert "wrote" in done.stdout

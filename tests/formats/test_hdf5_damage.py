@@ -72,7 +72,7 @@ def test_a_missing_filter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_stand_ins_that_do_not_fit(tmp_path: Path, text: str) -> None:
     with h5py.File(tmp_path / "a", "w") as file:
         file["x"] = np.zeros((3, 2), "u2")
-        file["x"].attrs["dsprep_dtype"] = text
+        file["x"].attrs["dsprep_dtype"] = np.bytes_(text)
     with pytest.raises(FormatError, match="dsprep_dtype"):
         opened(tmp_path / "a")
 
@@ -80,7 +80,7 @@ def test_stand_ins_that_do_not_fit(tmp_path: Path, text: str) -> None:
 def test_text_that_is_none(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a", "w") as file:
         file["x"] = np.full((3, 2), 0x110000, "u4")
-        file["x"].attrs["dsprep_dtype"] = '"<U2"'
+        file["x"].attrs["dsprep_dtype"] = np.bytes_('"<U2"')
     with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="no characters"):
         source.read(0, 3)
 
@@ -92,7 +92,7 @@ def test_hostile_sizes(tmp_path: Path) -> None:
         opened(tmp_path / "a")
     with h5py.File(tmp_path / "b", "w") as file:
         g = file.create_group("r")
-        g.attrs["dsprep_kind"] = "array"
+        g.attrs["dsprep_kind"] = np.bytes_("array")
         g["values"], g["first"], g["count"] = (
             np.arange(9),
             np.array([0, 2**62]),

@@ -207,8 +207,148 @@ def test_collections_within_each_other(tmp_path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         heaps = Heaps(fd, path.stat().st_size, 0, (8, 8), path)
+        rows = np.zeros((900, 16), np.uint8)
+        rows[:, 4:12] = (16 * np.arange(1, 901)).astype("<u8")[:, None].view("u1")
         with pytest.raises(FormatError, match="is damaged"):
-            heaps.check_all(path)
-        assert not heaps.sound()
+            heaps.check(rows, 1, path)
     finally:
         os.close(fd)
+
+
+def test_missing_chunks_and_other_fill_values(tmp_path: Path) -> None:
+    """What was never written has no items, with any filter, unless the file says otherwise."""
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        for i, filters in enumerate(({}, {"compression": "gzip"}, {"compression": "lzf"})):
+            part = file.create_dataset(
+                f"s{i}", (20,), h5py.string_dtype(), chunks=(4,), maxshape=(None,), **filters
+            )
+            part[5:7] = ["a", "bc"]
+        file.create_dataset("never", (20,), h5py.vlen_dtype("f4"))
+        file.create_dataset("filled", (20,), h5py.string_dtype(), fillvalue="none", chunks=(4,))
+    with opened(path) as source:
+        assert source.schema.names == ("filled", "never", "s0", "s1", "s2")
+    with opened(path, "never", "s0", "s1", "s2") as source:
+        batch = source.read(4, 9)
+        for i in range(3):
+            assert list(batch[f"s{i}"]) == ["", "a", "bc", "", ""]
+        assert batch["never"].lengths.tolist() == [0] * 5  # type: ignore[union-attr]
+    with opened(path, "filled") as source, pytest.raises(FormatError, match="fill value"):
+        source.read(0, 1)
+
+
+def test_items_of_types_that_numpy_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    kind = h5py.h5t.STD_I32BE.copy()
+    kind.set_precision(24)
+    sequence = h5py.h5t.vlen_create(kind)
+    with h5py.File(path, "w") as file:
+        space = h5py.h5s.create_simple((4,))
+        h5py.h5d.create(file.id, b"v", sequence, space)
+        for i in range(4):
+            file["v"][i] = np.arange(-i, i, dtype="i4") * 70000
+    with opened(path) as source:
+        column = source[:]["v"]
+        assert column.values.dtype == source.schema["v"].dtype  # type: ignore[union-attr]
+        assert [c.tolist() for c in column] == [[70000 * k for k in range(-i, i)] for i in range(4)]
+
+
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+@pytest.mark.parametrize("count", [2, 40])
+def test_attributes_that_lie_in_a_heap(tmp_path: Path, version: str, count: int) -> None:
+    """All are found in the object's header or its own heap, and a damaged one is left out."""
+    path = tmp_path / "a"
+    with h5py.File(path, "w", libver=version, userblock_size=512) as file:
+        file["x"] = np.zeros(7)
+        for i in range(count):
+            file["x"].attrs[f"é{i}"] = f"text {i}" * (i % 3)
+            file["x"].attrs[f"list{i}"] = ["a", "b" * i]
+            file["x"].attrs[f"number{i}"] = i
+    with opened(path) as source, h5py.File(path) as file:
+        found = source.schema["x"].attrs
+        assert not source.notes
+        assert set(found) == set(file["x"].attrs)
+        assert all(np.array_equal(v, file["x"].attrs[k]) for k, v in found.items())  # type: ignore[arg-type]
+    data = bytearray(path.read_bytes())
+    at = data.index(b"text 1")
+    assert data[at - 8] == 6
+    data[at - 8] = 7  # the bytes of the object, where its descriptor says 6
+    path.write_bytes(data)
+    text = run("print(outcome())", path, 20)
+    assert "left out attributes of x: é1" in text
+
+
+def test_types_of_no_known_kind(tmp_path: Path) -> None:
+    """The library crashes on a type of variable length that is neither a string nor a sequence."""
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros(7)
+        file["x"].attrs["unit"] = "m"
+        file.create_dataset("s", data=["a", "b"], dtype=h5py.string_dtype())
+    data = path.read_bytes()
+    places = [i for i in range(len(data) - 12) if data[i : i + 2] == b"\x19\x01"]
+    assert len(places) >= 2
+    code = f"""
+data = path.read_bytes()
+for at in {places}:
+    path.write_bytes(data[: at + 1] + bytes([255]) + data[at + 2 :])
+    print(outcome())
+"""
+    assert len(run(code, path, 20).splitlines()) == len(places)
+
+
+def test_groups_whose_table_is_damaged(tmp_path: Path) -> None:
+    """The library crashes where it sorts the links of a large group and meets a wrong checksum."""
+    path = tmp_path / "a"
+    for tracked in (False, True):
+        with h5py.File(path, "w", libver="latest", track_order=tracked) as file:
+            names = [f"field{i}" for i in range(30)]
+            for name in reversed(names):
+                file[name] = np.arange(4)
+                file.attrs[name] = 1
+        with opened(path) as source, h5py.File(path) as file:
+            assert list(source.schema.names) == list(file)
+        data = bytearray(path.read_bytes())
+        places = [at for at in range(len(data)) if data[at : at + 4] in (b"FHDB", b"BTLF")]
+        code = f"""
+data = path.read_bytes()
+for at in {places}:
+    path.write_bytes(data[: at + 30] + bytes([data[at + 30] ^ 1]) + data[at + 31 :])
+    print(outcome())
+"""
+        assert "checksum" in run(code, path, 20)
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros(7)
+        file[b"\xff\xfe"] = np.zeros(7)
+        h5py.h5a.create(
+            file["x"].id, b"\xe9", h5py.h5t.NATIVE_INT32, h5py.h5s.create(h5py.h5s.SCALAR)
+        )
+    with opened(path) as source:
+        assert source.schema.names == ("x",)
+        assert any("\\xff\\xfe: its name is not UTF-8" in note for note in source.notes)
+        assert any("left out attributes of x: \\xe9" in note for note in source.notes)
+
+
+@pytest.mark.parametrize("kind", ["virtual", "compact"])
+def test_storage_that_only_the_library_knows(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros(7)
+        text = h5py.string_dtype()
+        if kind == "virtual":
+            file.create_dataset("t", (7,), text)
+            layout = h5py.VirtualLayout((7,), text)
+            layout[:] = h5py.VirtualSource(".", "t", (7,))
+            file.create_virtual_dataset("s", layout)
+        else:
+            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plist.set_layout(h5py.h5d.COMPACT)
+            space = h5py.h5s.create_simple((7,))
+            h5py.h5d.create(file.id, b"s", h5py.h5t.py_create(text, logical=True), space, plist)
+    with opened(path) as source:
+        assert "s" not in source.schema.names
+        assert any(n.startswith(f"left out s: it is {kind}") for n in source.notes)

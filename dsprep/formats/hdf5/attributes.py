@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.errors import FormatError
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, in_order, plain
 from dsprep.schema import Attrs
 
@@ -19,26 +20,30 @@ what it does not need is a gap that belongs to no sample."""
 _OWN = frozenset({DTYPE_ATTRIBUTE, KIND_ATTRIBUTE, LAYOUT_ATTRIBUTE, CAPACITY_ATTRIBUTE})
 
 
-def read_attributes(item: Any, sound: Callable[[], bool]) -> tuple[dict[str, Any], list[str]]:
+def read_attributes(
+    item: Any, sound: Callable[[Any, str], bool]
+) -> tuple[dict[str, Any], list[str]]:
     """Return the attributes of an h5py object, and the names of those left out.
 
-    `sound` tells whether those may be read that lie in a heap.
+    `sound` says whether one that lies in a heap may be read.
 
     Left out are references, empty attributes, and what h5py cannot read.
     """
     values: dict[str, Any] = {}
     lost: list[str] = []
     try:
-        names = list(item.attrs)
+        names = _names(item)
     except Exception:  # h5py raises many kinds for a damaged header
         return {}, ["all"]
-    for name in names:
+    for raw in names:
+        name = raw.decode("utf-8", "backslashreplace")
         if name in _OWN:
             continue
         try:
+            raw.decode("utf-8")
             dtype = item.attrs.get_id(name).dtype
             value = None
-            if not dtype.hasobject or sound():
+            if not dtype.hasobject or (_flat(dtype) and sound(item, name)):
                 value = _plain_value(item.attrs[name], dtype)
         except Exception:  # as above; an attribute is never worth losing the data
             value = None
@@ -52,9 +57,32 @@ def read_attributes(item: Any, sound: Callable[[], bool]) -> tuple[dict[str, Any
 def has_attributes(item: Any) -> bool:
     """Whether an h5py object has attributes other than dsprep's own, or a damaged header."""
     try:
-        return not _OWN.issuperset(item.attrs)
+        return not {name.encode() for name in _OWN}.issuperset(_names(item))
     except Exception:  # as in `read_attributes`
         return True
+
+
+def _names(item: Any) -> list[bytes]:
+    """Return the names of the attributes of an h5py object, sorted as h5py lists them.
+
+    In the order in which they lie: to sort them the library makes a table, and it crashes where
+    damage stops it on the way.
+    """
+    from h5py import h5, h5a
+
+    names: list[bytes] = []
+    h5a.iterate(item.id, names.append, index_type=h5.INDEX_NAME, order=h5.ITER_NATIVE)
+    return sorted(names)
+
+
+def _flat(dtype: Any) -> bool:
+    """Whether values of an attribute are texts or sequences of plain numbers."""
+    import h5py
+
+    base = h5py.check_vlen_dtype(dtype)
+    return h5py.check_string_dtype(dtype) is not None or (
+        base is not None and not np.dtype(base).hasobject
+    )
 
 
 def _plain_value(value: Any, dtype: Any) -> Any:
@@ -86,12 +114,25 @@ def mark(item: Any, name: str, text: str) -> None:
     item.attrs.create(name, np.bytes_(text.encode()))
 
 
-def marked(item: Any, name: str) -> str | None:
-    """Return what `mark` wrote, or None if there is no such attribute."""
+def marked(item: Any, name: str, where: object = None) -> str | None:
+    """Return what `mark` wrote, or None if there is no such attribute.
+
+    Raises
+    ------
+    FormatError
+        If something else wrote it.
+    """
     if name not in item.attrs:
         return None
-    value = item.attrs[name]
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    found = item.attrs.get_id(name)
+    if found.dtype.kind != "S" or found.shape != ():
+        raise FormatError(
+            f"attribute {name} is not as dsprep writes it",
+            where=where or str(item.name),
+            expected="one string of fixed length, as numpy.bytes_ makes it",
+        )
+    value: bytes = item.attrs[name]
+    return value.decode("utf-8", "replace")
 
 
 def write_attributes(item: Any, attrs: Attrs) -> list[str]:

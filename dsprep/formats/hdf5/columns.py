@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.formats.hdf5.discover import Route
-from dsprep.formats.hdf5.dtypes import in_order
 from dsprep.formats.hdf5.guard import library, need_filters
 from dsprep.formats.hdf5.held import Held
 from dsprep.formats.hdf5.lengths import Lengths
@@ -131,29 +130,10 @@ class Sequences:
         dtype = self.held.carrier.dtype
         with library(here, "the data cannot be read"):
             need_filters(self.dataset, self.where)
-            found = self.lengths.values(start, stop)
-            if found is None:
-                return self._by_library(start, stop)
-        values, nbytes = found
+            values, nbytes = self.lengths.values(start, stop)
         if self.held.kind == "str":
             values, nbytes = _to_zeros(values, nbytes)
         return Ragged.from_lengths(values.view(dtype), nbytes // dtype.itemsize, self.held.kind)
-
-    def _by_library(self, start: int, stop: int) -> Ragged:
-        items = [self.dataset[()]] if self.whole else list(self.dataset[start:stop])
-        dtype = self.held.carrier.dtype
-        if self.held.kind == "str":
-            texts = [i if isinstance(i, bytes) else bytes(i or b"") for i in items]
-            lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-            return Ragged.from_lengths(np.frombuffer(b"".join(texts), dtype), lengths, "str")
-        arrays = [np.asarray(i).reshape(-1) for i in items]
-        if self.held.kind == "bytes":
-            arrays = [a.view(np.uint8) for a in arrays]
-        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-        values = np.concatenate(
-            [np.empty(0, dtype), *(in_order(a, dtype) for a in arrays)], dtype=dtype
-        )
-        return Ragged.from_lengths(values, lengths, self.held.kind)
 
     def datasets(self) -> list[Lengths]:
         """Return where the lengths are read: the values are left to the library."""

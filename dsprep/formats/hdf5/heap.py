@@ -1,11 +1,11 @@
-"""HDF5's global heap, read here, or at least checked before the library walks it.
+"""HDF5's global heap, read here, and never by the library before it was checked.
 
 The values of variable-length types lie in collections of objects. The library walks a collection
 without looking whether it advances, so that one wrong byte can keep it busy for ever while it
 holds Python's lock, and it copies an object before it compares its size with what was asked for.
-So values whose descriptors can be read are fetched from the heap by plain reads; where that is
-left to the library, every collection that the file has is checked first. The layout is that of
-"Global Heap" in the HDF5 File Format Specification, section III.E.
+So the values of datasets are fetched by plain reads, and those of attributes, which the library
+reads, are looked at first. The layout is that of "Global Heap" in the HDF5 File Format
+Specification, section III.E.
 """
 
 from __future__ import annotations
@@ -30,13 +30,9 @@ _OBJECT = {2: struct.Struct("<H6xH"), 4: struct.Struct("<H6xI"), 8: struct.Struc
 
 _SMALLEST = 4096
 _WINDOW = 64 << 10
-_STEP = 8 << 20
 _REMEMBERED = 32
 _OVERLAP = 4
 """How often a byte may belong to a collection: files lie within files, but not without end."""
-
-_ATTRIBUTES = 16 << 20
-"""The size of a file up to which it is searched for the sake of its attributes."""
 
 
 class Heaps:
@@ -63,9 +59,6 @@ class Heaps:
         self._seen: set[int] = set()
         self._seen_nbytes = 0
         self._lock = threading.Lock()
-        self._searching = threading.Lock()
-        self._searched = False
-        self._damage: FormatError | None = None
 
     def read(self, rows: Array, itemsize: int, where: object) -> tuple[Array, NDArray[np.int64]]:
         """Return the items that descriptors refer to, and how many bytes each one has.
@@ -89,6 +82,29 @@ class Heaps:
         FormatError
             If a row does not refer to an object of the right size.
         """
+        order, edges, begins, asked = self._follow(rows, itemsize, where)
+        lengths = np.zeros(len(rows), np.int64)
+        lengths[order] = asked
+        out = np.empty(int(lengths.sum()), np.uint8)
+        to = (np.cumsum(lengths) - lengths)[order]
+        for low, high in pairwise(edges):
+            self._fetch(begins[low:high], asked[low:high], to[low:high], out, where)
+        return out, lengths
+
+    def check(self, rows: Array, itemsize: int, where: object) -> None:
+        """Raise `FormatError` where `read` would."""
+        self._follow(rows, itemsize, where)
+
+    def _follow(
+        self, rows: Array, itemsize: int, where: object
+    ) -> tuple[NDArray[np.int64], tuple[int, ...], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows that have items, in the order of the heap, and where these lie.
+
+        Returns
+        -------
+        The numbers of these rows; the edges between those of one collection and the next; where
+        the items of each row begin, and their bytes.
+        """
         part = min(self._address_nbytes, 8)
         wide = np.zeros((len(rows), 8), np.uint8)
         wide[:, :part] = rows[:, 4 : 4 + part]
@@ -105,13 +121,7 @@ class Heaps:
             begins[low:high] = self._objects(
                 int(addresses[low]), numbers[low:high], asked[low:high], where
             )
-        lengths = np.zeros(len(rows), np.int64)
-        lengths[order] = asked
-        out = np.empty(int(lengths.sum()), np.uint8)
-        to = (np.cumsum(lengths) - lengths)[order]
-        for low, high in pairwise(edges):
-            self._fetch(begins[low:high], asked[low:high], to[low:high], out, where)
-        return out, lengths
+        return order, edges, begins, asked
 
     def _objects(
         self, address: int, numbers: NDArray[np.int64], asked: NDArray[np.int64], where: object
@@ -152,42 +162,6 @@ class Heaps:
             (begins - low).tolist(), sizes.tolist(), to.tolist(), strict=True
         ):
             out[at : at + size] = data[begin : begin + size]
-
-    def check_all(self, where: object) -> None:
-        """Raise `FormatError` if any collection is damaged, looking for them through the file."""
-        with self._searching:
-            if not self._searched:
-                try:
-                    self._search(where)
-                except FormatError as error:
-                    self._damage = error
-                self._searched = True
-            if self._damage is not None:
-                raise self._damage
-
-    def sound(self) -> bool:
-        """Whether attributes of variable length can be read, as far as a quick look tells.
-
-        A large file is not searched for them, and counts as sound.
-        """
-        if self._file_nbytes > _ATTRIBUTES:
-            return True
-        try:
-            self.check_all(self._path)
-        except FormatError:
-            return False
-        return True
-
-    def _search(self, where: object) -> None:
-        for low in range(0, self._file_nbytes, _STEP):
-            here = f"{where}, offset {low}"
-            data = pread_exact(self._fd, min(_STEP, self._file_nbytes - low), low, here)
-            at = data.find(_START)
-            while at >= 0:
-                # What claims to end behind the file is no collection, or one that is refused.
-                if at % 8 == 0 and self._claims(low + at) <= self._file_nbytes - low - at:
-                    self._collection(low + at - self._base, where)
-                at = data.find(_START, at + 1)
 
     def _claims(self, offset: int) -> int:
         """Return the size of the collection at `offset`, more than the file's if it has none."""

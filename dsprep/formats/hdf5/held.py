@@ -43,6 +43,21 @@ class Held:
         return total
 
 
+def _unreadable(dataset: Any) -> str | None:
+    """Return why values of variable length are not read, which only the library would find.
+
+    It follows what it finds there unchecked.
+    """
+    from h5py import h5d
+
+    kind = {h5d.COMPACT: "compact", h5d.VIRTUAL: "virtual"}.get(
+        dataset.id.get_create_plist().get_layout()
+    )
+    if kind is None:
+        return None
+    return f"it is {kind}, and of variable length (h5repack -l CHUNK=64 changes that)"
+
+
 def held(dataset: Any, where: object) -> Held | str:
     """Return what an `h5py.Dataset` holds, or why it cannot be a field."""
     import h5py
@@ -57,7 +72,7 @@ def held(dataset: Any, where: object) -> Held | str:
     string = h5py.check_string_dtype(dtype)
     if string is not None and string.length is None:
         byte = np.dtype(np.uint8)
-        return Held(Carrier(byte, byte), shape, "str", vlen=True)
+        return _unreadable(dataset) or Held(Carrier(byte, byte), shape, "str", vlen=True)
     if h5py.check_ref_dtype(dtype) is not None:
         return "it holds references"
     base = h5py.check_vlen_dtype(dtype)
@@ -73,8 +88,8 @@ def held(dataset: Any, where: object) -> Held | str:
     if base is not None:
         kind: Kind = "bytes" if element.str == "|V1" else "array"
         element = np.dtype(np.uint8) if kind == "bytes" else element
-        return Held(Carrier(element, element), shape, kind, vlen=True)
-    text = marked(dataset, DTYPE_ATTRIBUTE)
+        return _unreadable(dataset) or Held(Carrier(element, element), shape, kind, vlen=True)
+    text = marked(dataset, DTYPE_ATTRIBUTE, where)
     if text is None:
         return Held(Carrier(element, element), shape)
     carrier = read_carrier(text, element, shape, where)

@@ -34,6 +34,7 @@ from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
 from dsprep.formats.hdf5.discover import Ragged, Route, discover, table_of
 from dsprep.formats.hdf5.dtypes import has_enum
 from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.headers import Descriptors
 from dsprep.formats.hdf5.heap import Heaps
 from dsprep.formats.hdf5.lengths import Lengths
 from dsprep.formats.hdf5.rows import Rows
@@ -60,8 +61,11 @@ class Hdf5Source(Source):
                 self._file = _open_file(path)
                 plist = self._file.id.get_create_plist()
                 superblock = plist.get_version()[0]
-                args = (plist.get_userblock(), plist.get_sizes(), path)
-                self._heaps = Heaps(self._fd, self._file_nbytes, *args)
+                base, widths = plist.get_userblock(), plist.get_sizes()
+                self._heaps = Heaps(self._fd, self._file_nbytes, base, widths, path)
+                self._descriptors = Descriptors(
+                    self._fd, self._file_nbytes, base, widths, self._heaps
+                )
                 self._own = LAYOUT_ATTRIBUTE in self._file.attrs
             self.version = f"HDF5, superblock {superblock}"
             self._open_fields()
@@ -97,7 +101,7 @@ class Hdf5Source(Source):
         if not specs:
             self._notes += [f"left out {p}: {why}" for p, why in self._contents.left_out.items()]
         self._note_losses()
-        attrs, lost = read_attributes(self._file, self._heaps.sound)
+        attrs, lost = read_attributes(self._file, self._descriptors.sound)
         if lost:
             self._notes.append(f"left out attributes of the file: {samples.listed(lost)}")
         self.schema = Schema(self.schema.fields, attrs)
@@ -137,7 +141,7 @@ class Hdf5Source(Source):
 
     def _attributes(self, path: str, group: str | None = None) -> dict[str, Any]:
         item = self._contents.datasets[path][0] if group is None else self._contents.groups[group]
-        attrs, lost = read_attributes(item, self._heaps.sound)
+        attrs, lost = read_attributes(item, self._descriptors.sound)
         if lost:
             self._notes.append(f"left out attributes of {path}: {samples.listed(lost)}")
         return attrs
@@ -307,10 +311,11 @@ class Hdf5Source(Source):
 
     def layouts(self) -> dict[str, Layout]:
         """Return how each field lies on disk."""
-        return {
-            name: describe.layout(column, self._count)
-            for name, (column, _) in self._columns.items()
-        }
+        with library(self.path, "the layout cannot be read"):
+            return {
+                name: describe.layout(column, self._count)
+                for name, (column, _) in self._columns.items()
+            }
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         """Return where every sample lies; see `Source.extents`."""
@@ -318,7 +323,8 @@ class Hdf5Source(Source):
 
     def loading_code(self) -> str:
         """Return a program that loads sample 0 with h5py."""
-        return describe.program(self.path, self._columns)
+        with library(self.path, "the layout cannot be read"):
+            return describe.program(self.path, self._columns)
 
     def close(self) -> None:
         """Close the file."""

@@ -84,13 +84,37 @@ def _visit(
         found.groups[path] = item
         prefix = f"{path}/" if path else ""
         # Reversed, because the stack gives back the last one first.
-        stack.extend((prefix + name, _child(item, name)) for name in reversed(list(item)))
+        for raw in reversed(_names(item)):
+            try:
+                name = raw.decode("utf-8")
+            except UnicodeDecodeError:
+                label = prefix + raw.decode("utf-8", "backslashreplace")
+                stack.append((label, "its name is not UTF-8"))
+            else:
+                stack.append((prefix + name, _child(item, name)))
     elif isinstance(item, h5py.Dataset):
         what = held(item, f"{where}, field {path}")
         if isinstance(what, str):
             found.left_out[path] = what
         else:
             found.datasets[path] = (item, what)
+
+
+def _names(group: Any) -> list[bytes]:
+    """Return the names in an `h5py.Group` in the order of h5py: by creation if that was kept.
+
+    The library walks them as they lie: to sort them it makes a table, and it crashes where damage
+    stops it on the way.
+    """
+    from h5py import h5
+
+    found: list[tuple[int, bytes]] = []
+
+    def note(name: bytes, info: Any) -> None:
+        found.append((int(info.corder) if info.corder_valid else 0, name))
+
+    group.id.links.iterate(note, idx_type=h5.INDEX_NAME, order=h5.ITER_NATIVE, info=True)
+    return [name for _, name in sorted(found)]
 
 
 def _child(group: Any, name: str) -> Any:
