@@ -1,0 +1,211 @@
+"""Files that other projects wrote: read right, or refused with a way out that works.
+
+Takes a directory; each file in it, and each directory that is an LMDB or a Zarr store, is
+inspected, located, converted to another format and verified. What dsprep reads is compared with
+what h5py, zarr, py-lmdb or tf.data read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import oracles
+
+from adversarial import judging
+from adversarial.judging import Ended, Tally
+from dsprep.dataset import open_dataset
+from dsprep.schema import Ragged
+
+STORES = (".zgroup", ".zarray", "zarr.json", "data.mdb")
+MOST = 200
+"""Samples that are compared value by value."""
+
+OPTION = re.compile(r"--(?:sample-axis|field|values|raw-records|skip-key|order|db|no-crc|to|follow-external)(?:[ =][^\s;,()]+)?")  # fmt: skip # noqa: E501
+
+
+def found(folder: Path) -> list[Path]:
+    """Return the datasets below a folder."""
+    paths = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not any((path / name).exists() for name in STORES):
+            paths += found(path)
+        elif path.is_dir() or ".dsprep" not in path.name:
+            paths.append(path)
+    return paths
+
+
+def trials(numbers: Iterator[int], tally: Tally, folder: Path, options: argparse.Namespace) -> None:
+    paths = found(options.files)
+    for number in numbers:
+        if number >= len(paths):
+            break
+        here = folder / "here"
+        here.mkdir()
+        origin = paths[number]
+        path = here / origin.name
+        (shutil.copytree if origin.is_dir() else shutil.copy2)(origin, path)
+        name = str(origin.relative_to(options.files))
+        what = trial(path, here, folder)
+        kind = name.partition("/")[0]
+        tally.judge(number, kind, f"{what}; {name}" if " | " in what else f"{what} | {name}")
+        print(f"{number:4} {name}: {what}".replace(str(here), "."), flush=True)
+        shutil.rmtree(here)
+
+
+def trial(path: Path, here: Path, folder: Path) -> str:
+    """Try one dataset; return what came out."""
+    ended: dict[str, Ended] = {}
+    target = here / "converted" / ("out.zarr" if h5py.is_hdf5(path) else "out.h5")
+    target.parent.mkdir()
+    for name, words in (
+        ("inspect", ("inspect", path, "--head", 2)),
+        ("convert", ("convert", path, target, "--no-sync")),
+        ("verify", ("verify", path, target)),
+        ("provenance", ("provenance", path)),
+        ("check", ("provenance", path, "--check", "full")),
+        ("verify again", ("verify", path, target)),
+    ):
+        if name.startswith("verify") and ended["convert"].code:
+            continue
+        if name == "check" and ended["provenance"].code:
+            continue
+        ended[name] = judging.forked(judging.command(*words), folder)
+        wrong = judging.complaint(ended[name])
+        if wrong is None and "\x1b" in ended[name].out + ended[name].err:
+            wrong = "an escape reaches the terminal"
+        if wrong:
+            return f"!{name}: {wrong}"
+    for name in ("verify", "check", "verify again"):
+        if name in ended and ended[name].code:
+            return f"!{name} fails | {judging.first_error(ended[name])}{ended[name].out[-300:]}"
+    if ended["convert"].code:
+        return refused(path, here, folder, judging.first_error(ended["convert"]))
+    compared = compare(path)
+    if compared.startswith("!"):
+        return compared
+    notes = [x for x in ended["convert"].err.splitlines() if "note:" in x]
+    return f"read right | {compared}; {len(notes)} notes: {' '.join(notes)[:600]}"
+
+
+def refused(path: Path, here: Path, folder: Path, line: str) -> str:
+    """Try the options that a refusal names."""
+    line = line.replace(str(here), ".").replace("dsprep: error: ", "")
+    words = [re.split("[ =]", o, maxsplit=1) for o in dict.fromkeys(OPTION.findall(line))]
+    if not words:
+        return f"refused | {line}"
+    tried = [[w for o in words for w in o], *words]
+    for more in tried:
+        target = here / "advised.zarr"
+        ended = judging.forked(judging.command("convert", path, target, *more), folder)
+        wrong = judging.complaint(ended)
+        if wrong:
+            return f"!as advised ({' '.join(more)}): {wrong}"
+        if ended.code == 0:
+            return f"refused, {' '.join(w[0] for w in words)} works | {line}"
+    return f"!refused, and the way out fails | {line} THEN {judging.first_error(ended)}"
+
+
+def compare(path: Path) -> str:
+    """Compare what dsprep reads with what the format's own library reads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with open_dataset(path) as source:
+            most = min(MOST, len(source))
+            batch, schema, count = source[:most], source.schema, len(source)
+        if h5py.is_hdf5(path):
+            with h5py.File(path) as file:
+                return compare_arrays(file, batch, count)
+        if path.is_dir() and (path / "data.mdb").exists():
+            return compare_lmdb(path, batch, count)
+        if path.is_dir() or path.suffix == ".zip":
+            import zarr
+
+            store: Any = zarr.storage.ZipStore(path, mode="r") if path.is_file() else str(path)
+            return compare_arrays(zarr.open(store, mode="r"), batch, count)
+        return compare_records(path, batch, count, len(schema))
+
+
+def compare_arrays(root: Any, batch: dict, count: int) -> str:
+    same = 0
+    for name, column in batch.items():
+        node = root[name] if hasattr(root, "keys") and name in root else None
+        node = root if not hasattr(root, "keys") else node
+        if node is None or not hasattr(node, "shape"):
+            continue
+        if not node.shape or node.shape[0] != count:
+            if count != 1:
+                return f"!{count} samples, but {name} has shape {node.shape}"
+            values = [node[()]]
+        else:
+            values = node[: len(column)]
+        for found, expected in zip(column, values, strict=True):
+            if not alike(found, expected):
+                return f"!other values | {name}: {found!r} {expected!r}"[:400]
+        same += 1
+    return f"{count} samples, {same} of {len(batch)} fields compared"
+
+
+def alike(found: Any, expected: Any) -> bool:
+    if isinstance(found, str | bytes):
+        expected = expected.item() if isinstance(expected, np.generic) else expected
+        as_bytes = [v if isinstance(v, bytes) else str(v).encode("utf-8", "surrogateescape")
+                    for v in (found, expected)]  # fmt: skip
+        return as_bytes[0].rstrip(b"\0") == as_bytes[1].rstrip(b"\0")
+    a, b = np.asarray(found), np.asarray(expected)
+    if a.dtype.names or b.dtype.names:
+        return a.tobytes() == b.astype(a.dtype).tobytes() or str(a) == str(b)
+    if a.dtype.kind == "S" or b.dtype.kind in "OSUT":
+        return str(a.tolist()) == str(b.tolist()) or a.tobytes() == b.astype(a.dtype).tobytes()
+    with suppress(TypeError):
+        return a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    return bool(np.array_equal(a, b))
+
+
+def compare_lmdb(path: Path, batch: dict, count: int) -> str:
+    import lmdb
+
+    with lmdb.open(str(path), readonly=True, lock=False) as env, env.begin() as txn:
+        values = [v for _, v in zip(range(MOST), txn.cursor().iternext(keys=False), strict=False)]
+        entries = txn.stat()["entries"]
+    if list(batch) == ["value"] and count == entries:
+        if list(batch["value"]) != [bytes(v) for v in values]:
+            return "!other values"
+        return f"{count} samples, compared"
+    return f"{count} samples of {entries} entries, fields {', '.join(batch)}"
+
+
+def compare_records(path: Path, batch: dict, count: int, fields: int) -> str:
+    tf = oracles.tensorflow()
+    gzip = path.open("rb").read(2) == b"\x1f\x8b"
+    records = list(tf.data.TFRecordDataset(str(path), "GZIP" if gzip else "").as_numpy_iterator())
+    if len(records) != count:
+        return f"!{count} samples, tf.data reads {len(records)}"
+    same = 0
+    for i, record in enumerate(records[:MOST]):
+        features = tf.train.Example.FromString(record).features.feature
+        for name, column in batch.items():
+            if name not in features:
+                return f"!a feature {name} that record {i} lacks"
+            kind = features[name].WhichOneof("kind")
+            value = list(getattr(features[name], kind).value) if kind else []
+            found = column[i]
+            if kind == "bytes_list" and isinstance(found, str | bytes):
+                value = value[0] if len(value) == 1 else b"".join(value)
+                good = alike(found, value)
+            elif kind == "bytes_list":
+                good = np.asarray(found).tobytes() == b"".join(value)
+            else:
+                good = np.ravel(np.asarray(found)).tolist() == value
+            if not good and not (isinstance(column, Ragged) and not value and not len(found)):
+                return f"!other values | record {i}, {name}: {found!r} {value!r}"[:400]
+        same = max(same, len(batch))
+    return f"{count} samples, {same} of {fields} fields compared"
