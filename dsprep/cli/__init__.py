@@ -23,15 +23,17 @@ from dsprep.cli.provenance import register as provenance
 from dsprep.cli.repack import register as repack
 from dsprep.cli.report import say
 from dsprep.cli.synth import register as synth
+from dsprep.cli.usage import Group
 from dsprep.cli.verify import register as verify
 
 app = typer.Typer(
     name="dsprep",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Each command has its own examples: [bold]dsprep convert --help[/bold]",
+    epilog="Each command has its own examples: dsprep convert --help",
 )
 
 

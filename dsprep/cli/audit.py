@@ -9,6 +9,7 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import count_bar, fail, guarded, print_json, print_rows, say
+from dsprep.cli.usage import Command
 
 if TYPE_CHECKING:
     from dsprep.auditing import AuditReport, EpochAudit
@@ -16,15 +17,13 @@ if TYPE_CHECKING:
 RESUMING = "An epoch that is broken off"
 
 EPILOG = """
-[bold]Examples[/bold]
-
 dsprep audit train.h5 --ranks 64 --batch-size 32
 
 dsprep audit train.h5 --ranks 9216 --batch-size 4 --epochs 3 --remainder drop
 
-dsprep audit train.lmdb --ranks 8 --batch-size 64 --buffer-size 64MiB --buffers-mixed 4
+dsprep audit train.lmdb --ranks 8 --batch-size 64 -b 64MiB --buffers-mixed 4
 
-dsprep audit train.h5 --ranks 64 --batch-size 32 --resume-at 100 --resume-ranks 48
+dsprep audit train.h5 -P 64 -M 32 --resume-at 100 --resume-ranks 48
 
 Exit status: 0 the promise is kept, 1 it is broken, or bad data, 2 wrong usage.
 """
@@ -48,7 +47,7 @@ class Remainders(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("audit", epilog=EPILOG)(guarded(audit))
+    app.command("audit", epilog=EPILOG, cls=Command)(guarded(audit))
 
 
 def audit(
@@ -59,15 +58,25 @@ def audit(
         ),
     ],
     ranks: Annotated[
-        int, typer.Option("--ranks", "-P", min=1, help="Processes that read.", show_default=False)
+        int,
+        typer.Option(
+            "--ranks", "-P", metavar="N", min=1, help="Processes that read.", show_default=False
+        ),
     ],
     batch_size: Annotated[
         int,
         typer.Option(
-            "--batch-size", "-M", min=1, help="Samples per step and rank.", show_default=False
+            "--batch-size",
+            "-M",
+            metavar="N",
+            min=1,
+            help="Samples per step and rank.",
+            show_default=False,
         ),
     ],
-    epochs: Annotated[int, typer.Option("--epochs", "-E", min=1, help="Epochs to compute.")] = 1,
+    epochs: Annotated[
+        int, typer.Option("--epochs", "-E", metavar="N", min=1, help="Epochs to compute.")
+    ] = 1,
     buffer_size: Annotated[
         str | None,
         typer.Option(
@@ -78,15 +87,18 @@ def audit(
             "where there are none, if not given.",
         ),
     ] = None,
-    shuffle: Annotated[Shuffles, typer.Option(help="As the Reader's.")] = Shuffles.group,
+    shuffle: Annotated[
+        Shuffles, typer.Option(metavar="group|global|none", help="As the Reader's.")
+    ] = Shuffles.group,
     remainder: Annotated[
         Remainders,
         typer.Option(
+            metavar="drop|pad|ragged",
             help="Samples that do not fill a batch on every rank: left out (drop), batches filled "
-            "up by repeats (pad), or shorter batches (ragged)."
+            "up by repeats (pad), or shorter batches (ragged).",
         ),
     ] = Remainders.ragged,
-    seed: Annotated[int, typer.Option(help="As the Reader's.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="As the Reader's.")] = 0,
     buffers_mixed: Annotated[
         int | None,
         typer.Option(

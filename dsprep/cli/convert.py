@@ -18,6 +18,7 @@ from dsprep.cli.report import (
     progress_bar,
     say,
 )
+from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD, Command
 from dsprep.cli.verify import report_verdict, verdict_json
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 WRITING = "How to write the target"
 
 EPILOG = """
-[bold]Examples[/bold]
-
 dsprep convert train.h5 train.tfrecord
 
 dsprep convert 'day*.h5' days.zarr --compress zstd:5 --cast x=float16
@@ -46,7 +45,9 @@ dsprep convert train.h5 shards --to tfrecord --shard-size 1GiB --dry-run
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("convert", epilog=EPILOG)(guarded(opt.distributes(opt.reads_datasets(convert))))
+    app.command("convert", epilog=EPILOG, cls=Command)(
+        guarded(opt.distributes(opt.reads_datasets(convert)))
+    )
 
 
 def convert(
@@ -61,7 +62,11 @@ def convert(
     ],
     to: Annotated[
         str | None,
-        typer.Option(help="hdf5, lmdb, tfrecord or zarr; by the suffix of DST if not given."),
+        typer.Option(
+            metavar="FORMAT",
+            help="hdf5, lmdb, tfrecord or zarr; else by the suffix of DST.",
+            autocompletion=opt.FORMATS,
+        ),
     ] = None,
     samples: Annotated[
         str | None,
@@ -85,11 +90,14 @@ def convert(
     ] = "none",
     chunk: Annotated[
         int | None,
-        typer.Option(min=1, help="hdf5, zarr: samples per chunk.", rich_help_panel=WRITING),
+        typer.Option(
+            metavar="N", min=1, help="Target: samples per chunk.", rich_help_panel=HDF5_ZARR
+        ),
     ] = None,
     samples_per_file: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
             help="Write a directory of files with so many samples each.",
             rich_help_panel=WRITING,
@@ -99,7 +107,7 @@ def convert(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Write a directory of files with at most so many bytes of values each: 4GiB.",
+            help="Write a directory of files with so many bytes of values each: 4GiB.",
             rich_help_panel=WRITING,
         ),
     ] = None,
@@ -107,25 +115,28 @@ def convert(
         str | None,
         typer.Option(
             metavar="FORMAT",
-            help="lmdb: keys, as in {index:08d} (the default), or u64be.",
-            rich_help_panel=WRITING,
+            help="Target: keys, as in {index:08d} (the default), or u64be.",
+            rich_help_panel=LMDB,
         ),
     ] = None,
     feature: Annotated[
         list[str],
         typer.Option(
             metavar="NAME=TYPE",
-            help="tfrecord: the feature list that holds a field: bytes, float or int64.",
-            rich_help_panel=WRITING,
+            help="Target: the feature list that holds a field: bytes, float or int64.",
+            rich_help_panel=TFRECORD,
         ),
     ] = [],  # noqa: B006
-    zarr_format: Annotated[int, typer.Option(help="zarr: 3 or 2.", rich_help_panel=WRITING)] = 3,
+    zarr_format: Annotated[
+        int, typer.Option(metavar="2|3", help="Target: its version.", rich_help_panel=HDF5_ZARR)
+    ] = 3,
     zarr_shard: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=0,
-            help="zarr: samples per shard file; 0: one file per chunk.",
-            rich_help_panel=WRITING,
+            help="Target: samples per shard file; 0: one file per chunk.",
+            rich_help_panel=HDF5_ZARR,
         ),
     ] = None,
     dry_run: Annotated[
@@ -136,7 +147,7 @@ def convert(
     ] = False,
     restart: Annotated[
         bool,
-        typer.Option("--restart", help="Discard what an interrupted run left, and begin anew."),
+        typer.Option("--restart", help="Discard what an interrupted run left; start over."),
     ] = False,
     check: Annotated[
         bool, typer.Option("--verify", help="Compare the result with the source afterwards.")
@@ -150,7 +161,7 @@ def convert(
         bool,
         typer.Option(
             "--sync/--no-sync",
-            help="Wait for the disk, so that a crash of the machine loses nothing.",
+            help="Wait for the disk: a crash of the machine loses nothing.",
         ),
     ] = True,
     json: opt.Json = False,

@@ -11,14 +11,13 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import guarded, print_json, say
+from dsprep.cli.usage import Command
 
 if TYPE_CHECKING:
     from dsprep.bench.model import Report
     from dsprep.formats.base import Source
 
 EPILOG = """
-[bold]Examples[/bold]
-
 dsprep demo
 
 dsprep demo --keep demo-data
@@ -60,7 +59,7 @@ DATASETS = (
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("demo", epilog=EPILOG)(guarded(demo))
+    app.command("demo", epilog=EPILOG, cls=Command)(guarded(demo))
 
 
 def demo(

@@ -8,14 +8,13 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import guarded, note, print_json, print_rows, say
+from dsprep.cli.usage import Command
 
 if TYPE_CHECKING:
     from dsprep.formats.base import OpenOptions, Source
     from dsprep.inspection import FieldFacts, Inspection
 
 EPILOG = """
-[bold]Examples[/bold]
-
 dsprep inspect train.h5 --head 3
 
 dsprep inspect 'shards/*.tfrecord' --field x:int16[128,128,128,4] --field y
@@ -26,7 +25,7 @@ dsprep inspect train.zarr --code > load.py
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("inspect", epilog=EPILOG)(guarded(opt.reads_datasets(inspect)))
+    app.command("inspect", epilog=EPILOG, cls=Command)(guarded(opt.reads_datasets(inspect)))
 
 
 def inspect(

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from functools import wraps
+from importlib import import_module
 from inspect import Parameter, signature
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
+
+from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD
 
 if TYPE_CHECKING:
     from dsprep.formats.base import OpenOptions, Source
@@ -51,15 +55,30 @@ class Executors(StrEnum):
     dask = "dask"
 
 
+def completing(*names: str) -> Callable[[str], list[str]]:
+    """Return what completes a word: lists of names, each by the ``module:attribute`` that has it.
+
+    Nothing is imported before a word is to be completed.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        found = [getattr(import_module(m), a) for m, _, a in (n.partition(":") for n in names)]
+        known = chain.from_iterable(f() if callable(f) else f for f in found)
+        return [name for name in known if name.startswith(incomplete)]
+
+    return complete
+
+
+FORMATS = completing("dsprep.formats:FORMATS")
+
 Fields: TypeAlias = Annotated[
     list[str],
     typer.Option(
         "--field",
         "-f",
         metavar="SPEC",
-        help="A field to take: NAME\\[=PATH]\\[@INDEX]\\[:DTYPE\\[SHAPE]], as in x=climate/data "
-        "or x:int16[128,128,128,4]; * takes all that are not named. Repeat for more; all fields if "
-        "left out.",
+        help="A field to take: NAME[=PATH][@INDEX][:DTYPE[SHAPE]], as in x=climate/data or "
+        "x:int16[128,128,4]; * takes all that are not named. Repeat for more.",
         rich_help_panel=READING,
     ),
 ]
@@ -67,37 +86,40 @@ SampleAxisOption: TypeAlias = Annotated[
     SampleAxis,
     typer.Option(
         "--sample-axis",
-        help="hdf5, zarr: whether first axes count samples, or a file is one sample (none).",
-        rich_help_panel=READING,
+        metavar="auto|first|none",
+        help="Source: whether first axes count samples, or a file is one sample (none).",
+        rich_help_panel=HDF5_ZARR,
     ),
 ]
 OrderOption: TypeAlias = Annotated[
     Order,
     typer.Option(
         "--order",
-        help="lmdb: number samples by key, by place in the file, or by the number a key spells.",
-        rich_help_panel=READING,
+        metavar="key|file|numeric",
+        help="Source: number samples by key, by offset, or by the number in a key.",
+        rich_help_panel=LMDB,
     ),
 ]
 ValuesOption: TypeAlias = Annotated[
     Values,
     typer.Option(
         "--values",
-        help="lmdb: opaque byte strings, or Caffe Datum messages.",
-        rich_help_panel=READING,
+        metavar="opaque|datum",
+        help="Source: values are opaque byte strings, or Caffe Datum messages.",
+        rich_help_panel=LMDB,
     ),
 ]
 Database: TypeAlias = Annotated[
     str | None,
-    typer.Option("--db", metavar="NAME", help="lmdb: named database.", rich_help_panel=READING),
+    typer.Option("--db", metavar="NAME", help="Source: a named database.", rich_help_panel=LMDB),
 ]
 SkipKeys: TypeAlias = Annotated[
     list[str],
     typer.Option(
         "--skip-key",
         metavar="KEY",
-        help="lmdb: a key that is no sample, such as length.",
-        rich_help_panel=READING,
+        help="Source: a key that is not a sample, such as length.",
+        rich_help_panel=LMDB,
     ),
 ]
 KeysAs: TypeAlias = Annotated[
@@ -105,24 +127,24 @@ KeysAs: TypeAlias = Annotated[
     typer.Option(
         "--keys-as",
         metavar="NAME",
-        help="lmdb: keep each sample's key in a field of this name.",
-        rich_help_panel=READING,
+        help="Source: keep each sample's key in a field of this name.",
+        rich_help_panel=LMDB,
     ),
 ]
 RawRecords: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--raw-records",
-        help="tfrecord: take records whole, as opaque bytes.",
-        rich_help_panel=READING,
+        help="Source: take records whole, as opaque bytes.",
+        rich_help_panel=TFRECORD,
     ),
 ]
 CheckCrc: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--crc/--no-crc",
-        help="tfrecord: check the CRCs of what is read.",
-        rich_help_panel=READING,
+        help="Source: check the CRCs of what is read.",
+        rich_help_panel=TFRECORD,
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -131,9 +153,9 @@ Workers: TypeAlias = Annotated[
     typer.Option(
         "--workers",
         "-j",
+        metavar="N",
         min=1,
-        help="Threads; one per core, at most 8, if not given. With --executor processes or dask: "
-        "processes.",
+        help="Threads (one per core, at most 8), or processes of --executor.",
     ),
 ]
 
@@ -142,9 +164,9 @@ Executor: TypeAlias = Annotated[
     Executors | None,
     typer.Option(
         "--executor",
-        help="Who does the work: threads of this process, processes of this machine, the ranks of "
-        "an MPI job, or Dask workers. mpi where mpiexec or srun started several processes, else "
-        "threads, if not given.",
+        metavar="KIND",
+        help="threads of this process, processes of this machine, ranks of an MPI job (mpi), or "
+        "dask workers; mpi where mpiexec or srun started several processes, else threads.",
         show_default=False,
         rich_help_panel=MANY,
     ),
@@ -154,8 +176,7 @@ Scheduler: TypeAlias = Annotated[
     typer.Option(
         "--scheduler",
         metavar="ADDRESS",
-        help="dask: tcp://host:8786, or the scheduler's file; workers on this machine if not "
-        "given.",
+        help="dask: tcp://host:8786, or the scheduler's file; else workers on this machine.",
         show_default=False,
         rich_help_panel=MANY,
     ),

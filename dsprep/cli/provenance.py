@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from dsprep.cli import options as opt
+from dsprep.cli import usage
 from dsprep.cli.places import print_places, print_places_json
 from dsprep.cli.report import count_bar, fail, guarded, note, print_json, print_rows, say
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from dsprep.located import Sidecar
 
 EPILOG = """
-[bold]Examples[/bold]
-
 dsprep provenance train.lmdb
 
 dsprep provenance 'shards/*.tfrecord' --checksums
@@ -49,7 +47,7 @@ class Check(StrEnum):
     full = "full"
 
 
-class Command(TyperCommand):
+class Command(usage.Command):
     """A command whose ``--check`` may stand alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -96,6 +94,7 @@ def provenance(
             metavar="NAME",
             help="The law that offsets must have: affine, runs, table, follow, periodic, tree or "
             "replay; the smallest exact one if not given.",
+            autocompletion=opt.completing("dsprep.laws:LAWS"),
         ),
     ] = None,
     checksums: Annotated[
@@ -130,6 +129,7 @@ def provenance(
         typer.Option(
             metavar="KIND",
             help="Write kerchunk references, or a dali-idx or off-idx index.",
+            autocompletion=opt.completing("dsprep.exports:KINDS"),
             rich_help_panel=USING,
         ),
     ] = None,

@@ -18,6 +18,7 @@ from dsprep.cli.report import (
     progress_bar,
     say,
 )
+from dsprep.cli.usage import HDF5_ZARR, LMDB, Command
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor as PoolExecutor
@@ -30,15 +31,13 @@ LAYOUT = "How groups are laid out"
 ORDER = "Which samples, in which order"
 
 EPILOG = """
-[bold]Examples[/bold]
-
 dsprep repack train.h5 grouped.h5 --buffer-size 256MiB
 
 dsprep repack 'cosmo/*.h5' cosmo.tfrecord --buffer-size 128 --shuffle 7
 
 dsprep repack train.lmdb grouped.zarr.zip --stripe-size 1MiB --dry-run
 
-dsprep repack all.h5 set.h5 --split train=0.8,val=0.1,test=0.1 --group-by run --shuffle 1
+dsprep repack all.h5 set.h5 --split train=0.8,test=0.2 --group-by run
 
 Exit status: 0 done, 1 bad data or target, 2 wrong usage, 130 interrupted.
 """
@@ -46,7 +45,9 @@ Exit status: 0 done, 1 bad data or target, 2 wrong usage, 130 interrupted.
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("repack", epilog=EPILOG)(guarded(opt.distributes(opt.reads_datasets(repack))))
+    app.command("repack", epilog=EPILOG, cls=Command)(
+        guarded(opt.distributes(opt.reads_datasets(repack)))
+    )
 
 
 def repack(
@@ -61,7 +62,11 @@ def repack(
     ],
     to: Annotated[
         str | None,
-        typer.Option(help="hdf5, lmdb, tfrecord or zarr; by the suffix of DST, else hdf5."),
+        typer.Option(
+            metavar="FORMAT",
+            help="hdf5, lmdb, tfrecord or zarr; by the suffix of DST, else hdf5.",
+            autocompletion=opt.FORMATS,
+        ),
     ] = None,
     buffer_size: Annotated[
         str,
@@ -91,17 +96,20 @@ def repack(
     ] = "none",
     group_values: Annotated[
         bool,
-        typer.Option("--group-values", help="lmdb: one value per group.", rich_help_panel=LAYOUT),
+        typer.Option("--group-values", help="Target: one value per group.", rich_help_panel=LMDB),
     ] = False,
     zipped: Annotated[
         bool,
         typer.Option(
-            "--zip", help="zarr: one ZIP store, one read per group.", rich_help_panel=LAYOUT
+            "--zip",
+            help="Target: one ZIP store of Zarr, one read per group.",
+            rich_help_panel=HDF5_ZARR,
         ),
     ] = False,
     samples_per_file: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
             help="Write files of at most so many samples, of whole groups.",
             rich_help_panel=LAYOUT,
@@ -127,8 +135,8 @@ def repack(
         str | None,
         typer.Option(
             metavar="SHARES",
-            help="Write DST-train, DST-val, ...: train=0.8,val=0.1,test=0.1. Only train is "
-            "shuffled and duplicated.",
+            help="Write DST-train, ...: train=0.8,val=0.1,test=0.1. Only train is shuffled and "
+            "duplicated.",
             rich_help_panel=ORDER,
         ),
     ] = None,
@@ -142,15 +150,19 @@ def repack(
     ] = None,
     duplicate: Annotated[
         int,
-        typer.Option(min=1, help="Write each sample so many times.", rich_help_panel=ORDER),
+        typer.Option(
+            metavar="N", min=1, help="Write each sample so many times.", rich_help_panel=ORDER
+        ),
     ] = 1,
     ranks: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that will read: warns if groups are too few."),
+        typer.Option(
+            metavar="N", min=1, help="Processes that will read: warns if groups are too few."
+        ),
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, help="Epochs of training: warns if groups are too large for them."),
+        typer.Option(metavar="N", min=1, help="Epochs of training: warns if groups are too large."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Show what would be done, and stop.")
@@ -160,13 +172,13 @@ def repack(
     ] = False,
     restart: Annotated[
         bool,
-        typer.Option("--restart", help="Discard what an interrupted run left, and begin anew."),
+        typer.Option("--restart", help="Discard what an interrupted run left; start over."),
     ] = False,
     measure: Annotated[
         bool,
         typer.Option(
             "--measure/--no-measure",
-            help="Measure for two seconds after how many epochs the rewrite has paid.",
+            help="Measure when the rewrite has paid, for two seconds.",
         ),
     ] = True,
     workers: opt.Workers = None,
@@ -178,7 +190,7 @@ def repack(
         bool,
         typer.Option(
             "--sync/--no-sync",
-            help="Wait for the disk, so that a crash of the machine loses nothing.",
+            help="Wait for the disk: a crash of the machine loses nothing.",
         ),
     ] = True,
     json: opt.Json = False,

@@ -9,13 +9,12 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import count_bar, fail, guarded, print_json, print_rows
+from dsprep.cli.usage import Command
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor as PoolExecutor
 
 EPILOG = """
-[bold]Examples[/bold]
-
 dsprep synth --list
 
 dsprep synth cosmic-tagger events.h5 --samples 100
@@ -26,23 +25,29 @@ dsprep synth cosmoflow-tfrecord cosmo --samples 64 --scale 0.25
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("synth", epilog=EPILOG)(guarded(opt.distributes(synth)))
+    app.command("synth", epilog=EPILOG, cls=Command)(guarded(opt.distributes(synth)))
 
 
 def synth(
     name: Annotated[
-        str | None, typer.Argument(help="Which dataset; see --list.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Which dataset; see --list.",
+            autocompletion=opt.completing("dsprep.synth:names"),
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Argument(help="The file or directory to make.", show_default=False),
+        typer.Argument(metavar="OUT", help="The file or directory to make.", show_default=False),
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="How many samples.")] = None,
+    samples: Annotated[int | None, typer.Option(metavar="N", help="How many samples.")] = None,
     scale: Annotated[
         float | None,
-        typer.Option(help="Factor on edge lengths, above 0; 1 is the real size."),
+        typer.Option(metavar="X", help="Factor on edge lengths, above 0; 1 is the real size."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Other seeds give other values.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Other seeds give other values.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     show: Annotated[bool, typer.Option("--list", help="Show the datasets there are.")] = False,
     json: opt.Json = False,

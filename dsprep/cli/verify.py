@@ -8,6 +8,7 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import guarded, note, print_json, progress_bar, say
+from dsprep.cli.usage import Command
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor as PoolExecutor
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from dsprep.formats.base import OpenOptions
 
 EPILOG = """
-[bold]Examples[/bold]
-
 dsprep verify train.h5 train.zarr
 
 dsprep verify cifar_lmdb cifar.h5 --field-a data:uint8[3,32,32] --values datum
@@ -30,7 +29,9 @@ Exit status: 0 the same, 1 a difference, 2 wrong usage.
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("verify", epilog=EPILOG)(guarded(opt.distributes(opt.reads_datasets(verify))))
+    app.command("verify", epilog=EPILOG, cls=Command)(
+        guarded(opt.distributes(opt.reads_datasets(verify)))
+    )
 
 
 def verify(
@@ -58,9 +59,9 @@ def verify(
         float | None,
         typer.Option(metavar="SHARE", help="Compare only this share of the samples, such as 0.01."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Chooses the samples for --sample.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Chooses the samples for --sample.")] = 0,
     limit: Annotated[
-        int, typer.Option("--limit", "-k", min=0, help="Differing samples to show.")
+        int, typer.Option("--limit", "-k", metavar="N", min=0, help="Differing samples to show.")
     ] = 10,
     workers: opt.Workers = None,
     json: opt.Json = False,

@@ -7,13 +7,15 @@ import typer
 from dsprep.cli.bench.compare import register as compare
 from dsprep.cli.bench.copy import register as copy
 from dsprep.cli.bench.read import register as read
+from dsprep.cli.usage import Group
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     bench = typer.Typer(
+        cls=Group,
         no_args_is_help=True,
-        rich_markup_mode="rich",
+        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for each in (read, copy, compare):

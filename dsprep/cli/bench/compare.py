@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsprep.cli.report import guarded, note, print_json, say
+from dsprep.cli.usage import Command
 from dsprep.escaping import printable, printable_json
 
 if TYPE_CHECKING:
     from dsprep.bench.comparing import Comparison, Pair
 
 EPILOG = """
-[bold]Examples[/bold]
-
 dsprep bench compare before.json after.json
 
 dsprep bench compare before.json after.json --measure exposed_seconds
@@ -31,7 +30,7 @@ SHOWN = 20
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("compare", epilog=EPILOG)(guarded(compare))
+    app.command("compare", epilog=EPILOG, cls=Command)(guarded(compare))
 
 
 def compare(

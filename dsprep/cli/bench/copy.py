@@ -12,6 +12,7 @@ from dsprep.cli import options as opt
 from dsprep.cli.bench.ending import tidy
 from dsprep.cli.bench.options import HOW, Csv, Html, Json, Repeat, command_line
 from dsprep.cli.report import fail, guarded, run_bar
+from dsprep.cli.usage import Command
 
 if TYPE_CHECKING:
     from dsprep.bench.model import Report
@@ -20,30 +21,24 @@ if TYPE_CHECKING:
 STATUS = "Exit status: 0 all was measured, 1 some row has no numbers, or bad data, 2 wrong usage."
 
 CONVERT = f"""
-[bold]Examples[/bold]
-
 dsprep bench convert train.h5
 
-dsprep bench convert train.h5 --to lmdb --to tfrecord --cold --repeat 5 --json convert.json
+dsprep bench convert train.h5 --to lmdb --to tfrecord --cold --json new.json
 
-dsprep bench convert 'shards/*.tfrecord' --to zarr --sync --scratch /fast/scratch
+dsprep bench convert 'shards/*.tfrecord' --to zarr --sync --scratch /fast
 
 {STATUS}
 """
 
 REPACK = f"""
-[bold]Examples[/bold]
-
 dsprep bench repack train.h5 --to hdf5
 
-dsprep bench repack train.h5 --to tfrecord --buffer-size 64MiB --shuffle 7 --html repack.html
+dsprep bench repack train.h5 --to tfrecord -b 64MiB --shuffle 7 --html r.html
 
 {STATUS}
 """
 
 PROVENANCE = f"""
-[bold]Examples[/bold]
-
 dsprep bench provenance train.lmdb
 
 dsprep bench provenance train.tfrecord --cold --json provenance.json
@@ -66,7 +61,9 @@ Data: TypeAlias = Annotated[
 ]
 To: TypeAlias = Annotated[
     list[Formats],
-    typer.Option("--to", help="A format to write. Repeat for more; all if left out."),
+    typer.Option(
+        "--to", metavar="FORMAT", help="A format to write. Repeat for more; all if left out."
+    ),
 ]
 Cold: TypeAlias = Annotated[
     bool,
@@ -98,9 +95,11 @@ Scratch: TypeAlias = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("convert", epilog=CONVERT)(guarded(tidy(opt.reads_datasets(convert))))
-    app.command("repack", epilog=REPACK)(guarded(tidy(opt.reads_datasets(repack))))
-    app.command("provenance", epilog=PROVENANCE)(guarded(tidy(opt.reads_datasets(provenance))))
+    app.command("convert", epilog=CONVERT, cls=Command)(guarded(tidy(opt.reads_datasets(convert))))
+    app.command("repack", epilog=REPACK, cls=Command)(guarded(tidy(opt.reads_datasets(repack))))
+    app.command("provenance", epilog=PROVENANCE, cls=Command)(
+        guarded(tidy(opt.reads_datasets(provenance)))
+    )
 
 
 def convert(

@@ -14,13 +14,15 @@ OUTPUT = "What to write"
 
 Repeat: TypeAlias = Annotated[
     int,
-    typer.Option("--repeat", "-r", min=1, help="Runs of each, in turn.", rich_help_panel=HOW),
+    typer.Option(
+        "--repeat", "-r", metavar="N", min=1, help="Runs of each, in turn.", rich_help_panel=HOW
+    ),
 ]
 Json: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Write all figures with their units as JSON; - for stdout.",
+        help="Write all figures as JSON; - for stdout.",
         allow_dash=True,
         show_default=False,
         rich_help_panel=OUTPUT,

@@ -14,6 +14,7 @@ from dsprep.cli import options as opt
 from dsprep.cli.bench.ending import tidy
 from dsprep.cli.bench.options import HOW, Csv, Html, Json, Repeat, command_line
 from dsprep.cli.report import guarded, note, run_bar
+from dsprep.cli.usage import Command
 
 if TYPE_CHECKING:
     from dsprep.bench.reading import Runner, Settings, Work
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 READERS = "How to read"
 
 EPILOG = """
-[bold]Examples[/bold]
-
 dsprep bench read train.h5
 
 dsprep bench read train.h5 --compute 12ms --html report.html
@@ -49,7 +48,7 @@ class Engines(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("read", epilog=EPILOG)(guarded(tidy(opt.reads_datasets(read))))
+    app.command("read", epilog=EPILOG, cls=Command)(guarded(tidy(opt.reads_datasets(read))))
 
 
 def read(
@@ -63,42 +62,50 @@ def read(
             "--strategy",
             "-s",
             metavar="NAME",
-            help="A way of reading, or a set of them: async-io, lmdbio, samples, peers, all. "
-            "Repeat for more. Those that suit the dataset if not given.",
+            help="A way of reading, or a set: async-io, lmdbio, samples, peers, all. Repeat for "
+            "more. Those that suit the dataset if not given.",
+            autocompletion=opt.completing(
+                "dsprep.bench.strategies:STRATEGIES", "dsprep.bench.strategies:SETS"
+            ),
         ),
     ] = [],  # noqa: B006 (typer copies it)
     listed: Annotated[bool, typer.Option("--list", help="Show the strategies, and stop.")] = False,
     batch_size: Annotated[
-        int, typer.Option("--batch-size", "-M", min=1, help="Samples per step and rank.")
+        int,
+        typer.Option("--batch-size", "-M", metavar="N", min=1, help="Samples per step and rank."),
     ] = 32,
     compute: Annotated[
         str,
         typer.Option(
             metavar="WORK",
             help="What a step does with its batch: none, a time (12ms: an accelerator works), "
-            "gemm or gemm:512 (matrices are multiplied here).",
+            "gemm or gemm:512 (multiplies matrices here).",
         ),
     ] = "none",
     ranks: Annotated[
-        int, typer.Option("--ranks", "-P", min=1, help="Processes, in step with each other.")
+        int,
+        typer.Option(
+            "--ranks", "-P", metavar="N", min=1, help="Processes, in step with each other."
+        ),
     ] = 1,
     cold: Annotated[
         bool,
         typer.Option(
             "--cold/--warm",
-            help="Drop the files from the page cache before each epoch, and check that they are "
-            "gone; or leave them in it.",
+            help="Drop the files from the page cache before each epoch, or leave them in it.",
             rich_help_panel=HOW,
         ),
     ] = True,
     epochs: Annotated[
-        int, typer.Option("--epochs", "-E", min=1, help="Per run.", rich_help_panel=HOW)
+        int,
+        typer.Option("--epochs", "-E", metavar="N", min=1, help="Per run.", rich_help_panel=HOW),
     ] = 1,
     warmup: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=0,
-            help="Epochs before them that do not count; 1 if --warm, else 0.",
+            help="Epochs that do not count; 1 if --warm, else 0.",
             show_default=False,
             rich_help_panel=HOW,
         ),
@@ -117,7 +124,7 @@ def read(
         str,
         typer.Option(
             metavar="SIZE",
-            help="Bytes of values to read of a larger dataset, its first samples; or all.",
+            help="Values to read of a larger dataset, its first ones; or all.",
             rich_help_panel=HOW,
         ),
     ] = "512MiB",
@@ -125,8 +132,8 @@ def read(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep converted forms of the dataset here for the next time; else they lie "
-            "beside the dataset while this runs.",
+            help="Keep converted forms of the dataset here; else they lie beside it while this "
+            "runs.",
             show_default=False,
             rich_help_panel=HOW,
         ),
@@ -135,7 +142,7 @@ def read(
         bool,
         typer.Option(
             "--check/--no-check",
-            help="Compare all that is delivered with the dataset, in one more epoch per run.",
+            help="Compare what is delivered with the dataset, in one more epoch.",
             rich_help_panel=HOW,
         ),
     ] = True,
@@ -148,8 +155,8 @@ def read(
             "--buffer-size",
             "-b",
             metavar="SIZE",
-            help="What group-wise strategies read at a time: samples (128) or bytes (64MiB). As "
-            "the data are grouped, or 64MiB (less for small data), if not given.",
+            help="What one read of a group fetches: samples (128) or bytes (64MiB). As the data "
+            "are grouped, else 64MiB (less for small data).",
             show_default=False,
             rich_help_panel=READERS,
         ),
@@ -166,27 +173,40 @@ def read(
     threads: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
-            help="Threads or worker processes that read; one per core, at most 4, if not given.",
+            help="Threads or processes that read; else one per core, at most 4.",
             show_default=False,
             rich_help_panel=READERS,
         ),
     ] = None,
     buffers: Annotated[
-        int, typer.Option(min=1, help="Groups in memory at a time.", rich_help_panel=READERS)
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Groups in memory at a time.", rich_help_panel=READERS
+        ),
     ] = 2,
     engine: Annotated[
         Engines,
-        typer.Option(help="Of the limit and the Reader.", rich_help_panel=READERS),
+        typer.Option(
+            metavar="KIND", help="buffered, direct or mapped reads.", rich_help_panel=READERS
+        ),
     ] = Engines.buffered,
     stagger: Annotated[
         int,
-        typer.Option(min=1, help="lmdbio-stag: readers at a time.", rich_help_panel=READERS),
+        typer.Option(
+            metavar="N", min=1, help="lmdbio-stag: readers at a time.", rich_help_panel=READERS
+        ),
     ] = 1,
     readers_per_node: Annotated[
-        int, typer.Option(min=1, help="lmdbio: processes that read.", rich_help_panel=READERS)
+        int,
+        typer.Option(
+            metavar="N", min=1, help="lmdbio: processes that read.", rich_help_panel=READERS
+        ),
     ] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order.", rich_help_panel=READERS)] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Of the order.", rich_help_panel=READERS)
+    ] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Show what would be run, and stop.")
     ] = False,
