@@ -279,7 +279,7 @@ def test_whole_files_as_one_sample(tmp_path: Path) -> None:
         file["scalar"] = 3.5
         file["text"] = np.bytes_(b"fixed")
         file.create_dataset("z", data=X, chunks=(7, 6, 3), **GZIP)
-        file.create_dataset("empty", (0, 3))
+        file.create_dataset("empty", (0, 3), "<f4")
     layout = compare(tmp_path / "a", axis="none")
     assert layout.count == 1
     assert set(layout.columns) == {"x", "scalar", "text", "z", "empty"}
@@ -292,11 +292,11 @@ def test_whole_files_as_one_sample(tmp_path: Path) -> None:
 
 def test_samples_without_bytes(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a", "w") as file:
-        file.create_dataset("x", (5, 0, 3))
+        file.create_dataset("x", (5, 0, 3), "<f4")
         file.create_dataset("y", data=np.arange(5))
     assert compare(tmp_path / "a").columns["x"].grid is None
     with h5py.File(tmp_path / "a", "w") as file:
-        file.create_dataset("x", (0, 3), chunks=(4, 3), maxshape=(None, 3), **GZIP)
+        file.create_dataset("x", (0, 3), "<f4", chunks=(4, 3), maxshape=(None, 3), **GZIP)
     assert compare(tmp_path / "a").columns["x"].grid is None
 
 
@@ -383,7 +383,7 @@ def test_what_only_the_library_finds(tmp_path: Path) -> None:
         compact.set_layout(h5py.h5d.COMPACT)
         space = h5py.h5s.create_simple((4, 2))
         h5py.h5d.create(file.id, b"compact", h5py.h5t.STD_I32LE, space, compact)
-        file.create_dataset("unwritten", (4, 2))
+        file.create_dataset("unwritten", (4, 2), "<f4")
         (tmp_path / "raw").write_bytes(bytes(32))
         file.create_dataset("external", (4, 2), "<f4", external=[(str(tmp_path / "raw"), 0, 32)])
         virtual = h5py.VirtualLayout((4, 2), "<f4")
@@ -446,7 +446,7 @@ def test_progress(tmp_path: Path) -> None:
         source.extents(lambda done, total: calls.append((done, total)))
     assert calls == [(50, 75), (75, 75)]
     with h5py.File(tmp_path / "a", "w") as file:
-        file.create_dataset("x", (50,), chunks=(1,))[3] = 1
+        file.create_dataset("x", (50,), "<f4", chunks=(1,))[3] = 1
     with opened(tmp_path / "a") as source:
         source.extents(lambda done, total: calls.append((done, total)))
     assert calls[2:] == [(1, 50), (50, 50)]
@@ -513,7 +513,9 @@ def test_identity(tmp_path: Path, libver: str, version: int, userblock: int) -> 
 def test_identity_with_other_address_sizes(tmp_path: Path) -> None:
     plist = h5py.h5p.create(h5py.h5p.FILE_CREATE)
     plist.set_sizes(4, 4)
-    h5py.h5f.create(bytes(tmp_path / "a"), h5py.h5f.ACC_TRUNC, plist).close()
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_libver_bounds(h5py.h5f.LIBVER_EARLIEST, h5py.h5f.LIBVER_LATEST)
+    h5py.h5f.create(bytes(tmp_path / "a"), h5py.h5f.ACC_TRUNC, plist, access).close()
     size = (tmp_path / "a").stat().st_size
     assert HDF5.identity(tmp_path / "a") == {"end_of_file": size, "superblock": 0}
 
