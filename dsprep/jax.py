@@ -109,8 +109,13 @@ class Batches:
         )
 
     def __len__(self) -> int:
-        """Return the steps of the present epoch."""
+        """Return the steps of the loop that is under way, or else of the next one."""
         return len(self.reader)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a whole epoch: what ``len`` is but for an epoch that is resumed."""
+        return self.reader.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
         """Return the batches of the next epoch, or of what is left of it."""
@@ -144,7 +149,7 @@ class Batches:
         return int(self.state_dict()["epoch"])
 
     def set_epoch(self, epoch: int) -> None:
-        """Go on with the beginning of an epoch."""
+        """Let the next loop begin with the beginning of an epoch."""
         self.reader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -52,8 +52,9 @@ def dataset(
     ``tf.RaggedTensor``; `bytes`, `str` (UTF-8), ``S`` and ``U`` fields are ``tf.string``. With
     `drop_last` or `pad`, ``n`` is the batch size and known in advance, else it is None.
 
-    Each iteration over the dataset reads the next epoch, also one that is left early. Iterations
-    at the same time are independent.
+    Each iteration over the dataset reads one epoch, the next iteration the next epoch, also behind
+    one that is left early. Iterations at the same time are independent. ``len`` is the number of
+    batches of an iteration; none is known where the first one begins at a `step`.
 
     Parameters
     ----------
@@ -104,7 +105,7 @@ def dataset(
     data = tf.data.Dataset.from_generator(batches, output_signature=output_signature)
     if transform is None and schema.ragged:
         data = data.map(lambda batch: {f.name: _joined(f, batch[f.name]) for f in schema})
-    if options.get("epochs", 1) == 1 and not step:
+    if not step:
         data = data.apply(tf.data.experimental.assert_cardinality(steps))
     return data.prefetch(prefetch) if prefetch else data
 
@@ -127,7 +128,6 @@ class _Readers:
 
     def __init__(self, arguments: dict[str, Any], epoch: int, step: int) -> None:
         self._arguments, self._next, self._step = arguments, epoch, step
-        self._epochs = arguments.get("epochs", 1) or 1
         self._lock = threading.Lock()
         self._busy = False
         self.first = Reader(**arguments)
@@ -136,7 +136,7 @@ class _Readers:
         """Yield the batches of the next iteration."""
         with self._lock:
             epoch, step, more = self._next, self._step, self._busy
-            self._next, self._step, self._busy = epoch + self._epochs, 0, True
+            self._next, self._step, self._busy = epoch + 1, 0, True
         # One more reads for itself alone: what goes on among ranks belongs to the first.
         among = ("readers_per_node", "stagger", "comm")
         alone = {k: v for k, v in self._arguments.items() if k not in among}

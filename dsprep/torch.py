@@ -3,7 +3,7 @@
 The tensors share memory with what ``preadv`` filled: nothing is copied on the CPU.
 
 >>> from dsprep.torch import Batches
->>> batches = Batches("train.h5", 256, shuffle="group", drop_last=True)  # doctest: +SKIP
+>>> batches = Batches("train.h5", 256, drop_last=True, epochs=10)  # doctest: +SKIP
 >>> for epoch in range(10):  # doctest: +SKIP
 ...     for batch in batches:
 ...         loss = model(batch["x"], batch["y"])
@@ -31,7 +31,7 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,7 +55,9 @@ COPIES = 2
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for every context, not that of one device
 _OF_PROCESSES = ("allocate", "readers_per_node", "stagger", "comm")  # of no use in workers
-_EPOCH, _CALLS, _BEGUN = range(3)  # what `Batches` shares with workers
+
+LOOPS = 1024
+"""Loops of workers that are told apart, since the last call of `Batches.set_epoch`."""
 
 
 class Batches(IterableDataset[Any]):
@@ -66,13 +68,11 @@ class Batches(IterableDataset[Any]):
 
     No workers are needed: the reader's threads read while the program computes. A
     ``DataLoader(batches, batch_size=None, num_workers=k)`` copies every batch from process to
-    process, so workers pay only for a slow transform that holds the GIL. Each worker is a rank of
-    its own then: of P ranks with k workers each, worker w of rank r is rank ``r * k + w`` of
-    ``P * k``, so that every sample still comes once, and as many batches on every rank. As with
-    PyTorch's ``DistributedSampler``, `set_epoch` has to be called before each epoch. There may be
-    a few batches more than ``len`` says; states come from the workers (torchdata's
-    ``StatefulDataLoader``); and each worker reads for itself (no `readers_per_node`, no
-    `stagger`).
+    process, so workers pay only for a slow transform that holds the GIL. The batches are the same
+    then, in another order: of S steps of an epoch each worker does S / k that follow one another.
+    Each loop runs through the next epoch, also behind one that was left early, and `epoch` is that
+    of the loop after this one. States come from the workers (torchdata's ``StatefulDataLoader``),
+    and each of them reads for itself (no `readers_per_node`, no `stagger`).
 
     Parameters
     ----------
@@ -131,23 +131,33 @@ class Batches(IterableDataset[Any]):
         if transform is None:
             check_fields(self.reader.schema, takes, "PyTorch")
         self._ahead: Ahead | None = None
-        self._in_worker = False
-        self._calls = 0  # of set_epoch and load_state_dict
-        self._shared = torch.zeros(3, dtype=torch.int64).share_memory_()
+        self._worker: _Worker | None = None
+        self._shared = _Shared()
 
     def __len__(self) -> int:
-        """Return the steps of the present epoch, without workers."""
-        return len(self.reader)
+        """Return the steps of the loop that is under way, or else of the next one."""
+        return self.steps_per_epoch if self._shared.loops() else len(self.reader)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a whole epoch: what ``len`` is but for an epoch that is resumed."""
+        return self.reader.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
         """Return the batches of the next epoch, or of what is left of it."""
         info = get_worker_info()
         if info is not None:
-            self._enter(info)
+            self._enter(info).begin()
+        else:
+            if self._shared.loops():  # behind those of workers
+                self.set_epoch(self.epoch)
+            self._shared.resumed(-1)  # this process knows where it is
         return self._host() if self._device.type == "cpu" else self._fed()
 
-    def _host(self) -> Iterator[Any]:
+    def _host(self) -> Generator[Any, None, None]:
         batches = iter(self.reader)
+        if self._worker is not None:
+            self._worker.loop = batches
         try:
             for batch in map(self._tensors, batches):
                 yield self._finished(batch)
@@ -155,7 +165,7 @@ class Batches(IterableDataset[Any]):
         finally:
             batches.close()
 
-    def _fed(self) -> Iterator[Any]:
+    def _fed(self) -> Generator[Any, None, None]:
         feed = Feed(self.reader, self._tensors, Cuda(self._device))
         self._ahead = feed.ahead
         try:
@@ -177,17 +187,16 @@ class Batches(IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
-        return self.reader.epoch if self._ahead is None else int(self._ahead.state()["epoch"])
+        if self._ahead is not None:
+            return int(self._ahead.state()["epoch"])
+        if self._worker is not None or not self._shared.loops():
+            return self.reader.epoch
+        return self._shared.base(self.reader.epoch) + self._shared.loops()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go on with the beginning of an epoch, in workers too."""
+        """Let the next loop begin with the beginning of an epoch, in workers too."""
         self.reader.set_epoch(epoch)
-        self._shared[_EPOCH] = epoch
-        self._called()
-
-    def _called(self) -> None:
-        self._shared[_CALLS] += 1
-        self._calls = int(self._shared[_CALLS])
+        self._shared.called(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loop is, behind the last batch that was delivered; see `Reader`.
@@ -197,7 +206,7 @@ class Batches(IterableDataset[Any]):
         UsageError
             In a program whose workers read: only they know.
         """
-        if not self._in_worker and int(self._shared[_BEGUN]):
+        if self._worker is None and self._shared.loops():
             raise UsageError(
                 "the batches are read by the workers of a DataLoader, so this process does not "
                 "know where they are",
@@ -206,38 +215,30 @@ class Batches(IterableDataset[Any]):
         return self.reader.state_dict() if self._ahead is None else self._ahead.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called: before the loop, before workers are started."""
+        """Continue where `state_dict` was called: before the loop, before workers are started."""
+        info = get_worker_info()
+        if info is not None:
+            self._enter(info).resumed = True
         self.reader.load_state_dict(state)
-        if not self._in_worker:
-            self._called()
+        if info is None:
+            self._shared.called(self.reader.epoch)
 
-    def _enter(self, info: Any) -> None:
-        """Become the rank that a worker is; take over the epoch that was asked for since."""
+    def _enter(self, info: Any) -> _Worker:
+        """Become a worker: a part of the steps of this rank is its own."""
+        if self._worker is not None:
+            return self._worker
         if self._device.type != "cpu":
             raise UsageError(
                 f"a worker of a DataLoader cannot deliver on {self._device}",
                 fix="use num_workers=0, or device='cpu' and pin_memory=True of the DataLoader",
             )
-        shared = self._shared
-        if not self._in_worker:
-            main, place = self.reader, self.reader.place
-            arguments = {k: v for k, v in self._arguments.items() if k not in _OF_PROCESSES}
-            arguments["rank"] = place.rank * info.num_workers + info.id
-            arguments["world_size"] = place.world_size * info.num_workers
-            self.reader = Reader(**arguments)
-            self.reader.load_state_dict(main.state_dict())
-            self._in_worker = True
-            if info.id == 0 and int(shared[_BEGUN]) == self._calls + 1:
-                warnings.warn(
-                    f"epoch {self.epoch} is read again, in the same order: call set_epoch before "
-                    "each epoch when a DataLoader has workers",
-                    stacklevel=2,
-                )
-        if self._calls != int(shared[_CALLS]):
-            self._calls = int(shared[_CALLS])
-            self.reader.set_epoch(int(shared[_EPOCH]))
-        if info.id == 0:
-            shared[_BEGUN] = self._calls + 1
+        main, place = self.reader, self.reader.place
+        arguments = {k: v for k, v in self._arguments.items() if k not in _OF_PROCESSES}
+        self.reader = Reader(**arguments | {"rank": place.rank, "world_size": place.world_size})
+        self.reader.load_state_dict(main.state_dict())
+        self.reader.take_part(info.id, info.num_workers)
+        self._worker = _Worker(self.reader, self._shared, info)
+        return self._worker
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ahead": None}
@@ -255,6 +256,91 @@ class Batches(IterableDataset[Any]):
 
     def __repr__(self) -> str:
         return f"<Batches on {self._device} of {self.reader!r}>"
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+class _Shared:
+    """What a program and its workers know of each other, in memory that they share.
+
+    Workers that are started for a loop cannot know how many loops there were before, and all of
+    one loop have to take the same epoch. What they have in common is the seed that a DataLoader
+    draws for each loop: the first one that comes with it notes it.
+    """
+
+    def __init__(self) -> None:
+        self._facts = torch.zeros(3 + 2 * LOOPS, dtype=torch.int64).share_memory_()
+        self._facts[2] = -1
+
+    def called(self, epoch: int) -> None:
+        """Note that the program set an epoch: loops are counted from there on."""
+        self._facts[2] = epoch
+        self._facts[1] = 0
+        self._facts[0] += 1
+
+    def resumed(self, epoch: int) -> None:
+        """Note the epoch that loops are counted from; -1: that of the program's reader."""
+        self._facts[2] = epoch
+
+    def calls(self) -> int:
+        """Return how often the program set an epoch."""
+        return int(self._facts[0])
+
+    def base(self, otherwise: int) -> int:
+        """Return the epoch that loops are counted from, if it was noted."""
+        found = int(self._facts[2])
+        return otherwise if found < 0 else found
+
+    def loops(self) -> int:
+        """Return how many loops workers began since."""
+        return int(self._facts[1])
+
+    def enter(self, key: int, worker: int) -> tuple[int, bool]:
+        """Return the number of the loop with a key, and whether this worker was in it before."""
+        count, keys = self.loops(), self._facts[3 : 3 + LOOPS]
+        last = self._facts[3 + LOOPS :]
+        again = int(last[worker % LOOPS]) == key
+        last[worker % LOOPS] = key
+        for number in range(count - 1, max(-1, count - 1 - LOOPS), -1):
+            if int(keys[number % LOOPS]) == key:
+                return number, again
+        keys[count % LOOPS] = key  # others of this loop may write the same meanwhile
+        self._facts[1] = count + 1
+        return count, False
+
+
+class _Worker:
+    """A process that reads a part of the steps of its rank."""
+
+    def __init__(self, reader: Reader, shared: _Shared, info: Any) -> None:
+        self._reader, self._shared = reader, shared
+        self._id, self._seed = info.id, info.seed - info.id
+        self._calls, self._first = shared.calls(), reader.epoch
+        self._begun = 0
+        self.loop: Any = None
+        self.resumed = False
+
+    def begin(self) -> None:
+        """Go to the epoch of the loop that begins."""
+        if self.loop is not None:  # of a loop that the program left
+            self.loop.close()
+        calls = self._shared.calls()
+        key = hash((self._seed, calls, self._begun)) or 1
+        number, again = self._shared.enter(key, self._id)
+        if self.resumed:
+            self._shared.resumed(self._reader.epoch - number)
+            self.resumed = False
+        elif number or calls != self._calls:  # else it is where the program is, in mid-epoch even
+            self._reader.set_epoch(self._shared.base(self._first) + number)
+        self._calls = calls
+        self._begun += 1
+        if again and self._id == 0:
+            warnings.warn(
+                f"epoch {self._reader.epoch} is read again, in the same order: call set_epoch "
+                "before each epoch when torch.manual_seed is called before each epoch",
+                stacklevel=3,
+            )
 
 
 # --- tensors -----------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def train(
 ) -> Run:
     """Train from the beginning, or from a checkpoint; save one after some steps."""
     torch.manual_seed(0)
-    batches = Batches(path, batch_size, seed=1, drop_last=True, device=device)
+    batches = Batches(path, batch_size, seed=1, drop_last=True, device=device, epochs=epochs)
     traces, values = (batches.reader.schema[name] for name in ("train_frames", "train_unit_par"))
     model = network(traces.shape[-1], values.shape[0]).to(device)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)

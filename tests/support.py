@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -175,3 +176,9 @@ def schemas() -> Iterator[tuple[str, Schema]]:
             )
         ),
     )
+
+
+def epochs(reader: Any, count: int | None = None) -> Iterator[Any]:
+    """Batches of so many epochs of a reader, one loop after another; None: without end."""
+    for _ in itertools.count() if count is None else range(count):
+        yield from reader

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from adapter_data import COUNT, MIXED, PLAIN, made
-from support import raw
+from support import epochs, raw
 
 import dsprep
 from dsprep.errors import UnsupportedError, UsageError
@@ -65,12 +65,12 @@ def test_arrays_share_memory_on_the_cpu_and_stay_as_they_are(plain):
         places.append(batch["x"].ctypes.data)
         return batch
 
-    for batch in Batches(path, 8, epochs=20, buffers=1, transform=note, **ALONE):
+    for batch in epochs(Batches(path, 8, epochs=20, buffers=1, transform=note, **ALONE), 20):
         kept.append(batch if len(kept) % 100 == 0 else None)  # most memory is used again
     assert kept[0]["x"].unsafe_buffer_pointer() == places[0]
     assert len(set(places)) < len(places)
     with dsprep.Reader(path, 8, epochs=20, **ALONE) as reader:
-        right = [batch["label"].tolist() for batch in reader]
+        right = [batch["label"].tolist() for batch in epochs(reader, 20)]
     for expected_labels, batch in zip(right, kept, strict=True):
         if batch is None:
             continue
@@ -82,7 +82,7 @@ def test_a_computation_that_is_under_way_has_its_batch(plain):
     path, expected = plain
     total = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, y: y + 0, x).sum())
     reader = Batches(path, 8, epochs=3, buffers=1, fields=("label",), **ALONE)
-    sums = [total(batch["label"]) for batch in reader]  # dispatched; batches are gone
+    sums = [total(batch["label"]) for batch in epochs(reader, 3)]  # dispatched; batches are gone
     assert sum(map(int, sums)) == 3 * int(expected["label"].sum())
 
 
@@ -101,10 +101,10 @@ def test_the_next_batch_is_begun_while_one_is_used(plain):
 
 
 def test_states_are_exact_and_loops_that_are_left_go_on(plain):
-    expected = labels(Batches(plain[0], 8, epochs=2, **ALONE))
+    expected = labels(epochs(Batches(plain[0], 8, epochs=2, **ALONE), 2))
     source = Batches(plain[0], 8, epochs=2, **ALONE)
     assert len(source) == 13
-    loop = iter(source)
+    loop = epochs(source)
     found = []
     for count in range(16):
         state = source.state_dict()
@@ -121,7 +121,7 @@ def test_states_are_exact_and_loops_that_are_left_go_on(plain):
     other.load_state_dict(source.state_dict())
     assert found + labels(other) == expected
     source.set_epoch(0)
-    assert labels(source) == expected
+    assert labels(epochs(source, 2)) == expected
     gc.collect()
     assert not [t.name for t in threading.enumerate() if t.name.startswith("dsprep-")]
 

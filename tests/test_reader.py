@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import signal
+import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +18,16 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from support import MemorySource, assert_same_batch, random_batch, raw, schemas, take, write_batch
+from support import (
+    MemorySource,
+    assert_same_batch,
+    epochs,
+    random_batch,
+    raw,
+    schemas,
+    take,
+    write_batch,
+)
 from test_located import FORMATS, MIXED, written
 
 import dsprep
@@ -151,7 +163,7 @@ def check(path: Path, batch: Batch, schema: Schema, setting: Setting, **more: An
     for reader in setting.readers(path, **more):
         with reader:
             steps = len(reader)
-            found.append(list(reader))
+            found.append(list(epochs(reader, setting.epochs)))
             assert len(found[-1]) == steps * setting.epochs
             stats = reader.stats
             assert sum(s.batches for s in stats) == len(found[-1])
@@ -395,7 +407,7 @@ def test_hardly_any_samples(format, count, tmp_path):
         if not count:
             assert list(reader) == []
         else:
-            for _, found in zip(range(5), reader, strict=False):
+            for _, found in zip(range(5), epochs(reader), strict=False):
                 assert_same_batch(found, batch, MIXED)
     out = tmp_path / "repacked.h5"
     dsprep.repack(path, out, durable=False)
@@ -463,11 +475,126 @@ def test_every_engine(engine, tmp_path, monkeypatch):
             check(origin, batch, MIXED, replace(setting, buffer_size=11))
 
 
+@pytest.mark.parametrize("count", [1, 4, None])
+@pytest.mark.parametrize("transform", [None, lambda batch: batch])
+def test_a_loop_is_one_epoch_and_len_is_its_steps(count, transform, tmp_path):
+    """Whatever `epochs` is, and however loops begin and end."""
+    batch = random_batch(MIXED, 90, seed=11)
+    path = written("hdf5", tmp_path, MIXED, batch, 90)
+    options: dict[str, Any] = {"buffer_size": 30, "transform": transform}
+    with dsprep.Reader(path, 10, **options) as reader:
+        expected = [[keys(b, MIXED) for b in reader] for _ in range(6)]
+    with dsprep.Reader(path, 10, epochs=count, **options) as reader:
+        for epoch in (0, 1, 2):  # the loop that everybody writes
+            assert (len(reader), reader.epoch, reader.steps_per_epoch) == (9, epoch, 9)
+            for step, b in enumerate(reader):
+                assert keys(b, MIXED) == expected[epoch][step]
+                assert (len(reader), reader.epoch) == (9, epoch)
+            assert step == 8
+        for step, b in enumerate(reader):  # left early: what is left comes from the next loop
+            assert keys(b, MIXED) == expected[3][step]
+            if step == 3:
+                break
+        assert (len(reader), reader.epoch, reader.steps_per_epoch) == (5, 3, 9)
+        state = reader.state_dict()
+        for step, b in enumerate(reader):
+            assert len(reader) == 5
+            assert keys(b, MIXED) == expected[3][step + 4]
+            if step + 1 == len(reader):
+                break  # behind the last batch the epoch is over, also without asking for more
+        assert (len(reader), reader.epoch) == (9, 4)
+        reader.set_epoch(4)
+        assert [keys(b, MIXED) for b in reader] == expected[4]
+        reader.set_epoch(1)  # another one than that which is read ahead
+        assert [keys(b, MIXED) for b in reader] == expected[1]
+        loop = iter(reader)
+        with pytest.raises(UsageError, match="being iterated"):
+            reader.set_epoch(5)
+        loop.close()
+        reader.load_state_dict(state)
+        assert (len(reader), reader.epoch) == (5, 3)
+        assert [[keys(b, MIXED) for b in reader] for _ in range(2)] == [
+            expected[3][4:],
+            expected[4],
+        ]
+
+
+def test_between_loops_the_next_epoch_is_read(tmp_path):
+    batch = random_batch(MIXED, 90, seed=11)
+    path = written("hdf5", tmp_path, MIXED, batch, 90)
+
+    def read_ahead(reader: dsprep.Reader) -> bool:
+        """Whether bytes of the next epoch come while no loop runs."""
+        with time_limit(20):
+            while reader._running is not None and not reader._running.closed:
+                if any(s.epoch == reader.epoch and s.units for s in reader.stats):
+                    return True
+                time.sleep(0.001)
+        return False
+
+    for count in (1, 3, None):
+        with dsprep.Reader(path, 10, buffer_size=30, epochs=count) as reader:
+            for epoch in range(5):
+                list(reader)
+                assert read_ahead(reader) == (count is None or epoch + 1 < count)
+            state = reader.state_dict()
+            assert (state["epoch"], state["stages"]) == (5, [[1, 10, 0]])
+        assert [(s.samples, s.batches, s.units) for s in reader.stats][:5] == [(90, 9, 3)] * 5
+        assert not [t for t in threading.enumerate() if t.name.startswith("dsprep-")]
+    reader = dsprep.Reader(path, 10, buffer_size=30, epochs=None)
+    list(reader)
+    del reader  # without close
+    assert not [t for t in threading.enumerate() if t.name.startswith("dsprep-")]
+
+
+@pytest.mark.parametrize("policy", [{}, {"drop_last": True}, {"pad": True}])
+def test_parts_are_all_the_batches(policy, tmp_path):
+    batch = random_batch(MIXED, 90, seed=11)
+    path = written("hdf5", tmp_path, MIXED, batch, 90)
+    options: dict[str, Any] = {"buffer_size": 30, "rank": 1, "world_size": 2, **policy}
+    with dsprep.Reader(path, 4, **options) as reader:
+        expected = [[keys(b, MIXED) for b in reader] for _ in range(2)]
+        reader.set_epoch(0)
+        first = [keys(b, MIXED) for _, b in zip(range(3), reader, strict=False)]
+        state = reader.state_dict()
+    for parts in (1, 3, 40):
+        found: list[list[Any]] = [[], [], []]
+        for number in range(parts):
+            with dsprep.Reader(path, 4, **options) as reader:
+                reader.take_part(number, parts)
+                for epoch in (0, 1):
+                    steps, here = len(reader), [keys(b, MIXED) for b in reader]
+                    assert steps == len(here)
+                    found[epoch] += here
+                with dsprep.Reader(path, 4, **options) as resumed:
+                    resumed.load_state_dict(state)
+                    resumed.take_part(number, parts)
+                    rest = []
+                    for _ in range(len(resumed)):  # each batch by another reader
+                        rest.append(keys(next(iter(resumed)), MIXED))
+                        copy = pickle.loads(pickle.dumps(resumed)) if parts == 1 else resumed
+                        told = resumed.state_dict()
+                        again = dsprep.Reader(path, 4, **options)
+                        again.take_part(number, parts)
+                        again.load_state_dict(told)
+                        assert (again.epoch, len(again)) == (copy.epoch, len(copy))
+                        resumed = again
+                    found[2] += rest
+        assert found[:2] == expected
+        assert first + found[2] == expected[0]
+    if parts > 1:
+        with (
+            dsprep.Reader(path, 4, **options) as reader,
+            pytest.raises(UsageError, match="workers"),
+        ):
+            reader.load_state_dict(told)
+
+
 def test_epochs_differ_and_come_again(tmp_path):
     batch = random_batch(MIXED, 90, seed=11)
     path = written("hdf5", tmp_path, MIXED, batch, 90)
     with dsprep.Reader(path, 10, buffer_size=30, epochs=3) as reader:
-        three = [keys(b, MIXED) for b in reader]
+        three = [keys(b, MIXED) for b in epochs(reader, 3)]
     assert three[:9] != three[9:18] != three[18:]
     with dsprep.Reader(path, 10, buffer_size=30) as reader:
         one_by_one = [[keys(b, MIXED) for b in reader] for _ in range(3)]
@@ -490,7 +617,7 @@ def test_the_accounts_add_up(tmp_path):
     for world in (1, 2):
         for rank in range(world):
             with dsprep.Reader(path, 10, epochs=3, rank=rank, world_size=world) as reader:
-                list(reader)
+                list(epochs(reader, 3))
                 found = reader.stats
             assert [s.epoch for s in found] == [0, 1, 2]
             for s in found:
@@ -533,10 +660,10 @@ def test_going_on_after_any_step(shuffle, tmp_path):
     base = {"buffer_size": 9, "shuffle": shuffle, "buffers_mixed": 2, "seed": 3}
     every = Counter(keys(batch, MIXED))
     with dsprep.Reader(path, 5, epochs=2, **base) as reader:
-        whole = [keys(b, MIXED) for b in reader]
+        whole = [keys(b, MIXED) for b in epochs(reader, 2)]
     for done in range(len(whole) + 1):
         with dsprep.Reader(path, 5, epochs=2, **base) as reader:
-            loop = iter(reader)
+            loop = epochs(reader)
             for _ in range(done):
                 next(loop)
             state = reader.state_dict()
@@ -579,9 +706,8 @@ def test_going_on_twice_with_other_ranks(tmp_path):
                 with dsprep.Reader(path, size, rank=rank, world_size=world, **base) as reader:
                     if state is not None:
                         reader.load_state_dict(state)
-                    done = reader.state_dict()["stages"][-1][2]
                     # The end would be the beginning of the next epoch.
-                    steps = min(steps, len(reader) - done - 1)
+                    steps = min(steps, len(reader) - 1)
                     for _, b in zip(range(steps), reader, strict=False):
                         used.update(keys(b, MIXED))
                     states.append(json.dumps(reader.state_dict()))

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import random_batch
+from support import epochs, random_batch
 from test_located import FORMATS, MIXED, mutations, written
 from test_reader import TARGETS, keys, time_limit
 from test_reader_memory import fds, threads
@@ -83,7 +83,7 @@ def test_leaving_a_loop_early(made):
             for k, _ in enumerate(reader):
                 if k == count:
                     break
-            assert threads() == 0
+            assert threads() == 2 * reader.epoch  # behind the last batch, the next epoch is read
         assert reader.state_dict()["stages"][-1][2] == 15 - 15 * reader.epoch
 
         def fails() -> None:
@@ -130,7 +130,7 @@ def test_loops_that_are_thrown_away(made):
 def test_closing_within_the_loop(close, made):
     for io_threads in (1, 3):
         reader = dsprep.Reader(made["groups"], 7, epochs=None, io_threads=io_threads)
-        loop = iter(reader)
+        loop = epochs(reader)
         held = next(loop)
         known = keys(held, SCHEMA)
         (reader if close == "reader" else loop).close()
@@ -154,7 +154,7 @@ def test_closing_while_another_thread_waits(made, monkeypatch):
     for buffers in (1, 3):
         gate.clear()
         reader = dsprep.Reader(made["groups"], 7, epochs=None, buffers=buffers)
-        loop = iter(reader)
+        loop = epochs(reader)
         ended: list[BaseException | None] = []
 
         def consume(loop=loop, ended=ended) -> None:
@@ -181,22 +181,23 @@ def test_closing_while_another_thread_waits(made, monkeypatch):
 def test_closing_while_others_consume(made):
     for k in range(20):
         reader = dsprep.Reader(made["groups"], 3, epochs=None, io_threads=2, buffers=1 + k % 3)
-        loop = iter(reader)
-        ended = threading.Event()
+        ended, closing = threading.Event(), threading.Event()
 
-        def consume(loop=loop, ended=ended) -> None:
-            try:
-                for _ in loop:
-                    pass
-            except DsprepError:
-                ended.set()
+        def consume(reader=reader, ended=ended, closing=closing) -> None:
+            with contextlib.suppress(DsprepError):
+                while not closing.is_set():
+                    for _ in reader:
+                        pass
+            ended.set()
 
         consumer = threading.Thread(target=consume)
         consumer.start()
         time.sleep(0.002 * k)
+        closing.set()
         reader.close()
         consumer.join(20)
         assert ended.is_set()
+        reader.close()  # a loop may have begun behind the first call
         assert threads() == 0
 
 
@@ -271,7 +272,7 @@ def test_begun_here_and_ended_there(made):
 
 def test_a_reader_is_pickled_where_it_is(made):
     with dsprep.Reader(made["groups"], 7, seed=3, epochs=2) as reader:
-        expected = [keys(b, SCHEMA) for b in reader]
+        expected = [keys(b, SCHEMA) for b in epochs(reader, 2)]
     with dsprep.Reader(made["groups"], 7, seed=3, epochs=1) as reader:
         copies = [pickle.dumps(reader) for _ in reader]
         for k, data in enumerate(copies[:-1]):
@@ -323,14 +324,14 @@ def child_of(code: Callable[[], None], seconds: float = 20.0) -> int:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_fork_in_the_middle(made):
     with dsprep.Reader(made["groups"], 7, seed=1, epochs=None) as reader:
-        loop = iter(reader)
+        loop = epochs(reader)
         for _ in range(3):
             held = next(loop)
         known = keys(held, SCHEMA)
 
         def goes_on() -> None:  # from where the parent is
             state = reader.state_dict()
-            found = [keys(b, SCHEMA) for _, b in zip(range(30), reader, strict=False)]
+            found = [keys(b, SCHEMA) for _, b in zip(range(30), epochs(reader), strict=False)]
             assert len(found) == 30
             assert keys(held, SCHEMA) == known
             reader.load_state_dict(state)
@@ -352,7 +353,7 @@ def test_a_fork_in_the_middle(made):
         assert keys(held, SCHEMA) == known
         loop.close()
     with dsprep.Reader(made["groups"], 7, seed=1, epochs=None) as reader:
-        expected = [keys(b, SCHEMA) for _, b in zip(range(23), reader, strict=False)]
+        expected = [keys(b, SCHEMA) for _, b in zip(range(23), epochs(reader), strict=False)]
     assert following == expected[3:]
 
 
@@ -406,9 +407,10 @@ def test_an_interrupt_while_waiting(made):
         reader = dsprep.Reader(path, 7, epochs=None, buffers=1)
         taken = 0
         try:
-            for batch in reader:
-                taken += 1
-                reading.set()
+            while True:
+                for batch in reader:
+                    taken += 1
+                    reading.set()
         except KeyboardInterrupt:
             names = [t.name for t in threading.enumerate() if t.name.startswith("dsprep")]
             steps = reader.state_dict()["stages"][-1][2] + 15 * reader.epoch

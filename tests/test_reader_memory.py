@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import random_batch
+from support import epochs, random_batch
 from test_located import MIXED, written
 from test_reader import keys, time_limit
 
@@ -74,9 +74,9 @@ def test_all_batches_of_several_epochs_are_held(buffers, batch_size, data):
     path, _ = data
     options: dict[str, Any] = {"epochs": 3, "buffer_size": 25, "buffers": buffers, "io_threads": 2}
     with dsprep.Reader(path, batch_size, **options) as reader:
-        one_by_one = [keys(b, LARGE) for b in reader]
+        one_by_one = [keys(b, LARGE) for b in epochs(reader, 3)]
     with dsprep.Reader(path, batch_size, **options) as reader:
-        held = list(reader)
+        held = list(epochs(reader, 3))
     assert [keys(b, LARGE) for b in held] == one_by_one
 
 
@@ -99,7 +99,7 @@ def test_a_view_keeps_its_batch(data):
     for kept in (part, exported, lent, retyped):
         with dsprep.Reader(path, 3, buffer_size=20, buffers=1, epochs=4) as reader:
             views, copies = [], []
-            for batch in reader:
+            for batch in epochs(reader, 4):
                 views.append(kept(batch["x"]))
                 copies.append(batch["x"][1:2, 5:9].copy())
                 if len(views) > 30:
@@ -116,9 +116,9 @@ def test_a_batch_may_be_changed_by_its_holder(data):
     path, _ = data
     options: dict[str, Any] = {"epochs": 3, "buffer_size": 25, "seed": 2}
     with dsprep.Reader(path, 7, **options) as reader:
-        expected = [keys(b, LARGE) for b in reader]
+        expected = [keys(b, LARGE) for b in epochs(reader, 3)]
     with dsprep.Reader(path, 7, **options) as reader:
-        for batch, known in zip(reader, expected, strict=True):
+        for batch, known in zip(epochs(reader, 3), expected, strict=True):
             assert keys(batch, LARGE) == known
             for column in batch.values():
                 values = column.values if isinstance(column, Ragged) else column
@@ -130,7 +130,7 @@ def test_held_in_other_threads_and_dropped_in_odd_orders(data):
     wrong: list[str] = []
     with dsprep.Reader(path, 5, epochs=20, buffer_size=25, io_threads=2) as reader:
         with dsprep.Reader(path, 5, epochs=20, buffer_size=25) as other:
-            expected = [b["x"].copy() for b in other]
+            expected = [b["x"].copy() for b in epochs(other, 20)]
 
         def hold(items: list[tuple[np.ndarray, np.ndarray]], seed: int) -> None:
             draw = random.Random(seed)
@@ -143,7 +143,7 @@ def test_held_in_other_threads_and_dropped_in_odd_orders(data):
 
         workers = []
         items: list[tuple[np.ndarray, np.ndarray]] = []
-        for batch, known in zip(reader, expected, strict=True):
+        for batch, known in zip(epochs(reader, 20), expected, strict=True):
             items.append((batch["x"], known))
             if len(items) == 40:
                 workers.append(threading.Thread(target=hold, args=(items, len(workers))))
@@ -173,7 +173,7 @@ def test_any_pattern_of_holding(draws, data):
     }
     held: list[tuple[Any, list[bytes]]] = []
     with time_limit(30), dsprep.Reader(path, **options) as reader:
-        for batch in reader:
+        for batch in epochs(reader, 2):
             action = draws.draw(st.integers(0, 5))
             if action <= 1:
                 held.append((batch, keys(batch, LARGE)))
@@ -195,7 +195,7 @@ def test_any_pattern_of_holding(draws, data):
 def test_a_collection_does_not_lose_blocks_that_are_held(data):
     path, _ = data
     with dsprep.Reader(path, 10, buffer_size=50, epochs=3) as reader:
-        for batch in reader:
+        for batch in epochs(reader, 3):
             kept = [batch]
             del batch
             gc.collect()
@@ -217,7 +217,7 @@ def test_one_buffer_is_used_again(data):
     for buffers in (1, 2, 3):
         taken.clear()
         with dsprep.Reader(path, 10, buffers=buffers, allocate=counted, **options) as reader:
-            for batch in reader:
+            for batch in epochs(reader, 20):
                 del batch
         assert len(taken) == 1
 
@@ -246,7 +246,7 @@ def test_memory_stays_flat_over_epochs(tmp_path):
     batch = random_batch(schema, 512, seed=3, longest=2000)
     path = written("hdf5", tmp_path, schema, batch, 512)
     with dsprep.Reader(path, 16, buffer_size=64, epochs=None, io_threads=2) as reader:
-        loop = iter(reader)
+        loop = epochs(reader)
 
         def run(steps: int) -> int:
             for _ in range(steps):
@@ -289,7 +289,7 @@ def test_a_thousand_epochs_leave_nothing_behind(tmp_path):
         assert large - small < 1 << 20
         assert len(reader.stats) <= 1000
     with dsprep.Reader(path, 4, epochs=1500) as reader:
-        assert sum(1 for _ in reader) == 3000
+        assert sum(1 for _ in epochs(reader, 1500)) == 3000
         assert threads() == 0
         assert len(reader.stats) == 1000
     assert fds() <= before[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import pickle
 import threading
 import time
@@ -16,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from adapter_data import COUNT, MIXED, PLAIN, made
-from support import raw
+from support import epochs, raw
 
 import dsprep
 from dsprep.errors import UnsupportedError, UsageError
@@ -93,7 +94,7 @@ def test_tensors_share_the_memory_of_the_batch(plain):
 def test_a_batch_stays_as_it_is_while_a_tensor_of_it_exists(plain):
     path, expected = plain
     batches = Batches(path, 8, epochs=5, **ALONE)
-    kept = [(b["label"].clone(), b["x"][1:]) for b in batches]
+    kept = [(b["label"].clone(), b["x"][1:]) for b in epochs(batches, 5)]
     assert len(kept) == 5 * 13
     for samples, x in kept:
         assert raw(x.numpy()) == raw(expected["x"][samples[1:]])
@@ -180,7 +181,7 @@ def test_a_transform_gives_any_structure(plain):
 
 def test_each_loop_is_an_epoch_in_the_order_of_the_reader(plain):
     with dsprep.Reader(plain[0], 8, seed=3, epochs=2, **ALONE) as reader:
-        expected = labels(reader)
+        expected = labels(epochs(reader, 2))
     batches = Batches(plain[0], 8, seed=3, **ALONE)
     assert len(batches) == 13
     assert labels(batches) + labels(batches) == expected
@@ -264,18 +265,37 @@ def test_workers_of_all_ranks_cover_every_sample(plain, policy):
         assert len(seen) == 2 * 2 * 3 * 8
 
 
-def test_epochs_of_workers(plain):
-    with dsprep.Reader(plain[0], 8, rank=0, world_size=2, epochs=3) as reader:
-        zero = labels(reader)
+@pytest.mark.filterwarnings("error")  # PyTorch warns of more batches than `len` said
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_loop_that_everybody_writes_with_workers(persistent, plain):
+    """An epoch per loop, of as many steps as `len` says."""
+    with dsprep.Reader(plain[0], 8, **ALONE) as reader:
+        expected = [labels(reader) for _ in range(6)]
     batches = Batches(plain[0], 8, **ALONE)
-    for persistent in (False, True):
-        loader = DataLoader(batches, batch_size=None, num_workers=2, persistent_workers=persistent)
-        for epoch in (0, 1, 2):
-            batches.set_epoch(epoch)
-            assert labels(loader)[::2] == zero[7 * epoch : 7 * epoch + 7]
-        del loader
+    loader = DataLoader(batches, batch_size=None, num_workers=2, persistent_workers=persistent)
+    for epoch in (0, 1, 2, 4, 5):
+        if epoch == 4:
+            batches.set_epoch(4)  # it leads on from there
+        assert batches.epoch == epoch
+        found = []
+        for step, batch in enumerate(loader):
+            found.append(batch["label"].tolist())
+            assert len(loader) == 13
+            if epoch == 1 and step == 2:
+                break  # the next loop is the next epoch
+        if epoch == 1:
+            assert all(b in expected[1] for b in found)
+        else:
+            assert found[0:12:2] == expected[epoch][:6]
+            assert sorted(found) == sorted(expected[epoch])
+        assert batches.epoch == epoch + 1
     with pytest.raises(UsageError, match="workers of a DataLoader"):
         batches.state_dict()
+    batches.set_epoch(2)
+    assert batches.state_dict()["epoch"] == 2
+    assert labels(batches) == expected[2]
+    found = [labels(DataLoader(batches, batch_size=None, num_workers=1)) for _ in range(2)]
+    assert [*found, labels(batches)] == expected[3:6]
 
 
 def test_workers_that_are_spawned(plain):
@@ -287,25 +307,64 @@ def test_workers_that_are_spawned(plain):
         assert labels(loader) == labels(reader)
 
 
-def test_an_epoch_that_workers_read_twice_is_noticed(plain, monkeypatch):
-    info = type("Info", (), {"id": 0, "num_workers": 2})()
-    monkeypatch.setattr(adapter, "get_worker_info", lambda: info)
+class Workers:
+    """The workers of a DataLoader, in this process."""
+
+    def __init__(self, monkeypatch, batches, count):
+        self.monkeypatch, self.batches, self.count = monkeypatch, batches, count
+
+    def loop(self, seed, states=None):
+        """The batches of a loop, and the states that its workers end with."""
+        found = [
+            self.one(i, seed, None if states is None else states[i]) for i in range(self.count)
+        ]
+        return [b for batches, _ in found for b in batches], [state for _, state in found]
+
+    def one(self, number, seed, state=None, stop=None):
+        """What one worker delivers, that starts with the loop."""
+        info = {"id": number, "num_workers": self.count, "seed": seed + number}
+        with self.monkeypatch.context() as context:
+            context.setattr(adapter, "get_worker_info", lambda: type("Info", (), info)())
+            worker = pickle.loads(pickle.dumps(self.batches))
+            worker._shared = self.batches._shared
+            if state is not None:
+                worker.load_state_dict(state)
+            loop = iter(worker)
+            found = [b["label"].tolist() for b in itertools.islice(loop, stop)]
+            return found, worker.state_dict()
+
+
+def test_loops_with_the_same_seed_are_noticed(plain, monkeypatch):
     batches = Batches(plain[0], 8, **ALONE)
-    first = pickle.loads(pickle.dumps(batches))  # a worker of the first epoch
-    first._shared = batches._shared
-    assert len(labels(first)) == 7
-    assert first.state_dict()["stages"][-1][0] == 2
-    second = pickle.loads(pickle.dumps(batches))
-    second._shared = batches._shared
-    with pytest.warns(UserWarning, match="set_epoch"):
-        iter(second)
+    workers = Workers(monkeypatch, batches, 2)
+    zero, _ = workers.loop(7)
+    with pytest.warns(UserWarning, match="epoch 0 is read again.*set_epoch"):
+        assert workers.loop(7)[0] == zero
     batches.set_epoch(1)
-    third = pickle.loads(pickle.dumps(batches))
-    third._shared = batches._shared
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        iter(third)
-    assert third.epoch == 1
+        one, _ = workers.loop(7)
+        two, _ = Workers(monkeypatch, batches, 3).loop(8)  # another number of workers
+    assert [zero, one, two] == [labels(batches_of(plain, epoch)) for epoch in (0, 1, 2)]
+
+
+def batches_of(plain, epoch):
+    batches = Batches(plain[0], 8, **ALONE)
+    batches.set_epoch(epoch)
+    return batches
+
+
+def test_states_of_workers_are_exact(plain, monkeypatch):
+    batches = Batches(plain[0], 8, **ALONE)
+    batches.set_epoch(3)
+    workers = Workers(monkeypatch, batches, 2)
+    begun = [workers.one(i, 5, stop=3) for i in range(2)]
+    again = Workers(monkeypatch, Batches(plain[0], 8, **ALONE), 2)  # another program
+    rest, states = again.loop(9, [state for _, state in begun])
+    found = [b for batches, _ in begun for b in batches] + rest
+    assert sorted(found) == sorted(labels(batches_of(plain, 3)))
+    assert {state["epoch"] for state in states} == {4}
+    assert again.loop(10)[0] == labels(batches_of(plain, 4))
 
 
 def test_a_state_of_one_process_goes_on_in_workers(plain):
@@ -385,13 +444,16 @@ def test_a_device_gets_the_batches_of_the_reader(large, shuffle, kept):
     options = {"shuffle": shuffle, "epochs": 20, "buffers": 1, **ALONE}
     side = Fake()
     with dsprep.Reader(path, 8, **options) as reader:
-        right = labels(reader)
-    feed = Feed(dsprep.Reader(path, 8, allocate=kept, **options), _tensors, side)
+        right = labels(epochs(reader, 20))
+    source = dsprep.Reader(path, 8, allocate=kept, **options)
     found = []
-    for batch in feed:
-        assert raw(batch["x"].numpy()) == raw(expected["x"][batch["label"]])
-        found.append(batch["label"].tolist())
-    feed.close()
+    for _ in range(20):
+        feed = Feed(source, _tensors, side)
+        for batch in feed:
+            assert raw(batch["x"].numpy()) == raw(expected["x"][batch["label"]])
+            found.append(batch["label"].tolist())
+        feed.close()
+    source.close()
     assert found == right
     assert side.most <= adapter.COPIES
 
@@ -399,7 +461,7 @@ def test_a_device_gets_the_batches_of_the_reader(large, shuffle, kept):
 def test_copies_that_fall_behind_are_waited_for(large, kept):
     side = Fake()
     side.use = lambda tensors, event: None  # a program that runs ahead of its GPU
-    options = {"epochs": 5, "buffers": 1, **ALONE}
+    options = {"buffers": 1, **ALONE}
     with dsprep.Reader(large[0], 8, **options) as reader:
         right = labels(reader)
     feed = Feed(dsprep.Reader(large[0], 8, allocate=kept, **options), _tensors, side)
@@ -444,14 +506,14 @@ def gpu(monkeypatch):
 
 
 def test_on_a_gpu_states_are_exact_and_all_memory_is_unlocked(plain, gpu):
-    expected = labels(Batches(plain[0], 8, epochs=2, **ALONE))
+    expected = labels(epochs(Batches(plain[0], 8, epochs=2, **ALONE), 2))
     assert not gpu
     batches = Batches(plain[0], 8, device="cuda", epochs=2, **ALONE)
     assert "cuda:1" in repr(batches)
-    loop = iter(batches)
+    loop = epochs(batches)
     found = [next(loop)["label"].tolist() for _ in range(12)]
     assert gpu
-    for count in (12, 13, 14, 15):  # also at the end of an epoch, with a batch of the next begun
+    for count in (12, 13, 14, 15):  # also at the end of an epoch
         state = batches.state_dict()
         assert batches.epoch == (count >= 13)  # that of the next batch
         other = Batches(plain[0], 8, device="cuda", **ALONE)
@@ -518,12 +580,12 @@ def test_a_real_gpu_gets_the_batches_of_the_reader(large):
     work = torch.rand(2048, 2048, device="cuda")
     batches = Batches(path, 8, device="cuda", epochs=50, **ALONE)
     wrong, found = torch.zeros((), dtype=torch.int64, device="cuda"), []
-    for batch in batches:  # the program runs ahead of the GPU: nothing here waits for it
+    for batch in epochs(batches, 50):  # nothing here waits: the program runs ahead of the GPU
         work = work @ work / 2048
         wrong += (batch["x"].view(torch.int32) != x[batch["label"]]).sum()
         found.append(batch["label"])
     assert int(wrong) == 0
     with dsprep.Reader(path, 8, epochs=50, **ALONE) as reader:
-        assert [f.tolist() for f in found] == labels(reader)
+        assert [f.tolist() for f in found] == labels(epochs(reader, 50))
     batches = Batches(path, 8, pin_memory=True, **ALONE)
     assert next(iter(batches))["x"].is_pinned()

@@ -25,12 +25,18 @@ class Start:
         Steps that were done since.
     epochs
         How many; None: without end.
+    part
+        Which of how many parts of the steps of this rank, in which order they were dealt.
+    done
+        Steps of this part that were done.
     """
 
     epoch: int
     stages: tuple[Stage, ...]
     steps: int
     epochs: int | None
+    part: tuple[int, int] = (0, 1)
+    done: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,20 +61,23 @@ class Dealing:
     world_size: int
     batch_size: int
 
-    def leg(self, rank: int, epoch: int, stages: tuple[Stage, ...] = (), first: int = 0) -> Leg:
-        """Return what a rank delivers of an epoch, from step `first` on."""
-        order = Sequence(self.edges, self.shuffle, self.seed, epoch, self.mixed)
-        dealt = Epoch(order, stages, self.remainder)
-        return Leg(epoch, dealt, dealt.share(self.world_size, rank, self.batch_size), first)
+    def leg(self, rank: int, start: Start) -> Leg:
+        """Return what a rank delivers of the epoch in which a loop begins."""
+        order = Sequence(self.edges, self.shuffle, self.seed, start.epoch, self.mixed)
+        dealt = Epoch(order, start.stages, self.remainder)
+        share = dealt.share(self.world_size, rank, self.batch_size)
+        left, (i, parts) = share.steps - start.steps, start.part
+        first, stop = (start.steps + k * left // parts for k in (i, i + 1))
+        return Leg(start.epoch, dealt, share, first + start.done, stop)
 
     def legs(self, rank: int, start: Start) -> Callable[[], Iterator[Leg]]:
         """Return what a loop of a rank runs through."""
 
         def legs() -> Iterator[Leg]:
-            yield self.leg(rank, start.epoch, start.stages, start.steps)
+            yield self.leg(rank, start)
             number = 1
             while self.edges[-1] and (start.epochs is None or number < start.epochs):
-                yield self.leg(rank, start.epoch + number)
+                yield self.leg(rank, Start(start.epoch + number, (), 0, 1, start.part))
                 number += 1
 
         return legs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -42,9 +42,11 @@ MOST_RANKS = 1 << 20
 class Reader:
     """Batches of a dataset that has a sidecar; best of one that was repacked.
 
-    ``for batch in reader`` runs through `epochs` epochs, from where the last loop stopped. A
-    batch is a dict of field name to array of shape ``(n, *shape)``, or to `Ragged`. It stays as
-    it is as long as something refers to it.
+    ``for batch in reader`` runs through one epoch, the next ``for`` through the next one; behind
+    a ``for`` that was left early, and behind `load_state_dict`, it runs through what is left of
+    that epoch. ``len(reader)`` is the number of its steps. A batch is a dict of field name to
+    array of shape ``(n, *shape)``, or to `Ragged`. It stays as it is as long as something refers
+    to it.
 
     Parameters
     ----------
@@ -61,8 +63,9 @@ class Reader:
     rank, world_size
         This process and how many there are; see `dsprep.reader.ranks.detect` for the default.
     epochs
-        That one loop runs through, with the one that it begins in, also after `load_state_dict`;
-        None: without end.
+        Of the training, counted from epoch 0; None: without end. Up to the last of them, the
+        beginning of the next epoch is read while a ``for`` ends and until the next one begins;
+        behind the last one, and with the default, reading ends with the ``for``.
     shuffle
         ``"group"``: the groups, and the samples within what is read at a time. ``"global"``: all
         samples, each read where it lies. ``"none"``.
@@ -221,8 +224,12 @@ class Reader:
         self._ledger = Ledger()
         self.epoch = 0
         self._stages: tuple[Stage, ...] = ()
-        self._steps = 0  # of the last stage
+        self._steps = 0  # of the last stage, by all parts of this rank
+        self._part = (0, 1)
+        self._done = 0  # steps since, by this part
         self._running: Pipeline | Loop | None = None
+        self._looping: range | None = None  # what the loop that is under way adds to `_done`
+        self._closing: weakref.finalize[Any, Any] | None = None
         self._pools: Pools | None = None
         self._lock = threading.Lock()
         self._node: Client | Service | None = None
@@ -277,16 +284,40 @@ class Reader:
     # --- what comes --------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the steps of the present epoch, from its beginning or since it was resumed."""
-        return self._leg(self.epoch, self._stages, 0).share.steps
+        """Return the steps of the loop that is under way, or else of the next one."""
+        if self._looping is not None and self._is_looping():
+            return len(self._looping)
+        leg = self._leg()
+        return leg.stop - leg.first
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a whole epoch: what ``len`` is but for an epoch that is resumed."""
+        leg = self._dealing.leg(self.place.rank, Start(0, (), 0, 1, self._part))
+        return leg.stop - leg.first
 
     @property
     def samples(self) -> int:
         """Samples of the dataset."""
         return len(self._sidecar)
 
-    def _leg(self, epoch: int, stages: tuple[Stage, ...], first: int) -> Leg:
-        return self._dealing.leg(self.place.rank, epoch, stages, first)
+    def _start(self) -> Start:
+        """Return where the next loop begins."""
+        left = None if self._epochs is None else max(1, self._epochs - self.epoch)
+        return Start(self.epoch, self._stages, self._steps, left, self._part, self._done)
+
+    def _leg(self) -> Leg:
+        return self._dealing.leg(self.place.rank, self._start())
+
+    def _is_looping(self) -> bool:
+        running = self._running
+        return running is not None and not running.closed and self._looping is not None
+
+    def _between_loops(self, what: str) -> None:
+        if self._pid != os.getpid():
+            self._reopen()
+        if self._is_looping():
+            raise UsageError("the reader is being iterated", fix=f"{what} before the loop")
 
     def _task(self) -> Task:
         """Return what is to be read, whatever the rank."""
@@ -303,52 +334,98 @@ class Reader:
 
     def _begin(self) -> Pipeline | Loop:
         """Begin to read, here or in another process of this node, from here on."""
-        start = Start(self.epoch, self._stages, self._steps, self._epochs)
+        start = self._start()
         legs = self._dealing.legs(self.place.rank, start)
         if isinstance(self._node, Client):
             return self._node.loop(start, legs, self._ledger, self._pipeline)
         return self._pipeline(legs)
 
     def __iter__(self) -> Batches:
-        """Return the batches of the next `epochs` epochs, or of what is left of them."""
+        """Return the batches of the next epoch, or of what is left of it."""
         if self._pid != os.getpid():  # locks and files of the parent
             self._reopen()
         with self._lock:
-            if self._running is not None and not self._running.closed:
+            if self._is_looping():
                 raise UsageError(
                     "the reader is being iterated already",
                     fix="make a second Reader, or end the first loop",
                 )
             self._sidecar.check()
-            if self._steps >= len(self):
-                self._next_epoch()
-            pipeline = self._begin()
-            self._running = pipeline
-        return Batches(self._loop(pipeline), pipeline)
+            running = self._running
+            if running is None or running.closed or not self._is_next(running.leg):
+                self._stop()
+                running = self._running = self._begin()
+                self._closing = weakref.finalize(self, running.close)  # also where nobody does
+            leg = running.leg
+            assert leg is not None, "there is one epoch at least"
+            self._looping = range(self._done, self._done + leg.stop - leg.first)
+        return Batches(self, running, self._loop(running))
 
-    def _loop(self, pipeline: Pipeline | Loop) -> Iterator[Any]:
-        batches = pipeline.batches()
+    def _is_next(self, leg: Leg | None) -> bool:
+        """Whether the next loop begins with the beginning of the epoch that is read ahead."""
+        begins = not (self._stages or self._steps or self._done)
+        return leg is not None and leg.number == self.epoch and begins
+
+    def _stop(self) -> None:
+        """End the threads."""
+        if self._closing is not None:
+            self._closing()
+        self._closing = self._looping = None
+
+    def _loop(self, running: Pipeline | Loop) -> Generator[Any, None, None]:
+        batches = running.batches()
         found = batches if self._transform is None else self._transformed(batches)
-        for leg, step, batch in found:
-            if leg.number != self.epoch:
-                self.epoch, self._stages = leg.number, ()
-            self._steps = step + 1
+        for _, _, batch in found:
+            self._done += 1
             yield batch
             del batch
-        self._next_epoch()
 
-    def _next_epoch(self) -> None:
-        self.set_epoch(self.epoch + 1)
+    def _end_loop(self, running: Pipeline | Loop) -> None:
+        """End a loop: with its last batch the epoch, else what is read ahead is dropped."""
+        if running is not self._running or self._looping is None:
+            return
+        through = self._done == self._looping.stop
+        self._looping = None
+        if through:
+            self._go_to(self.epoch + 1)
+        if running.leg is None or not through:
+            self._stop()
+
+    def _go_to(self, epoch: int) -> None:
+        self.epoch, self._stages, self._steps, self._done = epoch, (), 0, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Go on with the beginning of an epoch."""
+        """Let the next loop begin with the beginning of an epoch.
+
+        Raises
+        ------
+        UsageError
+            Within a loop.
+        """
         _at_least("epoch", epoch, 0)
-        self.epoch, self._stages, self._steps = epoch, (), 0
+        self._between_loops("call set_epoch")
+        self._go_to(int(epoch))
+
+    def take_part(self, number: int, parts: int) -> None:
+        """Deliver only one of several parts of this rank's steps, as a worker of a loader does.
+
+        The parts are runs of the steps that the rank would do, as long as each other but for one
+        step; together they are all of them.
+        """
+        _at_least("parts", parts, 1)
+        _at_least("number", number, 0)
+        if number >= parts:
+            raise UsageError(f"number is {number}", expected=f"less than the {parts} parts")
+        self._between_loops("call take_part")
+        if isinstance(self._node, Client):
+            raise UsageError("another process reads for this Reader, which has no parts then")
+        self._part, self._done = (int(number), int(parts)), 0
 
     def _reopen(self) -> None:
         data = self._arguments["data"]
         self._sidecar = Sidecar.open(self._arguments["path"], data)
         self._pid, self._running, self._pools = os.getpid(), None, None
+        self._looping = self._closing = None
         self._ledger, self._lock, self._node = Ledger(), threading.Lock(), None
         self._settings = replace(self._settings, token=self._staggered(None))
 
@@ -380,11 +457,14 @@ class Reader:
         Every rank has the same state after as many steps. It can be loaded with another world
         size or batch size: what is left of the epoch is dealt anew.
         """
-        here = Stage(self.place.world_size, self.batch_size, self._steps)
+        alone = self._part[1] == 1
+        steps = self._steps + self._done if alone else self._steps
+        here = Stage(self.place.world_size, self.batch_size, steps)
         return {
             "version": STATE_VERSION,
             "epoch": self.epoch,
             "stages": [[s.world_size, s.batch_size, s.steps] for s in (*self._stages, here)],
+            **({} if alone else {"part": [*self._part, self._done]}),
             **self._order(),
         }
 
@@ -400,10 +480,7 @@ class Reader:
         UsageError
             If the state is of a reader that draws another order, or is none.
         """
-        if self._pid != os.getpid():
-            self._reopen()
-        if self._running is not None and not self._running.closed:
-            raise UsageError("the reader is being iterated", fix="load the state before the loop")
+        self._between_loops("load the state")
         if not hasattr(state, "get") or state.get("version") != STATE_VERSION:
             raise UsageError(
                 "this is no state of a Reader, or one of another version",
@@ -426,15 +503,26 @@ class Reader:
                 raise ValueError("numbers are below zero")
             if max(s.world_size for s in stages) > MOST_RANKS:
                 raise ValueError(f"there are more than {MOST_RANKS} ranks")
+            *part, done = map(int, state.get("part", (*self._part, 0)))
+            if done < 0:
+                raise ValueError("numbers are below zero")
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the state of the reader is damaged: {error}") from error
+        if tuple(part) != self._part:
+            raise UsageError(
+                "the state is that of one of several workers, which read a part each",
+                expected=f"part {self._part[0]} of {self._part[1]}",
+                found=f"part {part}",
+                fix="load it with as many workers",
+            )
         last = stages[-1]
         same = last.world_size == self.place.world_size and last.batch_size == self.batch_size
         self.epoch = epoch
         self._stages = tuple(stages[:-1]) if same else tuple(s for s in stages if s.steps)
-        self._steps = last.steps if same else 0
-        if self.samples and self._steps >= len(self):  # saved behind the last batch of an epoch
-            self._next_epoch()
+        self._steps, self._done = (last.steps, done) if same else (0, 0)
+        leg = self._leg()
+        if self.samples and (self._steps >= leg.share.steps or (done and leg.first >= leg.stop)):
+            self._go_to(self.epoch + 1)  # saved behind the last batch of an epoch
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy reads for itself, and is no process of the communicator.
@@ -457,7 +545,8 @@ class Reader:
         if self._pid != os.getpid():  # of a fork: the loop and the files are the parent's
             return
         if self._running is not None:
-            self._running.close()
+            self._end_loop(self._running)
+        self._stop()
         if self._node is not None:
             self._node.close()
         if isinstance(self._settings.token, Stagger):
@@ -483,24 +572,33 @@ class Reader:
 
 
 class Batches(Iterator[Any]):
-    """One loop through a `Reader`; its threads end with it, however it ends."""
+    """One loop through a `Reader`; its threads end with it unless they read the next epoch."""
 
-    def __init__(self, batches: Iterator[Any], pipeline: Pipeline | Loop) -> None:
-        self._batches, self._pipeline = batches, pipeline
+    def __init__(
+        self, reader: Reader, running: Pipeline | Loop, batches: Generator[Any, None, None]
+    ) -> None:
+        self._reader, self._running, self._batches = reader, running, batches
+        self._over = False
 
     def __next__(self) -> Any:
         try:
             return next(self._batches)
+        except StopIteration:
+            self.close()
+            raise
         except BaseException:
-            self._pipeline.close()
+            self._running.close()
+            self.close()
             raise
 
     def close(self) -> None:
-        """Stop reading."""
-        self._pipeline.close()
+        """End the loop: before its last batch, stop reading; behind it, as if it had ended."""
+        if not self._over:
+            self._over = True
+            self._reader._end_loop(self._running)
 
     def __del__(self) -> None:
-        self._pipeline.close()
+        self.close()
 
 
 def _at_least(name: str, value: Any, least: int) -> None:

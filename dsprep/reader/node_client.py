@@ -187,7 +187,7 @@ class _Link:
             "loop": self._loop,
             "epoch": start.epoch,
             "stages": stages,
-            "steps": start.steps,
+            "steps": start.steps + start.done,
             "epochs": start.epochs,
         }
         while self._pending() and self.next(lambda: not self._pending()) is not None:
@@ -344,7 +344,7 @@ class _Returns:
 
 
 class Loop:
-    """One loop through the batches of a rank, which another process reads.
+    """Some epochs of the batches of a rank, which another process reads.
 
     Attributes
     ----------
@@ -363,37 +363,53 @@ class Loop:
     ) -> None:
         self._client, self._link, self._number = client, link, number
         self._legs, self._ledger, self._make_local = legs, ledger, local
+        self._coming = legs()
+        self._leg = next(self._coming, None)
         self._local: Pipeline | None = None
-        self._asked = 0
+        self._asked = self._taken = 0
         self.closed = False
 
-    def batches(self) -> Iterator[tuple[Leg, int, Batch]]:
-        """Yield every batch with its epoch and the number of its step; see `Pipeline.batches`."""
-        taken = 0
-        for leg in self._legs():
-            for step in range(leg.first, leg.share.steps):
-                began = time.perf_counter()
-                told = self._take(taken)
-                if told is None:
-                    yield from self._go_on_alone(leg.number, step)
-                    return
-                if (told.epoch, told.step) != (leg.number, step):
-                    raise ReadError("the reader of this node delivers another step", -1)
-                batch = self._link.batch(told, self._client.schema)
-                waited = time.perf_counter() - began
-                self._ledger.add(
-                    leg.number,
-                    exposed_seconds=waited,
-                    first_seconds=waited if step == leg.first else 0.0,
-                    samples=told.count,
-                    batches=1,
-                )
-                taken += 1
-                yield leg, step, batch
-                del batch
-        self._take(taken)  # that there are no more, and the last accounts
+    @property
+    def leg(self) -> Leg | None:
+        """What comes next; see `Pipeline`."""
+        return self._leg if self._local is None else self._local.leg
 
-    def _take(self, taken: int) -> _Told | None:
+    def batches(self) -> Iterator[tuple[Leg, int, Batch]]:
+        """Yield every batch of one epoch; see `Pipeline.batches`."""
+        if self._local is not None:
+            yield from self._local.batches()
+            return
+        leg = self._leg
+        if leg is None:
+            return
+        for step in range(leg.first, leg.stop):
+            began = time.perf_counter()
+            told = self._take()
+            if told is None:
+                yield from self._go_on_alone(leg.number, step)
+                return
+            if (told.epoch, told.step) != (leg.number, step):
+                raise ReadError("the reader of this node delivers another step", -1)
+            batch = self._link.batch(told, self._client.schema)
+            waited = time.perf_counter() - began
+            self._ledger.add(
+                leg.number,
+                exposed_seconds=waited,
+                first_seconds=waited if step == leg.first else 0.0,
+                samples=told.count,
+                batches=1,
+            )
+            self._taken += 1
+            if step + 1 == leg.stop:
+                self._leg = next(self._coming, None)
+            yield leg, step, batch
+            del batch
+        if leg.first == leg.stop:
+            self._leg = next(self._coming, None)
+        if self._leg is None:
+            self._take()  # that there are no more, and the last accounts
+
+    def _take(self) -> _Told | None:
         """Return the next batch; None: the other Reader was closed."""
         link = self._link
         if link.pid != os.getpid():
@@ -402,7 +418,7 @@ class Loop:
             )
         if self.closed:
             raise UsageError("the reader was closed within the loop", fix="end the loop first")
-        while self._asked < taken + 2:  # one ahead
+        while self._asked < self._taken + 2:  # one ahead
             self._asked += 1
             if not link.say(wire.with_numbers(wire.ASK, self._number)):
                 break  # what was said before is still to be received

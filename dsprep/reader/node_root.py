@@ -26,7 +26,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.util import Finalize
 from queue import SimpleQueue
@@ -43,7 +43,7 @@ from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Pool
 from dsprep.reader.node_memory import Shared
 from dsprep.reader.order import Stage
-from dsprep.reader.pipeline import Pipeline, Pools, Settings
+from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings
 from dsprep.schema import Array, Batch, Bytes, Ragged
 
 BIND_SECONDS = 5.0
@@ -378,12 +378,13 @@ class _Session:
 
     def _deliver(self, loop: _Loop, tally: Tally) -> None:
         """Send a batch whenever the client asks for one."""
-        batches = loop.pipeline.batches()
+        pipeline = loop.pipeline
+        batches = _all_batches(pipeline)
         try:
             while loop.asks.get() and not loop.closed:
                 found = next(batches, None)
                 if found is None:
-                    loop.pipeline.close()  # waits for what is still to be tallied
+                    pipeline.close()  # waits for what is still to be tallied
                     self._send_batch(loop, wire.NO_MORE, (0, 0, 0), [], tally)
                     return
                 leg, step, batch = found
@@ -484,6 +485,11 @@ class _Session:
         else:
             self._shared.not_told(gone)
         return went
+
+
+def _all_batches(pipeline: Pipeline) -> Iterator[tuple[Leg, int, Batch]]:
+    while pipeline.leg is not None:
+        yield from pipeline.batches()
 
 
 _lock = threading.RLock()

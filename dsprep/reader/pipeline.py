@@ -53,14 +53,15 @@ class Leg:
         How it is dealt.
     share
         The rank's.
-    first
-        The step that it begins with.
+    first, stop
+        The step that it begins with, and the one before which it ends.
     """
 
     number: int
     epoch: Epoch
     share: Share
-    first: int = 0
+    first: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ class Pipeline:
 
     Attributes
     ----------
+    leg
+        What comes next; behind the last batch of the last epoch: None.
     closed
         Whether it was closed.
     """
@@ -172,6 +175,9 @@ class Pipeline:
         self._lock = threading.Lock()
         self._planned = self._taken = 0  # fills
         self._hungry = False
+        self._ready: deque[Slice] = deque()
+        self._coming = legs()
+        self.leg = next(self._coming, None)
         self.closed = False
         names = ["plan", *(f"read-{i}" for i in range(settings.threads))]
         works = [self._plan, *[self._read] * settings.threads]
@@ -205,8 +211,13 @@ class Pipeline:
         share, sequence, settings = leg.share, leg.epoch.sequence, self._settings
         step = leg.first
         start = at = end = share.delivered(step)  # positions: of the block, of what comes next
+        stop = share.delivered(leg.stop)
         block: tuple[Block, Bytes] | None = None
         for unit in leg.epoch.units(share, at):
+            if at == stop:
+                return
+            if len(unit) > stop - at:
+                unit = unit.part(0, stop - at)
             samples, slots = sequence.slots(unit)
             ragged: dict[str, Ragged] = {}
             slices = []
@@ -214,7 +225,7 @@ class Pipeline:
             while low < len(samples):
                 if block is None:
                     block = self._blocks.take(0, self._starved)
-                    step = min(step + self._filler.batches, share.steps)
+                    step = min(step + self._filler.batches, leg.stop)
                     start, end = at, share.delivered(step)
                 high = min(len(samples), low + end - at)
                 slices.append(Slice(*block, at - start, low, high, ragged))
@@ -322,46 +333,55 @@ class Pipeline:
     # --- the consumer ------------------------------------------------------------------------
 
     def batches(self) -> Iterator[tuple[Leg, int, Batch]]:
-        """Yield every batch with its epoch and the number of its step.
+        """Yield every batch of one epoch with that epoch and the number of its step.
+
+        The next epoch, if there is one, comes from the next call. It is read ahead meanwhile.
 
         Raises
         ------
         ReadError
             If samples cannot be read.
         """
-        ready: deque[Slice] = deque()
-        for leg in self._legs():
-            share = leg.share
-            at = share.delivered(leg.first)
-            for step in range(leg.first, share.steps):
-                began = time.perf_counter()
-                count = share.delivered(step + 1) - at
-                pieces: list[Slice] = []
-                have = 0
-                while have < count:
-                    if not ready:
-                        ready.extend(self._next().take())
-                    first = ready.popleft()
-                    taken, rest = first.cut(count - have)
-                    pieces.append(taken)
-                    have += taken.high - taken.low
-                    if rest is not None:
-                        ready.appendleft(rest)
-                    del first, taken, rest
-                batch = self._batch(pieces, count)
-                del pieces
-                waited = time.perf_counter() - began
-                self._ledger.add(
-                    leg.number,
-                    exposed_seconds=waited,
-                    first_seconds=waited if step == leg.first else 0.0,
-                    samples=count,
-                    batches=1,
-                )
-                at += count
-                yield leg, step, batch
-                del batch
-            self._ledger.fetched(leg.number)
+        leg = self.leg
+        if leg is None:
+            return
+        at = leg.share.delivered(leg.first)
+        for step in range(leg.first, leg.stop):
+            began = time.perf_counter()
+            count = leg.share.delivered(step + 1) - at
+            pieces: list[Slice] = []
+            have = 0
+            while have < count:
+                if not self._ready:
+                    self._ready.extend(self._next().take())
+                first = self._ready.popleft()
+                taken, rest = first.cut(count - have)
+                pieces.append(taken)
+                have += taken.high - taken.low
+                if rest is not None:
+                    self._ready.appendleft(rest)
+                del first, taken, rest
+            batch = self._batch(pieces, count)
+            del pieces
+            waited = time.perf_counter() - began
+            self._ledger.add(
+                leg.number,
+                exposed_seconds=waited,
+                first_seconds=waited if step == leg.first else 0.0,
+                samples=count,
+                batches=1,
+            )
+            at += count
+            if step + 1 == leg.stop:
+                self._end_leg(leg)
+            yield leg, step, batch
+            del batch
+        if leg.first == leg.stop:
+            self._end_leg(leg)
+
+    def _end_leg(self, leg: Leg) -> None:
+        self._ledger.fetched(leg.number)
+        self.leg = next(self._coming, None)
 
     def _next(self) -> Fill:
         """Return the next unit, once it is in memory."""

@@ -14,7 +14,7 @@ import numpy as np
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.dsprep_reader import DsprepReader, buffer_size
 from dsprep.located import Sidecar
-from dsprep.reader.dealing import Dealing
+from dsprep.reader.dealing import Dealing, Start
 from dsprep.reader.engines import make
 from dsprep.reader.filling import Filler
 from dsprep.reader.fills import Fill
@@ -85,7 +85,7 @@ class Group(Strategy):
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield the batches, in the order of the Reader."""
-        leg = self._dealing.leg(self.task.rank, number)
+        leg = self._dealing.leg(self.task.rank, Start(number, (), 0, 1))
         assert self._pools is not None, "open comes first"
         if self._running is not None:
             self._running.close()
