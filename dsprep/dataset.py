@@ -266,14 +266,25 @@ def open_native(
         with open_native(format, paths, every, schema, progress=progress) as all_of_them:
             names = all_of_them.schema.names
             options = replace(options, fields=with_others(options.fields, names))
-            schema = all_of_them.schema if format.infers_shapes else schema
+            options, schema = format.settled(options, all_of_them.schema, schema)
+    source: Source
     if len(paths) == 1:
         source = _open_file(format, paths[0], options, schema, survey)
         source.notes = (*notes, *source.notes)
+        if schema is None:
+            options, schema = format.settled(options, own_names(source.schema, options), None)
     else:
-        source = MultiSource(format, paths, options, schema, notes, progress, survey)
+        source = many = MultiSource(format, paths, options, schema, notes, progress, survey)
+        options, schema = many.options, many.hint
     source.opening = Opening(tuple(p.absolute() for p in paths), options, format.name, schema)
     return source
+
+
+def own_names(schema: Schema, options: OpenOptions) -> Schema:
+    """Return the fields of `schema` by the names that they have in the files."""
+    paths = {s.name: s.path for s in options.fields}
+    fields = {paths.get(f.name, f.name): f for f in schema}
+    return Schema(tuple(replace(f, name=name) for name, f in fields.items()), schema.attrs)
 
 
 @dataclass(frozen=True)
@@ -475,13 +486,16 @@ class MultiSource(Source):
         survey: bool = False,
     ) -> None:
         self._opener = format.survey if survey else format.open
-        self.format, self.paths, self._options = format, list(paths), options
+        self.format, self.paths = format, list(paths)
+        self.options, self.hint = options, hint
         self.path = Path(os.path.commonpath([p.absolute().parent for p in paths]))
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Slot] = OrderedDict()
-        self._hint = hint
         self._said: Counter[str] = Counter()
-        counts = self._check_files(progress)
+        if format.infers and hint is None:
+            counts = self._infer(progress)
+        else:
+            counts = self._check_files(progress)
         if hint is not None:
             self.schema = _with_hinted_attrs(self.schema, hint)
         self._starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])
@@ -495,41 +509,66 @@ class MultiSource(Source):
     def _check_files(self, progress: Callable[[int, int], None] | None) -> NDArray[np.int64]:
         """Set the schema and notes; return the samples of each file."""
         counts = np.zeros(len(self.paths), np.int64)
-        first = ""
-        for i, path in enumerate(self.paths):
-            with self.file(i) as source:
-                counts[i] = len(source)
-                self._said.update(source.notes)
-                if not counts[i]:
-                    self._said["there are no samples"] += 1
-                if i == 0:
-                    self.schema, self.version = source.schema, source.version
-                    first = attributes_text(source.schema)
-                    continue
-                if source.schema.fields != self.schema.fields:
-                    self._reconcile(path, source.schema)
-                if attributes_text(source.schema) != first:
-                    self._said["attributes are not those of the first file, which are kept"] += 1
-            if progress is not None:
-                progress(i + 1, len(self.paths))
+        for i, source in self._each(progress):
+            counts[i] = len(source)
+            if i == 0:
+                self.schema, self.version = source.schema, source.version
+            elif differences(self.schema, source.schema):
+                raise self._disagree(self.paths[i], source.schema)
         return counts
 
-    def _reconcile(self, path: Path, found: Schema) -> None:
-        """Accept fields in another order, and widen inferred shapes; or raise `SchemaError`."""
-        if not differences(self.schema, found):
-            return
-        merged = widen(self.schema, found) if self.format.infers_shapes else None
-        if merged is None:
-            raise SchemaError(
-                f"its fields differ from those of {self.paths[0]}: "
-                + "; ".join(differences(self.schema, found)[:3]),
-                where=path,
-                fix="name the fields that all files have with --field, or leave the file out",
-            )
-        self.schema = self._hint = merged
-        with self._lock:  # files opened so far were opened with the narrower shapes
-            for index in [i for i, slot in self._open.items() if not slot.users]:
+    def _infer(self, progress: Callable[[int, int], None] | None) -> NDArray[np.int64]:
+        """Set the schema, from what all files hold, and notes; return the samples of each file."""
+        counts = np.zeros(len(self.paths), np.int64)
+        options, self.options = self.options, replace(self.options, fields=())
+        known: Schema | None = None
+        for i, source in self._each(progress):
+            counts[i] = len(source)
+            if known is None or not len(source):
+                known = source.schema if len(source) else known
+                continue
+            merged = self.format.agree(known, source.schema)
+            if merged is None:
+                self.schema = known
+                raise self._disagree(self.paths[i], source.schema)
+            known = merged
+        self.options = options
+        if known is not None:
+            self.options, self.hint = self.format.settled(options, known, None)
+        with self._lock:  # files opened so far were opened without knowing the others
+            for index in list(self._open):
                 self._close(index)
+        first = int(np.flatnonzero(counts)[0]) if counts.any() else 0
+        with self.file(first) as source:
+            self.schema, self.version = source.schema, source.version
+            self._said |= {note: len(self.paths) for note in source.notes if options.fields}
+        return counts
+
+    def _each(self, progress: Callable[[int, int], None] | None) -> Iterator[tuple[int, Source]]:
+        """Yield every file, opened, and collect notes."""
+        first = ""
+        for i in range(len(self.paths)):
+            with self.file(i) as source:
+                self._said.update(source.notes)
+                if not len(source):
+                    self._said["there are no samples"] += 1
+                if i == 0:
+                    first = attributes_text(source.schema)
+                elif attributes_text(source.schema) != first:
+                    self._said["attributes are not those of the first file, which are kept"] += 1
+                yield i, source
+            if progress is not None:
+                progress(i + 1, len(self.paths))
+
+    def _disagree(self, path: Path, found: Schema) -> SchemaError:
+        whole = "records" in self.format.open_options
+        return SchemaError(
+            f"its fields differ from those of {self.paths[0]}: "
+            + "; ".join(differences(self.schema, found)[:3]),
+            where=path,
+            fix="name the fields that all files have with --field, or leave the file out"
+            + (", or take the records whole with --raw-records" if whole else ""),
+        )
 
     @contextmanager
     def file(self, index: int) -> Iterator[Source]:
@@ -541,7 +580,7 @@ class MultiSource(Source):
         try:
             with slot.lock:
                 if slot.source is None:
-                    slot.source = self._opener(self.paths[index], self._options, self._hint)
+                    slot.source = self._opener(self.paths[index], self.options, self.hint)
             yield slot.source
         finally:
             with self._lock:
@@ -564,13 +603,13 @@ class MultiSource(Source):
     def openings(self) -> Iterator[Opening]:
         """Yield how to open each file by itself, with the fields of all."""
         for path in self.paths:
-            yield Opening((path.absolute(),), self._options, self.format.name, self._hint)
+            yield Opening((path.absolute(),), self.options, self.format.name, self.hint)
 
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
         """Return how to open the files that hold some samples, and the first sample in those."""
         numbers = [i for i, _, _ in self._ranges(start, stop)] or [0]
         paths = tuple(p.absolute() for p in self.paths[numbers[0] : numbers[-1] + 1])
-        opening = Opening(paths, self._options, self.format.name, self._hint)
+        opening = Opening(paths, self.options, self.format.name, self.hint)
         return opening, int(self._starts[numbers[0]])
 
     def locate(self, sample: int) -> tuple[Path, int]:
@@ -663,22 +702,6 @@ def attributes_text(schema: Schema) -> str:
     """Return all attributes as text, to compare those of two files."""
     found = {"": schema.attrs, **{f.name: f.attrs for f in schema}}
     return json.dumps(
-        {n: {k: sidecar.encode_attr(v) for k, v in a.items()} for n, a in found.items()},
+        {n: {k: sidecar.encode_attr(v) for k, v in a.items()} for n, a in found.items() if a},
         sort_keys=True,
     )
-
-
-def widen(a: Schema, b: Schema) -> Schema | None:
-    """Return the schema that covers both where they differ only in a first axis, else None."""
-    if set(a.names) != set(b.names):
-        return None
-    fields: list[Field] = []
-    for f in a:
-        g = b[f.name]
-        if f == g:
-            fields.append(f)
-        elif (f.dtype, f.kind) == (g.dtype, g.kind) and f.shape[1:] == g.shape[1:]:
-            fields.append(replace(f, shape=(None, *f.shape[1:])))
-        else:
-            return None
-    return Schema(tuple(fields), a.attrs)

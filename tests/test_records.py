@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shlex
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from support import random_batch, write_batch
 
 import dsprep
 from dsprep import formats
-from dsprep.errors import DsprepError, UsageError
+from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.base import OpenOptions
+from dsprep.formats.tfrecord import example, framing
 from dsprep.schema import Field, FieldSpec, Schema
 
 SUFFIX = {"hdf5": ".h5", "lmdb": ".mdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
@@ -66,3 +68,110 @@ def test_the_advice_for_a_clash_of_names_keeps_every_field(tmp_path: Path, suffi
     with dsprep.open(target) as found:
         assert len(found.schema) == len(names)
         assert "NEW" in found.schema.names
+
+
+# --- optional features ---
+
+BYTES, FLOAT, INT64 = 1, 2, 3
+
+
+def frame(payload: bytes) -> bytes:
+    data = np.frombuffer(payload, np.uint8)
+    crc = framing.payload_crcs(data, np.array([0]), np.array([len(data)]))
+    return framing.headers(np.array([len(data)])).tobytes() + payload + crc.tobytes()
+
+
+def record(**features: tuple[int, bytes] | None) -> bytes:
+    given = {n: f for n, f in features.items() if f is not None}
+    entries = b"".join(
+        example.entry_head(n.encode(), t, len(data)) + data for n, (t, data) in given.items()
+    )
+    return frame(example.example_head(len(entries)) + entries)
+
+
+def ordinary(i: int, **more: tuple[int, bytes] | None) -> bytes:
+    features = {
+        "image": (BYTES, bytes([i % 256]) * 60),
+        "label": (INT64, example.varint(i % 1000)),
+        "score": (FLOAT, np.float32(i).tobytes()),
+    }
+    return record(**(features | more))
+
+
+@pytest.mark.parametrize("codec", ["plain", "gzip", "large"])
+@pytest.mark.parametrize("what", ["missing", "new", "longer"])
+def test_what_one_record_alone_has_or_lacks(tmp_path: Path, codec: str, what: str) -> None:
+    count, at = (60, 37) if codec == "large" else (3000, 1522)
+    big = {"blob": (BYTES, bytes(100_000))} if codec == "large" else {}
+    odd = {
+        "missing": {"label": None},
+        "new": {"extra": (INT64, example.varint(7))},
+        "longer": {"score": (FLOAT, np.float32([1, 2]).tobytes())},
+    }[what]
+    path = tmp_path / "a.tfrecord"
+    data = b"".join(ordinary(i, **big, **(odd if i == at else {})) for i in range(count))
+    path.write_bytes(gzip.compress(data, 1) if codec == "gzip" else data)
+    target = tmp_path / "a.h5"
+    dsprep.convert(path, target)
+    name = {"missing": "label", "new": "extra", "longer": "score"}[what]
+    with dsprep.open(path) as source, dsprep.open(target) as converted:
+        assert source.schema[name].shape == (None,)
+        assert sum(f.shape == (None,) for f in source.schema if f.kind == "array") == 1
+        column = source[0:count][name]
+        lengths = {"missing": (1, 0), "new": (0, 1), "longer": (1, 2)}[what]
+        assert column.lengths.tolist() == [lengths[i == at] for i in range(count)]
+        assert dsprep.verify(source, converted).same
+        assert what == "longer" or any("missing in some" in note for note in source.notes)
+    if codec != "gzip":
+        dsprep.provenance(path)
+        with dsprep.open(path, through="strict") as source, dsprep.open(target) as converted:
+            assert dsprep.verify(source, converted).same
+
+
+@pytest.mark.parametrize("fields", [(), ("score", "n=label", "*"), ("label", "score")])
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_features_are_those_of_all_files(tmp_path: Path, fields: tuple, first: int) -> None:
+    lacking = b"".join(ordinary(i, label=None) for i in range(5))
+    full = b"".join(ordinary(i) for i in range(4))
+    parts = [lacking, full, b""]
+    for k, data in enumerate(parts[first:] + parts[:first]):
+        (tmp_path / f"{k}.tfrecord").write_bytes(data)
+    options = OpenOptions(fields=tuple(map(FieldSpec.parse, fields)))
+    with dsprep.open(tmp_path, options) as source:
+        label = "n" if "n=label" in fields else "label"
+        rows = source[0 : len(source)]
+        assert set(source.schema.names) >= {label, "score"}
+        assert source.schema[label].shape == (None,)
+        assert source.schema["score"].shape == ()
+        assert sorted(v.tolist() for v in rows[label]) == [[]] * 5 + [[i] for i in range(4)]
+        assert sorted(rows["score"].tolist()) == sorted([*range(5), *range(4)])
+        opening = source.opening  # as another process opens it
+        with opening.open() as again:
+            assert again.schema == source.schema
+            assert dsprep.verify(source, again).same
+        part, start = source.part(0, len(source))
+        with part.open() as again:
+            assert (again.schema, start) == (source.schema, 0)
+
+
+def test_files_that_are_no_examples_do_not_mix_with_others(tmp_path: Path) -> None:
+    (tmp_path / "0.tfrecord").write_bytes(ordinary(0))
+    (tmp_path / "1.tfrecord").write_bytes(frame(b"\xff\xff"))
+    with pytest.raises(SchemaError, match="--raw-records"):
+        dsprep.open(tmp_path)
+    with dsprep.open(tmp_path, OpenOptions(records="opaque")) as source:
+        assert source.schema.names == ("record",)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_damaged_record_changes_no_fields(tmp_path: Path, first: bool) -> None:
+    data = bytearray(b"".join(ordinary(i) for i in range(300)))
+    at = data.index(b"label", 0 if first else len(data) // 2)
+    data[at] ^= 1
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(data)
+    with dsprep.open(path) as source:
+        assert source.schema.names == ("image", "label", "score")
+        assert not source.schema["label"].ragged
+        with pytest.raises(FormatError, match="CRC"):
+            source[0:300]

@@ -496,15 +496,16 @@ class Format(ABC):
         File name endings, the preferred one first.
     open_options, write_options
         The names in `OpenOptions` and `WriteOptions` that this format knows.
-    infers_shapes
-        Whether shapes are inferred from the values, so that they may differ between files.
+    infers
+        Whether the fields are inferred from the values, so that they may differ between files:
+        see `agree` and `settled`.
     """
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
     open_options: ClassVar[frozenset[str]] = frozenset({"fields"})
     write_options: ClassVar[frozenset[str]] = frozenset()
-    infers_shapes: ClassVar[bool] = False
+    infers: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
@@ -532,6 +533,24 @@ class Format(ABC):
         FormatError, SchemaError, UsageError
             If the file is damaged, lacks a field that was asked for, or an option does not fit.
         """
+
+    def agree(self, a: Schema, b: Schema) -> Schema | None:
+        """Return the fields of two files, inferred from each, together; None: they do not agree."""
+        return None
+
+    def settled(
+        self, options: OpenOptions, schema: Schema, hint: Schema | None
+    ) -> tuple[OpenOptions, Schema | None]:
+        """Return options and hint by which each file of a dataset is read with the same fields.
+
+        Parameters
+        ----------
+        options, hint
+            By which the files were opened; `hint` is None.
+        schema
+            The fields of all of them, by the names that they have in the files.
+        """
+        return options, hint
 
     def survey(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open `path` as `open` does, for the sake of `Source.extents`.

@@ -33,7 +33,7 @@ class TFRecord(Format):
     suffixes: ClassVar[tuple[str, ...]] = (".tfrecord", ".tfrecords", ".tfrec")
     open_options: ClassVar[frozenset[str]] = frozenset({"fields", "records", "check_crc"})
     write_options: ClassVar[frozenset[str]] = frozenset({"compress", "features"})
-    infers_shapes: ClassVar[bool] = True
+    infers: ClassVar[bool] = True
 
     def recognises(self, path: Path) -> bool:
         """Whether the first record's header is right; an empty file needs a known suffix."""
@@ -53,6 +53,24 @@ class TFRecord(Format):
         from dsprep.formats.tfrecord.source import TFRecordSource
 
         return TFRecordSource(path, options, hint)
+
+    def agree(self, a: Schema, b: Schema) -> Schema | None:
+        """Return the features of two files together; see `Format.agree`."""
+        from dsprep.formats.tfrecord import features
+
+        return features.agree(a, b)
+
+    def settled(
+        self, options: OpenOptions, schema: Schema, hint: Schema | None
+    ) -> tuple[OpenOptions, Schema | None]:
+        """Return the features as the hint, so that no file is looked through again."""
+        return options, schema
+
+    def survey(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """Open one file and look into every record, whatever `hint` says; see `Format.survey`."""
+        from dsprep.formats.tfrecord.source import TFRecordSource
+
+        return TFRecordSource(path, options, hint, survey=True)
 
     def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
         """Return the list that carries each field; see `Format.plan_fields`."""

@@ -78,12 +78,13 @@ def locate(
         found = example.parse_alike(buffer, _stride(starts, lengths), starts, int(lengths[0]))
     if found is None:
         found = parse_together(buffer, starts, lengths)
-    if (
-        found is not None
-        and all(f.name in found and found[f.name].type == f.type for f in wanted)
-        and (known is None or found.keys() <= known)
-    ):
-        return found
+    if found is not None and (known is None or found.keys() <= known):
+        none = np.zeros(len(starts), np.int64)
+        for f in wanted:
+            if f.name not in found and f.field.ragged:
+                found[f.name] = Places(f.type, none, none, none)
+        if all(f.name in found and found[f.name].type == f.type for f in wanted):
+            return found
     records = example.parse_each(buffer, starts, lengths)
     for i, record in enumerate(records):
         if isinstance(record, WireError):
@@ -91,8 +92,8 @@ def locate(
         if known is not None and not record.keys() <= known:
             raise Misfit(
                 i,
-                f"feature {min(record.keys() - known)} was not seen when the file was opened",
-                fix="name the fields wanted with --field, or take records whole with --raw-records",
+                f"feature {min(record.keys() - known)} was not known when the file was opened",
+                fix="the file or its sidecar was changed: dsprep provenance writes that again",
             )
     return {f.name: _join(records, f) for f in wanted}
 

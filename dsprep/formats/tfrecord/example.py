@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,12 +84,19 @@ class Places:
 # --- reading ---------------------------------------------------------------------------------
 
 
+class Viewed(Protocol):
+    """Bytes, one at a time or some of them: a `memoryview`, or what reads them when asked."""
+
+    def __getitem__(self, key: Any, /) -> Any:
+        """Return the byte at an index, or the bytes in a slice."""
+
+
 def view(buffer: NDArray[np.uint8]) -> memoryview:
     """Return the bytes of `buffer`, whose items are faster to get than an array's."""
     return buffer.data
 
 
-def _varint(data: memoryview, pos: int, stop: int) -> tuple[int, int]:
+def _varint(data: Viewed, pos: int, stop: int) -> tuple[int, int]:
     value = shift = 0
     while pos < stop and shift < 70:
         byte = data[pos]
@@ -100,7 +108,7 @@ def _varint(data: memoryview, pos: int, stop: int) -> tuple[int, int]:
     raise WireError("a varint does not end")
 
 
-def _fields(data: memoryview, pos: int, stop: int) -> list[tuple[int, int, int, int]]:
+def _fields(data: Viewed, pos: int, stop: int) -> list[tuple[int, int, int, int]]:
     """Return ``(number, wire type, start, stop)`` of each field of the message at ``pos:stop``."""
     found = []
     while pos < stop:
@@ -124,7 +132,7 @@ def _fields(data: memoryview, pos: int, stop: int) -> list[tuple[int, int, int, 
     return found
 
 
-def parse(data: memoryview, start: int, stop: int) -> dict[str, Value]:
+def parse(data: Viewed, start: int, stop: int) -> dict[str, Value]:
     """Return the features of the Example at ``start:stop`` of `data`.
 
     As in every Protocol Buffers parser, unknown fields are skipped, a key that comes twice counts
@@ -168,7 +176,7 @@ def features_end(data: memoryview) -> int:
     return at + nbytes
 
 
-def _entry(data: memoryview, start: int, stop: int) -> tuple[str, Value | None]:
+def _entry(data: Viewed, start: int, stop: int) -> tuple[str, Value | None]:
     key, value = b"", None
     for number, wire, a, b in _fields(data, start, stop):
         if wire != 2:
@@ -183,7 +191,7 @@ def _entry(data: memoryview, start: int, stop: int) -> tuple[str, Value | None]:
         raise WireError("a feature's name is not UTF-8") from error
 
 
-def _feature(data: memoryview, start: int, stop: int) -> Value | None:
+def _feature(data: Viewed, start: int, stop: int) -> Value | None:
     value: Value | None = None
     for number, wire, a, b in _fields(data, start, stop):
         if number not in TYPES or wire != 2:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from dsprep.formats.tfrecord.example import (
     LARGEST,
     PADDED_VARINT,
     TYPES,
-    Value,
     WireError,
 )
 from dsprep.schema import Field, FieldSpec, Schema, show_dtype
@@ -151,29 +150,59 @@ def describe(f: Field, type_: int) -> str:
 # --- reading ---------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(slots=True)
 class Seen:
-    """What the inspected records hold of one feature.
+    """What some records hold of one feature.
 
     Attributes
     ----------
     types
         The types that carry it, by field number.
-    counts
-        The numbers of values, of bytes for int64 that vary in size.
+    least, most
+        How many values it has in them.
+    shortest, longest
+        The bytes of all its values together.
     records
         In how many records it was.
     """
 
-    types: set[int] = field(default_factory=set)
-    counts: set[int] = field(default_factory=set)
-    records: int = 0
+    types: frozenset[int]
+    least: int
+    most: int
+    shortest: int
+    longest: int
+    records: int
 
-    def add(self, value: Value, count: int) -> None:
-        """Count one record's value."""
-        self.records += 1
-        self.types.add(value.type)
-        self.counts.add(count)
+    def covers(self, more: Seen) -> bool:
+        """Whether `more` adds nothing but records."""
+        return (
+            more.types <= self.types
+            and self.least <= more.least
+            and more.most <= self.most
+            and self.shortest <= more.shortest
+            and more.longest <= self.longest
+        )
+
+    def with_(self, more: Seen) -> Seen:
+        """Return what these records and `more` hold."""
+        return Seen(
+            self.types | more.types,
+            min(self.least, more.least),
+            max(self.most, more.most),
+            min(self.shortest, more.shortest),
+            max(self.longest, more.longest),
+            self.records + more.records,
+        )
+
+    def changed_by(self, more: Seen) -> bool:
+        """Whether the feature is another kind of field with `more` than it was without."""
+        both = self.with_(more)
+        return (
+            both.types != self.types
+            or (self.least == self.most) != (both.least == both.most)
+            or (BYTES in both.types and (self.shortest == self.longest))
+            != (BYTES in both.types and (both.shortest == both.longest))
+        )
 
 
 @dataclass(frozen=True)
@@ -188,11 +217,15 @@ class Feature:
         `BYTES`, `FLOAT` or `INT64`.
     field
         Name, dtype and shape in dsprep.
+    sizes
+        The smallest and the largest value: bytes, or how many numbers; 0 where it is missing.
+        None if no record was looked at.
     """
 
     name: str
     type: int
     field: Field
+    sizes: tuple[int, int] | None = None
 
 
 def discover(seen: Mapping[str, Seen], records: int) -> tuple[dict[str, Feature], list[str]]:
@@ -208,20 +241,40 @@ def discover(seen: Mapping[str, Seen], records: int) -> tuple[dict[str, Feature]
         if len(s.types) > 1:
             raise WireError(f"feature {name} is of several types")
         (type_,) = s.types
+        sizes = (s.shortest, s.longest) if type_ == BYTES else (s.least, s.most)
+        if s.records < records:
+            sizes = 0, sizes[1]
         if type_ == BYTES:
-            if s.counts - {0, 1}:
-                raise WireError(f"feature {name} has {max(s.counts)} byte strings in a record")
+            if s.most > 1:
+                raise WireError(f"feature {name} has {s.most} byte strings in a record")
             as_field = Field.opaque(name)
         else:
             shape: tuple[int | None, ...] = (None,)
-            if len(s.counts) == 1 and s.records == records and 0 not in s.counts:
-                (count,) = s.counts
-                shape = () if count == 1 else (count,)
+            if sizes[0] == sizes[1] > 0:
+                shape = () if s.most == 1 else (s.most,)
             as_field = Field(name, FLOAT32 if type_ == FLOAT else INT, shape)
-        found[name] = Feature(name, type_, as_field)
-        if s.records < records or (type_ == BYTES and 0 in s.counts):
+        found[name] = Feature(name, type_, as_field, sizes)
+        if s.records < records or (type_ == BYTES and s.least == 0):
             notes.append(f"feature {name} is missing in some records, where it is read as empty")
     return found, notes
+
+
+def agree(a: Schema, b: Schema) -> Schema | None:
+    """Return the fields that hold the records of two files; None if they do not go together.
+
+    A feature that one of them lacks is read as empty there, so its field is ragged.
+    """
+    if is_opaque(a) != is_opaque(b):
+        return None
+    fields = []
+    for name in dict.fromkeys((*a.names, *b.names)):
+        found = [s[name] for s in (a, b) if name in s.names]
+        f, g = found[0], found[-1]
+        if (f.dtype, f.kind, f.shape[1:]) != (g.dtype, g.kind, g.shape[1:]):
+            return None
+        fixed = len(found) == 2 and f.shape == g.shape
+        fields.append(f if fixed else replace(f, shape=(None, *f.shape[1:])))
+    return Schema(tuple(fields), a.attrs)
 
 
 def choose(
@@ -246,7 +299,7 @@ def choose(
     typed = {f.name: f for f in hint or ()}
     wanted = []
     for spec in specs:
-        feature = found.get(spec.path)
+        feature = found.get(spec.path) or _absent(typed.get(spec.path))
         if feature is None:
             raise missing_field(spec.path, found, where)
         error: type[DsprepError]
@@ -257,11 +310,11 @@ def choose(
         _check(feature, f, error, where)
         attrs = typed.get(spec.path, f).attrs
         f = Field(spec.name, f.dtype, f.shape, f.kind, attrs)
-        wanted.append(Feature(feature.name, feature.type, f))
+        wanted.append(replace(feature, field=f))
     if specs or not typed:
         return wanted or list(found.values())
     for f in typed.values():
-        feature = found.get(f.name)
+        feature = found.get(f.name) or _absent(f)
         if feature is None:
             raise FormatError(
                 f"there is no feature {f.name}, which the sidecar names",
@@ -269,8 +322,17 @@ def choose(
                 expected=f"one of {', '.join(sorted(found))}",
             )
         _check(feature, f, FormatError, where)
-        wanted.append(Feature(feature.name, feature.type, f))
+        wanted.append(replace(feature, field=f))
     return wanted
+
+
+def _absent(known: Field | None) -> Feature | None:
+    """Return a feature that none of the records looked at has, if it may be missing."""
+    if known is None or not known.ragged:
+        return None
+    numbers = known.kind == "array" and not known.inner
+    type_ = {FLOAT32: FLOAT, INT: INT64}.get(known.dtype, BYTES) if numbers else BYTES
+    return Feature(known.name, type_, known)
 
 
 def left_out(found: Mapping[str, Feature], chosen: Sequence[Feature]) -> list[str]:
@@ -281,20 +343,31 @@ def left_out(found: Mapping[str, Feature], chosen: Sequence[Feature]) -> list[st
 
 def _check(feature: Feature, asked: Field, error: type[DsprepError], where: object) -> None:
     """Raise `error` unless `feature` can be read as `asked`."""
-    found = feature.field
-    if feature.type == BYTES:
-        return
-    fits = asked.kind == "array" and (
-        asked.dtype == found.dtype or (feature.type == INT64 and fits_int64(asked))
-    )
-    want = math.prod(asked.inner)
-    if fits and not found.ragged and want:
-        have = math.prod(found.inner)
-        fits = have % want == 0 if asked.ragged else have == want
+    found, unit = feature.field, asked.row_nbytes
+    fits = True
+    if feature.type != BYTES:
+        unit = math.prod(asked.inner)
+        fits = asked.kind == "array" and (
+            asked.dtype == found.dtype or (feature.type == INT64 and fits_int64(asked))
+        )
+    if fits and feature.sizes is not None:
+        least, most = feature.sizes
+        if asked.ragged:
+            fits = bool(unit) and least % unit == most % unit == 0
+        else:
+            fits = least == most == unit
     if not fits:
         raise error(
             f"feature {feature.name} is not {asked}",
             where=where,
-            expected=str(found),
+            expected=_shown(feature),
             fix="leave the type out, or convert with --cast",
         )
+
+
+def _shown(feature: Feature) -> str:
+    """Return what a feature is, for a message."""
+    if feature.type != BYTES or feature.sizes is None:
+        return str(feature.field)
+    least, most = feature.sizes
+    return f"{feature.field} of {least} bytes" + (f" to {most} bytes" if least != most else "")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,9 @@ MASK = 0xA282EAD8
 
 SHORT = 128 << 10
 """Mean bytes of a record below which the CRCs are computed by one thread at a time."""
+
+Taken: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], None]
+"""Gets the offsets and the lengths of payloads whose headers were read."""
 
 _one_at_a_time = threading.Lock()
 # A CRC of a few microseconds releases and retakes the GIL. Two threads that do so by turns spend
@@ -120,6 +124,17 @@ def payload_crcs(
         return mask(np.array([extend(0, buffer[a:b]) for a, b in ranges], np.uint32))
 
 
+def payload_right(data: Any, start: int, length: int) -> bool:
+    """Whether the payload ``data[start:start + length]`` has the CRC that follows it."""
+    from google_crc32c import extend
+
+    crc, stop = 0, start + length
+    for a in range(start, stop, 1 << 20):
+        crc = extend(crc, bytes(data[a : min(stop, a + (1 << 20))]))
+    stored = np.frombuffer(bytes(data[stop : stop + FOOTER]), "<u4")
+    return bool((mask(np.array([crc], np.uint32)) == stored).all())
+
+
 def is_header(data: bytes) -> bool:
     """Whether `data` begins with a record header whose CRC is right."""
     if len(data) < HEADER:
@@ -172,6 +187,15 @@ class Index:
 class Scan:
     """Collects the headers of a file from front to back.
 
+    Parameters
+    ----------
+    where
+        The file, for messages.
+    end
+        Its bytes, where they are known.
+    taken
+        Is called with the payloads of each run of records.
+
     Attributes
     ----------
     position
@@ -182,8 +206,8 @@ class Scan:
         Payload bytes of the last record seen.
     """
 
-    def __init__(self, where: object, end: int | None = None) -> None:
-        self.where, self.end = where, end
+    def __init__(self, where: object, end: int | None = None, taken: Taken | None = None) -> None:
+        self.where, self.end, self._taken = where, end, taken
         self.position = self.count = self.length = 0
         self._parts: list[Array] = []
         self._first: int | None = None  # the length of all so far, while they are the same
@@ -260,6 +284,9 @@ class Scan:
         if self._first is None:
             self._parts.append(lengths.astype(_narrow(longest)))
         self.count += n
+        if self._taken is not None:
+            sizes = lengths.astype(np.int64)
+            self._taken(before + np.cumsum(sizes + FRAME) - sizes - FOOTER, sizes)
 
     def _outside(self, before: int, lengths: NDArray[np.uint64], end: int) -> None:
         """Raise the error for the first of `lengths` that reaches behind the end of the file."""

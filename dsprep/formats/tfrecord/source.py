@@ -18,35 +18,50 @@ from dsprep.formats.base import Layout, OpenOptions, Source
 from dsprep.formats.tfrecord import columns, example, features, framing
 from dsprep.formats.tfrecord.code import loading_code
 from dsprep.formats.tfrecord.columns import Misfit
-from dsprep.formats.tfrecord.example import BYTES, INT64, Places, WireError
+from dsprep.formats.tfrecord.discovery import Discovery
+from dsprep.formats.tfrecord.example import BYTES, Places, WireError
 from dsprep.formats.tfrecord.extents import file_layout
-from dsprep.formats.tfrecord.features import RECORD, Feature, Seen
+from dsprep.formats.tfrecord.features import RECORD, Feature
 from dsprep.formats.tfrecord.stream import open_stream
 from dsprep.layout.model import FileLayout
 from dsprep.schema import Arena, Batch, Field, Schema, empty_batch, new_array
 
 INSPECTED = 200
-"""Records that are looked into when a file is opened, at most."""
+"""Records that are looked into when a file is opened whose fields are known, at most."""
 INSPECTED_NBYTES = 64 << 20
 """Their bytes together, about, but at least two records."""
 
 
 class TFRecordSource(Source):
-    """One TFRecord file opened for reading."""
+    """One TFRecord file opened for reading.
 
-    def __init__(self, path: Path, options: OpenOptions, hint: Schema | None) -> None:
+    Every record is looked into for its features, unless `hint` gives them and this is not a
+    `survey`.
+    """
+
+    def __init__(
+        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
+    ) -> None:
         self.path = path
         self._check_crc = options.check_crc
         if options.records == "opaque" and hint is not None and not features.is_opaque(hint):
             hint = Schema((), hint.attrs)  # it describes what is inside the records
         self._stream = open_stream(path)
         try:
-            self._index = self._stream.index()
-            found, notes = self._discover(options, hint)
+            opaque = options.records == "opaque" or (hint is not None and features.is_opaque(hint))
+            every = not opaque and (survey or not hint)
+            look = Discovery(self._stream, options.check_crc, path)
+            self._index = self._stream.index(look if every else None)
+            if not opaque and not every:
+                self._sample(look)
+            found, notes = (None, []) if opaque else self._found(look, options, hint)
             self._opaque = found is None
             if found is None:
                 found = {RECORD: Feature(RECORD, BYTES, Field.opaque(RECORD))}
             self._features = features.choose(found, options.fields, hint, path)
+            new = sorted(found.keys() - {f.name for f in self._features})
+            if survey and new and not options.fields:
+                raise FormatError(f"there is a feature {new[0]}, which was not known", where=path)
             if options.fields:
                 notes += features.left_out(found, self._features)
         except BaseException:
@@ -64,27 +79,36 @@ class TFRecordSource(Source):
 
     # --- what the records hold ---
 
-    def _discover(
-        self, options: OpenOptions, hint: Schema | None
+    def _found(
+        self, look: Discovery, options: OpenOptions, hint: Schema | None
     ) -> tuple[dict[str, Feature] | None, list[str]]:
         """Return the features, or None if records are to be kept whole, and notes."""
-        if options.records == "opaque" or (hint is not None and features.is_opaque(hint)):
-            return None, []
         if not self._index.count:
             known = {f.name: f for f in hint or ()}
             known |= {s.path: s.to_field() for s in options.fields if s.dtype is not None}
             found = {name: Feature(name, BYTES, f) for name, f in known.items()}
             return found, ["there are no records"]
-        seen: dict[str, Seen] = {}
-        chosen = self._inspected()
+        if look.damaged is not None and not look.records:
+            record, start = look.damaged
+            raise FormatError(
+                "the CRC of the payload is wrong",
+                where=f"{self.path}, offset {start - framing.HEADER}, record {record}",
+                fix="the file is damaged there",
+            )
         try:
-            for i in chosen:
-                self._look(i, seen)
-            if not seen:
+            if look.why is not None:
+                raise look.why
+            if not look.seen:
                 raise WireError("no features")
-            return features.discover(seen, len(chosen))
+            return features.discover(look.seen, look.records)
         except WireError as why:
             return None, [f"the records are kept whole, not taken as tf.train.Example: {why}"]
+
+    def _sample(self, look: Discovery) -> None:
+        """Look into some records."""
+        for i in self._inspected() if self._index.count else ():
+            length = int(self._index.lengths_of(i, i + 1)[0])
+            look.take_far(self._index.offset(i) + framing.HEADER, length)
 
     def _inspected(self) -> list[int]:
         """Return the records to look into: spread over the file, shortest and longest included."""
@@ -96,19 +120,6 @@ class TFRecordSource(Source):
         if isinstance(index.lengths, np.ndarray):
             chosen |= {int(index.lengths[:count].argmin()), int(index.lengths[:count].argmax())}
         return sorted(chosen)
-
-    def _look(self, record: int, seen: dict[str, Seen]) -> None:
-        """Add what `record` holds to `seen`."""
-        buffer, starts, lengths = self._records(record, record + 1, None)
-        start = int(starts[0])
-        found = example.parse(example.view(buffer), start, start + int(lengths[0]))
-        for name, value in found.items():
-            count = len(value.ranges)
-            if value.type == INT64:
-                count = sum(int((buffer[a:b] < 128).sum()) for a, b in value.ranges)
-            elif value.type != BYTES:
-                count = sum(b - a for a, b in value.ranges) // 4
-            seen.setdefault(name, Seen()).add(value, count)
 
     # --- reading ---
 

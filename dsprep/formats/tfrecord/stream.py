@@ -16,14 +16,15 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import group_gzip
-from dsprep.formats.tfrecord.framing import HEADER, TRUNCATED, Index, Scan, is_header
+from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Index, Scan, is_header
+from dsprep.schema import Ints
 from dsprep.storage import pread_into, pread_most
 
 Packing: TypeAlias = Literal["gzip", "zlib"]
@@ -38,6 +39,8 @@ AHEAD = 3
 """Windows that are read, or being read, and not yet looked at."""
 INPUT = 64 << 10
 """Compressed bytes given to the decoder at a time."""
+KEPT = 64 << 20
+"""Bytes of a compressed record that is waited for; a larger one is looked at in a second pass."""
 COPIES = 256
 """Decoder copies kept, about 48 KiB each."""
 SPACING = 8 << 20
@@ -74,6 +77,25 @@ def holds_records(head: bytes) -> bool | None:
     return None if decoder.eof and not start else is_header(start)
 
 
+class Look(Protocol):
+    """What is given the records while their headers are read."""
+
+    def take(self, buffer: NDArray[np.uint8], starts: Ints, lengths: Ints, at: int) -> None:
+        """Take records that are in `buffer`, the bytes from offset `at` on, with their CRCs."""
+
+    def take_far(self, start: int, length: int) -> None:
+        """Take a record whose payload begins at offset `start`, and is not in memory."""
+
+
+def _look(look: Look, window: NDArray[np.uint8], at: int, starts: Ints, lengths: Ints) -> None:
+    """Show records to `look`, of which the first ones are in `window`."""
+    inside = int(np.searchsorted(starts + lengths + FOOTER, at + len(window), "right"))
+    if inside:
+        look.take(window, starts[:inside] - at, lengths[:inside], at)
+    for start, length in zip(starts[inside:].tolist(), lengths[inside:].tolist(), strict=True):
+        look.take_far(start, length)
+
+
 class PlainFile:
     """An uncompressed file."""
 
@@ -87,8 +109,13 @@ class PlainFile:
         """Fill `out` from `offset` on."""
         pread_into(self.fd, out, offset, self.path)
 
-    def index(self) -> Index:
+    def index(self, look: Look | None = None) -> Index:
         """Read all headers.
+
+        Parameters
+        ----------
+        look
+            Is given every record.
 
         Raises
         ------
@@ -96,19 +123,29 @@ class PlainFile:
             If a header is damaged or the file ends inside a record.
         """
         size = self.stored_nbytes
-        scan = Scan(self.path, size)
+        here: tuple[NDArray[np.uint8], int] = np.empty(0, np.uint8), 0
+
+        def taken(starts: Ints, lengths: Ints) -> None:
+            if look is not None:
+                _look(look, *here, starts, lengths)
+
+        scan = Scan(self.path, size, taken if look is not None else None)
         window = np.empty(min(WINDOW, size), np.uint8)
         while scan.position + HEADER <= size:
-            if scan.length >= SPARSE and scan.hop(self.fd):
-                continue
+            if scan.length >= SPARSE:
+                here = np.empty(0, np.uint8), 0
+                if scan.hop(self.fd):
+                    continue
             begin = scan.position
             part = window[: min(WINDOW, size - begin)]
             self.read_into(part, begin)
+            here = part, begin
             scan.take(part, begin)
             if scan.length < SPARSE:
                 # They overlap, so that every header is whole in one of them.
                 starts = range(scan.position, size - HEADER + 1, WINDOW - HEADER)
                 for at, part in self.windows(starts, WINDOW):
+                    here = part, at
                     scan.take(part, at)
         return scan.index(size)
 
@@ -221,24 +258,51 @@ class PackedFile:
             where=f"{self.path}, before offset {cursor.at}",
         )
 
-    def index(self) -> Index:
+    def index(self, look: Look | None = None) -> Index:
         """Unpack the file once for its headers, and keep copies of the decoder on the way.
+
+        Parameters
+        ----------
+        look
+            Is given every record.
 
         Raises
         ------
         FormatError
             If the stream or a header is damaged, or either ends too early.
         """
-        scan = Scan(self.path)
+        begun: list[tuple[int, int]] = []  # a record that is not all in the window
+        far: list[tuple[int, int]] = []  # those that are too large to wait for
+
+        def taken(starts: Ints, lengths: Ints) -> None:
+            inside = starts + lengths + FOOTER <= at + len(window)
+            if look is not None and inside.any():
+                look.take(window, starts[inside] - at, lengths[inside], at)
+            for record in zip(starts[~inside].tolist(), lengths[~inside].tolist(), strict=True):
+                (begun if record[1] <= KEPT else far).append(record)
+
+        scan = Scan(self.path, taken=taken if look is not None else None)
         cursor = _Cursor(self)
-        kept, at = b"", 0  # bytes before the cursor that may hold part of a header
+        parts: list[bytes] = []  # of a record that has begun, or of a header
+        have = at = 0
         while data := cursor.read(1 << 20):
-            window = np.frombuffer(kept + data, np.uint8)
-            scan.take(window, at)
-            used = min(len(window), max(0, scan.position - at))
-            kept, at = window[used:].tobytes(), at + used
+            parts.append(data)
+            have += len(data)
             self._remember(cursor)
-        return scan.index(cursor.position)
+            if begun and at + have < sum(begun[0]) + FOOTER:
+                continue
+            window = np.frombuffer(b"".join(parts), np.uint8)
+            if begun:
+                taken(*np.array([begun.pop()], np.int64).T)
+            scan.take(window, at)
+            needed = begun[0][0] if begun else scan.position
+            used = min(len(window), max(0, needed - at))
+            parts, have, at = [window[used:].tobytes()], len(window) - used, at + used
+        index = scan.index(cursor.position)
+        for start, length in far:
+            assert look is not None
+            look.take_far(start, length)
+        return index
 
     def _remember(self, cursor: _Cursor) -> None:
         if cursor.between and cursor.position >= self._between[-1][0] + SPACING:

@@ -1,0 +1,246 @@
+"""What the records of a file hold: looked for in every record, as its header comes by.
+
+Records that are alike are taken many at a time; only one that changes what is known is looked at
+by itself, and counts if its CRC is right. Of large records only the tags, lengths and names are
+read, not the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.errors import FormatError
+from dsprep.formats.tfrecord import example
+from dsprep.formats.tfrecord.columns import gather
+from dsprep.formats.tfrecord.example import (
+    BYTES,
+    INT64,
+    TYPES,
+    Places,
+    Value,
+    Viewed,
+    WireError,
+)
+from dsprep.formats.tfrecord.features import Seen
+from dsprep.formats.tfrecord.framing import FOOTER, payload_right
+from dsprep.formats.tfrecord.lockstep import parse_together
+from dsprep.schema import Bytes, Ints
+
+FEW = 8
+"""Records that are looked at one by one rather than together."""
+MOST_UNLIKE = 32
+"""How many more times than not some records may differ before the rest is looked at one by one."""
+BLOCK = 4 << 10
+"""Bytes that are read at a time of a record that is not in memory."""
+PIECE = 1 << 20
+
+_TYPES = {type_: frozenset([type_]) for type_ in TYPES}
+Facts: TypeAlias = Mapping[str, Seen]
+
+
+class Stream(Protocol):
+    """The bytes of the records."""
+
+    def read_into(self, out: NDArray[np.uint8], offset: int) -> None:
+        """Fill `out` from `offset` on."""
+
+
+class Far:
+    """The bytes of a stream up to `stop`, read as `example.parse` looks at them."""
+
+    def __init__(self, stream: Stream, stop: int) -> None:
+        self._stream, self._stop = stream, stop
+        self._at, self._block = 0, b""
+
+    def _read(self, start: int, stop: int) -> bytes:
+        out = np.empty(max(0, min(stop, self._stop) - start), np.uint8)
+        if len(out):
+            self._stream.read_into(out, start)
+        return out.tobytes()
+
+    def __getitem__(self, key: int | slice) -> int | bytes:
+        if isinstance(key, slice):
+            start, stop, _ = key.indices(self._stop)
+            if self._at <= start and stop <= self._at + len(self._block):
+                return self._block[start - self._at : stop - self._at]
+            return self._read(start, stop)
+        if not self._at <= key < self._at + len(self._block):
+            self._at, self._block = key, self._read(key, key + BLOCK)
+        return self._block[key - self._at]
+
+
+class Discovery:
+    """What has been seen in the records of one file.
+
+    Parameters
+    ----------
+    stream
+        The file.
+    check_crc
+        Whether a record counts only if its CRC is right.
+    where
+        The file, for messages.
+
+    Attributes
+    ----------
+    seen
+        By feature.
+    records
+        How many records that is of.
+    why
+        Why the first records cannot be taken apart; None if they can.
+    damaged
+        Where the first record lies that was passed over, for its CRC is wrong: number and offset.
+    """
+
+    def __init__(self, stream: Stream, check_crc: bool, where: object) -> None:
+        self._stream, self._check_crc, self._where = stream, check_crc, where
+        self.seen: dict[str, Seen] = {}
+        self.records = self._passed = 0
+        self.why: WireError | None = None
+        self.damaged: tuple[int, int] | None = None
+
+    def take(self, buffer: Bytes, starts: Ints, lengths: Ints, at: int = 0) -> None:
+        """Look into records that `buffer`, the bytes from offset `at` on, has with their CRCs."""
+        parts = [(0, len(starts))]
+        alike = unlike = 0
+        while parts and self.why is None:
+            a, b = parts.pop()
+            facts = None
+            if unlike <= MOST_UNLIKE + alike:
+                facts = _together(buffer, starts[a:b], lengths[a:b])
+            if facts is not None and not self._changes(facts):
+                self._add(facts)
+                alike += 1
+                continue
+            unlike += facts is None
+            if b - a <= FEW or unlike > MOST_UNLIKE + alike:
+                for start, length in zip(starts[a:b].tolist(), lengths[a:b].tolist(), strict=True):
+                    self._one(example.view(buffer), start, length, at)
+            else:
+                middle = (a + b) // 2
+                parts += [(middle, b), (a, middle)]
+
+    def take_far(self, start: int, length: int) -> None:
+        """Look into a record that is not in memory, whose payload begins at `start`."""
+        if self.why is None:
+            self._one(Far(self._stream, start + length + FOOTER), start, length, 0)
+
+    def _one(self, data: Viewed, start: int, length: int, at: int) -> None:
+        if self.why is not None:
+            return
+        try:
+            facts = _facts(example.parse(data, start, start + length), data)
+        except WireError as error:
+            if self._sound(data, start, length, at):
+                if self.seen:
+                    raise self._unlike("it is not a tf.train.Example", "one", error) from error
+                self.why = error
+            return
+        if not self._changes(facts) or self._sound(data, start, length, at):
+            for name, found in facts.items():
+                known = self.seen.get(name, found).types
+                if found.types != known:
+                    what = f"feature {name} is of another type"
+                    raise self._unlike(what, _lists(known), _lists(found.types))
+            self._add(facts)
+
+    def _unlike(self, what: str, expected: object, found: object) -> FormatError:
+        return FormatError(
+            f"the record is not like those before: {what}",
+            where=f"{self._where}, record {self.records + self._passed}",
+            expected=expected,
+            found=found,
+            fix="take the records whole with --raw-records",
+        )
+
+    def _sound(self, data: Viewed, start: int, length: int, at: int) -> bool:
+        """Whether the CRC of a record is right; if not, the record is passed over."""
+        right = not self._check_crc or payload_right(data, start, length)
+        if not right:
+            self.damaged = self.damaged or (self.records + self._passed, at + start)
+            self._passed += 1
+        return right
+
+    def _changes(self, facts: Facts) -> bool:
+        """Whether `facts` say more of the records than is known."""
+        if facts.keys() - self.seen.keys():
+            return True
+        return any(
+            (name not in facts and s.records == self.records)
+            or (name in facts and not s.covers(facts[name]) and s.changed_by(facts[name]))
+            for name, s in self.seen.items()
+        )
+
+    def _add(self, facts: Facts) -> None:
+        for name, found in facts.items():
+            known = self.seen.get(name)
+            if known is not None and known.covers(found):
+                known.records += found.records
+            else:
+                self.seen[name] = found if known is None else known.with_(found)
+        self.records += max((s.records for s in facts.values()), default=1)
+
+
+def _lists(types: frozenset[int]) -> str:
+    return " and ".join(f"a {TYPES[t]} list" for t in sorted(types))
+
+
+def _facts(features: Mapping[str, Value], data: Viewed) -> Facts:
+    """Return what one record holds."""
+    facts = {}
+    for name, value in features.items():
+        nbytes = sum(b - a for a, b in value.ranges)
+        if value.type == BYTES:
+            count = len(value.ranges)
+        elif value.type == INT64:
+            count = sum(_varints(data, a, b) for a, b in value.ranges)
+        else:
+            count = nbytes // 4
+        facts[name] = Seen(_TYPES[value.type], count, count, nbytes, nbytes, 1)
+    return facts
+
+
+def _varints(data: Viewed, start: int, stop: int) -> int:
+    """Return how many varints end in a range."""
+    if stop == start + 1:
+        return 1
+    count = 0
+    for a in range(start, stop, PIECE):
+        part = np.frombuffer(data[a : min(stop, a + PIECE)], np.uint8)
+        count += int(np.count_nonzero(part < 128))
+    return count
+
+
+def _together(buffer: Bytes, starts: Ints, lengths: Ints) -> Facts | None:
+    """Return what records hold that have the same features; None if they have not."""
+    found = None
+    if (lengths == lengths[0]).all():
+        found = example.parse_alike(buffer, 0, starts, int(lengths[0]))
+    if found is None:
+        found = parse_together(buffer, starts, lengths)
+    if found is None:
+        return None
+    n, facts = len(starts), {}
+    for name, places in found.items():
+        counts = _counts(buffer, places)
+        low, high = int(counts.min()), int(counts.max())
+        short, long = int(places.totals.min()), int(places.totals.max())
+        facts[name] = Seen(_TYPES[places.type], low, high, short, long, n)
+    return facts
+
+
+def _counts(buffer: Bytes, places: Places) -> Ints:
+    """Return how many values each record has."""
+    if places.type == BYTES:
+        return np.ones(len(places.totals), np.int64)
+    if places.type != INT64:
+        return places.totals // 4
+    ends = np.cumsum(gather(buffer, places, None, "") < 128)
+    edges = np.cumsum(places.totals)
+    before = np.concatenate([np.zeros(1, np.int64), ends])[edges]
+    return np.diff(before, prepend=0)
