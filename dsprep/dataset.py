@@ -26,7 +26,15 @@ from numpy.typing import NDArray
 
 from dsprep import formats, located, sidecar
 from dsprep.errors import DsprepError, FormatError, SchemaError, TargetError, UsageError
-from dsprep.formats.base import Format, Layout, OpenOptions, Source, check_options, wanted
+from dsprep.formats.base import (
+    UNRECORDED,
+    Format,
+    Layout,
+    OpenOptions,
+    Source,
+    check_options,
+    wanted,
+)
 from dsprep.formats.samples import listed
 from dsprep.publishing import restore
 from dsprep.schema import (
@@ -378,7 +386,8 @@ def _reading(options: OpenOptions | None, known: Known | None) -> OpenOptions:
     recorded = OpenOptions.from_json(known.content.reading)
     if asked.fields and recorded.fields:
         return asked
-    return replace(recorded, fields=asked.fields or recorded.fields, check_crc=asked.check_crc)
+    own = {name: getattr(asked, name) for name in UNRECORDED}
+    return replace(recorded, fields=asked.fields or recorded.fields, **own)
 
 
 def _through_sidecar(

@@ -147,6 +147,14 @@ CheckCrc: TypeAlias = Annotated[
         rich_help_panel=TFRECORD,
     ),
 ]
+FollowExternal: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--follow-external",
+        help="hdf5, zarr: also read files outside of the dataset's directory that it refers to.",
+        rich_help_panel=READING,
+    ),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Workers: TypeAlias = Annotated[
     int | None,
@@ -262,6 +270,7 @@ _READING: dict[str, tuple[Any, Any]] = {
     "keys_as": (KeysAs, None),
     "raw_records": (RawRecords, False),
     "check_crc": (CheckCrc, True),
+    "follow_external": (FollowExternal, False),
 }
 
 
@@ -275,6 +284,7 @@ def open_options(
     keys_as: str | None,
     raw_records: bool,
     check_crc: bool,
+    follow_external: bool,
 ) -> OpenOptions:
     """Return the library's value for the options above."""
     from dsprep.formats.base import OpenOptions
@@ -290,6 +300,7 @@ def open_options(
         keys_as=keys_as,
         records="opaque" if raw_records else "auto",
         check_crc=check_crc,
+        follow_external=follow_external,
     )
 
 

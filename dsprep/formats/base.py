@@ -65,6 +65,8 @@ class OpenOptions:
         tfrecord: ``"auto"``: discover the features; ``"opaque"``: whole records as `bytes`.
     check_crc
         tfrecord: compare the CRCs of all that is read.
+    follow_external
+        hdf5, zarr: also read what the dataset refers to outside of its directory.
     """
 
     fields: tuple[FieldSpec, ...] = ()
@@ -76,18 +78,19 @@ class OpenOptions:
     keys_as: str | None = None
     records: Literal["auto", "opaque"] = "auto"
     check_crc: bool = True
+    follow_external: bool = False
 
     @property
     def meaning(self) -> OpenOptions:
-        """The options that decide what the samples are; the rest decides what is checked."""
-        return replace(self, check_crc=True)
+        """The options that decide what the samples are; the rest is up to whoever reads them."""
+        return replace(self, **{name: getattr(OpenOptions(), name) for name in UNRECORDED})
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is not as by default, without `check_crc`; `from_json` is the inverse."""
+        """Return what is not as by default, without `UNRECORDED`; `from_json` is the inverse."""
         json: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
-            if value != getattr(OpenOptions(), f.name) and f.name != "check_crc":
+            if value != getattr(OpenOptions(), f.name) and f.name not in UNRECORDED:
                 json[f.name] = value
         if self.fields:
             json["fields"] = [str(s) for s in self.fields]
@@ -104,7 +107,7 @@ class OpenOptions:
         FormatError
             If they are no such options.
         """
-        known = {f.name for f in fields(cls)}
+        known = {f.name for f in fields(cls)} - UNRECORDED
         texts = {k: json[k] for k in ("sample_axis", "order", "values", "records") if k in json}
         allowed = {"auto", "first", "none", "key", "file", "numeric", "opaque", "datum"}
         lists = [json.get("fields", []), json.get("skip_keys", [])]
@@ -123,6 +126,10 @@ class OpenOptions:
             keys_as=names[1],
             **texts,
         )
+
+
+UNRECORDED = frozenset({"check_crc", "follow_external"})
+"""Options that no sidecar keeps: what is checked and allowed is decided by whoever reads."""
 
 
 @dataclass(frozen=True)

@@ -354,6 +354,7 @@ def reading_arguments(options: OpenOptions) -> list[str]:
     for key in options.skip_keys:
         told += ["--skip-key", key.decode("utf-8", "surrogateescape")]
     told += ["--raw-records"] * (options.records == "opaque")
+    told += ["--follow-external"] * options.follow_external
     return told + ["--no-crc"] * (not options.check_crc)
 
 

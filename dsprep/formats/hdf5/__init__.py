@@ -42,7 +42,7 @@ class Hdf5(Format):
 
     name = "hdf5"
     suffixes = (".h5", ".hdf5", ".hdf", ".he5")
-    open_options = frozenset({"fields", "sample_axis"})
+    open_options = frozenset({"fields", "follow_external", "sample_axis"})
     write_options = frozenset({"compress", "chunk"})
 
     def recognises(self, path: Path) -> bool:

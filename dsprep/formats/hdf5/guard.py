@@ -11,12 +11,17 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from dsprep.errors import DsprepError, FormatError, MissingExtra
 
 _ERRNO = re.compile(r"\berrno = (\d+)")
 _NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the operating system says of a disk or a file that can take no more."""
+
+_CHUNK_CACHE = 16 << 20
+"""Bytes per dataset: a chunk that does not fit is decompressed again for every read in it."""
 
 _REASON = re.compile(r"\((.*)\)\s*$", re.DOTALL)
 
@@ -102,3 +107,25 @@ def import_plugins() -> bool:
     except ImportError:
         return False
     return bool(hdf5plugin.__name__)
+
+
+def open_file(path: Path) -> Any:
+    """Open a file for reading.
+
+    With the library's own setting for locks, since it refuses a file that the process has open
+    with another one; without locks where the file system has none.
+    """
+    import h5py
+
+    try:
+        return h5py.File(path, "r", rdcc_nbytes=_CHUNK_CACHE)
+    except BlockingIOError as error:
+        raise FormatError(
+            "another program has the file open for writing",
+            where=path,
+            fix="wait for it, or set HDF5_USE_FILE_LOCKING=FALSE if it is gone",
+        ) from error
+    except OSError as error:
+        if "lock" not in str(error):
+            raise
+        return h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE)

@@ -66,8 +66,8 @@ def held(dataset: Any, where: object) -> Held | str:
         return "it holds no data"
     try:
         dtype = dataset.dtype
-    except TypeError:
-        return "its type is unknown to numpy"
+    except (TypeError, ValueError, NotImplementedError) as error:
+        return f"its type is unknown to numpy: {error}"
     shape = tuple(map(int, dataset.shape))
     string = h5py.check_string_dtype(dtype)
     if string is not None and string.length is None:

@@ -139,16 +139,16 @@ class Rows:
             return
         from h5py import h5d, h5s, h5t
 
-        plist = self.dataset.id.get_create_plist()
-        unfilled = (
-            plist.get_fill_time() == h5d.FILL_TIME_NEVER
-            or plist.fill_value_defined() == h5d.FILL_VALUE_UNDEFINED
-        )
-        if unfilled or has_padding(self.dtype):
-            # The memory may hold anything, and the library writes neither padding nor chunks
-            # that are not there and have no fill value.
-            out.reshape(-1).view("u1")[...] = 0
         with library(f"{self.where}, samples {start} to {stop - 1}", "the data cannot be read"):
+            plist = self.dataset.id.get_create_plist()
+            unfilled = (
+                plist.get_fill_time() == h5d.FILL_TIME_NEVER
+                or plist.fill_value_defined() == h5d.FILL_VALUE_UNDEFINED
+            )
+            if unfilled or has_padding(self.dtype):
+                # The memory may hold anything, and the library writes neither padding nor chunks
+                # that are not there and have no fill value.
+                out.reshape(-1).view("u1")[...] = 0
             shape = self.dataset.shape
             file_space = self.dataset.id.get_space()
             if shape and not self.whole:

@@ -33,7 +33,8 @@ from dsprep.formats.hdf5.attributes import (
 from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
 from dsprep.formats.hdf5.discover import Ragged, Route, discover, table_of
 from dsprep.formats.hdf5.dtypes import has_enum
-from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.elsewhere import Elsewhere
+from dsprep.formats.hdf5.guard import library, open_file
 from dsprep.formats.hdf5.headers import Descriptors
 from dsprep.formats.hdf5.heap import Heaps
 from dsprep.formats.hdf5.lengths import Lengths
@@ -42,9 +43,6 @@ from dsprep.formats.hdf5.tables import Table
 from dsprep.formats.hdf5.walk import walk
 from dsprep.layout.model import FileLayout
 from dsprep.schema import Arena, Batch, Field, FieldSpec, Schema
-
-_CHUNK_CACHE = 16 << 20
-"""Bytes per dataset: a chunk that does not fit is decompressed again for every read in it."""
 
 
 class Hdf5Source(Source):
@@ -58,7 +56,7 @@ class Hdf5Source(Source):
         try:
             self._file_nbytes = os.fstat(self._fd).st_size
             with library(path, "the HDF5 file cannot be opened"):
-                self._file = _open_file(path)
+                self._file = open_file(path)
                 plist = self._file.id.get_create_plist()
                 superblock = plist.get_version()[0]
                 base, widths = plist.get_userblock(), plist.get_sizes()
@@ -78,9 +76,17 @@ class Hdf5Source(Source):
     def _open_fields(self) -> None:
         self._rows: dict[str, Rows] = {}
         self._notes: list[str] = []
-        self._contents = walk(self._file, self.path)
+        elsewhere = Elsewhere(self.path, self._options.follow_external)
+        self._contents = walk(self._file, self.path, elsewhere)
+        if elsewhere.read:
+            self._notes.append(f"values lie in other files: {samples.listed([*elsewhere.read])}")
         if not self._contents.datasets:
-            raise FormatError("the file holds no datasets that can be fields", where=self.path)
+            why = [f"{p}: {reason}" for p, reason in self._contents.left_out.items()]
+            raise FormatError(
+                "the file holds no datasets that can be fields",
+                where=self.path,
+                found=samples.listed(why) if why else "no datasets",
+            )
         specs = self._options.fields
         ragged = Ragged()
         with library(self.path, "the fields cannot be found"):
@@ -201,7 +207,7 @@ class Hdf5Source(Source):
         for name, column in indexed.items():
             if isinstance(column, Indexed):
                 arrays[name] = ((column.count,), column.rows.count * column.rows.row_nbytes)
-        for path in plain:
+        for path in self._readable(plain):
             what = self._contents.datasets[path][1]
             arrays[path] = (what.shape, what.nbytes)
         specs = self._options.fields
@@ -247,15 +253,31 @@ class Hdf5Source(Source):
                     "--sample-axis none",
                 )
 
+    def _readable(self, plain: list[str]) -> list[str]:
+        """Return the datasets without those whose sequences no axis of samples can count."""
+        found = []
+        for path in plain:
+            what = self._contents.datasets[path][1]
+            if what.vlen and len(what.shape) > 1:
+                self._leave_out(path)
+            else:
+                found.append(path)
+        return found
+
+    def _leave_out(self, path: str) -> None:
+        """Note that a dataset of sequences cannot be a field, or raise if it was asked for."""
+        reason = "sequences of variable length are read only from one axis of samples"
+        if self._options.fields:
+            shape = self._contents.datasets[path][1].shape
+            raise SchemaError(f"field {path}: {reason}", where=self.path, found=shape)
+        self._notes.append(f"left out {path}: {reason}")
+
     def _plain_column(self, path: str, whole: bool) -> ColumnReader | None:
         dataset, what = self._contents.datasets[path]
         if not what.vlen:
             return Fixed(self._open_rows(path, whole=whole), self._attributes(path))
         if len(what.shape) != (0 if whole else 1):
-            reason = "sequences of variable length are read only from one axis of samples"
-            if self._options.fields:
-                raise SchemaError(f"field {path}: {reason}", where=self.path, found=what.shape)
-            self._notes.append(f"left out {path}: {reason}")
+            self._leave_out(path)
             return None
         where = f"{self.path}, field {path}"
         lengths = Lengths(dataset, self._fd, self._file_nbytes, where, self._heaps)
@@ -334,28 +356,6 @@ class Hdf5Source(Source):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _open_file(path: Path) -> Any:
-    """Open a file for reading.
-
-    With the library's own setting for locks, since it refuses a file that the process has open
-    with another one; without locks where the file system has none.
-    """
-    import h5py
-
-    try:
-        return h5py.File(path, "r", rdcc_nbytes=_CHUNK_CACHE)
-    except BlockingIOError as error:
-        raise FormatError(
-            "another program has the file open for writing",
-            where=path,
-            fix="wait for it, or set HDF5_USE_FILE_LOCKING=FALSE if it is gone",
-        ) from error
-    except OSError as error:
-        if "lock" not in str(error):
-            raise
-        return h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE)
 
 
 def _spelled(spec: FieldSpec) -> str:

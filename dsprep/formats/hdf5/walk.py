@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dsprep.formats.hdf5.elsewhere import Elsewhere
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.held import Held, held
 
@@ -42,8 +43,10 @@ class Contents:
         ]
 
 
-def walk(file: Any, where: object) -> Contents:
+def walk(file: Any, where: object, elsewhere: Elsewhere) -> Contents:
     """Return the contents of an `h5py.File`.
+
+    `elsewhere` says which datasets may be read from other files.
 
     Raises
     ------
@@ -59,7 +62,7 @@ def walk(file: Any, where: object) -> Contents:
             if isinstance(item, str):
                 found.left_out[path] = item
             elif _new(item, seen):
-                _visit(path, item, found, stack, where)
+                _visit(path, item, found, stack, where, elsewhere)
     return found
 
 
@@ -76,7 +79,12 @@ def _new(item: Any, seen: set[tuple[int, int]]) -> bool:
 
 
 def _visit(
-    path: str, item: Any, found: Contents, stack: list[tuple[str, Any]], where: object
+    path: str,
+    item: Any,
+    found: Contents,
+    stack: list[tuple[str, Any]],
+    where: object,
+    elsewhere: Elsewhere,
 ) -> None:
     import h5py
 
@@ -93,7 +101,7 @@ def _visit(
             else:
                 stack.append((prefix + name, _child(item, name)))
     elif isinstance(item, h5py.Dataset):
-        what = held(item, f"{where}, field {path}")
+        what = elsewhere.reason(item) or held(item, f"{where}, field {path}")
         if isinstance(what, str):
             found.left_out[path] = what
         else:
