@@ -453,10 +453,22 @@ def check_replaceable(target: Path) -> None:
 def _open_file(
     format: Format, path: Path, options: OpenOptions, hint: Schema | None, survey: bool
 ) -> Source:
-    source = (format.survey if survey else format.open)(path, options, hint)
+    source = _opener(format, survey)(path, options, hint)
     if hint is not None:
         source.schema = _with_hinted_attrs(source.schema, hint)
     return source
+
+
+def _opener(format: Format, survey: bool) -> Callable[[Path, OpenOptions, Schema | None], Source]:
+    """Return what opens one file."""
+
+    def open_file(path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        try:
+            return (format.survey if survey else format.open)(path, options, hint)
+        except FormatError as error:  # in directories, files are taken for what their names end in
+            raise formats.foreign(path) or error from error
+
+    return open_file
 
 
 def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
@@ -494,7 +506,7 @@ class MultiSource(Source):
         progress: Callable[[int, int], None] | None = None,
         survey: bool = False,
     ) -> None:
-        self._opener = format.survey if survey else format.open
+        self._opener = _opener(format, survey)
         self.format, self.paths = format, list(paths)
         self.options, self.hint = options, hint
         self.path = Path(os.path.commonpath([p.absolute().parent for p in paths]))

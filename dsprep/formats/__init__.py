@@ -52,12 +52,57 @@ def recognise(path: Path) -> Format:
     for name in FORMATS:
         if load(name).recognises(path):
             return load(name)
+    known = foreign(path)
+    if known is not None:
+        raise known
     empty = path.is_file() and path.stat().st_size == 0
     raise FormatError(
         "the file is empty" if empty else "this is none of the formats that dsprep reads",
         where=path,
         expected=", ".join(FORMATS),
     )
+
+
+_FOREIGN = {
+    b"version https://git-lfs.github.com/spec/": (
+        "this is a Git LFS pointer, which stands for the file",
+        "fetch the file itself: git lfs pull",
+    ),
+    b"CDF": (
+        "this is netCDF-3, which is not HDF5",
+        "make netCDF-4 of it, which is: nccopy -k nc4 IN OUT",
+    ),
+    b"MATLAB 5.0 MAT-file": (
+        "this is a MATLAB file of version 5, which is not HDF5",
+        "save it in MATLAB with -v7.3, or load it with scipy.io.loadmat and write it with h5py",
+    ),
+    b"!<<PDB:": (
+        "this is a Portable Database (PDB, as Silo writes it), which is not HDF5",
+        "write it with HDF5 beneath (in Silo: the driver DB_HDF5)",
+    ),
+    b"HEADER    ": (
+        "this is text in the Protein Data Bank's format",
+        "read it with a parser such as Biopython and write its arrays with h5py",
+    ),
+    b"\x0e\x03\x13\x01": ("this is HDF4, which is not HDF5", "convert it: h4toh5 IN OUT"),
+    b"\x93NUMPY": (
+        "this is an array file of NumPy",
+        "write it with h5py: h5py.File('x.h5', 'w')['x'] = numpy.load(FILE)",
+    ),
+}
+"""First bytes of files that people take for datasets: what they are, and the way out."""
+
+
+def foreign(path: Path) -> FormatError | None:
+    """Return the error for a file of a kind that is known but not read, or None."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        head = file.read(64)
+    for start, (what, fix) in _FOREIGN.items():
+        if head.startswith(start):
+            return FormatError(what, where=path, expected=", ".join(FORMATS), fix=fix)
+    return None
 
 
 def by_suffix(path: Path) -> Format | None:

@@ -126,7 +126,8 @@ def _sources(name: str, path: Path) -> Iterator[Path]:
     pattern = glob.escape(name).replace("%b", "*").replace("%%", "%")
     names = [pattern, Path(pattern).name] if Path(name).is_absolute() else [pattern]
     prefixes = [_origin(p, path) for p in os.environ.get("HDF5_VDS_PREFIX", "").split(":") if p]
-    for folder in (*prefixes, path.parent, path.resolve().parent, Path()):
+    folders: list[str | Path] = [*prefixes, path.parent, path.resolve().parent, Path()]
+    for folder in folders:
         for each in names:
             found = glob.iglob(str(Path(folder, each).absolute()))  # noqa: PTH207 (absolute)
             yield from map(Path, found)

@@ -96,8 +96,25 @@ def need_filters(dataset: object, where: object) -> None:
             raise MissingExtra(
                 f"HDF5 filter {code} ({label}) is not installed",
                 where=where,
-                fix="pip install 'dsprep[hdf5plugin]'",
+                fix=_way_out(code),
             )
+
+
+_PLUGINS = frozenset((307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026, 32028))
+"""The filters that hdf5plugin has."""
+
+_LZO = 305
+
+
+def _way_out(code: int) -> str:
+    """Return what to do where a filter is missing."""
+    if code in _PLUGINS:
+        return "pip install 'dsprep[hdf5plugin]'"
+    if code == _LZO:
+        copy = "PyTables has it: copy the file with ptrepack --complib=zlib --complevel=5 IN OUT"
+    else:
+        copy = "copy the file with h5repack -f NONE IN OUT where the filter is installed"
+    return f"{copy}; hdf5plugin does not have it (--field takes the fields without it)"
 
 
 def import_plugins() -> bool:

@@ -22,6 +22,7 @@ from dsprep.errors import DsprepError, FormatError, MissingExtra
 from dsprep.formats.zarr.attributes import FIELDS
 from dsprep.formats.zarr.blocks import LastBlock
 from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks, shard_index
+from dsprep.formats.zarr.encoding import NUMCODECS
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.shards import raw_offsets
 from dsprep.formats.zarr.store import Chunk, Store, join
@@ -256,8 +257,10 @@ class StoredArray:
         from zarr.registry import get_codec_class
 
         for name in self.meta.codecs:
-            known = name in codec_registry or name in entries
-            if self.meta.version == 3:
+            # Of these zarr has the names, and numcodecs the codecs.
+            bare = name.removeprefix(NUMCODECS)
+            known = bare in codec_registry or bare in entries
+            if self.meta.version == 3 and (known or bare == name):
                 try:
                     known = get_codec_class(name) is not None
                 except KeyError:
@@ -266,5 +269,19 @@ class StoredArray:
                 raise MissingExtra(
                     f"codec {name} is not installed",
                     where=self.where,
-                    fix="install the package that provides it to zarr",
+                    fix=_package(name),
                 )
+
+
+_PACKAGES = {"pcodec": "pcodec", "zfpy": "zfpy", "msgpack2": "msgpack", "crc32c": "crc32c"}
+"""Codecs that numcodecs has only where another package is installed."""
+
+
+def _package(codec: str) -> str:
+    """Return how to install a codec."""
+    name = codec.removeprefix(NUMCODECS)
+    if name.startswith("imagecodecs_"):
+        return "pip install imagecodecs, and register its codecs: imagecodecs.numcodecs"
+    if name in _PACKAGES:
+        return f"pip install {_PACKAGES[name]}"
+    return "install the package that provides it to zarr"
