@@ -134,6 +134,8 @@ def _field_json(facts: FieldFacts) -> dict[str, Any]:
             "codecs": list(layout.codecs),
             "stored_nbytes": layout.stored_nbytes,
             "access": layout.access,
+            "reads_per_sample": layout.reads,
+            "read_nbytes_per_sample": layout.read_nbytes,
         },
     }
 

@@ -249,12 +249,17 @@ class Layout:
         Bytes on disk, or None where that cannot be told apart from other fields.
     access
         How a read of one random sample performs, and why: one sentence.
+    reads, read_nbytes
+        How many pieces a read of one random sample takes, and how many bytes they have, once
+        decoded; a mean. None where that is not known.
     """
 
     storage: str
     codecs: tuple[str, ...] = ()
     stored_nbytes: int | None = None
     access: str = ""
+    reads: float | None = None
+    read_nbytes: float | None = None
 
 
 class Source(ABC):

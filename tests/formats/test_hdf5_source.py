@@ -33,7 +33,11 @@ LAYOUTS = {
     "contiguous": ({}, "contiguous", "one read of 96 B"),
     "chunked": ({"chunks": (3, 6, 4)}, "chunked (3, 6, 4)", "one read of 96 B"),
     "tiled": ({"chunks": (3, 2, 4)}, "chunked (3, 2, 4)", "by the HDF5 library"),
-    "gzip": ({"chunks": (5, 6, 4), "compression": "gzip"}, "chunked (5, 6, 4)", "5x more bytes"),
+    "gzip": (
+        {"chunks": (5, 6, 4), "compression": "gzip"},
+        "chunked (5, 6, 4)",
+        "5x the bytes",
+    ),
     "shuffled": (
         {"chunks": (5, 6, 4), "compression": 1, "shuffle": True, "fletcher32": True},
         "chunked (5, 6, 4)",
@@ -169,9 +173,12 @@ def test_the_cost_of_a_sample_is_at_most_the_dataset(tmp_path: Path) -> None:
     assert access["one"] == "the only chunk (1.92 kB) is read and decoded for one sample"
     assert access["room"] == "the only chunk (6.14 kB) is read and decoded for one sample"
     assert access["wide"] == "the only chunk (4 kB) is read and decoded for one sample"
-    assert access["two"].endswith("for one sample: 8x more bytes than needed")
+    assert access["two"].startswith("a sample lies in 2 chunks of 768 B, each is read and decoded")
+    assert access["two"].endswith(": 16x the bytes that are wanted")
     with opened(tmp_path / "a", "rows@index") as source:
-        assert ": 2x more bytes than needed" in source.layouts()["rows"].access
+        access = source.layouts()["rows"].access
+    assert "in about 1.5 chunks of 312 B" in access
+    assert ": 2.9x the bytes that are wanted" in access  # both chunks for 39 rows, one for one row
 
 
 def test_what_is_not_kept_is_noted(tmp_path: Path) -> None:

@@ -34,12 +34,19 @@ def layout(column: ColumnReader, count: int) -> Layout:
         storage += f", rows by {names}"
         tables = len(column.route.names)
         mean = _mean_nbytes(column, count)
-        access = _access(column, dataset, mean, count)
-        reads = "a read of its index table" if tables == 1 else f"reads of {tables} index tables"
-        access += f", after {reads}"
+        access, reads, nbytes = _access(column, dataset, mean, count)
+        after = "a read of its index table" if tables == 1 else f"reads of {tables} index tables"
+        access += f", after {after}"
     else:
-        access = _access(column, dataset, column.rows.row_nbytes, count)
-    return Layout(storage=storage, codecs=filters, stored_nbytes=stored, access=access)
+        access, reads, nbytes = _access(column, dataset, column.rows.row_nbytes, count)
+    return Layout(
+        storage=storage,
+        codecs=filters,
+        stored_nbytes=stored,
+        access=access,
+        reads=reads,
+        read_nbytes=nbytes,
+    )
 
 
 def _mean_nbytes(column: Indexed, count: int) -> int:
@@ -70,26 +77,55 @@ def _storage(dataset: Any) -> tuple[str, tuple[str, ...]]:
     return f"chunked ({', '.join(map(str, dataset.chunks))})", tuple(labels)
 
 
-def _access(column: Fixed | Indexed, dataset: Any, wanted: int, count: int) -> str:
-    """Return how a read of one of `count` samples, of `wanted` bytes, performs, and why."""
+def _access(
+    column: Fixed | Indexed, dataset: Any, wanted: int, count: int
+) -> tuple[str, float, float]:
+    """Return how a read of one of `count` samples, of `wanted` bytes, performs, and what it costs.
+
+    The costs are the pieces that are read, and their bytes once decoded.
+    """
     if isinstance(column.rows.place, Placement):
-        return f"one read of {_size(wanted)}"
+        return f"one read of {_size(wanted)}", 1, wanted
     if dataset.chunks is None:
-        return f"one read of {_size(wanted)}, by the HDF5 library"
+        return f"one read of {_size(wanted)}, by the HDF5 library", 1, wanted
     nbytes = _chunk_nbytes(dataset)
     rows = dataset.chunks[0]
+    pieces = _chunks_of_sample(column, dataset, wanted)
     if dataset.id.get_create_plist().get_nfilters():
         work = "is read and decoded"
     else:
         work = "is read by the HDF5 library"
     if all(n <= c for n, c in zip(dataset.shape, dataset.chunks, strict=True)):
-        return f"the only chunk ({_size(nbytes)}) {work}" + (" for one sample" if count > 1 else "")
-    if nbytes <= wanted:
-        return f"about {-(-wanted // nbytes)} chunks of {_size(nbytes)}, each {work}"
-    factor = min(nbytes / max(1, wanted), count)  # a chunk may be larger than its dataset
-    times = f": {factor:.0f}x more bytes than needed" if wanted else ""
+        only = f"the only chunk ({_size(nbytes)}) {work}"
+        return only + (" for one sample" if count > 1 else ""), 1, nbytes
+    factor = pieces * nbytes / max(1, wanted)
+    times = f": {_times(factor)} the bytes that are wanted" if wanted and factor > 1.05 else ""
     unit = "rows" if isinstance(column, Indexed) else "samples"
-    return f"a chunk of {rows} {unit} ({_size(nbytes)}) {work} for one sample{times}"
+    if pieces < 1.05:
+        text = f"a chunk of {rows} {unit} ({_size(nbytes)}) {work} for one sample{times}"
+    else:
+        text = f"a sample lies in {_number(pieces)} chunks of {_size(nbytes)}, each {work}{times}"
+    return text, pieces, pieces * nbytes
+
+
+def _chunks_of_sample(column: Fixed | Indexed, dataset: Any, wanted: int) -> float:
+    """Return how many chunks the rows of a sample lie in, on average."""
+    across = 1
+    for n, c in zip(dataset.shape[1:], dataset.chunks[1:], strict=True):
+        across *= -(-int(n) // int(c))
+    length, step = int(dataset.shape[0]), int(dataset.chunks[0])
+    if isinstance(column, Fixed):
+        return across * (-(-length // step) if column.rows.whole else 1)
+    rows = wanted / max(1, column.rows.row_nbytes)
+    return across * min(-(-length // step), (rows - 1) / step + 1 if rows > 1 else 1)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"about {value:.1f}"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:,.0f}x" if factor >= 10 or factor == int(factor) else f"{factor:.1f}x"
 
 
 def _chunk_nbytes(dataset: Any) -> int:

@@ -246,8 +246,16 @@ class LmdbGroupSource(Source):
         """Return how each field lies: all of a group's samples together."""
         most = int(self._counts.max(initial=0))
         access = "one contiguous read per field, also for all samples of a group"
-        layout = Layout(storage=f"values of up to {most} samples, field by field", access=access)
-        return {f.name: layout for _, f in self._fields}
+        storage = f"values of up to {most} samples, field by field"
+        return {
+            f.name: Layout(
+                storage=storage,
+                access=access,
+                reads=None if f.ragged else 1,
+                read_nbytes=None if f.ragged else f.row_nbytes,
+            )
+            for _, f in self._fields
+        }
 
     def loading_code(self) -> str:
         """Return a py-lmdb program that loads sample 0; see `Source.loading_code`."""

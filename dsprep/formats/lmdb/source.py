@@ -373,7 +373,9 @@ class LmdbSource(Source):
             rest = "" if index.big >= n else f" ({index.big} of {n}; the others in leaf pages)"
             storage = f"values in overflow pages{rest}"
             scattered = index.backward / index.big
-            access = "each value is one contiguous read once its place is known; "
+            access = (
+                "a read of a leaf page, then one of the value (with a sidecar: of that alone); "
+            )
             if index.order is not None and self._options.order == "file":
                 access += "samples are numbered as they lie in the file"
             elif index.order is not None:
@@ -390,7 +392,13 @@ class LmdbSource(Source):
         alone = len(self._decoder.schema) == 1
         stored = index.payload if alone else None
         where = storage if alone else f"{storage}, all fields of a sample in one value"
-        layout = Layout(storage=where, stored_nbytes=stored, access=access)
+        layout = Layout(
+            storage=where,
+            stored_nbytes=stored,
+            access=access,
+            reads=1 + index.big / n,
+            read_nbytes=self._pages.psize + index.payload / n * (index.big > 0),
+        )
         key = Layout(storage="keys in the leaf pages", access=access)
         return {f.name: key if p == self._options.keys_as else layout for p, f in self._fields}
 

@@ -215,12 +215,15 @@ class TFRecordSource(Source):
             access = f"slow: {codec} runs over the whole file, so what lies before is unpacked too"
         alone = self._stream.stored_nbytes if len(self._features) == 1 else None
         codecs = (codec,) if codec else ()
+        mean = float(np.mean(lengths)) + framing.FRAME if np.size(lengths) else 0.0
         return {
             f.field.name: Layout(
                 storage=storage if self._opaque else f"{storage}, {example.TYPES[f.type]}_list",
                 codecs=codecs,
                 stored_nbytes=alone,
                 access=access,
+                reads=None if codec else 1,
+                read_nbytes=None if codec else mean,
             )
             for f in self._features
         }

@@ -73,11 +73,21 @@ class Reading(ABC):
         main = self.arrays[0]
         stored = sum(a.store.nbytes(a.meta.path) for a in self.arrays)
         unit = "row" if len(self.arrays) > 1 else "sample"
+        reads, nbytes = _cost(main)
+        rows = self.nbytes / max(1, self.count) / max(1, main.meta.row_nbytes)
+        several = len(self.arrays) > 1  # a ragged field: rows of a sample follow one another
+        if several and main.meta.raw:
+            nbytes = self.nbytes / max(1, self.count)
+        elif several:
+            chunks = max(1.0, (rows - 1) / main.meta.chunk[0] + 1)
+            reads, nbytes = reads * chunks, nbytes * chunks
         return Layout(
             storage=_storage(main, unit + "s"),
             codecs=tuple(c for c in main.meta.codecs if c not in ("bytes", "sharding_indexed")),
             stored_nbytes=stored,
             access=_access(main, unit),
+            reads=reads,
+            read_nbytes=nbytes,
         )
 
 
@@ -349,9 +359,23 @@ def _access(array: StoredArray, unit: str) -> str:
             f"one read of just the bytes wanted; with zarr-python a {unit} costs a chunk, "
             f"{rows} times its bytes"
         )
-    chunks, files = (
-        math.prod(-(-n // s) for n, s in zip(meta.shape[1:], sizes[1:], strict=True))
-        for sizes in (meta.chunk, meta.grid)
-    )
+    chunks, files = (_across(meta.shape, sizes) for sizes in (meta.chunk, meta.grid))
     decoded = f"decodes {chunks} chunk{'s' * (chunks != 1)}"
-    return f"a {unit} {decoded} from {files} file{'s' * (files != 1)}, {rows} times its bytes"
+    whole = math.prod(meta.shape[1:])
+    factor = rows * chunks * math.prod(meta.chunk[1:]) / whole if whole else 0
+    times = f"{factor:,.0f}" if factor >= 10 or factor == int(factor) else f"{factor:.1f}"
+    return f"a {unit} {decoded} from {files} file{'s' * (files != 1)}, {times} times its bytes"
+
+
+def _across(shape: tuple[int, ...], step: tuple[int, ...]) -> int:
+    """Return how many pieces of a grid a row lies in."""
+    return math.prod(-(-n // s) for n, s in zip(shape[1:], step[1:], strict=True))
+
+
+def _cost(array: StoredArray) -> tuple[float, float]:
+    """Return how many pieces a row takes that is read alone, and their bytes once decoded."""
+    meta = array.meta
+    if meta.raw and meta.shape:
+        return 1, meta.row_nbytes
+    chunks = _across(meta.shape, meta.chunk) if meta.shape else 1
+    return chunks, chunks * math.prod(meta.chunk) * meta.dtype.itemsize

@@ -246,6 +246,7 @@ class Zip(Store):
             raise FormatError("the ZIP file is truncated or damaged", where=path) from error
         self._size = os.fstat(self._file.fileno()).st_size
         self._library: Any = None
+        self._starts: dict[str, int] = {}
         self._check_members()
 
     def _check_members(self) -> None:
@@ -343,12 +344,15 @@ class Zip(Store):
 
     def _start(self, info: zipfile.ZipInfo) -> int:
         """Return where the bytes of a member begin, which only its local header says."""
+        if info.filename in self._starts:
+            return self._starts[info.filename]
         where = f"{self.path}, {info.filename}"
         header = pread_exact(self._file.fileno(), LOCAL_HEADER, info.header_offset, where)
         if header[:4] != b"PK\3\4":
             raise FormatError("the local header is wrong", where=where)
         behind = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-        return info.header_offset + LOCAL_HEADER + behind
+        start = self._starts[info.filename] = info.header_offset + LOCAL_HEADER + behind
+        return start
 
     def library(self) -> tuple[Any, str]:
         """See `Store.library`."""
