@@ -556,9 +556,10 @@ class MultiSource(Source):
         self.options = options
         if known is not None:
             self.options, self.hint = self.format.settled(options, known, None)
-        with self._lock:  # files opened so far were opened without knowing the others
-            for index in list(self._open):
-                self._close(index)
+        if self.options != replace(options, fields=()) or self.hint is not None:
+            with self._lock:  # files opened so far were opened without knowing the others
+                for index in list(self._open):
+                    self._close(index)
         first = int(np.flatnonzero(counts)[0]) if counts.any() else 0
         with self.file(first) as source:
             self.schema, self.version = source.schema, source.version

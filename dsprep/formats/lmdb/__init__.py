@@ -1,14 +1,15 @@
 """LMDB: read page by page without liblmdb, written in its compact form.
 
 `pages` knows the file format, `source` reads it, `tree` and `writer` write it; `values` and
-`datum` say what a value means, `keys` how samples are called. None of them maps the file, takes a
-lock or needs the ``lmdb`` package, so a damaged file cannot crash the process and any number of
-threads read at once.
+`datum` say what a value means, `keys` how samples are called, `families` what other keys say. None
+of them maps the file, takes a lock or needs the ``lmdb`` package, so a damaged file cannot crash
+the process and any number of threads read at once.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from dsprep.formats.base import (
     WriteOptions,
     Writer,
 )
+from dsprep.formats.lmdb.families import KEY, VALUE
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.meta import looks_like, read_meta
 from dsprep.formats.lmdb.pages import HEADER, NODE
@@ -48,6 +50,7 @@ class Lmdb(Format):
         {"fields", "order", "values", "database", "skip_keys", "keys_as"}
     )
     write_options: ClassVar[frozenset[str]] = frozenset({"key_format", "group_values"})
+    infers: ClassVar[bool] = True
 
     def recognises(self, path: Path) -> bool:
         """Whether the file begins with a meta page of any LMDB."""
@@ -63,6 +66,24 @@ class Lmdb(Format):
         """Open an environment; every leaf page is read once and checked."""
         return self._open(path, options, hint, survey=False)
 
+    def agree(self, a: Schema, b: Schema) -> Schema | None:
+        """Return the fields of two files of which one may have the keys besides.
+
+        See `Format.agree`.
+        """
+        more, less = (a, b) if len(a) > len(b) else (b, a)
+        own = Schema(tuple(f for f in more if f.name != KEY), more.attrs)
+        return more if more.fields == less.fields or own.fields == less.fields else None
+
+    def settled(
+        self, options: OpenOptions, schema: Schema, hint: Schema | None
+    ) -> tuple[OpenOptions, Schema | None]:
+        """Return options by which all files have the keys if one has; see `Format.settled`."""
+        whole = {VALUE, "data"} & set(schema.names) and KEY in schema.names
+        if whole and not options.fields and schema[KEY].kind == "bytes":
+            options = replace(options, keys_as=options.keys_as or KEY)
+        return options, hint
+
     def survey(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open an environment and keep where its values lie; see `Format.survey`."""
         return self._open(path, options, hint, survey=True)
@@ -70,11 +91,21 @@ class Lmdb(Format):
     def _open(
         self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool
     ) -> Source:
+        from dsprep.formats.lmdb.family_source import LmdbFamilySource
         from dsprep.formats.lmdb.group_source import grouped
         from dsprep.formats.lmdb.source import LmdbSource
 
         source = LmdbSource(path, data_file(path), options, hint, survey=survey)
-        return grouped(source, options, hint) or source
+        try:
+            if source.families:
+                return LmdbFamilySource(source, options, hint)
+            groups = grouped(source, options, hint)
+            if groups is None:
+                source.check_sizes()
+        except BaseException:
+            source.close()
+            raise
+        return groups or source
 
     def identity(self, path: Path) -> dict[str, Any]:
         """Return the newest transaction, the root of its tree and the last page in use."""

@@ -14,13 +14,14 @@ from typing import Literal
 import numpy as np
 
 from dsprep.errors import FormatError, UsageError
+from dsprep.formats.lmdb.families import DIGITS, Keys, fact, maybe_facts
 from dsprep.formats.lmdb.meta import DATABASE, DUPSORT, Database
 from dsprep.formats.lmdb.pages import Nodes, Pages
 from dsprep.schema import Bytes, Ints
 from dsprep.spans import packed, ranges
 
-DIGITS = 18
-"""Digits of the largest number that a key may spell."""
+MOST_FACT = 4096
+"""Bytes of a value that is looked at to see whether it is a number."""
 
 
 @dataclass
@@ -41,9 +42,15 @@ class Index:
         The names of the databases among the records.
     skipped
         The keys to skip that were found.
+    facts
+        The keys that are facts about the dataset, and the samples that they count.
+    keys
+        What the keys of the others say.
+    counter
+        Whether they are a counter in the order of the samples.
     smallest, largest, payload, big
         Bytes of the smallest and the largest value and of all values together, and how many are on
-        overflow pages: of all records but databases.
+        overflow pages: of all samples.
     backward
         How many values lie before that of the record before.
     """
@@ -54,6 +61,9 @@ class Index:
     order: Ints | None = None
     databases: list[bytes] = field(default_factory=list)
     skipped: set[bytes] = field(default_factory=set)
+    facts: dict[bytes, int | None] = field(default_factory=dict)
+    keys: Keys = field(default_factory=Keys)
+    counter: bool = True
     smallest: int = 0
     largest: int = 0
     payload: int = 0
@@ -81,7 +91,7 @@ class Index:
         """
         leaf = np.searchsorted(self.first, records, "right") - 1
         slots = records - self.first[leaf]
-        if self.order is None and len(leaf):
+        if len(leaf) and leaf[-1] - leaf[0] < len(leaf) and (np.diff(leaf) >= 0).all():
             whole = np.arange(leaf[0], leaf[-1] + 1)
             return whole, leaf - leaf[0], slots
         whole, rows = np.unique(leaf, return_inverse=True)
@@ -119,7 +129,10 @@ def build(
         counts[page : page + len(per_page)] = per_page
         page += len(per_page)
         out = _left_out(nodes, skip, index)
-        _count(nodes, index)
+        kept = np.flatnonzero(~out)
+        _count(nodes, kept, index)
+        flat = nodes.pages.reshape(-1)
+        index.keys.add(flat, nodes.key_at[kept], nodes.key_size[kept], kept + record)
         left_out.append(np.flatnonzero(out) + record)
         if seen is not None:
             seen(nodes, ~out)
@@ -141,10 +154,14 @@ def build(
             found=record,
             fix="the file is damaged or still being written",
         )
+    index.counter = index.keys.counter
     if order != "key":
         kept = index.records(0, len(index))
         rank = np.concatenate([np.zeros(0, np.int64), *ranks])
-        index.order = kept[np.argsort(rank, kind="stable")]
+        chosen = np.argsort(rank, kind="stable")
+        index.order = kept[chosen]
+        if order == "numeric":
+            index.counter = bool((np.diff(rank[chosen]) == 1).all())
     return index
 
 
@@ -160,17 +177,24 @@ def _left_out(nodes: Nodes, skip: Sequence[bytes], index: Index) -> np.ndarray:
         if len(same):
             out[same] = True
             index.skipped.add(key)
+    for i in maybe_facts(flat, nodes.key_at, nodes.key_size).tolist():
+        if not out[i]:
+            small = not nodes.big[i] and nodes.size[i] <= MOST_FACT
+            found, count = fact(nodes.key(i), nodes.value(i) if small else b"")
+            if found:
+                out[i] = True
+                index.facts[nodes.key(i)] = count
     return out
 
 
-def _count(nodes: Nodes, index: Index) -> None:
-    """Add the nodes' values to the totals."""
-    sizes = nodes.size[~nodes.database]
+def _count(nodes: Nodes, kept: Ints, index: Index) -> None:
+    """Add the values of the nodes `kept` to the totals."""
+    sizes = nodes.size[kept]
     if len(sizes):
         index.smallest = min(index.smallest, int(sizes.min()))
         index.largest = max(index.largest, int(sizes.max()))
         index.payload += int(sizes.sum())
-        index.big += int(nodes.big.sum())
+        index.big += int(nodes.big[kept].sum())
 
 
 def numbers(flat: Bytes, key_at: Ints, key_size: Ints) -> tuple[Ints, np.ndarray]:

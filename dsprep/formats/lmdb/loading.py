@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb.datum import Datum
 from dsprep.formats.lmdb.group_values import Packing
 from dsprep.formats.lmdb.values import Values
-from dsprep.schema import DType, Field, is_extension
+from dsprep.schema import DType, is_extension
 
 _OPEN = """\
 import lmdb
@@ -55,20 +55,34 @@ for name, data in sample.items():
 
 def loading_code(
     file: Path,
-    options: OpenOptions,
+    name: str | None,
     decoder: Values | Datum,
-    fields: list[tuple[str, Field]],
+    key_field: str | None,
     key: bytes | None,
 ) -> str:
     """Return a program that loads the sample with this key and prints its fields."""
     more = "import ml_dtypes\n" if any(is_extension(f.dtype) for f in decoder.schema) else ""
-    database = None if options.database is None else options.database.encode()
+    database = None if name is None else name.encode()
     if key is None:
         return f"# {file} has no samples\n"
     code = _OPEN.format(more=more, path=str(file), database=database, key=key)
     code += _DATUM if isinstance(decoder, Datum) else _decode(decoder)
-    if options.keys_as is not None:
-        code += f"sample[{options.keys_as!r}] = {key!r}\n"
+    if key_field is not None:
+        code += f"sample[{key_field!r}] = {key!r}\n"
+    return code + _PRINT
+
+
+def family_loading_code(file: Path, name: str | None, keys: Mapping[str, bytes]) -> str:
+    """Return a program that loads a sample of which each field has its own key."""
+    database = None if name is None else name.encode()
+    (first, key), *others = keys.items()
+    code = _OPEN.format(more="", path=str(file), database=database, key=key)
+    code = (
+        code.replace("    value = ", f"    sample = {{{first!r}: ")
+        .replace(")  # sample 0\n", ")}  # sample 0\n")
+        .replace("sample = {}\n", "")
+    )
+    code += "".join(f"    sample[{n!r}] = txn.get({k!r})\n" for n, k in others)
     return code + _PRINT
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ import numpy as np
 
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
+from dsprep.formats.lmdb import families
 from dsprep.formats.lmdb.datum import Datum, looks_like_datum
 from dsprep.formats.lmdb.extents import Finder, Found, file_layout, find, history
+from dsprep.formats.lmdb.families import KEY, VALUE, Family
 from dsprep.formats.lmdb.frame import wrong_headers
 from dsprep.formats.lmdb.group_values import is_group
 from dsprep.formats.lmdb.index import Index, build, named_databases, numbers
@@ -34,11 +37,6 @@ from dsprep.scatter import NEAR
 from dsprep.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
 from dsprep.spans import move_spans, packed, ranges, read_spans
 from dsprep.storage import pread_most
-
-VALUE = "value"
-"""The field's name when a sample is one opaque byte string."""
-METADATA = frozenset({b"length", b"__len__", b"__keys__"})
-"""Keys that are known to hold facts about the dataset."""
 
 _U8 = np.dtype(np.uint8)
 _PROBED = 1 << 24  # bytes of a value that is looked into when the file is opened
@@ -75,6 +73,8 @@ class LmdbSource(Source):
         try:
             self._pages = Pages(self._fd, path)
             self._index = self._open_index()
+            self.families = self._families(hint)
+            self.key = self._key(hint)
             self._decoder, self._fields = self._choose(hint)
         except BaseException:
             self.close()
@@ -123,12 +123,70 @@ class LmdbSource(Source):
             )
         return found
 
+    def _families(self, hint: Schema | None) -> dict[str, Family]:
+        """Return the families of keys that are fields, by their names; empty if there are none."""
+        options, index = self._options, self._index
+        found = index.keys.families() if options.keys_as is None else []
+        names = families.field_names(found) if found and options.values == "opaque" else None
+        self._doubtful: tuple[str, ...] = ()
+        if names is None:
+            return {}
+        if options.fields:
+            chosen = {s.path for s in options.fields} <= {*names, KEY}
+        elif hint is not None and hint.names != (VALUE,):
+            chosen = set(names) == set(hint.names) - {KEY}
+        else:
+            counts = index.facts.values()
+            chosen = families.are_fields(names, len(found[0].numbers), counts)
+        if not chosen:
+            self._doubtful = tuple(names)
+            return {}
+        if options.order == "file":
+            raise UsageError(
+                "samples of several records have no order in the file",
+                where=self.path,
+                expected="fields " + ", ".join(names),
+                fix="leave out --order file, or keep a sample per record with --keys-as key",
+            )
+        return dict(zip(names, found, strict=True))
+
+    def _key(self, hint: Schema | None) -> str | None:
+        """Return the field that the keys become, None if they do not."""
+        options = self._options
+        if options.keys_as is not None or self._index.counter or self.families:
+            return options.keys_as
+        if options.fields:
+            return KEY if any(s.path == KEY for s in options.fields) else None
+        known = hint is not None and hint.names != (VALUE,)
+        return KEY if not known or (hint is not None and KEY in hint.names) else None
+
+    def check_sizes(self) -> None:
+        """Raise `FormatError` unless all values have bytes that the types asked for can have."""
+        index, decoder = self._index, self._decoder
+        if not len(self) or not isinstance(decoder, Values):
+            return
+        ends = np.array([index.smallest, index.largest])
+        with suppress(FormatError):
+            decoder.check_lengths(ends, lambda i: "")
+            return
+        for start in range(0, len(self), _AT_ONCE):
+            nodes = self._nodes(index.records(start, min(start + _AT_ONCE, len(self))), None)
+
+            def label(i: int, start: int = start, nodes: Nodes = nodes) -> str:
+                return f"{self.path}, sample {start + i}, key {nodes.key(i)!r}"
+
+            decoder.check_lengths(nodes.size, label)
+
     def _choose(self, hint: Schema | None) -> tuple[Values | Datum, list[tuple[str, Field]]]:
         """Return what decodes the values, and which of its fields become which."""
         options = self._options
-        typed = [s for s in options.fields if s.dtype is not None and s.path != options.keys_as]
-        key = {options.keys_as: Field.opaque(options.keys_as)} if options.keys_as else {}
+        if self.families:
+            return Values(Schema((Field.opaque(VALUE),))), []
+        typed = [s for s in options.fields if s.dtype is not None and s.path != self.key]
+        key = {self.key: Field.opaque(self.key)} if self.key else {}
         decoder: Values | Datum
+        if hint is not None and self.key is not None and options.keys_as is None:
+            hint = Schema(tuple(f for f in hint if f.name != self.key), hint.attrs)
         if options.values == "datum":
             index = self._index
             decoder = Datum.probed(self._probe(64), index.largest - index.smallest, self.path)
@@ -152,11 +210,11 @@ class LmdbSource(Source):
             pairs = [(n, named[n]) for n in (*chosen, *(k for k in key if k not in chosen))]
             return decoder, pairs
         else:
-            decoder = Values(hint if hint is not None else Schema((Field.opaque(VALUE),)))
+            decoder = Values(hint if hint else Schema((Field.opaque(VALUE),)))
         available = {f.name: f for f in decoder.schema}
         if key.keys() & available.keys():
             raise UsageError(
-                f"keys cannot be the field {options.keys_as}: it is there already",
+                f"keys cannot be the field {self.key}: it is there already",
                 expected="another name than " + ", ".join(available),
             )
         pairs = wanted(options.fields, available | key)
@@ -186,14 +244,8 @@ class LmdbSource(Source):
             notes.append(f"there are no keys {_shown(missing)} to leave out")
         if not len(self):
             return notes
-        first, last = self._edge(0), self._edge(len(index.leaves) - 1)
-        keys = {nodes.key(i) for nodes in (first, last) for i in range(len(nodes))}
-        facts = sorted(keys & METADATA - index.skipped)
-        if facts:
-            notes.append(
-                f"the key {_shown(facts)} looks like a fact about the dataset, not a sample "
-                f"(--skip-key {facts[0].decode()} leaves it out)"
-            )
+        notes += self._key_notes()
+        first = self._edge(0)
         flat = first.pages.reshape(-1)
         number = ~numbers(flat, first.key_at, first.key_size)[1]
         if options.order == "key" and number.any():
@@ -216,6 +268,43 @@ class LmdbSource(Source):
                 notes.append("values look like Caffe Datum messages (--values datum reads them)")
         return notes
 
+    def _key_notes(self) -> list[str]:
+        """Return what keys are facts, and what is kept of the others."""
+        index, notes = self._index, []
+        samples = (
+            len(self) if not self.families else len(next(iter(self.families.values())).numbers)
+        )
+        if index.facts:
+            notes.append(f"left out the keys {_shown(index.facts)}: facts about the dataset")
+        for name, count in index.facts.items():
+            if count not in (None, samples):
+                notes.append(f"{_shown([name])} is {count}, but there are {samples} samples")
+        if self.families:
+            names = ", ".join(self.families)
+            notes.append(f"a sample is several records, of which each is a field: {names}")
+            return notes
+        if self._doubtful:
+            options = " ".join(f"--field {name}" for name in self._doubtful)
+            notes.append(
+                f"keys of several kinds have the same numbers: each record is a sample; {options} "
+                "makes them the fields of one"
+            )
+        if self.key is not None and self._options.keys_as is None and not self._options.fields:
+            odd = index.keys.odd
+            shown = "" if odd is None else f" such as {_shown([odd])}"
+            notes.append(f"the keys are not a counter{shown}: field {self.key} has them")
+        elif self.key is None and not index.counter:
+            notes.append("the keys are not a counter, and are left out (--keys-as key keeps them)")
+        elif self.key is None and self._options.order == "file" and self._reordered():
+            notes.append("samples are numbered by place; --keys-as key keeps which is which")
+        elif self.key is None and self._options.order == "key" and index.keys.start not in (0, 1):
+            notes.append("the keys do not count from 0 or 1 (--keys-as key keeps them)")
+        return notes
+
+    def _reordered(self) -> bool:
+        order = self._index.order
+        return order is not None and bool((np.diff(order) < 0).any())
+
     def _edge(self, leaf: int) -> Nodes:
         """Return all nodes of one leaf."""
         numbers_ = self._index.leaves[leaf : leaf + 1]
@@ -234,13 +323,29 @@ class LmdbSource(Source):
             return f"{self.path}, sample {start + i}, key {nodes.key(i)!r}"
 
         batch = self._decoder.decode(self._values(nodes, arena), nodes.size, label)
-        if self._options.keys_as:
+        if self.key:
             lengths = packed(nodes.key_size)
             flat = nodes.pages.reshape(-1)[ranges(nodes.key_at, nodes.key_size)]
-            batch[self._options.keys_as] = Ragged(flat, lengths, "bytes")
+            batch[self.key] = Ragged(flat, lengths, "bytes")
         return {
             field.name: retype(batch[path], field, self.path, start) for path, field in self._fields
         }
+
+    def values_of(self, records: Ints, arena: Arena | None, tag: str) -> tuple[Bytes, Ints]:
+        """Return the values of some records one after another, and the bytes of each.
+
+        `tag` says which memory of `arena` to use.
+        """
+        nodes = self._nodes(records, arena)
+        return self._values(nodes, arena, f"read.{tag}"), nodes.size
+
+    def sizes_of(self, records: Ints) -> Ints:
+        """Return the bytes of the values of some records."""
+        return self._nodes(records, None).size
+
+    def key_of(self, record: int) -> bytes:
+        """Return the key of a record."""
+        return self._nodes(np.array([record]), None).key(0)
 
     def _nodes(self, records: Ints, arena: Arena | None) -> Nodes:
         """Return the nodes of `records`, from their leaves read again."""
@@ -253,7 +358,7 @@ class LmdbSource(Source):
             raise self._changed("the number of records on a leaf page")
         return self._pages.nodes(pages, numbers_, rows, slots)
 
-    def _values(self, nodes: Nodes, arena: Arena | None) -> Bytes:
+    def _values(self, nodes: Nodes, arena: Arena | None, tag: str = "read.values") -> Bytes:
         """Return the values one after another: uint8, shape ``(total,)``."""
         sizes, big = nodes.size, nodes.big
         places = packed(sizes)
@@ -275,7 +380,7 @@ class LmdbSource(Source):
         gap = at[1:] - at[:-1] - size[:-1]
         lead[1:] = np.where((gap >= HEADER) & (gap <= NEAR), gap, HEADER)
         there = packed(lead) + total
-        out = new_array(arena, "read.values", (int(there[-1]),), _U8)
+        out = new_array(arena, tag, (int(there[-1]),), _U8)
         if runs < len(nodes):
             small = ~big
             flat = nodes.pages.reshape(-1)
@@ -318,7 +423,7 @@ class LmdbSource(Source):
             nodes = self._nodes(self._index.records(at, end), None)
             if chosen & ragged:
                 out[at - start : end - start] += nodes.size - self._decoder.head
-            if self._options.keys_as is not None:
+            if self.key is not None:
                 out[at - start : end - start] += nodes.key_size
         return out
 
@@ -387,7 +492,7 @@ class LmdbSource(Source):
                     f"but {scattered:.0%} of them lie before the sample before, so ranges are "
                     "scattered (--order file reads them as they lie)"
                 )
-        if self._options.keys_as:
+        if self.key:
             access += "; keys are in the leaf pages"
         alone = len(self._decoder.schema) == 1
         stored = index.payload if alone else None
@@ -400,12 +505,13 @@ class LmdbSource(Source):
             read_nbytes=self._pages.psize + index.payload / n * (index.big > 0),
         )
         key = Layout(storage="keys in the leaf pages", access=access)
-        return {f.name: key if p == self._options.keys_as else layout for p, f in self._fields}
+        return {f.name: key if p == self.key else layout for p, f in self._fields}
 
     def loading_code(self) -> str:
         """Return a py-lmdb program that loads sample 0; see `Source.loading_code`."""
         key = self._nodes(self._index.records(0, 1), None).key(0) if len(self) else None
-        return loading_code(self.file, self._options, self._decoder, self._fields, key)
+        database = self._options.database
+        return loading_code(self.file, database, self._decoder, self.key, key)
 
 
 def _shown(names: Iterable[bytes]) -> str:

@@ -1,0 +1,282 @@
+"""What the keys of a database say is not lost: names, families of keys, facts, counters."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import subprocess
+import sys
+
+import lmdb
+import numpy as np
+import pytest
+
+import dsprep
+from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
+from dsprep.formats import load
+from dsprep.formats.base import OpenOptions, WriteOptions
+from dsprep.formats.lmdb import Lmdb
+from dsprep.schema import FieldSpec
+
+LMDB = Lmdb()
+
+
+def build(path, records, **how):
+    with lmdb.open(str(path), map_size=1 << 28, max_dbs=4, sync=False) as env:
+        db = env.open_db(b"named" if how else None, **how)
+        with env.begin(write=True, db=db) as txn:
+            for key, value in records:
+                assert txn.put(key, value)
+    return path
+
+
+def opened(path, *specs, **options):
+    return LMDB.open(path, OpenOptions(fields=tuple(map(FieldSpec.parse, specs)), **options), None)
+
+
+def text_set(n, *, start=1, left_out=(), total=None, width=9):
+    """Records as deep-text-recognition-benchmark and MJSynth have them."""
+    for i in range(start, start + n):
+        if i not in left_out:
+            yield b"image-%0*d" % (width, i), b"\x89PNG" + bytes([i % 256]) * (i % 3000)
+            yield b"label-%0*d" % (width, i), b"word%d" % i
+    if total is not None:
+        yield b"num-samples", b"%d" % total
+
+
+COUNTERS = {
+    "decimal": (lambda i: b"%08d" % i, {}),
+    "from 1": (lambda i: b"%06d" % (i + 1), {}),
+    "around": (lambda i: b"img_%07d.jpg" % i, {}),
+    "hex": (lambda i: b"%08x" % i, {}),
+    "HEX": (lambda i: b"k%06X" % i, {}),
+    "big": (lambda i: struct.pack(">Q", i), {}),
+    "big from printable": (lambda i: struct.pack(">Q", i + 40), {}),
+    "integer": (lambda i: struct.pack("<Q", i), {"integerkey": True}),
+    "integer 4": (lambda i: struct.pack("<I", i), {"integerkey": True}),
+}
+
+
+@pytest.mark.parametrize("n", [1, 2, 300, 20_000])
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_a_counter_is_no_field(tmp_path, kind, n):
+    key, how = COUNTERS[kind]
+    path = build(tmp_path / "db", ((key(i), b"%d" % i) for i in range(n)), **how)
+    with opened(path, database="named" if how else None) as source:
+        if n == 1 and kind in ("hex", "HEX"):
+            return
+        assert source.schema.names == ("value",)
+        assert not source.notes or "do not count from" in source.notes[0]
+        assert source[n - 1]["value"] == b"%d" % (n - 1)
+
+
+NAMES = {
+    "names": [b"cat", b"dog", b"owl.jpg"],
+    "gaps": [b"%08d" % (i * i) for i in range(900)],
+    "one missing": [b"%08d" % i for i in range(40_000) if i != 39_000],
+    "unpadded": [b"%d" % i for i in range(900)],
+    "letters": [b"a", b"b", b"c"],
+    "classes": [b"n%02d_%05d" % (c, i) for c in range(40) for i in range(30)],
+    "few classes": [b"n%02d_%05d" % (c, i) for c in range(4) for i in range(30)],
+    "splits": [b"%s-%04d" % (w, i) for w in (b"test", b"train") for i in range(30)],
+    "random": [np.random.default_rng(i).bytes(8) for i in range(500)],
+}
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".tfrecord", ".zarr", ".lmdb"])
+@pytest.mark.parametrize("kind", NAMES)
+def test_other_keys_are_kept(tmp_path, kind, suffix):
+    keys = sorted(NAMES[kind])
+    path = build(tmp_path / "db", ((k, b"value of " + k) for k in keys))
+    with opened(path) as source:
+        assert source.schema.names == ("value", "key")
+        assert list(source.read(0, len(keys))["key"]) == keys
+        assert any("not a counter" in note for note in source.notes)
+    if suffix != ".h5" and kind not in ("names", "gaps"):
+        return
+    target = tmp_path / f"out{suffix}"
+    dsprep.convert(path, target)
+    with dsprep.open(path) as a, dsprep.open(target) as b:
+        assert list(b[0 : len(keys)]["key"]) == keys
+        assert dsprep.verify(a, b).same
+    dsprep.provenance(path)
+    with dsprep.open(path) as a, dsprep.open(target) as b:
+        assert dsprep.verify(a, b).same
+    with dsprep.Sidecar.open(path) as sidecar:
+        assert sidecar.read([0], ["value"])["value"][0] == b"value of " + keys[0]
+
+
+def test_keys_that_are_not_asked_for_are_noted(tmp_path):
+    path = build(tmp_path / "db", ((k, bytes(8)) for k in (b"cat", b"dog")))
+    with opened(path, "x:float32[2]") as source:
+        assert source.schema.names == ("x",)
+        assert any("--keys-as key" in note for note in source.notes)
+    with opened(path, "x:float32[2]", "key") as source:
+        assert list(source[0:2]["key"]) == [b"cat", b"dog"]
+    with opened(path, keys_as="name") as source:
+        assert source.schema.names == ("value", "name")
+
+
+def test_numbers_in_their_order_are_a_counter(tmp_path):
+    path = build(tmp_path / "db", ((b"%d" % i, b"%d" % i) for i in range(300)))
+    with opened(path, order="numeric") as source:
+        assert source.schema.names == ("value",)
+        assert source[10]["value"] == b"10"
+    with opened(path, order="file") as source:
+        assert source.schema.names == ("value", "key")
+
+
+@pytest.mark.parametrize("n", [3, 4000])
+def test_families_are_fields(tmp_path, n):
+    path = build(tmp_path / "db", text_set(n, total=n))
+    expected = dict(text_set(n))
+    with opened(path) as source:
+        assert source.schema.names == ("image", "label")
+        assert len(source) == n
+        assert len([note for note in source.notes if "num-samples" in note]) == 1
+        batch = source.read(0, n)
+        assert list(batch["image"]) == [expected[b"image-%09d" % (i + 1)] for i in range(n)]
+        assert list(batch["label"]) == [b"word%d" % (i + 1) for i in range(n)]
+        sizes = [len(a) + len(b) for a, b in zip(batch["image"], batch["label"], strict=True)]
+        assert source.sizes(0, n).tolist() == sizes
+        assert set(source.layouts()) == {"image", "label"}
+        found = subprocess.run(
+            [sys.executable, "-c", source.loading_code()], capture_output=True, text=True
+        )
+        assert found.stdout.split()[0::3] == ["image", "label"], found
+    with opened(path, "label:str", "pixels=image") as source:
+        assert source[1] == {"label": "word2", "pixels": expected[b"image-000000002"]}
+    with opened(path, keys_as="key") as source:
+        assert len(source) == 2 * n
+    target = tmp_path / "out.h5"
+    dsprep.convert(path, target, fields=("label:str", "image"))
+    dsprep.convert(path, tmp_path / "all.h5")
+    with dsprep.open(path) as a, dsprep.open(tmp_path / "all.h5") as b:
+        assert dsprep.verify(a, b).same
+        with a.opening.open() as again:
+            assert dsprep.verify(a, again).same
+    with pytest.raises(UnsupportedError, match="offset"):
+        dsprep.provenance(path)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        lambda i: (b"%08d.cls" % i, b"%08d.jpg" % i),
+        lambda i: (b"s/%d/image" % i, b"s/%d/label" % i),
+        lambda i: (b"img%d" % i, b"lbl%d" % i, b"mask%d" % i),
+        lambda i: (b"%06d" % i, b"label-%06d" % i),
+    ],
+)
+def test_families_of_other_shapes(tmp_path, keys):
+    n = 150
+    path = build(tmp_path / "db", ((k, k + b"!") for i in range(n) for k in keys(i)))
+    with opened(path) as source:
+        assert len(source) == n
+        batch = source.read(0, n)
+        assert [tuple(row) for row in zip(*batch.values(), strict=True)] == [
+            tuple(k + b"!" for k in keys(i)) for i in range(n)
+        ]
+
+
+def test_families_with_gaps_keep_the_numbers(tmp_path):
+    path = build(tmp_path / "db", text_set(50, left_out=(7, 30)))
+    with opened(path) as source:
+        assert source.schema.names == ("image", "label", "key")
+        assert source.read(5, 8)["key"].tolist() == [6, 8, 9]
+
+
+def test_a_record_missing_from_a_family_makes_no_fields(tmp_path):
+    records = dict(text_set(50))
+    del records[b"label-000000030"]
+    path = build(tmp_path / "db", records.items())
+    with opened(path) as source:
+        assert source.schema.names == ("value", "key")
+        assert len(source) == 99
+
+
+def test_what_is_doubtful_is_asked_for(tmp_path):
+    keys = [b"%s-%04d" % (w, i) for w in (b"cat", b"dog") for i in range(30)]
+    path = build(tmp_path / "db", ((k, k) for k in keys))
+    with opened(path) as source:
+        assert source.schema.names == ("value", "key")
+        assert any("--field cat --field dog" in note for note in source.notes)
+    with opened(path, "cat", "dog") as source:
+        assert source[3] == {"cat": b"cat-0003", "dog": b"dog-0003"}
+    path = build(tmp_path / "db2", [*((k, k) for k in keys), (b"num-samples", b"30")])
+    with opened(path) as source:
+        assert source.schema.names == ("cat", "dog")
+
+
+@pytest.mark.parametrize("order", ["key", "numeric", "file"])
+@pytest.mark.parametrize(
+    ("key", "value", "count"),
+    [
+        (b"num-samples", b"5", 5),
+        (b"length", pickle.dumps(40), 40),
+        (b"length", b"39", 39),
+        (b"__len__", pickle.dumps(70_000), 70_000),
+        (b"__keys__", pickle.dumps([1, 2]), None),
+        (b"__len__", b"\xff", None),
+    ],
+)
+def test_facts_are_no_samples(tmp_path, key, value, count, order):
+    records = [*((b"%05d" % i, bytes(12)) for i in range(40)), (key, value)]
+    path = build(tmp_path / "db", records)
+    with opened(path, "x:float32[3]", order=order) as source:
+        assert len(source) == 40
+        text = " ".join(source.notes)
+        assert f"left out the keys {key.decode()}" in text
+        assert (f"{key.decode()} is {count}, but there are 40" in text) == (count not in (None, 40))
+
+
+def test_words_are_samples(tmp_path):
+    words = [b"cat", b"count", b"length", b"size", b"total"]
+    path = build(tmp_path / "db", ((w, bytes(16)) for w in words))
+    with opened(path) as source:
+        assert list(source.read(0, 5)["key"]) == words
+
+
+def test_files_of_which_one_has_names(tmp_path):
+    (tmp_path / "set").mkdir()
+    build(tmp_path / "set" / "a.lmdb", ((b"%04d" % i, b"a") for i in range(20)))
+    build(tmp_path / "set" / "b.lmdb", ((k, b"b") for k in (b"cat", b"dog")))
+    with dsprep.open(tmp_path / "set") as source:
+        assert source.schema.names == ("value", "key")
+        assert list(source[18:22]["key"]) == [b"0018", b"0019", b"cat", b"dog"]
+        part, _ = source.part(0, 3)
+        with part.open() as again:
+            assert again.schema == source.schema
+
+
+@pytest.mark.parametrize("odd", [None, 7])
+@pytest.mark.parametrize("spec", ["x:float32[3,32,33]", "x:float32[None,5]", "x:float32[3]"])
+def test_types_are_compared_with_all_values(tmp_path, spec, odd):
+    records = [(b"%05d" % i, bytes(11 if i == odd else 12)) for i in range(50)]
+    path = build(tmp_path / "db", records)
+    if odd is None and spec == "x:float32[3]":
+        opened(path, spec).close()
+        return
+    bad = odd if spec == "x:float32[3]" else 0
+    with pytest.raises(FormatError, match=rf"key b'0000{bad}'"):
+        opened(path, spec)
+    with pytest.raises(DsprepError):
+        dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(spec),)))
+
+
+def test_what_dsprep_writes_has_counters(tmp_path):
+    with dsprep.open(build(tmp_path / "db", text_set(300, total=300))) as source:
+        names = source.schema.names
+    for k, how in enumerate(("{index:08d}", "img_{index:010d}", "{index:08x}", "u64be")):
+        target = tmp_path / f"{k}.mdb"
+        options = WriteOptions(key_format=how)
+        dsprep.convert(tmp_path / "db", target, write_options=options)
+        assert load("lmdb").open(target, OpenOptions(), None).schema.names == ("value",)
+        with dsprep.open(target) as source:
+            assert source.schema.names == names
+
+
+def test_several_records_have_no_order_in_the_file(tmp_path):
+    path = build(tmp_path / "db", text_set(20))
+    with pytest.raises(UsageError, match="--order file"):
+        opened(path, order="file")
