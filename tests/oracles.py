@@ -145,7 +145,10 @@ def feature_bytes(feature: Any, f: Field) -> bytes:
         (value,) = feature.bytes_list.value
         return value
     if kind == "float_list":
-        return np.array(feature.float_list.value, "<f4").tobytes()
+        # Its values as Python's floats have other bits if they are signalling NaNs.
+        nbytes = 4 * len(feature.float_list.value)
+        message = feature.float_list.SerializeToString()
+        return message[len(message) - nbytes :]
     if kind == "int64_list":
         return np.array(feature.int64_list.value, "<i8").tobytes()
     assert kind is None
