@@ -99,7 +99,9 @@ def trial(path: Path, here: Path, folder: Path) -> str:
 def refused(path: Path, here: Path, folder: Path, line: str) -> str:
     """Try the options that a refusal names."""
     line = line.replace(str(here), ".").replace("dsprep: error: ", "")
-    words = [re.split("[ =]", o, maxsplit=1) for o in dict.fromkeys(OPTION.findall(line))]
+    one = re.search(r"expected one of ([^\s,)]+)", line)
+    named = line.replace("NAME", one[1]) if one else line
+    words = [re.split("[ =]", o, maxsplit=1) for o in dict.fromkeys(OPTION.findall(named))]
     if not words:
         return f"refused | {line}"
     tried = [[w for o in words for w in o], *words]
@@ -189,6 +191,10 @@ def compare_records(path: Path, batch: dict, count: int, fields: int) -> str:
     records = list(tf.data.TFRecordDataset(str(path), "GZIP" if gzip else "").as_numpy_iterator())
     if len(records) != count:
         return f"!{count} samples, tf.data reads {len(records)}"
+    if list(batch) == ["record"]:
+        if list(batch["record"]) != records[:MOST]:
+            return "!other records"
+        return f"{count} opaque records, compared"
     same = 0
     for i, record in enumerate(records[:MOST]):
         features = tf.train.Example.FromString(record).features.feature
