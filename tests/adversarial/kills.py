@@ -8,6 +8,7 @@ files nor processes nor shared memory.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +27,11 @@ from dsprep.errors import DsprepError
 from dsprep.staging import partial_path
 
 COUNT = 600
+Work = Callable[..., Callable[[], object]]
+"""What a child does in a folder; and, if so asked, by which call of the system it is killed."""
+
+CALLS = ("open", "read", "pread", "preadv", "write", "pwrite", "pwritev", "fsync", "fdatasync")
+CALLS = (*CALLS, "rename", "replace", "unlink", "mkdir", "rmdir", "close", "ftruncate")
 PIECES = "--samples-per-file", "150"
 PROCESSES = "--executor", "processes", "--workers", "2"
 SHUFFLED = *making.GROUPS[1:], "--shuffle", "3"
@@ -72,6 +79,33 @@ def cases() -> list[Case]:
     return found
 
 
+class Counted:
+    """Counts the calls of the system about a folder, and kills this process at one of them."""
+
+    def __init__(self, folder: Path, at: int) -> None:
+        self.folder, self.at, self.count = str(folder), at, 0
+        for name in CALLS:
+            setattr(os, name, self.wrapped(getattr(os, name)))
+        io.open = self.wrapped(io.open)  # of Path.open
+
+    def wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if args and isinstance(args[0], int | str | Path) and self.concerns(args[0]):
+                self.count += 1
+                if self.count == self.at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return call
+
+    def concerns(self, first: int | str | Path) -> bool:
+        try:
+            name = Path(f"/proc/self/fd/{first}").readlink() if isinstance(first, int) else first
+        except OSError:
+            return False
+        return str(name).startswith(self.folder)
+
+
 @dataclass(frozen=True)
 class Known:
     """What an undisturbed run of a case makes.
@@ -86,20 +120,23 @@ class Known:
         The values of both datasets; old None: there is none.
     seconds
         How long it takes.
+    calls
+        Calls of the system that it makes about files in the folder; 0: not counted.
     """
 
-    work: Callable[[Path], Callable[[], object]]
+    work: Work
     before: Path
     after: dict[str, str]
     old: judging.Values | None
     new: judging.Values
     seconds: float
+    calls: int
 
 
-def work_of(case: Case, source: Path) -> Callable[[Path], Callable[[], object]]:
+def work_of(case: Case, source: Path) -> Work:
     """Return what a child does in a folder; in small pieces, so that there are many moments."""
 
-    def work(folder: Path) -> Callable[[], object]:
+    def work(folder: Path, at: int = 0) -> Callable[[], object]:
         words = (case.command, source, folder / case.target, *case.options)
         if "processes" in case.options:
             return judging.program(*words)
@@ -111,7 +148,11 @@ def work_of(case: Case, source: Path) -> Callable[[Path], Callable[[], object]]:
                 cut = getattr(plan, name)
                 less = lambda *a, cut=cut, **k: cut(*a, **{"target": 20_000, **k})  # noqa: E731
                 setattr(jobs, name, less)
-            run()
+            counted = Counted(folder, at)
+            try:
+                run()
+            finally:
+                (folder.parent / "calls").write_text(str(counted.count))
 
         return small
 
@@ -134,10 +175,11 @@ def undisturbed(case: Case, folder: Path) -> Known:
         old = judging.read(before / case.target)
     shutil.copytree(before, after)
     work = work_of(case, versions[1])
+    (folder / "calls").write_text("0")
     seconds = done(work(after), folder)
-    return Known(
-        work, before, judging.contents(after), old, judging.read(after / case.target), seconds
-    )
+    calls = int((folder / "calls").read_text())
+    new = judging.read(after / case.target)
+    return Known(work, before, judging.contents(after), old, new, seconds, calls)
 
 
 def done(work: Callable[[], object], folder: Path) -> float:
@@ -171,11 +213,16 @@ def trials(numbers: Iterator[int], tally: Tally, folder: Path, options: argparse
 def trial(case: Case, known: Known, here: Path, folder: Path, rng: np.random.Generator) -> str:
     """Kill one run and continue it; return what came out, with "!" in front of a finding."""
     memory = judging.shared_memory()
+    processes = "processes" in case.options
     # Half of all kills near the end, where the result is put in place.
-    share = rng.uniform(0.0, 1.05) if rng.random() < 0.5 else rng.uniform(0.6, 1.1)
-    child = judging.Child(known.work(here), folder)
-    time.sleep(share * known.seconds)
-    victims = kill(child.pid, rng, "processes" in case.options)
+    share = rng.uniform(0.0, 1.0) if rng.random() < 0.5 else rng.uniform(0.7, 1.0)
+    if known.calls and rng.random() < 0.7:
+        victims = "the process"
+        child = judging.Child(known.work(here, 1 + int(share * known.calls)), folder)
+    else:
+        child = judging.Child(known.work(here), folder)
+        time.sleep(share * known.seconds)
+        victims = kill(child.pid, rng, processes)
     ended = child.wait()
     if ended.hung:
         return f"!hang after {victims} was killed"
@@ -189,12 +236,16 @@ def trial(case: Case, known: Known, here: Path, folder: Path, rng: np.random.Gen
     state = visible(case, known, here)
     if state.startswith("!"):
         return state
-    complete = state == "new" and not partial_path(here / case.target).exists()
-    if not complete or known.old is not None:
+    working = partial_path(here / case.target)
+    complete = state == "new" and not (working / "state.json").exists()
+    if complete and known.old is None and working.exists():
+        working.rmdir()  # killed before its last act
+        state = "new, an empty folder beside it"
+    elif not complete or known.old is not None:
         again = judging.forked(known.work(here), folder)
         wrong = judging.complaint(again, refused=False)
         if wrong:
-            return f"!the same command again: {wrong}"
+            return f"!{state} after the kill, the same command again: {wrong}"
     differs = judging.differing(judging.contents(here), known.after)
     if differs:
         return f"!{state} after the kill, and in the end other files | {differs}"

@@ -89,7 +89,10 @@ def trial(path: Path, here: Path, folder: Path) -> str:
             return f"!{name} fails | {judging.first_error(ended[name])}{ended[name].out[-300:]}"
     if ended["convert"].code:
         return refused(path, here, folder, judging.first_error(ended["convert"]))
-    compared = compare(path)
+    try:
+        compared = compare(path)
+    except Exception as error:
+        compared = f"the oracle itself fails: {type(error).__name__}: {error}"[:200]
     if compared.startswith("!"):
         return compared
     notes = [x for x in ended["convert"].err.splitlines() if "note:" in x]
