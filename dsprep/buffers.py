@@ -75,12 +75,15 @@ class BufferChoice:
         groups have `samples` samples each, whatever their bytes.
     reasoning
         Why, one sentence each.
+    reason
+        What decided, in a few words.
     """
 
     samples: int
     group_nbytes: int
     limit_nbytes: int | None
     reasoning: tuple[str, ...]
+    reason: str
 
 
 def parse_buffer(text: str) -> BufferSize:
@@ -150,23 +153,25 @@ def decide(
         if count < asked.count:
             what = f"{_count(asked.count, 'sample')} asked, the dataset has {count:,}"
         why = (f"{what}: {show_nbytes(nbytes)}" + " on average" * ragged,)
-        return BufferChoice(count, nbytes, None, why)
+        return BufferChoice(count, nbytes, None, why, "as asked")
     if isinstance(asked, InBytes):
         limit, reasons = asked.nbytes, [f"at most {show_nbytes(asked.nbytes)} as asked"]
+        reason = reasons[0]
     else:
-        limit, reasons = _automatic(samples, mean, stripe, memory, ranks)
+        limit, reasons, reason = _automatic(samples, mean, stripe, memory, ranks)
     count = max(1, min(samples, int(limit // max(mean, 1))))
     groups = max(1, -(-samples // count))
     count = max(1, -(-samples // groups))  # a short last group would be padded like a whole one
     if mean > limit:
         reasons.append(f"one sample has {show_nbytes(mean)}, more than that")
+        reason = "a sample is larger than a group was to be"
     nbytes = round(mean * count)
     reasons.append(
         f"{'about ' * ragged}{_count(count, 'sample')}: "
         f"{show_nbytes(nbytes)}, {nbytes / stripe.nbytes:.1f} stripes of "
         f"{show_nbytes(stripe.nbytes)}"
     )
-    return BufferChoice(count, nbytes, int(limit) if ragged else None, tuple(reasons))
+    return BufferChoice(count, nbytes, int(limit) if ragged else None, tuple(reasons), reason)
 
 
 def within(
@@ -202,8 +207,10 @@ def within(
         groups = -(-count // max(least, min(samples - 1, samples * limit // nbytes)))
         samples = -(-count // groups)  # a short last group would be padded like a whole one
     what = f"{_count(samples, 'sample')} each, so that the largest group fits"
+    reason = choice.reason if samples == choice.samples else f"{choice.reason} for the largest"
     if nbytes > limit:
         samples, what = choice.samples, "some groups are larger: samples are too different"
+        reason = choice.reason
     mean = choice.group_nbytes / max(1, choice.samples)
     more = (what,) if nbytes > limit or samples < choice.samples else ()
     return replace(
@@ -211,6 +218,7 @@ def within(
         samples=samples,
         group_nbytes=round(mean * samples),
         reasoning=(*choice.reasoning, *more),
+        reason=reason,
     )
 
 
@@ -226,18 +234,21 @@ def _mean(sample_nbytes: int | Ints) -> float:
 
 def _automatic(
     samples: int, mean: float, stripe: Stripe, memory: int, ranks: int
-) -> tuple[int, list[str]]:
-    """Return the bytes of a group, and why."""
+) -> tuple[int, list[str], str]:
+    """Return the bytes of a group, why, and the one reason that decided."""
     enough = STRIPES * stripe.nbytes
     limit = max(AIM, enough)
     if limit > AIM:
         reasons = [f"{STRIPES} stripes are {show_nbytes(limit)}: padding stays below 2 %"]
+        reason = f"{STRIPES} stripes keep padding below 2 %"
     else:
         reasons = [f"{show_nbytes(AIM)} is far more than one request costs"]
+        reason = reasons[0]
     most = max(1, memory // MEMORY_SHARE)
     if limit > most:
         limit = most
         reasons.append(f"1/{MEMORY_SHARE} of the memory is {show_nbytes(most)}")
+        reason = f"1/{MEMORY_SHARE} of the memory"
     wanted = GROUPS_PER_RANK * ranks
     share = int(mean * (samples // wanted))
     if samples >= wanted and 0 < share < limit:
@@ -245,12 +256,14 @@ def _automatic(
         reasons.append(
             f"{_count(wanted, 'group')}, {GROUPS_PER_RANK} per rank, have {show_nbytes(share)}"
         )
+        reason = f"{GROUPS_PER_RANK} groups per rank"
     elif samples < wanted and mean:
         limit = max(1, int(mean))
         reasons.append(f"there are fewer samples than {GROUPS_PER_RANK} per rank")
+        reason = reasons[-1]
     if limit < enough and stripe.matters:
         reasons.append(f"that is less than {STRIPES} stripes: padding may exceed 2 %")
-    return limit, reasons
+    return limit, reasons, reason
 
 
 def edges_by_bytes(sizes: Iterable[Ints], limit: int) -> Ints:

@@ -13,6 +13,7 @@ from dsprep.jobs import source_paths
 from dsprep.schema import Array, Field, Ragged, encode_dtype
 from dsprep.sidecar import encode_attr
 from dsprep.storage import tree_nbytes
+from dsprep.through import SidecarSource
 
 SAMPLED = 256
 """Samples looked at for the statistics of ragged fields in large datasets."""
@@ -86,6 +87,9 @@ class Inspection:
         Attributes of the dataset.
     notes
         What was assumed or left out.
+    groups
+        Of a repacked dataset that is read through its sidecar: how many groups, and how many
+        samples each of them has at most; else None.
     """
 
     path: str
@@ -96,6 +100,7 @@ class Inspection:
     fields: tuple[FieldFacts, ...]
     attrs: Mapping[str, Any]
     notes: tuple[str, ...]
+    groups: tuple[int, int] | None = None
 
     @property
     def payload(self) -> int:
@@ -114,6 +119,9 @@ class Inspection:
             "fields": [_field_json(f) for f in self.fields],
             "attrs": {k: encode_attr(v) for k, v in self.attrs.items()},
             "notes": list(self.notes),
+            "groups": None
+            if self.groups is None
+            else {"count": self.groups[0], "samples": self.groups[1]},
         }
 
 
@@ -165,7 +173,22 @@ def inspect(source: Source) -> Inspection:
         fields=tuple(facts),
         attrs=source.schema.attrs,
         notes=source.notes,
+        groups=_groups(source),
     )
+
+
+def _groups(source: Source) -> tuple[int, int] | None:
+    """Return how many groups a sidecar tells of, and the most samples of one."""
+    if not isinstance(source, SidecarSource):
+        return None
+    count = most = 0
+    for number, entry in enumerate(source.sidecar.content.files):
+        groups = source.sidecar.layout(number).groups if entry.samples else None
+        if entry.samples and groups is None:
+            return None
+        if groups is not None:
+            count, most = count + groups.blocks.count, max(most, groups.samples)
+    return (count, most) if count else None
 
 
 def ragged_lengths(source: Source) -> dict[str, Lengths]:

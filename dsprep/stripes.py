@@ -137,12 +137,18 @@ def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
     return _by_block(at, kind)
 
 
-def hint(stripe: Stripe, count: int = 1, directory: str = "DIR") -> str:
+TARGETS = ((1 << 30, 1), (10 << 30, 4), (100 << 30, 16))
+"""Below how many bytes a file is given how many storage targets; larger ones: all (-1)."""
+
+
+def hint(stripe: Stripe, file_nbytes: int, directory: str = "DIR") -> str:
     """Return the command that would give new files in `directory` these stripes, never run here.
 
-    `count` is the number of storage targets per file, -1 for all. For stripes that Lustre does not
-    have, so small are they, it is told what to ask for instead.
+    A large file that many processes read from one storage target would have the bandwidth of that
+    target alone, so it gets the more of them the larger it is. For stripes that Lustre does not
+    have, so small are they, it is said what to ask for instead.
     """
+    count = next((targets for nbytes, targets in TARGETS if file_nbytes < nbytes), -1)
     nbytes, more = stripe.nbytes, ""
     if nbytes % LUSTRE_UNIT:
         nbytes, more = LUSTRE_DEFAULT, " (on Lustre, with --stripe-size 1MiB)"

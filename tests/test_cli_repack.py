@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
+import sys
 from types import SimpleNamespace
 
 import h5py
@@ -183,5 +186,74 @@ def test_a_pattern_without_quotes_and_no_output(command, train, tmp_path):
     done = CliRunner().invoke(app, [command, *map(str, others)])
     assert done.exit_code == 1
     assert "2.h5: the last path is the output, and it exists already" in done.stderr
-    assert "without quotes" in done.stderr
+    assert "name another output behind the sources" in done.stderr
     assert len(list(tmp_path.iterdir())) == 4
+
+
+# --- the plan ----------------------------------------------------------------------------------
+
+
+def test_the_plan_is_five_lines_that_a_person_can_read(train, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    for words in ((), ("-b", "100"), ("-b", "8KiB", "--stripe-size", "1MiB")):
+        done = run("train.h5", "out.h5", "--dry-run", *words)
+        *lines, end = done.stdout.splitlines()
+        assert end == "Nothing was written (--dry-run)."
+        assert [line.split("  ")[0] for line in lines] == [
+            "target",
+            "groups",
+            "reads",
+            "aligned",
+            "on disk",
+        ]
+        assert max(map(len, lines)) <= 80
+    assert "at most 8.2 kB as asked" in done.stdout
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_lines_break_between_words_and_never_in_a_number(columns, train, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("train.h5", "a-name-that-is-long-enough-for-two-lines.h5", "--dry-run")
+    whole = " ".join(run(*words).stdout.split())
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = run(*words)
+    assert " ".join(done.stdout.split()) == whole
+    for line in done.stdout.splitlines():
+        assert len(line) <= columns or len(line.split()[-1]) > columns - 12
+        assert not re.search(r"\d$", line) or line == done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("executor", ["mpi", "dask", "processes"])
+def test_a_plan_needs_nobody_who_works(executor, train, tmp_path, monkeypatch):
+    for package in ("mpi4py", "dask", "distributed"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for command in ("repack", "convert"):
+        words = [command, train, tmp_path / "out.h5", "--dry-run", "--executor", executor]
+        done = CliRunner().invoke(app, list(map(str, words)))
+        assert done.exit_code == 0, done.stderr
+        assert f"whether --executor {executor} works here was not looked at" in done.stderr
+        assert "Nothing was written" in done.stdout
+
+
+def test_an_output_that_exists_is_one_sentence(train, tmp_path):
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    for out in (tmp_path / "out.h5", other / "out.h5"):
+        assert run(train, out).exit_code == 0
+        (said,) = run(train, out).stderr.splitlines()
+        assert "exists already" in said
+        assert "--overwrite" in said
+        assert said.count(";") + said.count(". ") <= 1
+
+
+@pytest.mark.parametrize("name", ["o.h5", "o.zarr", "o.zarr.zip", "o.tfrecord", "o.lmdb"])
+def test_inspect_shows_the_groups(name, train, tmp_path):
+    out = tmp_path / name
+    assert run(train, out, "-b", 30).exit_code == 0
+    done = CliRunner().invoke(app, ["inspect", str(out)])
+    assert "groups   34 of 30 samples, about 720 B each" in done.stdout
+    done = CliRunner().invoke(app, ["inspect", str(out), "--json"])
+    assert json.loads(done.stdout)["groups"] == {"count": 34, "samples": 30}
+    done = CliRunner().invoke(app, ["inspect", str(train), "--json"])
+    assert json.loads(done.stdout)["groups"] is None

@@ -277,11 +277,14 @@ def test_as_asked(tmp_path):
 
 
 def test_the_hint(tmp_path):
-    def line(text, count=1):
-        return hint(as_asked(text, tmp_path), count)
+    """A large file is never put on one storage target."""
+
+    def line(text, file_nbytes=1 << 20):
+        return hint(as_asked(text, tmp_path), file_nbytes)
 
     assert line("1MiB") == "lfs setstripe -S 1M -c 1 DIR"
-    assert line("4GiB", -1) == "lfs setstripe -S 4G -c -1 DIR"
+    assert line("1MiB", 2 << 30) == "lfs setstripe -S 1M -c 4 DIR"
+    assert line("4GiB", 1 << 40) == "lfs setstripe -S 4G -c -1 DIR"
     assert line("512KiB") == "lfs setstripe -S 512K -c 1 DIR"
     # Lustre has none below 64 KiB, and groups must be aligned to what it has
     assert line("4KiB") == ("lfs setstripe -S 1M -c 1 DIR (on Lustre, with --stripe-size 1MiB)")

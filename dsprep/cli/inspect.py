@@ -74,6 +74,7 @@ def _print(found: Inspection) -> None:
         ("samples", f"{found.samples:,}"),
         ("values", show_nbytes(found.payload)),
         ("on disk", show_nbytes(found.stored_nbytes)),
+        *(("groups", text) for text in _groups(found)),
         *((f"attribute {k}", _short(v)) for k, v in found.attrs.items()),
     ]
     print_rows(rows)
@@ -82,6 +83,17 @@ def _print(found: Inspection) -> None:
         print_rows([(f"  {name}", text) for name, text in _facts(facts)])
     for line in found.notes:
         note(line)
+
+
+def _groups(found: Inspection) -> list[str]:
+    """Return how samples are grouped, if they are."""
+    if found.groups is None:
+        return []
+    from dsprep.plan import show_nbytes
+
+    count, most = found.groups
+    each = found.payload / max(1, found.samples) * min(most, found.samples)
+    return [f"{count:,} of {most:,} samples, about {show_nbytes(each)} each, by dsprep repack"]
 
 
 def _facts(facts: FieldFacts) -> list[tuple[str, str]]:

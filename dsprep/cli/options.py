@@ -212,8 +212,13 @@ def distributes(command: Callable[..., R]) -> Callable[..., R]:
     def run(chosen: dict[str, Any], args: Any, kwargs: Any) -> R:
         from dsprep.cli.report import note
         from dsprep.executors import opened
+        from dsprep.executors.launched import launched
 
         name = chosen["executor"]
+        if kwargs.get("dry_run") and not launched():  # nobody works: none has to be there
+            if name is not None and name.value != "threads":
+                note(f"planned only: whether --executor {name.value} works here was not looked at")
+            return command(*args, executor=None, **kwargs)
         with opened(
             None if name is None else name.value,
             workers=kwargs.get("workers"),
@@ -320,9 +325,8 @@ def check_last(paths: list[str], allowed: bool) -> None:
     if allowed or not alike or not last.exists() or partial_path(last).exists():
         return
     fail(
-        f"{last}: the last path is the output, and it exists already; if it is one of the sources "
-        "(of a pattern without quotes, as the shell gives it), name an output behind them; "
-        "else add --overwrite to replace it",
+        f"{last}: the last path is the output, and it exists already: add --overwrite to replace "
+        "it, or name another output behind the sources",
         1,
     )
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dsprep.formats.base import OpenOptions
     from dsprep.jobs import Job
     from dsprep.repacking import Part, Plan, RepackReport
+    from dsprep.stripes import Stripe
 
 LAYOUT = "How groups are laid out"
 ORDER = "Which samples, in which order"
@@ -328,31 +329,50 @@ def _print_plan(plan: Plan) -> None:
     from dsprep.repacking import inodes
     from dsprep.stripes import hint
 
-    stripe = plan.stripe
-    rows = [
-        ("stripe", f"{show_nbytes(stripe.nbytes)}, {stripe.source}; {stripe.advice}"),
-        ("hint", hint(stripe, 1, str(plan.parts[0].job.target.parent))),
-    ]
+    stripe, rows = plan.stripe, []
     for part in plan.parts:
         layout, job = part.layout, part.job
-        first = layout.plans[0]
+        choice, first = layout.choice, layout.plans[0]
         share = layout.padding / max(1, layout.nbytes)
         name = f" {part.name}" if part.name else ""
         files = f"{len(job.shards):,} file{'s' * (len(job.shards) != 1)}"
+        about = "about " * (choice.limit_nbytes is not None)
+        aligned = all(p.aligned for p in layout.plans)
+        each = f"{about}{_samples(choice.samples)}, {show_nbytes(choice.group_nbytes)}"
+        disk = f"about {show_nbytes(layout.nbytes)} in {files}, {share:.1%} of it padding"
         rows += [
-            (f"target{name}", f"{job.format.name} {job.target}"),
-            ("samples", f"{job.samples:,} in {layout.groups:,} groups"),
-            ("group", "; ".join(layout.choice.reasoning)),
-            ("reads", f"{first.reads} per group of {show_nbytes(first.group_nbytes)}: {first.how}"),
-            ("aligned", "yes" if all(p.aligned for p in layout.plans) else _unaligned(job)),
-            ("padding", f"{show_nbytes(layout.padding)}, {share:.1%}"),
-            ("on disk", f"about {show_nbytes(layout.nbytes)} in {files}, {inodes(job):,} inodes"),
+            (f"target{name}", f"{job.format.name} {job.target}, {_samples(job.samples)}"),
+            ("groups", f"{layout.groups:,} of {each}: {choice.reason}"),
+            ("reads", f"{first.reads} per group, of at most {show_nbytes(first.group_nbytes)}"),
+            ("aligned", _aligned(stripe) if aligned else _unaligned(job)),
+            ("on disk", f"{disk}, {inodes(job):,} inodes"),
         ]
         if job.scratch:
             rows.append(("working", f"{show_nbytes(job.scratch)} of files meanwhile"))
+    if stripe.file_system.startswith("lustre"):
+        largest = max(p.nbytes for part in plan.parts for p in part.layout.plans)
+        rows.append(("stripes", hint(stripe, largest, str(plan.parts[0].job.target.parent))))
     print_rows(rows)
     for line in plan.warnings:
         note(line)
+
+
+def _samples(count: int) -> str:
+    return f"{count:,} sample{'s' * (count != 1)}"
+
+
+def _aligned(stripe: Stripe) -> str:
+    """Return what groups are aligned to, and whether that matters."""
+    from dsprep.plan import show_nbytes
+
+    where = "as asked" if stripe.source == "as asked" else f"of {stripe.file_system}"
+    if stripe.matters is None:
+        why = "whether it matters here is unknown"
+    elif stripe.matters:
+        why = "fewer storage targets are asked"
+    else:
+        why = "on one storage target it hardly matters"
+    return f"to {show_nbytes(stripe.nbytes)} {where}; {why}"
 
 
 def _unaligned(job: Job) -> str:
@@ -365,6 +385,7 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
     from dsprep.repacking import inodes
 
     return {
+        "format": plan.parts[0].job.format.name,
         "stripe": vars(plan.stripe),
         "warnings": list(plan.warnings),
         "parts": [
@@ -380,6 +401,7 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
                 "aligned": all(p.aligned for p in part.layout.plans),
                 "how": part.layout.plans[0].how,
                 "reasoning": list(part.layout.choice.reasoning),
+                "reason": part.layout.choice.reason,
                 "padding_nbytes": part.layout.padding,
                 "estimated_nbytes": part.layout.nbytes,
                 "scratch_nbytes": part.job.scratch,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
+import shutil
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,7 +105,23 @@ def print_rows(rows: list[tuple[str, str]]) -> None:
     names = [printable(name) for name, _ in rows]
     width = max(map(len, names), default=0)
     for name, (_, value) in zip(names, rows, strict=True):
-        say(f"{name:<{width}}  {value}".rstrip())
+        say(*_wrapped(f"{name:<{width}}  {value}".rstrip(), width + 2))
+
+
+def _wrapped(line: str, indent: int) -> list[str]:
+    """Return a line as several, none wider than the terminal where there is one.
+
+    They break between words, never behind a number, whose unit comes next.
+    """
+    columns = 0
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        columns = shutil.get_terminal_size((0, 0)).columns
+    if len(line) <= columns or columns < indent + 20 or "\n" in line:
+        return [line]
+    text = re.sub(r"(?<=\d) (?=\S)", "\0", line[indent:])
+    parts = textwrap.wrap(text, columns - indent, break_long_words=False, break_on_hyphens=False)
+    parts = [part.replace("\0", " ") for part in parts]
+    return [line[:indent] + parts[0], *(" " * indent + part for part in parts[1:])]
 
 
 @contextmanager
