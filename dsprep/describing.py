@@ -263,11 +263,10 @@ def _with_groups(content: Content, old: Content, dataset: Path) -> Content:
     Only if all places are still the same; and without their checksums if the data were changed.
     """
     bare = tuple({k: v for k, v in x.items() if k != "groups"} for x in old.layouts)
-    pairs = list(zip(content.files, old.files, strict=False))
-    alike = len(content.files) == len(old.files) and all(
-        a.path == b.path and content.layouts[a.layout] == bare[b.layout] for a, b in pairs
-    )
-    if content.companion or old.companion or not bare or not alike:
+    if content.companion or old.companion or not bare or len(content.files) != len(old.files):
+        return content
+    pairs = list(zip(content.files, old.files, strict=True))
+    if any(a.path != b.path or content.layouts[a.layout] != bare[b.layout] for a, b in pairs):
         return content
     untouched = not changes(old, dataset)
     layouts = []

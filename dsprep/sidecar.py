@@ -520,12 +520,16 @@ def encode_attr(value: Any) -> Any:
 
 def decode_attr(json: Any) -> Any:
     """Return the attribute that `encode_attr` wrote."""
-    if not isinstance(json, dict):
+    if isinstance(json, str | bool | int):
         return json
+    if not isinstance(json, dict):
+        raise TypeError(f"{str(json)[:40]!r} is not an attribute")
     if "bytes" in json:
         return base64.b64decode(json["bytes"])
     shape = tuple(int(n) for n in json["shape"])
     if "strings" in json:
+        if not all(isinstance(s, str) for s in json["strings"]):
+            raise TypeError("the texts of an attribute are not texts")
         return np.array(json["strings"], object).reshape(shape)
     array = np.frombuffer(base64.b64decode(json["data"]), decode_dtype(json["dtype"]))
     return array.reshape(shape) if shape else array.reshape(())[()]

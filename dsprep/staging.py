@@ -195,8 +195,11 @@ class Staging:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and not self._gone and not (self.root / "state.json").exists():
-            self.discard()  # there is nothing to continue
+        if error is not None and not self._gone:
+            if not (self.root / "state.json").exists():
+                self.discard()  # there is nothing to continue
+            elif isinstance(error, KeyboardInterrupt):
+                error.add_note("run the same command again to continue")
         self.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -107,37 +106,6 @@ def test_nonsense_is_refused(data, wrong):
 def test_a_sweep_up_to_nonsense_is_refused(data):
     with pytest.raises(UsageError):
         plan_read([data], ["h5py"], sweep="threads=1..999999999")
-
-
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
-def test_what_ends_a_benchmark_lets_it_tidy_up(tmp_path, name, code):
-    program = f"""
-import signal, time, typer
-from dataclasses import replace
-from pathlib import Path
-from dsprep.cli.bench.ending import tidy
-from dsprep.cli.report import guarded
-signal.signal(signal.SIGINT, signal.default_int_handler)
-def work():
-    made = Path({str(tmp_path / "made")!r})
-    try:
-        made.touch()
-        print("ready", flush=True)
-        time.sleep(30)
-    finally:
-        made.unlink()
-app = typer.Typer(); app.command()(guarded(tidy(work))); app()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout.readline() == b"ready\n"
-        process.send_signal(getattr(signal, name))
-        errors = process.communicate(timeout=20)[1].decode()
-    assert process.returncode == code
-    assert errors.startswith("dsprep: error: ")
-    assert errors.count("\n") == 1
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_ends_with_the_one_that_started_it():

@@ -190,6 +190,9 @@ GOOD = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2)),)).to_json()
                 {"notes": 3},
                 {"attrs": {"x": 3}},
                 {"attrs": {"x": {"a": {"dtype": "f4", "shape": [3], "data": ""}}}},
+                {"attrs": {"x": {"a": json.loads("[" * 70 + "]" * 70)}}},
+                {"attrs": {"x": {"a": None}}},
+                {"attrs": {"x": {"a": {"strings": [["a"]], "shape": [1]}}}},
             )
         ),
     ],

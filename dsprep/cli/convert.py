@@ -9,7 +9,6 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import (
-    INTERRUPTED,
     fail,
     guarded,
     note,
@@ -205,21 +204,18 @@ def convert(
         if not json:
             for line in (*source.notes, *job.losses):
                 note(line)
-        try:
-            with progress_bar("convert", job.samples, job.payload, not json) as update:
-                report = run_job(
-                    job,
-                    source,
-                    workers=workers,
-                    memory=limit,
-                    overwrite=overwrite,
-                    restart=restart,
-                    durable=sync,
-                    progress=update,
-                    executor=executor,
-                )
-        except KeyboardInterrupt:
-            fail("interrupted; run the same command again to continue", INTERRUPTED)
+        with progress_bar("convert", job.samples, job.payload, not json) as update:
+            report = run_job(
+                job,
+                source,
+                workers=workers,
+                memory=limit,
+                overwrite=overwrite,
+                restart=restart,
+                durable=sync,
+                progress=update,
+                executor=executor,
+            )
         if not json:
             _print_report(report)
         verdict = _verify(job, source, workers, not json, executor) if check else None

@@ -9,7 +9,6 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import (
-    INTERRUPTED,
     fail,
     guarded,
     note,
@@ -250,26 +249,23 @@ def repack(
         payload = sum(p.job.payload for p in plan.parts)
         samples = sum(p.job.samples for p in plan.parts)
         before = {id(part): (0, 0) for part in plan.parts}
-        try:
-            with progress_bar("repack", samples, payload, not json) as update:
+        with progress_bar("repack", samples, payload, not json) as update:
 
-                def progress(part: Part, done: int, nbytes: int) -> None:
-                    before[id(part)] = done, nbytes
-                    update(sum(d for d, _ in before.values()), sum(b for _, b in before.values()))
+            def progress(part: Part, done: int, nbytes: int) -> None:
+                before[id(part)] = done, nbytes
+                update(sum(d for d, _ in before.values()), sum(b for _, b in before.values()))
 
-                report = run_repack(
-                    plan,
-                    workers=workers,
-                    memory=limit,
-                    overwrite=overwrite,
-                    restart=restart,
-                    durable=sync,
-                    measure=measure,
-                    progress=progress,
-                    executor=executor,
-                )
-        except KeyboardInterrupt:
-            fail("interrupted; run the same command again to continue", INTERRUPTED)
+            report = run_repack(
+                plan,
+                workers=workers,
+                memory=limit,
+                overwrite=overwrite,
+                restart=restart,
+                durable=sync,
+                measure=measure,
+                progress=progress,
+                executor=executor,
+            )
     if json:
         print_json({**_plan_json(plan), **_report_json(report)})
         return

@@ -17,13 +17,13 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 
+from dsprep.cli.ending import ended, heeding
 from dsprep.errors import DsprepError
 from dsprep.escaping import printable, printable_json
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-INTERRUPTED = 130
 SECONDS = 30.0
 """Between two lines of progress where stderr is not a terminal."""
 
@@ -37,7 +37,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            with warnings.catch_warnings():
+            with heeding(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "sidecar ignored")  # a note says it too
                 return command(*args, **kwargs)
         except DsprepError as error:
@@ -49,8 +49,16 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             fail(f"{where}{error.strerror or error}", 1)
-        except KeyboardInterrupt:
-            fail("interrupted", INTERRUPTED)
+        except RuntimeError as error:
+            if "start new thread" not in str(error):
+                raise
+            fail(
+                "the system allows no more threads; lower --workers, or raise the limit "
+                "(ulimit -u, or that of the container)",
+                1,
+            )
+        except KeyboardInterrupt as error:
+            fail(*ended(error))
 
     return run
 

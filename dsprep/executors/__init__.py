@@ -136,6 +136,11 @@ def run(
                 yield from _next(running, done)
         while running:
             yield from _next(running, done)
+    except (KeyboardInterrupt, GeneratorExit):
+        # Nobody waits for what is under way; where that can be stopped, it is: it leaves nothing
+        # that a later run takes for complete.
+        getattr(executor, "stop", lambda: None)()
+        raise
     except (BrokenProcessPool, CancelledError) as error:
         raise ExecutorError(
             "a worker was lost", fix="repeat the command: it goes on with what is missing"

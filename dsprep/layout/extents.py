@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsprep.errors import UsageError
+from dsprep.errors import FormatError, UsageError
 from dsprep.laws import Affine
 from dsprep.layout.model import Column, FileLayout, Grid, Records
 from dsprep.schema import Ints
@@ -55,6 +55,8 @@ def locate(layout: FileLayout, name: str, indices: Ints) -> Extents:
     ------
     UsageError
         If only the format's library finds that field.
+    FormatError
+        If laws give rows that are not there.
     """
     if layout.records is not None and name in layout.records.parts:
         return _in_records(layout.records, name, indices)
@@ -64,7 +66,7 @@ def locate(layout: FileLayout, name: str, indices: Ints) -> Extents:
             f"field {name} has no extents",
             found=layout.unlocated.get(name, "no such field"),
         )
-    return _in_column(column, indices)
+    return _in_column(column, name, indices)
 
 
 def _in_records(records: Records, name: str, indices: Ints) -> Extents:
@@ -79,12 +81,14 @@ def _in_records(records: Records, name: str, indices: Ints) -> Extents:
     return Extents(request, blocks.path, None, offset, length)
 
 
-def _in_column(column: Column, indices: Ints) -> Extents:
+def _in_column(column: Column, name: str, indices: Ints) -> Extents:
     none = np.zeros(0, np.int64)
     grid = column.grid
     if grid is None:
         return Extents(none, "", None, none, none)
     first, count = rows_of(column, indices)
+    if column.first is not None:
+        check_rows(grid, first, count, name)
     if grid.plain:
         return _plain(grid, first, count)
     pieces = cut(grid, first, count)
@@ -129,6 +133,25 @@ def rows_of(column: Column, indices: Ints) -> tuple[Ints, Ints]:
     if column.first is None or column.count is None:
         return indices * column.lines, np.full(len(indices), column.lines, np.int64)
     return column.first.at(indices), column.count.at(indices)
+
+
+def check_rows(grid: Grid, first: Ints, count: Ints, name: str) -> None:
+    """Raise `FormatError` unless all samples have rows that exist, and none of another sample."""
+    rows = grid.shape[0]
+    bad = (first < 0) | (count < 0) | (count > rows) | (first > rows - count)
+    if bad.any():
+        i = int(bad.argmax())
+        raise FormatError(
+            "the sidecar gives a sample rows that do not exist",
+            where=f"field {name}",
+            expected=f"within {rows} rows",
+            found=f"{count[i]} rows from {first[i]} on",
+            fix="write the sidecar again with dsprep provenance",
+        )
+    if len(count) > 1 and int(count.sum()) > rows:
+        _, chosen = np.unique(first, return_index=True)
+        if int(count[chosen].sum()) > rows:
+            raise FormatError("the sidecar gives samples rows that overlap", where=f"field {name}")
 
 
 @dataclass(frozen=True)

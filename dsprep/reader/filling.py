@@ -24,12 +24,11 @@ import numpy as np
 
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.codec import file_path
-from dsprep.layout.extents import Extents, locate, rows_of
+from dsprep.layout.extents import Extents, check_rows, locate, rows_of
 from dsprep.located import Sidecar
 from dsprep.reader.cutting import Reads, shared
 from dsprep.reader.fills import Area, Fill, Part
 from dsprep.reader.lines import Line, line, woven
-from dsprep.reading.columns import check_rows
 from dsprep.reading.files import File
 from dsprep.scatter import GROUP_NEAR, NEAR
 from dsprep.schema import Arena, Array, Bytes, Field, Ints, Ragged

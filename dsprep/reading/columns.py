@@ -17,7 +17,7 @@ import numpy as np
 from dsprep import filters
 from dsprep.errors import FormatError
 from dsprep.layout.codec import file_path
-from dsprep.layout.extents import Pieces, cut, rows_of
+from dsprep.layout.extents import Pieces, check_rows, cut, rows_of
 from dsprep.layout.model import Column, Grid
 from dsprep.reading.files import File
 from dsprep.scatter import GROUP_NEAR, NEAR
@@ -260,25 +260,6 @@ class ColumnReader:
                 before = number
             inner = tuple(slice(0, b - a) for a, b in zip(low, high, strict=True))
             result[box] = chunk[(slice(begin, begin + rows), *inner)]
-
-
-def check_rows(grid: Grid, first: Ints, count: Ints, name: str) -> None:
-    """Raise `FormatError` unless all samples have rows that exist, and none of another sample."""
-    rows = grid.shape[0]
-    bad = (first < 0) | (count < 0) | (count > rows) | (first > rows - count)
-    if bad.any():
-        i = int(bad.argmax())
-        raise FormatError(
-            "the sidecar gives a sample rows that do not exist",
-            where=f"field {name}",
-            expected=f"within {rows} rows",
-            found=f"{count[i]} rows from {first[i]} on",
-            fix="write the sidecar again with dsprep provenance",
-        )
-    if len(count) > 1 and int(count.sum()) > rows:
-        _, chosen = np.unique(first, return_index=True)
-        if int(count[chosen].sum()) > rows:
-            raise FormatError("the sidecar gives samples rows that overlap", where=f"field {name}")
 
 
 def _joined(first: Ints, count: Ints) -> tuple[Ints, Ints]:

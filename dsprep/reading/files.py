@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,7 +13,10 @@ from dsprep.errors import FormatError
 from dsprep.schema import Ints
 
 KEPT = 64
-"""Files that stay open."""
+"""Files that stay open at most."""
+
+SHARE = 8
+"""One of so many of all files that this process may have open is kept open here."""
 
 
 class File:
@@ -87,6 +91,8 @@ class Files:
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[int, str], File] = OrderedDict()
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._kept = KEPT if limit == resource.RLIM_INFINITY else max(1, min(KEPT, limit // SHARE))
         self._lock = threading.Lock()
 
     def get(self, entry: int, path: str, root: Callable[[int], Path]) -> File:
@@ -115,7 +121,7 @@ class Files:
         made = File(root(entry) / path if path else root(entry))
         with self._lock:
             found = self._open.setdefault(key, made)
-            if len(self._open) > KEPT:
+            if len(self._open) > self._kept:
                 self._open.popitem(last=False)
         return found
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.bench.ending import tidy
 from dsprep.cli.bench.options import HOW, Csv, Html, Json, Repeat, command_line
 from dsprep.cli.report import fail, guarded, run_bar
 from dsprep.cli.usage import Command
@@ -95,10 +94,10 @@ Scratch: TypeAlias = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("convert", epilog=CONVERT, cls=Command)(guarded(tidy(opt.reads_datasets(convert))))
-    app.command("repack", epilog=REPACK, cls=Command)(guarded(tidy(opt.reads_datasets(repack))))
+    app.command("convert", epilog=CONVERT, cls=Command)(guarded(opt.reads_datasets(convert)))
+    app.command("repack", epilog=REPACK, cls=Command)(guarded(opt.reads_datasets(repack)))
     app.command("provenance", epilog=PROVENANCE, cls=Command)(
-        guarded(tidy(opt.reads_datasets(provenance)))
+        guarded(opt.reads_datasets(provenance))
     )
 
 

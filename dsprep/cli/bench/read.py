@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.bench.ending import tidy
 from dsprep.cli.bench.options import HOW, Csv, Html, Json, Repeat, command_line
 from dsprep.cli.report import guarded, note, run_bar
 from dsprep.cli.usage import Command
@@ -48,7 +47,7 @@ class Engines(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("read", epilog=EPILOG, cls=Command)(guarded(tidy(opt.reads_datasets(read))))
+    app.command("read", epilog=EPILOG, cls=Command)(guarded(opt.reads_datasets(read)))
 
 
 def read(

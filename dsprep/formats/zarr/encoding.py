@@ -11,7 +11,7 @@ from typing import Any
 
 from dsprep import filters
 from dsprep.errors import FormatError
-from dsprep.formats.zarr.metadata import ArrayMeta, byte_order, named, read_document
+from dsprep.formats.zarr.metadata import WRONG, ArrayMeta, byte_order, named, read_document
 from dsprep.formats.zarr.store import Store, join
 from dsprep.schema import is_extension
 
@@ -46,9 +46,9 @@ def chunk_filters(store: Store, meta: ArrayMeta) -> Filters:
         raise FormatError("the metadata have vanished", where=f"{store.path}, {key}")
     try:
         return (_v3 if meta.version == 3 else _v2)(document, meta)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, FormatError):
-            raise
+    except FormatError:
+        raise
+    except WRONG as error:
         where = f"{store.path}, {key}"
         raise FormatError(f"the metadata is wrong ({error})", where=where) from error
 

@@ -1,0 +1,288 @@
+"""No built-in exception comes out of damaged data, signals and limits of the system."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from support import MemorySource, random_batch
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep import executors, sidecar
+from dsprep.cli import app
+from dsprep.conversion import plan_job
+from dsprep.describing import provenance
+from dsprep.errors import FormatError
+from dsprep.formats.base import WriteOptions
+from dsprep.jobs import run_job
+from dsprep.located import Sidecar
+from dsprep.schema import Field, Schema
+
+FIXED = Schema((Field("x", np.dtype("<f4"), (6, 5)), Field("y", np.dtype("<i8"))))
+SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr")
+
+
+def make(path, schema=FIXED, count=40, **options):
+    (path.parent / "memory").touch()
+    source = MemorySource(schema, random_batch(schema, count), path.parent / "memory")
+    run_job(plan_job(source, path, **options), source, durable=False)
+    return path
+
+
+def run(*words):
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+# --- damaged data ------------------------------------------------------------------------------
+
+
+def change(path, **keys):
+    where = sidecar.sidecar_path(path)
+    where.write_text(json.dumps({**json.loads(where.read_text()), **keys}))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_sidecar_without_places_is_written_again_as_advised(suffix, tmp_path):
+    path = make(tmp_path / f"a{suffix}")
+    change(path, layouts=[])
+    with pytest.raises(FormatError, match="dsprep provenance"):
+        Sidecar.open(path)
+    provenance(path)
+    with Sidecar.open(path) as opened:
+        assert len(opened.extents([39])) > 0
+
+
+def test_rows_that_are_not_there_are_refused(tmp_path):
+    schema = Schema((Field("r", np.dtype("<i2"), (None,)),))
+    path = make(tmp_path / "a.h5", schema, options=WriteOptions(chunk=7))
+    content = json.loads(sidecar.sidecar_path(path).read_text())
+    for first in (1 << 40, -5):
+        content["layouts"][0]["columns"]["r"] |= {"first": first, "count": 3}
+        change(path, layouts=content["layouts"])
+        with Sidecar.open(path) as opened, pytest.raises(FormatError, match="rows"):
+            opened.extents([0])
+        done = run("provenance", path, "--locate", "0")
+        assert done.exit_code == 1
+        assert "rows that do not exist" in done.stderr
+
+
+def test_names_of_attributes_that_are_no_text(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.zeros((5, 3))
+        file["x"].attrs.create(b"caf\xe9", 3)
+        file.attrs.create(b"caf\xe9", 3)
+    made = provenance(tmp_path / "a.h5")
+    assert any("caf\\xe9" in note for note in made.content.notes)
+    for suffix in SUFFIXES:
+        dsprep.convert(tmp_path / "a.h5", tmp_path / f"b{suffix}")
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_an_array_without_codecs(inner, tmp_path):
+    path = tmp_path / "a.zarr"
+    zarr.create_array(
+        path, shape=(8, 2), chunks=(2, 2), shards=(4, 2) if inner else None, dtype="i4"
+    )
+    document = json.loads((path / "zarr.json").read_text())
+    if inner:
+        document["codecs"][0]["configuration"]["codecs"] = []
+    else:
+        document["codecs"] = []
+    (path / "zarr.json").write_text(json.dumps(document))
+    with pytest.raises(FormatError):
+        provenance(path)
+
+
+# --- signals -----------------------------------------------------------------------------------
+
+
+def shared(group):
+    """What the processes of a group share under a name, such as semaphores."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(process.name)) == group:
+                lines = (process / "maps").read_text().splitlines()
+                found |= {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}
+        except OSError:
+            continue  # it has ended, or is another user's
+    return {name for name in found if not name.endswith("(deleted)")}
+
+
+SLOW = """
+import os, time
+pwritev = os.pwritev
+def slowly(*words):
+    time.sleep(0.3)
+    return pwritev(*words)
+os.pwritev = slowly
+"""
+
+
+def start(*words, slow=None):
+    """Start a command in a group of its own; with a directory `slow`, one that writes slowly."""
+    path = os.environ.get("PYTHONPATH", "")
+    if slow is not None:
+        (slow / "sitecustomize.py").write_text(SLOW)
+        path = f"{slow}{os.pathsep}{path}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "dsprep", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A dataset that takes many calls to write."""
+    schema = Schema((Field("x", np.dtype("u1"), (1 << 18,)),))
+    return make(tmp_path_factory.mktemp("large") / "a.h5", schema, 60)
+
+
+def started(child, target, executor):
+    """Wait until something of the output has been written, by a worker if there are any."""
+    working = target.parent / f".{target.name}.dsprep-partial"
+    pattern = "apart-*/*" if executor == "processes" else "state.json"
+    deadline = time.monotonic() + 60
+    while not list(working.glob(pattern)) and child.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    ("executor", "number", "group", "code", "word"),
+    [
+        ("threads", signal.SIGTERM, False, 143, "ended by SIGTERM"),
+        ("processes", signal.SIGTERM, True, 143, "ended by SIGTERM"),
+        ("processes", signal.SIGINT, True, 130, "interrupted"),
+        ("processes", signal.SIGKILL, True, -9, ""),
+    ],
+)
+def test_signals(executor, number, group, code, word, large, tmp_path):
+    target = tmp_path / "out"
+    words = ["convert", large, target, "--to", "tfrecord", "--samples-per-file", 2]
+    words += ["--executor", executor, "--workers", 2]
+    child = start(*words, slow=tmp_path)
+    started(child, target, executor)
+    assert shared(child.pid) == set()  # it would be left by a SIGKILL
+    (os.killpg if group else os.kill)(child.pid, number)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == code, (out, err)
+    if word:
+        assert err.endswith(f"dsprep: error: {word}; run the same command again to continue\n")
+        assert err.count("\n") == 2  # and the note on types
+    assert not target.exists()
+    again = start(*words)
+    assert again.wait(120) == 0, again.stderr.read()
+    again.communicate()
+    with dsprep.open(target) as source:
+        assert len(source) == 60
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
+def test_what_ends_a_command_lets_it_clean_up(tmp_path, name, code):
+    program = f"""
+import signal, time, typer
+from dataclasses import replace
+from pathlib import Path
+from dsprep.cli.report import guarded
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def work():
+    made = Path({str(tmp_path / "made")!r})
+    try:
+        made.touch()
+        print("ready", flush=True)
+        time.sleep(30)
+    finally:
+        made.unlink()
+app = typer.Typer(); app.command()(guarded(work)); app()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(getattr(signal, name))
+        errors = process.communicate(timeout=20)[1].decode()
+    assert process.returncode == code
+    assert errors.startswith("dsprep: error: ")
+    assert errors.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_ignored_signal_stays_ignored():
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "from dsprep.cli.ending import heeding\n"
+        "with heeding(): signal.raise_signal(signal.SIGTERM)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- limits ------------------------------------------------------------------------------------
+
+
+def test_no_more_threads_is_one_line(tmp_path, monkeypatch):
+    path = make(tmp_path / "a.h5")
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done = run("convert", path, tmp_path / "b.lmdb")
+    assert done.exit_code == 1
+    assert "no more threads" in done.stderr
+    assert "--workers" in done.stderr
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_many_files_with_few_descriptors(suffix, tmp_path):
+    path = make(
+        tmp_path / "set", count=300, to=suffix[1:].replace("h5", "hdf5"), samples_per_file=1
+    )
+    code = (
+        "import resource, sys, dsprep\n"
+        "from dsprep.describing import provenance\n"
+        "from dsprep.located import Sidecar\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+        "path, out = sys.argv[1:]\n"
+        "for through in ('sidecar', 'library'):\n"
+        "    with dsprep.open(path, through=through) as source: source.read(0, 80)\n"
+        "with Sidecar.open(path) as opened:\n"
+        "    opened.read(slice(None)); opened.read([1, 75, 37] * 50)\n"
+        "with dsprep.Reader(path, batch_size=8) as reader:\n"
+        "    assert sum(len(batch['y']) for batch in reader) == 80\n"
+        "provenance(path, checksums=True)\n"
+        "dsprep.convert(path, out, durable=False)\n"
+    )
+    words = [sys.executable, "-W", "ignore", "-c", code, str(path), str(tmp_path / "out.tfrecord")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# --- a pool of processes -----------------------------------------------------------------------
+
+
+def test_processes_give_back_what_cannot_be_sent():
+    with executors.opened("processes", workers=1) as pool:
+        with pytest.raises(RuntimeError, match="cannot be sent"):
+            pool.submit(threading.Lock).result()
+        with pytest.raises(ZeroDivisionError) as caught:
+            pool.submit(divmod, 1, 0).result()
+        assert "Traceback" in caught.value.__notes__[0]
+        with pytest.raises(Exception, match="pickle"):
+            pool.submit(lambda: 1).result()
+        assert pool.submit(os.getpid).result() != os.getpid()
