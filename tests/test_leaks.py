@@ -121,7 +121,8 @@ def shared(group):
 
 
 SLOW = """
-import os, time
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # that of a background job is ignored
 pwritev = os.pwritev
 def slowly(*words):
     time.sleep(0.3)
