@@ -159,6 +159,7 @@ def audit(
     fields: tuple[str, ...] = (),
     resume_at: int | None = None,
     resume_ranks: int | None = None,
+    sidecar: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> AuditReport:
     """Compute what every rank delivers in each epoch, and compare it with the promise.
@@ -175,6 +176,8 @@ def audit(
         ``"drop"``, ``"pad"`` or ``"ragged"``: ``drop_last=True``, ``pad=True`` and neither.
     resume_at, resume_ranks
         Each epoch is broken off after so many steps, and goes on with so many ranks.
+    sidecar
+        Its sidecar, if that is not beside the dataset.
     progress
         Called with samples counted so far, and in all.
 
@@ -186,11 +189,11 @@ def audit(
         If the dataset has no sidecar, or not its own, or a damaged one.
     """
     _check(ranks, batch_size, epochs, shuffle, remainder, buffers_mixed, resume_at, resume_ranks)
-    with Sidecar.open(path) as sidecar:
-        schema = Schema(tuple(sidecar.schema[n] for n in fields or sidecar.schema.names))
-        edges, mixed = cut_units(sidecar, schema, shuffle, buffer_size, buffers_mixed)
-        grouped = shuffle != "global" and group_edges(sidecar) is not None
-        nbytes, dataset = sample_nbytes(sidecar, schema), sidecar.dataset
+    with Sidecar.open(path) if sidecar is None else Sidecar.open(sidecar, path) as opened:
+        schema = Schema(tuple(opened.schema[n] for n in fields or opened.schema.names))
+        edges, mixed = cut_units(opened, schema, shuffle, buffer_size, buffers_mixed)
+        grouped = shuffle != "global" and group_edges(opened) is not None
+        nbytes, dataset = sample_nbytes(opened, schema), opened.dataset
     n = int(edges[-1])
     if remainder == "drop" and n and n // (ranks * batch_size) == 0:
         raise UsageError(

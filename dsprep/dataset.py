@@ -186,6 +186,7 @@ def open_dataset(
     progress: Callable[[int, int], None] | None = None,
     *,
     through: Literal["sidecar", "library", "strict"] = "sidecar",
+    at: str | Path | None = None,
 ) -> Source:
     """Open one or several files as one dataset.
 
@@ -201,6 +202,8 @@ def open_dataset(
         ``"sidecar"``: read through the sidecar if there is a valid one, else with a warning (and
         a note) by the format's own library; ``"library"``: always that; ``"strict"``: only
         through the sidecar.
+    at
+        The sidecar, if it is not beside the dataset.
 
     Raises
     ------
@@ -224,7 +227,7 @@ def open_dataset(
     if options is not None:
         check_options(options, format.open_options, format.name)
     names = [path for path, _ in files]
-    known = _known(names, format, through == "strict", notes)
+    known = _known(names, format, through == "strict", notes, None if at is None else Path(at))
     options = _reading(options, known)
     if known is not None and through != "library":
         opened = None
@@ -338,7 +341,9 @@ class Known:
     path: Path
 
 
-def _known(files: Sequence[Path], format: Format, strict: bool, notes: list[str]) -> Known | None:
+def _known(
+    files: Sequence[Path], format: Format, strict: bool, notes: list[str], at: Path | None = None
+) -> Known | None:
     """Return the sidecar of `files` if it is valid, else None and perhaps a note why not.
 
     Raises
@@ -347,7 +352,7 @@ def _known(files: Sequence[Path], format: Format, strict: bool, notes: list[str]
         If `strict` and there is none that is valid.
     """
     try:
-        found = sidecar.find(files)
+        found = sidecar.find(files, at)
         if found is None:
             if strict:
                 raise UsageError(

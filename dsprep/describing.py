@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -16,7 +17,7 @@ from typing import Any, TypeAlias
 
 from dsprep import __version__, executors, formats, identity, sidecar
 from dsprep.dataset import MultiSource, Opening, find_files, open_native
-from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
+from dsprep.errors import DsprepError, FormatError, TargetError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, OpenOptions, Source, check_options
 from dsprep.layout import codec, fitting
 from dsprep.layout.model import Column, FileLayout, Groups
@@ -28,6 +29,10 @@ from dsprep.sidecar import Content, FileEntry, Identity
 Progress: TypeAlias = Callable[[int, int], None]
 
 THREADS = 8
+
+
+class ReadOnlyError(TargetError):
+    """The directory of a sidecar cannot be written to."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,26 @@ class Made:
         return len(sidecar.dump(self.content).encode()) + len(self.companion)
 
     def write(self, *, durable: bool = True) -> None:
-        """Write it; what was there is replaced at once."""
-        sidecar.write(self.content, self.path, self.companion, durable=durable)
+        """Write it; what was there is replaced at once.
+
+        Raises
+        ------
+        ReadOnlyError
+            If this process may not write there.
+        """
+        try:
+            sidecar.write(self.content, self.path, self.companion, durable=durable)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            data = shlex.quote(str(self.dataset))
+            raise ReadOnlyError(
+                f"the sidecar cannot be written: {os.strerror(error.errno)}",
+                where=self.path,
+                fix=f"write it elsewhere with dsprep provenance {data} --out F, and name it where "
+                "it is used: --out F (--locate, --show, --check), --sidecar F (audit, inspect), "
+                "dsprep.Reader(F, data=DATA)",
+            ) from error
 
 
 def provenance(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -159,7 +158,7 @@ def explain(opened: Sidecar) -> Explanation:
         content.format,
         len(content.files),
         len(opened),
-        sidecar_nbytes(opened.path),
+        len(sidecar.dump(opened.content).encode()) + _companion_nbytes(opened),
         sum(f.identity.nbytes for f in content.files),
         payload,
         exact,
@@ -171,10 +170,9 @@ def explain(opened: Sidecar) -> Explanation:
     )
 
 
-def sidecar_nbytes(path: Path) -> int:
-    """Return the bytes of a sidecar and its companion."""
-    companion = path.with_name(sidecar.companion_name(path))
-    return path.stat().st_size + (companion.stat().st_size if companion.is_file() else 0)
+def _companion_nbytes(opened: Sidecar) -> int:
+    """Return the bytes of the companion, as the sidecar says."""
+    return int((opened.content.companion or {}).get("nbytes", 0))
 
 
 def _layouts(opened: Sidecar) -> Iterator[LayoutWords]:

@@ -61,7 +61,8 @@ class MissingError(DsprepError, FileNotFoundError):
             super().__init__(
                 f"there is no sidecar {path.name}",
                 where=dataset,
-                fix=f"write it with dsprep provenance {dataset}",
+                fix=f"write it with dsprep provenance {dataset}; where that cannot be written to, "
+                "add --out F, and name F here",
             )
 
 
@@ -158,6 +159,11 @@ class Sidecar:
 
     Safe to use from several threads.
 
+    Parameters
+    ----------
+    companion
+        The bytes of its companion, if that is not beside it.
+
     Attributes
     ----------
     path
@@ -170,8 +176,11 @@ class Sidecar:
         The fields of every sample.
     """
 
-    def __init__(self, content: Content, dataset: Path, path: Path) -> None:
+    def __init__(
+        self, content: Content, dataset: Path, path: Path, companion: bytes | None = None
+    ) -> None:
         self.content, self.dataset, self.path = content, dataset, path
+        self._held = companion
         self.schema = content.schema
         if not content.layouts:
             raise FormatError(
@@ -254,8 +263,8 @@ class Sidecar:
 
     def _companion(self) -> bytes | None:
         known = self.content.companion
-        if known is None:
-            return None
+        if known is None or self._held is not None:
+            return self._held
         path = self.path.with_name(sidecar.companion_name(self.path))
         fix = f"write the sidecar again with dsprep provenance {self.dataset}"
         if not path.is_file():

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsprep.errors import TargetError
+from dsprep.storage import WORKING
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -23,7 +24,7 @@ _CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 
 def partial_path(target: Path) -> Path:
     """Return the directory in which `target` is made."""
-    return target.with_name(f".{target.name}.dsprep-partial")
+    return target.with_name(f".{target.name}{WORKING}")
 
 
 def made_path(target: Path) -> Path:

@@ -92,13 +92,11 @@ import numpy as np
 from dsprep.errors import FormatError
 from dsprep.publishing import partial_path
 from dsprep.schema import Schema, decode_dtype, encode_dtype
-from dsprep.storage import sync_directory
+from dsprep.storage import SIDECARS, sync_directory
 
 VERSION = 1
-SUFFIX = ".dsprep.json"
-COMPANION = ".dsprep.bin"
-NAMES = (SUFFIX, COMPANION)
-"""Files that are beside datasets, and no part of them."""
+NAMES = SIDECARS
+SUFFIX, COMPANION = NAMES
 LARGEST = 1 << 60
 """Numbers of samples are smaller."""
 MAX_NBYTES = 256 << 20
@@ -471,10 +469,11 @@ def dump_json(content: Any) -> str:
     return text
 
 
-def find(files: Sequence[Path]) -> tuple[Content, Path, Path] | None:
+def find(files: Sequence[Path], at: Path | None = None) -> tuple[Content, Path, Path] | None:
     """Return the sidecar that covers `files`, reduced to them; None without one.
 
-    It lies beside the only file, or beside a directory that holds them all, and lists them.
+    It lies beside the only file, or beside a directory that holds them all, or is the file `at`;
+    and it lists them.
 
     Returns
     -------
@@ -487,15 +486,18 @@ def find(files: Sequence[Path]) -> tuple[Content, Path, Path] | None:
     """
     absolute = [f.absolute() for f in files]
     common = Path(os.path.commonpath(absolute))
-    for dataset in [common, common.parent] if len(files) == 1 else [common]:
-        if not dataset.name or not (where := beside(dataset)).is_file():
+    datasets = [common, common.parent] if len(files) == 1 else [common]
+    for dataset in datasets:
+        if at is None and (not dataset.name or not beside(dataset).is_file()):
             continue
+        where = at or beside(dataset)
         content = read(where)
         entries = {dataset / e.path: e for e in content.files}
         unknown = [f for f in absolute if f not in entries]
-        if unknown:
+        if not unknown:
+            return replace(content, files=tuple(entries[f] for f in absolute)), dataset, where
+        if at is None or dataset == datasets[-1]:
             raise FormatError("it does not list this file", where=where, found=unknown[0].name)
-        return replace(content, files=tuple(entries[f] for f in absolute)), dataset, where
     return None
 
 

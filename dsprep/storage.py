@@ -192,16 +192,26 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+SIDECARS = (".dsprep.json", ".dsprep.bin")
+"""How the names end of files that are beside datasets, and no part of them."""
+
+WORKING = ".dsprep-partial"
+"""How the names end of directories in which datasets are made."""
+
+
 def data_files(path: Path) -> Iterator[Path]:
     """Yield the files that hold the data of `path`: itself, or all under a directory.
 
-    LMDB's lock file, which readers create and change, is none of them.
+    Not among them are LMDB's lock file, which readers create and change, and what is beside
+    datasets that are parts of the directory.
     """
     if not path.is_dir():
         yield path
         return
-    for directory, _, names in os.walk(path):
-        yield from (Path(directory, n) for n in names if n != "lock.mdb")
+    for directory, folders, names in os.walk(path):
+        folders[:] = [f for f in folders if not f.endswith(WORKING)]
+        kept = (n for n in names if n != "lock.mdb" and not n.endswith(SIDECARS))
+        yield from (Path(directory, n) for n in kept)
 
 
 def tree_nbytes(path: Path) -> int:

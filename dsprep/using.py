@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dsprep import located, sidecar
 from dsprep.dataset import find_files
-from dsprep.describing import dataset_of
 from dsprep.errors import UsageError
 from dsprep.formats.base import OpenOptions
 from dsprep.located import Sidecar
@@ -39,15 +38,12 @@ def find(
         If it was made with other options.
     """
     files = [p for p, _ in find_files(paths)[0]]
-    if at is not None:
-        if not at.is_file():
-            return None
-        content, dataset, path = sidecar.read(at), dataset_of([f.absolute() for f in files]), at
-    else:
-        found = sidecar.find(files)
-        if found is None:
-            return None
-        content, dataset, path = found
+    if at is not None and not at.is_file():
+        return None
+    found = sidecar.find(files, at)
+    if found is None:
+        return None
+    content, dataset, path = found
     if not content.layouts:
         return None
     changed = located.changes(content, dataset, located.CHECKED)

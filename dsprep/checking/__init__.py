@@ -36,6 +36,10 @@ __all__ = ["ONLY_TOUCHED", "Problem", "check"]
 
 Progress: TypeAlias = Callable[[int, int], None]
 
+FIX = (
+    "write one with dsprep provenance, with --out F where the dataset's directory cannot be "
+    "written to"
+)
 ONLY_TOUCHED = (
     "its time stamp alone changed: its size, its format's own marks and the sampled blocks are as "
     "recorded, and --check full compares the rest"
@@ -106,7 +110,7 @@ def _named(paths: Sequence[str | Path], at: Path | None) -> tuple[Path, Path, li
 
 def _there(path: Path) -> Path:
     if not path.is_file():
-        raise UsageError("there is no sidecar", where=path, fix="write one with dsprep provenance")
+        raise UsageError("there is no sidecar", where=path, fix=FIX)
     return path
 
 

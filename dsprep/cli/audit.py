@@ -119,6 +119,7 @@ def audit(
             metavar="P2", min=1, help="Go on with so many ranks.", rich_help_panel=RESUMING
         ),
     ] = None,
+    sidecar: opt.At = None,
     json: opt.Json = False,
 ) -> None:
     """Prove that every sample comes once: compute what each rank delivers in each epoch.
@@ -142,6 +143,7 @@ def audit(
             buffers_mixed=buffers_mixed,
             resume_at=resume_at,
             resume_ranks=resume_ranks,
+            sidecar=sidecar,
             progress=update,
         )
     if json:

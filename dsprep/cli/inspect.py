@@ -41,6 +41,7 @@ def inspect(
     code: Annotated[
         bool, typer.Option("--code", help="Print a program that loads this dataset.")
     ] = False,
+    sidecar: opt.At = None,
     json: opt.Json = False,
     *,
     reading: OpenOptions,
@@ -48,7 +49,7 @@ def inspect(
     """Show what a dataset holds, how it lies on disk, and how that will read."""
     from dsprep.inspection import inspect as look
 
-    with opt.opened(paths, reading, not json) as source:
+    with opt.opened(paths, reading, not json, sidecar) as source:
         if code:
             for line in source.notes:
                 note(line)

@@ -8,6 +8,7 @@ from functools import wraps
 from importlib import import_module
 from inspect import Parameter, signature
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
@@ -153,6 +154,12 @@ FollowExternal: TypeAlias = Annotated[
         "--follow-external",
         help="hdf5, zarr: also read files outside of the dataset's directory that it refers to.",
         rich_help_panel=READING,
+    ),
+]
+At: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--sidecar", metavar="F", help="Its sidecar, if that is not beside it.", show_default=False
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -314,8 +321,6 @@ def check_last(paths: list[str], allowed: bool) -> None:
 
     It is one of them where a pattern was not quoted and no output was named.
     """
-    from pathlib import Path
-
     from dsprep.cli.report import fail
     from dsprep.publishing import partial_path
 
@@ -359,10 +364,10 @@ def for_format(path: str, options: OpenOptions, fields: list[str]) -> OpenOption
     return replace(options, **foreign, fields=specs)
 
 
-def opened(paths: list[str], options: OpenOptions, show: bool) -> Source:
-    """Open a dataset, with a bar where it has many files."""
+def opened(paths: list[str], options: OpenOptions, show: bool, at: Path | None = None) -> Source:
+    """Open a dataset, with a bar where it has many files; `at`: its sidecar, if not beside it."""
     from dsprep.cli.report import count_bar
     from dsprep.dataset import open_dataset
 
     with count_bar("open", show) as update:
-        return open_dataset(paths, options, update)
+        return open_dataset(paths, options, update, at=at)

@@ -241,9 +241,13 @@ def _files(count: int) -> str:
 
 
 def _existing(paths: list[str], reading: OpenOptions, out: Path | None, json: bool) -> Sidecar:
-    """Return the sidecar that is there, valid, or write it if there is none."""
+    """Return the sidecar that is there, valid, or write it if there is none.
+
+    Where it cannot be written, it is only made.
+    """
     from dataclasses import replace
 
+    from dsprep.describing import ReadOnlyError
     from dsprep.located import Sidecar
     from dsprep.using import find
 
@@ -252,9 +256,14 @@ def _existing(paths: list[str], reading: OpenOptions, out: Path | None, json: bo
         return found
     whole = all(s.name == s.path and s.dtype is None and not s.index for s in reading.fields)
     options = replace(reading, fields=()) if whole else reading
-    made = _make(paths, options, out, None, False, False, json)
-    note(f"there was no sidecar; wrote {made.path}")
-    return Sidecar(made.content, made.dataset, made.path)
+    made = _make(paths, options, out, None, False, True, json)
+    try:
+        made.write()
+    except ReadOnlyError as error:
+        note(f"there is no sidecar; it is made in memory, each time: {error}")
+    else:
+        note(f"there was no sidecar; wrote {made.path}")
+    return Sidecar(made.content, made.dataset, made.path, made.companion)
 
 
 def _fields(opened: Sidecar, reading: OpenOptions) -> list[str]:

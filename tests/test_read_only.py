@@ -1,0 +1,118 @@
+"""Data that cannot be written to: everything that only asks works, wherever the sidecar lies."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+
+import numpy as np
+import pytest
+from support import MemorySource, random_batch
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep import sidecar
+from dsprep.auditing import audit
+from dsprep.cli import app
+from dsprep.conversion import plan_job
+from dsprep.describing import ReadOnlyError, provenance
+from dsprep.jobs import run_job
+from dsprep.located import Sidecar
+from dsprep.schema import Field, Schema
+
+SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
+SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr", "")
+
+
+def run(*words):
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+@pytest.fixture(params=SUFFIXES, ids=lambda s: s or "directory")
+def locked(request, tmp_path, monkeypatch):
+    """A dataset in a directory that cannot be written to, and its sidecar elsewhere."""
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    path = folder / f"a{request.param}"
+    more = {} if request.param else {"to": "hdf5", "samples_per_file": 9}
+    (tmp_path / "memory").touch()
+    source = MemorySource(SCHEMA, random_batch(SCHEMA, 30), tmp_path / "memory")
+    run_job(plan_job(source, path, **more), source, durable=False)
+    beside = tmp_path / "elsewhere.json"
+    shutil.move(sidecar.sidecar_path(path), beside)
+    replace = sidecar._replace
+
+    def refuse(to, *rest, **more):
+        if to.parent == folder:
+            raise PermissionError(errno.EACCES, "Permission denied", str(to))
+        replace(to, *rest, **more)
+
+    monkeypatch.setattr(sidecar, "_replace", refuse)
+    return path, beside
+
+
+def test_queries_work_in_memory(locked):
+    path, _ = locked
+    for words in (["--locate", "3,-1", "--json"], ["--show"], ["--locate", "0"]):
+        done = run("provenance", path, *words)
+        assert done.exit_code == 0, done.output
+        assert "made in memory" in done.stderr
+        assert "--out F" in done.stderr
+    assert run("inspect", path).exit_code == 0
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_queries_work_with_a_sidecar_elsewhere(locked):
+    path, beside = locked
+    found = run("provenance", path, "--locate", "3", "--field", "x", "--json", "--out", beside)
+    assert found.exit_code == 0, found.output
+    with Sidecar.open(beside, path) as opened:
+        assert json.loads(found.stdout)[0]["offset"] == opened.extents([3], ["x"])[0].offset
+        expected = opened.read([3])["x"]
+    for words in (["--show"], ["--check"], ["--check", "full"]):
+        done = run("provenance", path, *words, "--out", beside)
+        assert done.exit_code == 0, done.output
+    done = run("audit", path, "--sidecar", beside, "-P", "3", "-M", "4", "--json")
+    assert done.exit_code == 0, done.output
+    assert audit(path, 3, 4, sidecar=beside).samples == json.loads(done.stdout)["samples"] == 30
+    shown = run("inspect", path, "--sidecar", beside)
+    assert "x: int16[4,3]" in shown.stdout, shown.output
+    with dsprep.Reader(beside, data=path, batch_size=5, shuffle="none") as reader:
+        batches = [np.array(batch["x"]) for batch in reader]
+    np.testing.assert_array_equal(np.concatenate(batches)[3], expected[0])
+
+
+def test_the_error_says_what_to_do(locked):
+    path, beside = locked
+    with pytest.raises(ReadOnlyError, match="Permission denied"):
+        provenance(path)
+    done = run("provenance", path)
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    for word in (str(path), "Permission denied", "--out F", "--sidecar F", "Reader(F, data=DATA)"):
+        assert word in done.stderr
+    beside.unlink()
+    assert run("provenance", path, "--out", beside).exit_code == 0
+    assert run("provenance", path, "--check", "--out", beside).exit_code == 0
+    refused = run("audit", path, "-P", "3", "-M", "4")
+    assert refused.exit_code == 1
+    assert "--out F" in refused.stderr
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".lmdb", ""])
+def test_a_sidecar_inside_does_not_change_the_dataset(suffix, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    more = {} if suffix else {"to": "hdf5", "samples_per_file": 9}
+    (tmp_path / "memory").touch()
+    source = MemorySource(SCHEMA, random_batch(SCHEMA, 30), tmp_path / "memory")
+    run_job(plan_job(source, path, **more), source, durable=False)
+    if suffix != ".lmdb":
+        inside = path / "x" if suffix else next(path.iterdir())
+        provenance(inside, checksums=True)
+        assert sidecar.sidecar_path(inside).is_file()
+    for name in ("b.dsprep.json", "b.dsprep.bin"):
+        (path / name).write_text("of another one")
+    with Sidecar.open(path) as opened:
+        assert len(opened) == 30
+    assert run("provenance", path, "--check", "full").exit_code == 0
