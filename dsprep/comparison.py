@@ -240,8 +240,7 @@ def _damaged_groups(source: Source) -> list[str]:
     if not isinstance(source, SidecarSource):
         return []
     return [
-        f"the CRC-32C of group {bad.group} in {bad.path} is {bad.found:#010x}, "
-        f"expected {bad.expected:#010x}"
+        f"{bad.what} in {bad.path}: {bad.found:#010x}, expected {bad.expected:#010x}"
         for bad in source.sidecar.bad_groups()
     ]
 

@@ -419,6 +419,8 @@ def _through_sidecar(
     if content.files:
         opened.layout(0)  # with the companion: a pair that a killed run left does not go together
     full = format.name == "tfrecord" and options.check_crc
+    if content.files and opened.proofs.has_members(0):
+        full = opened.proofs.once = True
     return SidecarSource(
         opened,
         chosen,

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from dsprep import __version__, executors, formats, identity, sidecar
 from dsprep.dataset import MultiSource, Opening, find_files, open_native
 from dsprep.errors import DsprepError, FormatError, TargetError, UnsupportedError, UsageError
@@ -23,6 +25,9 @@ from dsprep.layout import codec, fitting
 from dsprep.layout.model import Column, FileLayout, Groups
 from dsprep.located import changes
 from dsprep.packing import Tables, digest
+from dsprep.reading.files import KEPT, File
+from dsprep.reading.proofs import rest_of
+from dsprep.reading.records import RecordReader
 from dsprep.schema import Schema
 from dsprep.sidecar import Content, FileEntry, Identity
 
@@ -296,7 +301,7 @@ def _with_groups(content: Content, old: Content, dataset: Path) -> Content:
     for layout in old.layouts:
         groups = layout.get("groups")
         if isinstance(groups, Mapping) and not untouched:
-            groups = {k: v for k, v in groups.items() if k != "crc32c"}
+            groups = {k: v for k, v in groups.items() if k not in ("crc32c", "rest")}
         kept = {k: v for k, v in layout.items() if k != "groups"}
         layouts.append(kept if groups is None else {**kept, "groups": groups})
     files = tuple(replace(a, layout=b.layout) for a, b in pairs)
@@ -367,6 +372,7 @@ def make(
     for i, (file, (layout, who, crcs)) in enumerate(zip(files, looked, strict=True)):
         if groups and layout.count:
             layout = replace(layout, groups=fitting.fit_groups(groups[i]))
+            layout = _with_rest(layout, file)
         text = json.dumps(codec.to_json(layout, schema, tables))
         number = layouts.setdefault(text, len(layouts))
         relative = os.path.relpath(file, dataset)
@@ -385,6 +391,23 @@ def make(
         notes=tuple(source.notes),
     )
     return Made(content, companion, dataset, path)
+
+
+def _with_rest(layout: FileLayout, path: Path) -> FileLayout:
+    """Return a layout with the checksums of what lies outside the ranges of its groups."""
+    files: dict[str, File] = {}
+
+    def opened(below: str) -> File:
+        if below not in files:
+            if len(files) >= KEPT:
+                files.clear()
+            files[below] = File(path / below if below else path)
+        return files[below]
+
+    rest = rest_of(layout, opened)
+    if rest is None or layout.groups is None:
+        return layout
+    return replace(layout, groups=fitting.fit_groups(replace(layout.groups, rest=rest)))
 
 
 Looked: TypeAlias = tuple[FileLayout, Identity, bytes | None]
@@ -408,7 +431,7 @@ def _look(
         inside = progress if len(files) == 1 else None
         with _file(source, i) as opened:
             layout = _fitted(opened, source.schema, law, inside)
-        crcs = checksums_of(files[i]) if checksums else None
+        crcs = _summed(format, files[i], layout, source.schema) if checksums else None
         done += 1
         if progress is not None and len(files) > 1:
             progress(done, len(files))
@@ -460,7 +483,8 @@ def _look_at(task: _FileTask) -> Looked:
     who = identity.take(path, format.name)
     with open_native(format, [path], opening.options, opening.hint, survey=True) as opened:
         layout = _fitted(opened, task.schema, task.law, None)
-    return layout, who, checksums_of(path) if task.checksums else None
+    crcs = _summed(format, path, layout, task.schema) if task.checksums else None
+    return layout, who, crcs
 
 
 def _file(source: Source, i: int) -> AbstractContextManager[Source]:
@@ -481,13 +505,33 @@ def _fitted(
 CRC_BLOCK = 16 << 20
 
 
+def _summed(format: Format, path: Path, layout: FileLayout, schema: Schema) -> bytes:
+    """Return the checksums of a file, which agrees with those that it keeps itself.
+
+    Raises
+    ------
+    FormatError
+        If it does not: new checksums would make damaged data look sound.
+    """
+    members = format.members(path)
+    records = layout.records
+    reader = None if records is None else RecordReader(records, schema)
+    if members is not None:
+        file = File(path)
+        for i in range(len(members.offsets)):
+            members.check(file.fd, i, path)
+    elif reader is not None and reader.has_crcs:
+        below = reader.records.blocks.path
+        reader.prove(File(path / below if below else path), np.arange(layout.count))
+    return checksums_of(path)
+
+
 def checksums_of(path: Path, block: int = CRC_BLOCK) -> bytes:
     """Return the CRC-32C of each `block` bytes of a file, or of a directory's data files.
 
     Those of a directory are taken one behind another, in the order of their paths.
     """
     import google_crc32c
-    import numpy as np
 
     from dsprep.packing import to_planes
     from dsprep.storage import data_files

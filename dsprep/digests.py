@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from dsprep.schema import Array
+from dsprep.errors import FormatError
+from dsprep.schema import Array, Bytes, Ints
 from dsprep.storage import CALL_NBYTES, Buffer, as_bytes, pread_into, pwrite_all
 
 _WINDOW = 4 << 20  # bytes read back at a time
@@ -58,21 +59,75 @@ def pwrite_crc32c(fd: int, buffers: Sequence[Buffer], offset: int, crc: int = 0)
     return crc
 
 
-def read_crc32c(fd: int, begin: int, end: int, where: object) -> int:
+def read_crc32c(fd: int, begin: int, end: int, where: object, crc: int = 0) -> int:
     """Return the CRC-32C of the bytes ``begin .. end`` of a file, in bounded memory.
+
+    Parameters
+    ----------
+    crc
+        The CRC of what is before them.
 
     Raises
     ------
     FormatError
         If the file ends first.
     """
-    window = np.empty(min(_WINDOW, max(0, end - begin)), np.uint8)
+    for part in _windows(fd, begin, end, where):
+        crc = crc32c(part, crc)
+    return crc
+
+
+def read_crc32(fd: int, begin: int, end: int, where: object) -> int:
+    """Return ZIP's CRC-32 of the bytes ``begin .. end`` of a file; see `read_crc32c`."""
     crc = 0
+    for part in _windows(fd, begin, end, where):
+        crc = zlib.crc32(as_bytes(part), crc)
+    return crc
+
+
+def _windows(fd: int, begin: int, end: int, where: object) -> Iterator[Bytes]:
+    """Yield the bytes of a file in parts, which are valid until the next one is asked for."""
+    window = np.empty(min(_WINDOW, max(0, end - begin)), np.uint8)
     for at in range(begin, end, _WINDOW):
         part = window[: min(_WINDOW, end - at)]
         pread_into(fd, part, at, where)
-        crc = crc32c(part, crc)
-    return crc
+        yield part
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """The members of a ZIP file whose bytes are stored as they are, by offset.
+
+    Attributes
+    ----------
+    names
+        Theirs.
+    offsets, nbytes, crc32
+        Where their bytes are, and the CRC-32 that the file has of them: int64.
+    """
+
+    names: tuple[str, ...]
+    offsets: Ints
+    nbytes: Ints
+    crc32: Ints
+
+    def check(self, fd: int, i: int, where: object) -> None:
+        """Raise `FormatError` if the checksum of a member is wrong."""
+        begin = int(self.offsets[i])
+        found = read_crc32(fd, begin, begin + int(self.nbytes[i]), where)
+        check_member(found, int(self.crc32[i]), f"{where}, {self.names[i]}")
+
+
+def check_member(found: int, expected: int, where: object) -> None:
+    """Raise `FormatError` if the CRC-32 of a member of a ZIP file is not the expected one."""
+    if found != expected:
+        raise FormatError(
+            "the CRC-32 of a ZIP member is wrong",
+            where=where,
+            expected=f"{expected:#010x}",
+            found=f"{found:#010x}",
+            fix="the file was changed or is damaged",
+        )
 
 
 @dataclass(frozen=True)

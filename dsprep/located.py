@@ -17,18 +17,18 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from dsprep import sidecar
-from dsprep.digests import read_crc32c
+from dsprep import formats, sidecar
 from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.identity import differences
 from dsprep.layout import codec
 from dsprep.layout.codec import file_path
 from dsprep.layout.extents import Extents, locate
-from dsprep.layout.model import FileLayout, Groups
+from dsprep.layout.model import FileLayout
 from dsprep.packing import Tables, digest
 from dsprep.publishing import restore
 from dsprep.reading.columns import ColumnReader, read_columns
 from dsprep.reading.files import File, Files
+from dsprep.reading.proofs import BadGroup, Proofs
 from dsprep.reading.records import RecordReader, Verify
 from dsprep.schema import Arena, Array, Batch, Ints, Ragged, Schema, concatenate
 from dsprep.sidecar import Content
@@ -131,29 +131,6 @@ class Extent:
         return {k: v for k, v in vars(self).items() if v is not None}
 
 
-@dataclass(frozen=True)
-class BadGroup:
-    """A group whose bytes are not those that were written.
-
-    Attributes
-    ----------
-    path
-        The file.
-    group
-        Its number in the file.
-    sample
-        Its first sample, in the dataset.
-    expected, found
-        CRC-32C of its bytes.
-    """
-
-    path: Path
-    group: int
-    sample: int
-    expected: int
-    found: int
-
-
 class Sidecar:
     """A dataset, read through its sidecar; closed by `close` or by leaving a ``with`` block.
 
@@ -174,6 +151,8 @@ class Sidecar:
         What it says.
     schema
         The fields of every sample.
+    proofs
+        Compares samples with checksums.
     """
 
     def __init__(
@@ -197,6 +176,16 @@ class Sidecar:
         self._layout = lru_cache(maxsize=1024)(self._parse_layout)
         self._reader = lru_cache(maxsize=256)(self._make_reader)
         self._names = lru_cache(maxsize=64)(self._find_names)
+        self.proofs = Proofs(
+            layout_of=self.layout,
+            open_file=self.open_file,
+            records_of=lambda number: self._reader(number)[0],
+            root_of=self._root,
+            crc32c_of=lambda number: content.files[number].crc32c,
+            members_of=lambda path: formats.load(content.format).members(path),
+            tables=self.tables,
+            starts=self._starts,
+        )
 
     @classmethod
     def open(
@@ -446,8 +435,8 @@ class Sidecar:
             The fields wanted; all when empty.
         verify
             ``"header"``: compare what stands before each record (LMDB's overflow page, a
-            TFRecord's length and its CRC) with what the sidecar says; ``"full"``: and the CRCs
-            of the payloads, where the format has them, or of the groups of a repacked dataset.
+            TFRecord's length and its CRC) with what the sidecar says; ``"full"``: and each
+            field with the checksum that the format or the sidecar has, see `reading.proofs`.
         arena
             Memory to use; see `Source.read`.
 
@@ -509,6 +498,9 @@ class Sidecar:
                 where=self._root(number),
                 fix="leave it out, or open the dataset with dsprep.open",
             )
+        if verify == "full":
+            whole = records is not None and records.has_crcs  # reading compares these
+            self.proofs.check(number, local, [n for n in names if not whole or n in columns])
         out: Batch = {}
         inside = [n for n in names if n not in columns]
         if inside and records is not None:
@@ -518,8 +510,6 @@ class Sidecar:
             out = records.read(file, local, inside, verify, arena, first)
         chosen = {name: columns[name] for name in names if name in columns}
         if chosen:
-            if verify == "full":
-                self.check_groups(number, local)
             out |= read_columns(chosen, local, arena)
         return {name: out[name] for name in names}
 
@@ -557,43 +547,7 @@ class Sidecar:
             If a file is gone, or too short for a group.
         """
         for number in range(len(self.content.files)):
-            groups = self.layout(number).groups
-            if groups is not None:
-                yield from self._bad_groups(number, groups, range(groups.blocks.count))
-
-    def _bad_groups(self, number: int, groups: Groups, chosen: Iterable[int]) -> Iterator[BadGroup]:
-        """Yield which of the `chosen` groups of a file have a wrong checksum."""
-        if groups.crc32c is None:
-            return
-        for g in chosen:
-            template = groups.blocks.path
-            path = file_path(template, [g // groups.files]) if groups.files else template
-            file = self.open_file(number, path)
-            offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
-            file.check(np.array([offset]), np.array([nbytes]), "a group")
-            found = read_crc32c(file.fd, offset, offset + nbytes, file.path)
-            expected = groups.crc32c.one(g)
-            if found != expected:
-                first = g * groups.samples if groups.first is None else groups.first.one(g)
-                yield BadGroup(file.path, g, int(self._starts[number]) + first, expected, found)
-
-    def check_groups(self, number: int, local: Ints) -> None:
-        """Raise `FormatError` if a group that holds some of the samples has a wrong checksum."""
-        groups = self.layout(number).groups
-        if groups is None or groups.crc32c is None or not len(local):
-            return
-        if groups.first is None:
-            which = local // groups.samples
-        else:
-            which = np.searchsorted(groups.first.span(0, groups.first.count), local, "right") - 1
-        for bad in self._bad_groups(number, groups, np.unique(which).tolist()):
-            raise FormatError(
-                f"the CRC-32C of group {bad.group} is wrong",
-                where=f"{bad.path}, sample {bad.sample} and on",
-                expected=f"{bad.expected:#010x}",
-                found=f"{bad.found:#010x}",
-                fix="the file was changed or is damaged",
-            )
+            yield from self.proofs.bad_groups(number)
 
     def close(self) -> None:
         """Close all files; reading opens them again."""

@@ -58,7 +58,9 @@ file that has the layout.
     ``lengths`` and perhaps ``crc32c``: laws. If groups differ in their number of samples, also
     ``count``, how many groups there are, and ``first``, a law, the first sample of each. In a
     directory ``path``; if groups lie in several files, ``{0}`` in it stands for the file's number,
-    and ``files`` is the number of groups per file.
+    and ``files`` is the number of groups per file. ``rest``, where fields lie outside these ranges:
+    ``fields``, their names, and ``crc32c``, a law: of each group the CRC-32C of their stored
+    ranges, field by field, those of a field in the order of files and offsets, each once.
 ``provenance``
     How the file was made, as far as its structure shows; for people.
 

@@ -149,12 +149,14 @@ def _checksums(content: Content, dataset: Path, where: Path) -> Iterator[Problem
 
 
 def _groups_crcs(opened: Sidecar) -> Iterator[Problem]:
-    """Yield the groups whose checksum is wrong."""
+    """Yield the groups, and the members of ZIP files, whose checksum is wrong."""
     try:
         for bad in opened.bad_groups():
-            text = f"the CRC-32C of group {bad.group:,} is wrong"
             expected, found = f"{bad.expected:#010x}", f"{bad.found:#010x}"
-            yield Problem(str(bad.path), text, expected, found, None, bad.sample)
+            yield Problem(str(bad.path), bad.what, expected, found, None, bad.sample)
+        for number in range(len(opened.content.files)):
+            for error in opened.proofs.bad_members(number):
+                yield problem(error, opened.dataset)
     except CAUGHT as error:
         yield problem(error, opened.dataset)
 

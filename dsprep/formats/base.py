@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.digests import Members
 from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
 from dsprep.grouping import Grouping, GroupPlan
 from dsprep.layout.model import FileLayout, Groups
@@ -582,6 +583,16 @@ class Format(ABC):
             If it is damaged or gone.
         """
         return {}
+
+    def members(self, path: Path) -> Members | None:
+        """Return the checksums that `path` keeps of its members; None if it keeps none.
+
+        Raises
+        ------
+        FormatError, OSError
+            If it is damaged or gone.
+        """
+        return None
 
     @abstractmethod
     def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 from dsprep import laws
 from dsprep.laws import LARGEST
 from dsprep.laws.base import damaged, integer
-from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups, Part, Records
+from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups, Part, Records, Rest
 from dsprep.packing import Tables
 from dsprep.schema import Field, Schema
 
@@ -46,6 +46,10 @@ def to_json(layout: FileLayout, schema: Schema, tables: Tables) -> dict[str, Any
         if groups.first is not None:
             json["groups"]["count"] = groups.blocks.count
             json["groups"]["first"] = groups.first.to_json(tables)
+        if groups.rest is not None:
+            rest = groups.rest
+            crcs = rest.crc32c.to_json(tables)
+            json["groups"]["rest"] = {"fields": list(rest.fields), "crc32c": crcs}
     if layout.facts:
         json["provenance"] = dict(layout.facts)
     return json
@@ -73,7 +77,7 @@ def from_json(json: Any, count: int, schema: Schema, tables: Tables) -> FileLayo
         raise damaged("a layout has other fields than the schema", tables, schema.names, named)
     groups = None
     if "groups" in top:
-        groups = _groups(_sub(top, "groups", tables), count, tables)
+        groups = _groups(_sub(top, "groups", tables), count, schema, tables)
     facts = _sub(top, "provenance", tables)
     return FileLayout(count, records, columns, unlocated, groups, facts)
 
@@ -276,7 +280,7 @@ def _fill(text: Any, itemsize: int, tables: Tables) -> bytes:
     return fill
 
 
-def _groups(json: Mapping[str, Any], count: int, tables: Tables) -> Groups:
+def _groups(json: Mapping[str, Any], count: int, schema: Schema, tables: Tables) -> Groups:
     samples = integer(json, "samples", tables, 1)
     number, first = -(-count // samples), None
     if "first" in json:
@@ -285,7 +289,14 @@ def _groups(json: Mapping[str, Any], count: int, tables: Tables) -> Groups:
     crcs = laws.parse(json["crc32c"], number, tables) if "crc32c" in json else None
     files = integer(json, "files", tables, 1) if "files" in json else None
     axes = 0 if files is None else 1
-    return Groups(samples, _blocks(json, number, axes, tables), crcs, first, files)
+    rest = None
+    if "rest" in json:
+        beside = _sub(json, "rest", tables)
+        names = beside.get("fields")
+        if not isinstance(names, list) or any(n not in schema.names for n in names):
+            raise damaged("fields with checksums are not in the schema", tables, found=names)
+        rest = Rest(tuple(names), laws.parse(beside.get("crc32c"), number, tables))
+    return Groups(samples, _blocks(json, number, axes, tables), crcs, first, files, rest)
 
 
 # --- checking --------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ def fit_groups(groups: Groups) -> Groups:
         None if groups.crc32c is None else _fit(groups.crc32c),
         None if groups.first is None else _fit(groups.first),
         groups.files,
+        None if groups.rest is None else replace(groups.rest, crc32c=_fit(groups.rest.crc32c)),
     )
 
 

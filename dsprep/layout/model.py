@@ -203,6 +203,23 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """Fields of groups of which some bytes lie outside the range of their group.
+
+    Attributes
+    ----------
+    fields
+        Their names.
+    crc32c
+        Of each group: of the stored ranges of these fields, field by field, those of a field in
+        the order of files and offsets, each once.
+    """
+
+    fields: tuple[str, ...]
+    crc32c: Law
+
+
+@dataclass(frozen=True)
 class Groups:
     """Runs of consecutive samples, each in one byte range of the file.
 
@@ -219,6 +236,8 @@ class Groups:
     files
         Groups per file, where they lie in several: ``{0}`` in the path of the blocks stands for
         the number of the file. None: one file.
+    rest
+        What has checksums besides the ranges; None: nothing.
     """
 
     samples: int
@@ -226,6 +245,22 @@ class Groups:
     crc32c: Law | None = None
     first: Law | None = None
     files: int | None = None
+    rest: Rest | None = None
+
+    def edges(self, count: int) -> Ints:
+        """Return the first sample of each group, and `count`, that of all samples."""
+        edges = np.full(self.blocks.count + 1, count, np.int64)
+        if self.first is None:
+            edges[:-1] = np.arange(self.blocks.count) * self.samples
+        else:
+            edges[:-1] = self.first.span(0, self.first.count)
+        return edges
+
+    def path(self, group: int) -> str:
+        """Return the file that holds a group, as in `Blocks.path`."""
+        if not self.files:
+            return self.blocks.path
+        return self.blocks.path.replace("{0}", str(group // self.files))
 
 
 @dataclass(frozen=True)

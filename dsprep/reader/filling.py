@@ -397,10 +397,10 @@ class Filler:
         return Part(None, 0, _NONE, decode)
 
     def _checking(self, number: int, local: Ints) -> Part:
-        """Return the part that compares groups with their checksums."""
+        """Return the part that compares samples with their checksums."""
 
         def check(arena: Arena) -> int:
-            self.sidecar.check_groups(number, local)
+            self.sidecar.proofs.check(number, local, self.names, read=True)
             return 0
 
         return Part(None, 0, _NONE, check)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -89,9 +90,11 @@ class Reader:
         ``"mapped"`` (to compare), or ``"auto"``: what a short measurement of the mount found
         best. It is remembered for a week under ``$XDG_CACHE_HOME/dsprep``.
     verify
-        Compare each group with its checksum, if it has one: `dsprep.repack` writes them, the
-        sidecar of a dataset without groups has none. It is read twice, the second time from the
-        page cache.
+        Compare what is read with its checksums, whichever there are: of the groups that
+        `dsprep.repack` wrote, of TFRecord records, of chunks (gzip, Fletcher-32, CRC-32C), of the
+        members of a ZIP file, or those of ``dsprep provenance --checksums``. `verified` says which.
+        It is read twice, the second time from the page cache; ZIP members and the blocks of
+        ``--checksums`` are read whole, and compared once by each Reader.
     transform
         Applied to every batch, in threads.
     transform_threads
@@ -121,6 +124,9 @@ class Reader:
         Engine and threads, and why.
     schema
         The fields of a batch.
+    verified
+        With `verify`, by field: what it is compared with; None: nothing, of which a
+        `UnverifiedWarning` told.
     epoch
         The epoch of the last batch; behind the end of a loop and after `load_state_dict`, of the
         next one.
@@ -210,8 +216,7 @@ class Reader:
             token=self._staggered(comm),
         )
         self._verify = verify
-        if verify:
-            self._check_sums()
+        self.verified: Mapping[str, str | None] = self._check_sums() if verify else {}
         self._dealing = Dealing(
             self._edges,
             self.shuffle,
@@ -261,16 +266,21 @@ class Reader:
             again=self._epochs != 1,
         )
 
-    def _check_sums(self) -> None:
-        """Raise `UsageError` if there is nothing that samples could be compared with."""
-        for number, entry in enumerate(self._sidecar.content.files):
-            groups = self._sidecar.layout(number).groups if entry.samples else None
-            if entry.samples and (groups is None or groups.crc32c is None):
-                raise UsageError(
-                    "verify needs the checksums of groups",
-                    where=self._sidecar.dataset / entry.path,
-                    fix="repack it, or look at it once with dsprep provenance --check full",
-                )
+    def _check_sums(self) -> dict[str, str | None]:
+        """Return what each field is compared with.
+
+        Raises
+        ------
+        UsageError
+            If there is nothing that samples could be compared with.
+        """
+        proofs, dataset = self._sidecar.proofs, self._sidecar.dataset
+        numbers = [i for i, entry in enumerate(self._sidecar.content.files) if entry.samples]
+        found = proofs.describe(numbers, self.schema.names)
+        lacking = proofs.lacking(found, dataset)
+        if lacking:
+            warnings.warn(lacking, UnverifiedWarning, stacklevel=3)
+        return found
 
     def _check_steps(self) -> None:
         n, world = len(self._sidecar), self.place.world_size
@@ -567,8 +577,19 @@ class Reader:
     def __repr__(self) -> str:
         return (
             f"<Reader of {self._sidecar.dataset}: {len(self._sidecar)} samples of {self.schema}, "
-            f"{self.place}>"
+            f"{self.place}{self._proof()}>"
         )
+
+    def _proof(self) -> str:
+        words: dict[str | None, list[str]] = {}
+        for name, word in self.verified.items():
+            words.setdefault(word, []).append(name)
+        found = [f"{', '.join(names)} by {word or 'nothing'}" for word, names in words.items()]
+        return f", verified: {'; '.join(found)}" if found else ""
+
+
+class UnverifiedWarning(UserWarning):
+    """Some fields have no checksum, though verifying was asked for."""
 
 
 class Batches(Iterator[Any]):

@@ -31,6 +31,9 @@ WASTE = 1.25
 LARGE = 2 << 10
 """Bytes of a record from which on a buffer of its own costs less than another copy."""
 
+PROVED = 8 << 20
+"""Bytes of records whose checksums are compared together."""
+
 _U8 = np.dtype(np.uint8)
 _Place: TypeAlias = tuple[Field, int, int | None, int, tuple[int, ...]]
 
@@ -187,6 +190,28 @@ class RecordReader:
             at = 0 if found.cut else int(part.at or 0)
             out[field.name] = _field(found, field, part, at, label)
         return out
+
+    @property
+    def has_crcs(self) -> bool:
+        """Whether there is a checksum of every record, behind it in the file."""
+        return self._frame is not None and self._frame.after > 0
+
+    def prove(self, file: File, indices: Ints) -> None:
+        """Compare the records of samples with their checksums, without taking them apart."""
+        records, blocks = self.records, self.records.blocks
+        numbers = indices if records.order is None else records.order.at(indices)
+        if len(numbers) and records.order is not None:
+            _check_numbers(numbers, blocks.count, file.path)
+        numbers = np.unique(numbers)
+        offsets, lengths = blocks.offsets.at(numbers), blocks.lengths.at(numbers)
+        file.check(offsets, lengths, "a record")
+        ends = np.cumsum(lengths)
+        i = 0
+        while i < len(numbers):
+            before = int(ends[i]) - int(lengths[i])
+            j = max(i + 1, int(np.searchsorted(ends, before + PROVED, "right")))
+            self._take(file, offsets[i:j], lengths[i:j], [], "full", None)
+            i = j
 
     def read_one(self, file: File, index: int, names: tuple[str, ...]) -> Batch | None:
         """Return fields of one sample, at little more than the cost of the system call.

@@ -15,9 +15,11 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from dsprep.digests import Members
 from dsprep.errors import DsprepError, UnsupportedError
 from dsprep.formats.base import (
     Format,
@@ -31,7 +33,7 @@ from dsprep.formats.base import (
 )
 from dsprep.formats.zarr.attributes import to_json
 from dsprep.formats.zarr.grid import ArrayPlan, plan_arrays, show
-from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, zip_root
+from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, Zip, zip_root
 from dsprep.grouping import Grouping, GroupPlan
 from dsprep.schema import Schema, renamed
 
@@ -83,6 +85,13 @@ class Zarr(Format):
         from dsprep.formats.zarr.identity import facts
 
         return facts(path)
+
+    def members(self, path: Path) -> Members | None:
+        """See `base.Format.members`: those of a ZIP file."""
+        if path.is_dir():
+            return None
+        with closing(Zip(path)) as store:
+            return store.members()
 
     def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
         """See `base.Format.plan_fields`."""

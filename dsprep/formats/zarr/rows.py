@@ -103,7 +103,9 @@ class StoredArray:
             with self.store.chunk(meta.key(i)) as chunk:
                 if chunk is None:
                     out[first - start : last - start] = self._by_library(first, last)
-                elif meta.sharding is None:
+                    continue
+                self.store.prove(meta.key(i))
+                if meta.sharding is None:
                     self._pread(chunk, part, (first - i * rows) * meta.row_nbytes)
                 else:
                     self._from_shard(chunk, i, first - i * rows, part, out, start)

@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 import struct
+import threading
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -20,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dsprep.digests import Members, check_member, read_crc32
 from dsprep.errors import FormatError
 from dsprep.storage import pread_exact
 
@@ -91,6 +95,16 @@ class Store(ABC):
     @abstractmethod
     def chunk(self, key: str) -> Any:
         """Return a context: the `Chunk` of `key`, or None if its bytes do not lie in the open."""
+
+    def prove(self, key: str) -> None:
+        """Compare the bytes of a key with the checksum that the store keeps of them, once.
+
+        Raises
+        ------
+        FormatError
+            If they differ.
+        """
+        return
 
     @abstractmethod
     def library(self) -> tuple[Any, str]:
@@ -247,6 +261,8 @@ class Zip(Store):
         self._size = os.fstat(self._file.fileno()).st_size
         self._library: Any = None
         self._starts: dict[str, int] = {}
+        self._proved: set[str] = set()
+        self._proving: dict[str, threading.Lock] = {}
         self._check_members()
 
     def _check_members(self) -> None:
@@ -341,6 +357,36 @@ class Zip(Store):
         start = self._start(info)
         nbytes = max(0, min(info.file_size, self._size - start))
         yield Chunk(self._file.fileno(), start, nbytes, where)
+
+    def prove(self, key: str) -> None:
+        """See `Store.prove`: the CRC-32 of the member."""
+        name = join(self._root, key)
+        if name in self._proved:
+            return
+        info = self._zip.NameToInfo[name]
+        with self._proving.setdefault(name, threading.Lock()):
+            if name in self._proved:
+                return
+            where = f"{self.path}, {name}"
+            start = self._start(info)
+            end = min(start + info.file_size, self._size)
+            check_member(read_crc32(self._file.fileno(), start, end, where), info.CRC, where)
+            self._proved.add(name)
+
+    def members(self) -> Members:
+        """Return the members that are stored as they are, with their checksums."""
+        plain = [
+            (self._start(info), info)
+            for info in self._zip.NameToInfo.values()  # of names that come twice, the last one
+            if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
+        ]
+        plain.sort(key=lambda item: item[0])
+        return Members(
+            tuple(info.filename for _, info in plain),
+            np.array([start for start, _ in plain], np.int64),
+            np.array([info.file_size for _, info in plain], np.int64),
+            np.array([info.CRC for _, info in plain], np.int64),
+        )
 
     def _start(self, info: zipfile.ZipInfo) -> int:
         """Return where the bytes of a member begin, which only its local header says."""

@@ -1,0 +1,537 @@
+"""Comparing stored bytes with every checksum that a dataset has, in the file or in its sidecar.
+
+Of each field one checksum is used, the first that there is of
+
+===========  ======================================================================================
+``group``    CRC-32C of the group that holds the samples, in the sidecar of a repacked dataset
+``rest``     the same of what a group has outside its range, such as fields in files of their own
+``record``   of every record, in the file: TFRecord
+``chunk``    of every chunk, in the file, by a filter: gzip, zlib, bz2, Fletcher-32, CRC-32C
+``member``   CRC-32 of every member of a ZIP file
+``block``    CRC-32C of every 16 MiB, in the sidecar: ``dsprep provenance --checksums``
+===========  ======================================================================================
+
+Members and blocks are compared once by each `Proofs`, since random samples would read all of one
+again and again; groups each time, unless `Proofs.once`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from dsprep.digests import Members, read_crc32c
+from dsprep.errors import FormatError, UsageError
+from dsprep.laws import Explicit
+from dsprep.layout.codec import file_path
+from dsprep.layout.extents import locate
+from dsprep.layout.model import FileLayout, Groups, Rest
+from dsprep.packing import Tables, from_planes
+from dsprep.reading.files import File
+from dsprep.reading.records import RecordReader
+from dsprep.schema import Ints
+from dsprep.spans import ranges
+from dsprep.storage import data_files
+
+Kind: TypeAlias = Literal["group", "rest", "record", "chunk", "member", "block"]
+
+WORDS: Mapping[Kind, str] = {
+    "group": "CRC-32C of its group",
+    "rest": "CRC-32C of its group's other files",
+    "record": "CRC of its record",
+    "chunk": "checksum of its chunk",
+    "member": "CRC-32 of its ZIP member",
+    "block": "CRC-32C of its 16 MiB block",
+}
+"""What is compared, for a person."""
+
+PROVING = frozenset({"zlib", "gzip", "bz2", "fletcher32", "crc32c"})
+"""Filters that compare a checksum whenever a chunk is decoded."""
+
+_DAMAGED = "the file was changed or is damaged"
+
+StoredRange: TypeAlias = tuple[str, Ints, Ints]
+"""A file, as a path below the dataset's entry, and offsets and lengths of ranges in it."""
+
+
+@dataclass(frozen=True)
+class BadGroup:
+    """A group whose bytes are not those that were written.
+
+    Attributes
+    ----------
+    path
+        The file.
+    group
+        Its number in the file.
+    sample
+        Its first sample, in the dataset.
+    expected, found
+        CRC-32C of its bytes.
+    fields
+        The fields meant, where it is only those outside the group's range.
+    """
+
+    path: Path
+    group: int
+    sample: int
+    expected: int
+    found: int
+    fields: tuple[str, ...] = ()
+
+    @property
+    def what(self) -> str:
+        """What is wrong, a clause."""
+        where = f" in the files of {', '.join(self.fields)}" if self.fields else ""
+        return f"the CRC-32C of group {self.group}{where} is wrong"
+
+
+# --- what lies where -------------------------------------------------------------------------
+
+
+def stored_ranges(layout: FileLayout, name: str, local: Ints) -> Iterator[StoredRange]:
+    """Yield the stored ranges of a field of some samples, by file and offset, each once."""
+    found = locate(layout, name, local)
+    there = (found.offset >= 0) & (found.length > 0)
+    offset, length = found.offset[there], found.length[there]
+    if found.place is None:
+        if len(offset):
+            yield found.template, *_once(offset, length)
+        return
+    places, which = np.unique(found.place[:, there], axis=1, return_inverse=True)
+    which = which.reshape(-1)
+    for k, place in enumerate(places.T.tolist()):
+        mine = which == k
+        yield file_path(found.template, place), *_once(offset[mine], length[mine])
+
+
+def _once(offsets: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    """Return ranges by offset, each once."""
+    if len(offsets) > 1 and not bool((offsets[1:] > offsets[:-1]).all()):
+        offsets, first = np.unique(offsets, return_index=True)
+        lengths = lengths[first]
+    return offsets, lengths
+
+
+def outside(layout: FileLayout) -> tuple[str, ...]:
+    """Return the fields of which some bytes lie outside the range of their group."""
+    groups = layout.groups
+    if groups is None:
+        return ()
+    edges = groups.edges(layout.count)
+    held = np.flatnonzero(np.diff(edges) > 0)
+    names = [*(layout.records.parts if layout.records is not None else ()), *layout.columns]
+    return tuple(n for n in names if not _inside(layout, groups, n, edges[:-1], edges, held))
+
+
+def _inside(
+    layout: FileLayout, groups: Groups, name: str, first: Ints, edges: Ints, held: Ints
+) -> bool:
+    """Whether the first and the last sample of every group lie in its range."""
+    low = groups.blocks.offsets.span(0, groups.blocks.count)
+    high = low + groups.blocks.lengths.span(0, groups.blocks.count)
+    for samples in (edges[held], edges[held + 1] - 1):
+        found = locate(layout, name, samples)
+        there = found.offset >= 0
+        which = held[found.request[there]]
+        offset = found.offset[there]
+        if bool((offset < low[which]).any()):
+            return False
+        if bool((offset + found.length[there] > high[which]).any()):
+            return False
+        if found.place is None:
+            if len(which) and found.template != groups.path(int(which[0])):
+                return False
+            if groups.files and len(np.unique(which // groups.files)) > 1:
+                return False
+            continue
+        places = found.place[:, there]
+        new = np.ones(len(which), bool)
+        new[1:] = (places[:, 1:] != places[:, :-1]).any(axis=0)
+        if groups.files:
+            new[1:] |= which[1:] // groups.files != which[:-1] // groups.files
+        for k in np.flatnonzero(new).tolist():
+            if file_path(found.template, places[:, k].tolist()) != groups.path(int(which[k])):
+                return False
+    return True
+
+
+# --- summing ---------------------------------------------------------------------------------
+
+
+def rest_of(layout: FileLayout, open_file: Callable[[str], File]) -> Rest | None:
+    """Return the checksums of what groups have outside their ranges; None if that is nothing."""
+    names, groups = outside(layout), layout.groups
+    if groups is None or groups.crc32c is None or not names:
+        return None
+    edges = groups.edges(layout.count)
+    crcs = [
+        rest_crc(layout, names, edges[g : g + 2], open_file) for g in range(groups.blocks.count)
+    ]
+    return Rest(names, Explicit(np.array(crcs, np.int64)))
+
+
+def rest_crc(
+    layout: FileLayout, names: Sequence[str], edges: Ints, open_file: Callable[[str], File]
+) -> int:
+    """Return the CRC-32C of the stored ranges of fields of the samples from one edge to another."""
+    crc, local = 0, np.arange(edges[0], edges[1], dtype=np.int64)
+    for name in names:
+        for path, offsets, lengths in stored_ranges(layout, name, local):
+            file = open_file(path)
+            file.check(offsets, lengths, f"field {name}")
+            for begin, end in _joined(offsets, lengths):
+                crc = read_crc32c(file.fd, begin, end, file.path, crc)
+    return crc
+
+
+def _joined(offsets: Ints, lengths: Ints) -> list[tuple[int, int]]:
+    """Return ranges where those that follow one another are one."""
+    if not len(offsets):
+        return []
+    new = np.ones(len(offsets), bool)
+    new[1:] = offsets[1:] != offsets[:-1] + lengths[:-1]
+    starts = np.flatnonzero(new)
+    ends = np.append(starts[1:], len(offsets)) - 1
+    return list(zip(offsets[starts].tolist(), (offsets + lengths)[ends].tolist(), strict=True))
+
+
+# --- proving ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class FileEntrySums:
+    """The checksums of an entry besides those that its layout has.
+
+    Attributes
+    ----------
+    members
+        Of the members of a ZIP file.
+    block, blocks
+        Bytes of a block, and the CRC-32C of each.
+    starts
+        By path below the entry: where a file begins in the sequence that blocks are taken of.
+    """
+
+    members: Members | None
+    block: int
+    blocks: Ints
+    starts: Mapping[str, int]
+    files: tuple[tuple[int, str], ...]
+
+
+class Proofs:
+    """Compares samples of a dataset with checksums.
+
+    Parameters
+    ----------
+    layout_of, open_file, reader_of, root_of
+        By number of a file: its layout; the open file at a path below it; the reader of its
+        records; where it is.
+    crc32c_of
+        What the sidecar says of the blocks of a file; None: nothing.
+    members_of
+        The checksums of the members of a file; None if it has none.
+    tables
+        The tables of the sidecar.
+    starts
+        The first sample of each file.
+
+    Attributes
+    ----------
+    once
+        Whether groups, too, are compared only once.
+    """
+
+    def __init__(
+        self,
+        *,
+        layout_of: Callable[[int], FileLayout],
+        open_file: Callable[[int, str], File],
+        records_of: Callable[[int], RecordReader | None],
+        root_of: Callable[[int], Path],
+        crc32c_of: Callable[[int], Mapping[str, Any] | None],
+        members_of: Callable[[Path], Members | None],
+        tables: Callable[[], Tables],
+        starts: Ints,
+    ) -> None:
+        self._layout_of, self._open, self._records_of = layout_of, open_file, records_of
+        self._root_of, self._crc32c_of, self._members_of = root_of, crc32c_of, members_of
+        self._tables, self._starts = tables, starts
+        self.once = False
+        self._proved: set[tuple[int, Kind, int]] = set()
+        self.kinds = lru_cache(maxsize=1024)(self._kinds)
+        self._sums = lru_cache(maxsize=256)(self._find_sums)
+        self._edges = lru_cache(maxsize=256)(self._find_edges)
+
+    def _kinds(self, number: int) -> Mapping[str, Kind]:
+        """Return what each field of a file is compared with; no entry: nothing."""
+        layout = self._layout_of(number)
+        groups, sums = layout.groups, None
+        apart = outside(layout) if groups is not None and groups.crc32c is not None else ()
+        kinds: dict[str, Kind] = {}
+        records = layout.records
+        names = [*(records.parts if records is not None else ()), *layout.columns]
+        for name in names:
+            column = layout.columns.get(name)
+            grid = None if column is None else column.grid
+            if groups is not None and groups.crc32c is not None and name not in apart:
+                kinds[name] = "group"
+            elif groups is not None and groups.rest is not None and name in groups.rest.fields:
+                kinds[name] = "rest"
+            elif column is None and self._has_crcs(number):
+                kinds[name] = "record"
+            elif (
+                grid is not None
+                and grid.masks is None
+                and any(f.get("id") in PROVING for f in grid.filters)
+            ):
+                kinds[name] = "chunk"
+            else:
+                sums = self._sums(number) if sums is None else sums
+                if sums.members is not None:
+                    kinds[name] = "member"
+                elif len(sums.blocks):
+                    kinds[name] = "block"
+        return kinds
+
+    def _has_crcs(self, number: int) -> bool:
+        records = self._records_of(number)
+        return records is not None and records.has_crcs
+
+    def check(self, number: int, local: Ints, names: Iterable[str], *, read: bool = False) -> None:
+        """Compare fields of some samples of a file with their checksums.
+
+        Parameters
+        ----------
+        read
+            Whether records and chunks are compared as well, which reading them does anyway.
+
+        Raises
+        ------
+        FormatError
+            If one is wrong.
+        """
+        if not len(local):
+            return
+        layout, kinds = self._layout_of(number), self.kinds(number)
+        by_kind: dict[Kind, list[str]] = {}
+        for name in names:
+            if name in kinds:
+                by_kind.setdefault(kinds[name], []).append(name)
+        groups = layout.groups
+        if groups is not None and ("group" in by_kind or "rest" in by_kind):
+            edges = self._edges(number)
+            which = np.unique(np.searchsorted(edges[1:], local, "right")).tolist()
+            for bad in self.bad_groups(number, which, by_kind.keys()):
+                raise FormatError(
+                    bad.what,
+                    where=f"{bad.path}, sample {bad.sample} and on",
+                    expected=f"{bad.expected:#010x}",
+                    found=f"{bad.found:#010x}",
+                    fix=_DAMAGED,
+                )
+        if "record" in by_kind and read:
+            records = self._records_of(number)
+            if records is not None and layout.records is not None:
+                file = self._open(number, layout.records.blocks.path)
+                records.prove(file, local)
+        for kind in ("member", "block"):
+            for name in by_kind.get(kind, ()):
+                self._check_ranges(number, kind, name, local)
+
+    # --- groups --------------------------------------------------------------------------------
+
+    def bad_groups(
+        self, number: int, chosen: Iterable[int] | None = None, kinds: Iterable[Kind] = ()
+    ) -> Iterator[BadGroup]:
+        """Yield which groups of a file have a wrong checksum.
+
+        Parameters
+        ----------
+        chosen
+            The groups; None: all.
+        kinds
+            ``"group"``, ``"rest"`` or both, which nothing means too.
+        """
+        layout = self._layout_of(number)
+        groups, kinds = layout.groups, set(kinds) or {"group", "rest"}
+        if groups is None:
+            return
+        edges = self._edges(number)
+        for g in range(groups.blocks.count) if chosen is None else chosen:
+            sample = int(self._starts[number] + edges[g])
+            if groups.crc32c is not None and "group" in kinds:
+                bad = self._bad_range(number, groups, g, sample)
+                if bad is not None:
+                    yield bad
+            if groups.rest is not None and "rest" in kinds:
+                bad = self._bad_rest(number, layout, groups.rest, g, edges[g : g + 2], sample)
+                if bad is not None:
+                    yield bad
+
+    def _find_edges(self, number: int) -> Ints:
+        layout = self._layout_of(number)
+        return np.zeros(0, np.int64) if layout.groups is None else layout.groups.edges(layout.count)
+
+    def _new(self, number: int, kind: Kind, which: int) -> bool:
+        """Whether something is to be compared now."""
+        return not self.once or (number, kind, which) not in self._proved
+
+    def _bad_range(self, number: int, groups: Groups, g: int, sample: int) -> BadGroup | None:
+        if groups.crc32c is None or not self._new(number, "group", g):
+            return None
+        file = self._open(number, groups.path(g))
+        offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
+        file.check(np.array([offset]), np.array([nbytes]), "a group")
+        found = read_crc32c(file.fd, offset, offset + nbytes, file.path)
+        expected = groups.crc32c.one(g)
+        if found != expected:
+            return BadGroup(file.path, g, sample, expected, found)
+        self._proved.add((number, "group", g))
+        return None
+
+    def _bad_rest(
+        self, number: int, layout: FileLayout, rest: Rest, g: int, edges: Ints, sample: int
+    ) -> BadGroup | None:
+        if not self._new(number, "rest", g):
+            return None
+        found = rest_crc(layout, rest.fields, edges, lambda path: self._open(number, path))
+        expected = rest.crc32c.one(g)
+        if found != expected:
+            return BadGroup(self._root_of(number), g, sample, expected, found, rest.fields)
+        self._proved.add((number, "rest", g))
+        return None
+
+    # --- members and blocks --------------------------------------------------------------------
+
+    def _find_sums(self, number: int) -> FileEntrySums:
+        root = self._root_of(number)
+        known, block = self._crc32c_of(number), 0
+        crcs = np.zeros(0, np.int64)
+        starts: dict[str, int] = {}
+        if known is not None:
+            given = known.get("block")
+            if not isinstance(given, int) or not 1 << 12 <= given <= 1 << 32:
+                raise FormatError("the checksums of a file are damaged", where=root, found=given)
+            block = given
+            try:
+                crcs = from_planes(self._tables().get(known.get("data")))
+            except ValueError as error:
+                raise FormatError("the checksums of a file are damaged", where=root) from error
+            at = 0
+            for path in sorted(data_files(root)):
+                starts["" if path == root else path.relative_to(root).as_posix()] = at
+                at += path.stat().st_size
+            if len(crcs) != -(-at // block):
+                raise FormatError(
+                    "there is another number of checksums than blocks",
+                    where=root,
+                    expected=-(-at // block),
+                    found=len(crcs),
+                    fix="write the sidecar again with dsprep provenance --checksums",
+                )
+        files = tuple(sorted((at, path) for path, at in starts.items()))
+        return FileEntrySums(self._members_of(root), block, crcs, starts, files)
+
+    def _check_ranges(self, number: int, kind: Kind, name: str, local: Ints) -> None:
+        """Compare the members or blocks that hold a field, unless that was done before."""
+        sums = self._sums(number)
+        for path, offsets, lengths in stored_ranges(self._layout_of(number), name, local):
+            if kind == "member" and sums.members is not None:
+                ends = sums.members.offsets + sums.members.nbytes
+                first = np.searchsorted(ends, offsets, "right")
+                last = np.searchsorted(sums.members.offsets, offsets + lengths, "left")
+            else:
+                if path not in sums.starts:
+                    raise FormatError("a file has appeared", where=self._root_of(number) / path)
+                first = (offsets + sums.starts[path]) // sums.block
+                last = -(-(offsets + sums.starts[path] + lengths) // sums.block)
+            for i in np.unique(ranges(first, np.maximum(0, last - first))).tolist():
+                if (number, kind, i) not in self._proved:
+                    (self._member if kind == "member" else self._block)(number, sums, i)
+                    self._proved.add((number, kind, i))
+
+    def has_members(self, number: int) -> bool:
+        """Whether a file keeps the checksums of its members."""
+        return self._sums(number).members is not None
+
+    def bad_members(self, number: int) -> Iterator[FormatError]:
+        """Yield an error for each member of a ZIP file whose checksum is wrong."""
+        members = self._members_of(self._root_of(number))
+        if members is None:
+            return
+        file = self._open(number, "")
+        for i in range(len(members.offsets)):
+            try:
+                members.check(file.fd, i, file.path)
+            except FormatError as error:
+                yield error
+
+    def _member(self, number: int, sums: FileEntrySums, i: int) -> None:
+        assert sums.members is not None
+        file = self._open(number, "")
+        sums.members.check(file.fd, i, file.path)
+
+    def _block(self, number: int, sums: FileEntrySums, i: int) -> None:
+        begin, end, crc = i * sums.block, (i + 1) * sums.block, 0
+        k = bisect_right(sums.files, begin, key=lambda file: file[0]) - 1
+        where: Path = self._root_of(number)
+        while k < len(sums.files) and sums.files[k][0] < end:
+            start, path = sums.files[k]
+            file = self._open(number, path)
+            low, high = max(0, begin - start), min(file.nbytes, end - start)
+            crc = read_crc32c(file.fd, low, max(low, high), file.path, crc)
+            where = file.path
+            k += 1
+        if crc != int(sums.blocks[i]):
+            raise FormatError(
+                f"the CRC-32C of bytes {begin:,} to {end:,} is wrong",
+                where=where,
+                expected=f"{int(sums.blocks[i]):#010x}",
+                found=f"{crc:#010x}",
+                fix=_DAMAGED,
+            )
+
+    # --- for people ----------------------------------------------------------------------------
+
+    def describe(self, numbers: Iterable[int], names: Sequence[str]) -> dict[str, str | None]:
+        """Return what each field is compared with, in words; None: nothing in some file."""
+        words: dict[str, set[str | None]] = {name: set() for name in names}
+        for number in numbers:
+            kinds = self.kinds(number)
+            for name in names:
+                words[name].add(WORDS[kinds[name]] if name in kinds else None)
+        return {
+            name: None if None in found else ", or ".join(sorted(str(word) for word in found))
+            for name, found in words.items()
+        }
+
+    def lacking(self, found: Mapping[str, str | None], dataset: Path) -> str | None:
+        """Return which fields have no checksum, a sentence; None if all have one.
+
+        Parameters
+        ----------
+        found
+            As from `describe`.
+
+        Raises
+        ------
+        UsageError
+            If no field has one.
+        """
+        without = [name for name, word in found.items() if word is None]
+        if not without:
+            return None
+        fix = f"dsprep provenance {dataset} --checksums keeps one of every 16 MiB, or repack it"
+        if len(without) == len(found):
+            raise UsageError(
+                "there are no checksums to verify samples with", where=dataset, fix=fix
+            )
+        return f"{dataset}: no checksum covers {', '.join(without)}, which is not verified; {fix}"

@@ -1,0 +1,138 @@
+"""A flipped bit of any field is noticed wherever the format or the sidecar has a checksum."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+from datasets import COUNT, FORMS, SCHEMA, make
+
+import dsprep
+from dsprep import located
+from dsprep.checking import check
+from dsprep.describing import provenance
+from dsprep.errors import DsprepError, FormatError, UsageError
+from dsprep.located import Sidecar
+from dsprep.reader.loader import UnverifiedWarning
+
+LOCATED = [form for form in FORMS if form[0] != "tfrecord" or form[2] != "compressed"]
+HOW = {"engine": "buffered", "io_threads": 1}
+BARE = {"plain.h5", "plain.lmdb", "plain.zarr"}
+"""Datasets that have no checksum by themselves."""
+
+
+@pytest.fixture(scope="module", params=LOCATED, ids=" ".join)
+def made(request, tmp_path_factory):
+    return make(request.param, tmp_path_factory.mktemp("data"))
+
+
+def copied(made, directory):
+    """A copy of a dataset with its sidecar, which takes it for the original."""
+    for path in made.parent.glob(f"{made.name}*"):
+        copy = shutil.copytree if path.is_dir() else shutil.copy2
+        copy(path, directory / path.name)
+    path = directory / made.name
+    provenance(path)
+    return path
+
+
+def flip(path, field):
+    """Flip a bit of a field of a sample, and return which; the time stamp stays."""
+    with Sidecar.open(path) as opened:
+        rows = opened.extents(slice(17, None), [field])
+    row = next(r for r in rows if r.length > 0)
+    file, at = path.parent / row.file, row.offset + row.length // 2
+    if row.inside is None and SCHEMA[field].ragged:
+        at = row.offset + row.length - 1
+    before = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        byte = opened.read(1)[0]
+        opened.seek(at)
+        opened.write(bytes([byte ^ 4]))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return row.index
+
+
+@pytest.mark.parametrize("sums", [False, True], ids=["as it is", "--checksums"])
+@pytest.mark.parametrize("field", SCHEMA.names)
+def test_a_flipped_bit_is_noticed(made, field, sums, tmp_path):
+    path = copied(made, tmp_path)
+    if sums:
+        provenance(path, checksums=True)
+    assert check(path, full=True) == []
+    bare = not sums and path.name in BARE
+    with Sidecar.open(path) as opened:
+        opened.read(slice(0, COUNT), verify="full")
+    with Sidecar.open(path) as whole, Sidecar.open(path) as one:
+        if bare:
+            with pytest.raises(UsageError, match=r"provenance .* --checksums"):
+                dsprep.Reader(path, 8, verify=True, **HOW)
+        else:
+            with dsprep.Reader(path, 8, verify=True, **HOW) as reader:
+                assert sum(len(batch["y"]) for batch in reader) == COUNT
+                assert all(reader.verified.values())
+        readers = [
+            dsprep.Reader(path, 8, shuffle=shuffle, fields=[field], verify=not bare, **HOW)
+            for shuffle in ("none", "global")
+        ]
+        sample = flip(path, field)
+        if not bare:
+            with pytest.raises(FormatError):
+                whole.read(slice(0, COUNT), verify="full")
+            with pytest.raises(FormatError):
+                one.read([sample], [field], verify="full")
+            for reader in readers:
+                with reader, pytest.raises(DsprepError):
+                    list(reader)
+    problems = check(path, full=True)
+    if bare:
+        return
+    assert any("CRC" in p.what or "checksum" in p.what or "decoded" in p.what for p in problems)
+
+
+@pytest.mark.parametrize("field", SCHEMA.names)
+@pytest.mark.parametrize("kind", ["plain", "grouped"])
+def test_a_damaged_zip_member_is_not_accepted(kind, field, tmp_path, monkeypatch):
+    monkeypatch.setattr(located, "changes", lambda *_: [])  # else it is noticed before
+    path = make(("zarr", ".zarr.zip", kind), tmp_path)
+    flip(path, field)
+    for through in ("sidecar", "library"):
+        if through == "library":
+            path.with_name(path.name + ".dsprep.json").unlink()
+        with dsprep.open(path) as source, pytest.raises(FormatError, match="CRC-32"):
+            source[:]
+        with pytest.raises(DsprepError, match="CRC-32"):
+            dsprep.convert(path, tmp_path / f"{through}.h5")
+        with pytest.raises(DsprepError, match="CRC-32"):
+            dsprep.repack(path, tmp_path / f"{through}-grouped.h5", buffer_size=8)
+    with pytest.raises(FormatError, match="CRC-32"):
+        provenance(path, checksums=True)
+
+
+@pytest.mark.parametrize("kind", ["plain", "grouped"])
+def test_no_checksum_is_made_of_damaged_records(kind, tmp_path):
+    path = make(("tfrecord", ".tfrecord", kind), tmp_path)
+    flip(path, "x")
+    with pytest.raises(FormatError, match="checksum of the payload"):
+        provenance(path, checksums=True)
+
+
+def test_a_sidecar_whose_checksums_cover_a_part_says_so(tmp_path):
+    path = make(("zarr", ".zarr", "grouped"), tmp_path)
+    kept = path.with_name(path.name + ".dsprep.json")
+    content = json.loads(kept.read_text())
+    rest = [layout["groups"].pop("rest") for layout in content["layouts"]]
+    assert rest[0]["fields"]
+    kept.write_text(json.dumps(content))
+    with pytest.warns(UnverifiedWarning, match="no checksum covers .*y") as found:
+        reader = dsprep.Reader(path, 8, verify=True, **HOW)
+    assert "--checksums" in str(found[0].message)
+    assert reader.verified["x"] == "CRC-32C of its group"
+    assert reader.verified["y"] is None
+    assert "y, ragged, name by nothing" in repr(reader)
+    reader.close()
+    with pytest.raises(UsageError, match="no checksums"):
+        dsprep.Reader(path, 8, verify=True, fields=["y"])
