@@ -134,6 +134,33 @@ def decode(
     return flat
 
 
+def unpack(data: bytes, f: Mapping[str, Any], most: int, where: object) -> Bytes:
+    """Return what a compressor was given, whose size nobody knows: at most `most` bytes.
+
+    Raises
+    ------
+    FormatError
+        If it is more, or damaged, or the compressor is unknown.
+    """
+    name = f.get("id")
+    if name not in _CODECS:
+        raise FormatError(
+            "the compressor is unknown",
+            where=where,
+            expected="one of " + ", ".join(_CODECS),
+            found=repr(name)[:80],
+        )
+    flat = _undo({"id": name}, np.frombuffer(data, np.uint8), most, False, where)
+    if len(flat) > most:
+        raise FormatError(
+            f"what {name} unpacks is too large for the memory",
+            where=where,
+            expected=f"at most {most} bytes, from {len(data)}",
+            found="more",
+        )
+    return flat
+
+
 def _undo(f: Mapping[str, Any], data: Bytes, most: int, exact: bool, where: object) -> Bytes:
     """Return what the filter was given: at most one byte more than `most`."""
     name = f["id"]
@@ -330,6 +357,8 @@ _CODECS: dict[str, Callable[[Bytes, int, bool], Bytes]] = {
     "lz4": _lz4,
     "bz2": _bz2,
 }
+COMPRESSORS = frozenset(_CODECS)
+"""What `unpack` knows."""
 _CHECKSUMS: dict[str, Callable[[Bytes], Bytes]] = {"fletcher32": _fletcher32, "crc32c": _crc32c}
 _RATIO = {
     "zlib": 1100,

@@ -9,7 +9,7 @@ from typing import Any
 
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.dtypes import check_text
-from dsprep.formats.hdf5.encoded import Encoded, encoded_of
+from dsprep.formats.hdf5.encoded import Encoded, check_chunks, encoded_of
 from dsprep.formats.hdf5.guard import library, need_filters
 from dsprep.formats.hdf5.held import Held
 from dsprep.formats.hdf5.placement import Placement, placement_of
@@ -149,6 +149,9 @@ class Rows:
                 # The memory may hold anything, and the library writes neither padding nor chunks
                 # that are not there and have no fill value.
                 out.reshape(-1).view("u1")[...] = 0
+            if self.dataset.shape:
+                rows = (0, self.dataset.shape[0]) if self.whole else (start, stop)
+                check_chunks(self.dataset, rows[0], rows[1], self.where)
             shape = self.dataset.shape
             file_space = self.dataset.id.get_space()
             if shape and not self.whole:

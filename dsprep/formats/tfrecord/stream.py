@@ -43,6 +43,8 @@ KEPT = 64 << 20
 """Bytes of a compressed record that is waited for; a larger one is looked at in a second pass."""
 COPIES = 256
 """Decoder copies kept, about 48 KiB each."""
+LEAST_RECORD, UNPACKED = 64 << 20, 256
+"""A record of a compressed file may have so many bytes, or so many times those of the file."""
 SPACING = 8 << 20
 """Unpacked bytes between two copies, doubled whenever there are `COPIES` of them."""
 
@@ -295,6 +297,14 @@ class PackedFile:
             if begun:
                 taken(*np.array([begun.pop()], np.int64).T)
             scan.take(window, at)
+            if scan.length > max(LEAST_RECORD, UNPACKED * self.stored_nbytes):
+                raise FormatError(
+                    f"record {scan.count - 1} unpacks to far more than the file holds",
+                    where=self.path,
+                    expected=f"at most {UNPACKED} times its {self.stored_nbytes} bytes",
+                    found=f"{scan.length} bytes",
+                    fix=f"if that is right, unpack it first: gzip -dc {self.path.name} > FILE",
+                )
             needed = begun[0][0] if begun else scan.position
             used = min(len(window), max(0, needed - at))
             parts, have, at = [window[used:].tobytes()], len(window) - used, at + used

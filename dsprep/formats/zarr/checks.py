@@ -61,14 +61,8 @@ def shard_index(shard: Chunk, meta: ArrayMeta) -> NDArray[np.uint64]:
     return entries(data, meta.sharding.crc, shard.where)
 
 
-def check_chunks(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
-    """Look at the encoded chunks with rows ``start <= i < stop`` before they are decoded.
-
-    Raises
-    ------
-    FormatError
-        If a header contradicts the metadata or the file, or chunks are too large to decode.
-    """
+def check_size(store: Store, meta: ArrayMeta) -> None:
+    """Raise `FormatError` if chunks are too large to decode."""
     expected = math.prod(meta.chunk) * meta.dtype.itemsize
     if meta.outer not in ("", "bytes") and expected > MAX_CHUNK:
         raise FormatError(
@@ -77,6 +71,17 @@ def check_chunks(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
             expected=f"at most {MAX_CHUNK} bytes",
             found=f"{expected}",
         )
+
+
+def check_chunks(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
+    """Look at the encoded chunks with rows ``start <= i < stop`` before they are decoded.
+
+    Raises
+    ------
+    FormatError
+        If a header contradicts the metadata or the file, or chunks are too large to decode.
+    """
+    check_size(store, meta)
     if meta.outer not in ("blosc", "zstd") or stop <= start or not all(meta.shape):
         return
     for key in meta.file_keys(start, stop):

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.errors import FormatError
+from dsprep.filters import COMPRESSORS, unpack
 from dsprep.formats.base import Layout
 from dsprep.formats.zarr import carriers
 from dsprep.formats.zarr.attributes import CAPACITY, KIND, ROWS, from_json
@@ -33,9 +34,14 @@ from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks
 from dsprep.formats.zarr.metadata import MAX_ROW
 from dsprep.formats.zarr.rows import StoredArray, translated
 from dsprep.schema import Arena, Column, Field, Kind, Ragged
+from dsprep.storage import free_memory
 
 VLEN_CODECS = {"str": "vlen-utf8", "bytes": "vlen-bytes", "array": "vlen-array"}
 """The codecs of elements that vary in length, by kind of field."""
+
+LEAST_ROOM = 64 << 20
+"""Bytes that elements of varying length in one chunk may always take, else a quarter of what is
+free."""
 
 _STEP = 1 << 20  # samples whose rows are looked up at a time
 
@@ -290,7 +296,8 @@ class Elements(Reading):
         if meta.codecs[:1] != (VLEN_CODECS[self.field.kind],):
             return False
         if meta.version == 2:
-            return len(compressors) == (meta.compressor is not None)
+            known = meta.compressor is None or COMPRESSORS.issuperset(compressors)
+            return known and len(compressors) == (meta.compressor is not None)
         return len(compressors) == 0 or compressors in (("gzip",), ("zstd",), ("blosc",))
 
     def _chunk(self, i: int) -> list[Any] | None:
@@ -310,7 +317,8 @@ class Elements(Reading):
                 array.check_codecs()
                 check_chunks(array.store, meta, i * meta.grid[0], (i + 1) * meta.grid[0])
                 config = meta.compressor if meta.version == 2 else {"id": meta.codecs[1]}
-                data = numcodecs.get_codec(config).decode(data)
+                most = max(LEAST_ROOM, free_memory() // 4)
+                data = unpack(data, config, most, f"{array.where}, chunk {i}")
             held = bytes(data)
             count = int.from_bytes(held[:4], "little")
             if count != meta.grid[0]:

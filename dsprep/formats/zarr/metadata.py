@@ -132,12 +132,15 @@ class ArrayMeta:
         """Return the number of files that hold the array when none is missing."""
         return math.prod(-(-n // g) for n, g in zip(self.shape, self.grid, strict=True))
 
-    def file_keys(self, start: int, stop: int) -> Iterator[str]:
-        """Yield the keys of the files that hold the rows ``start <= i < stop``."""
+    def file_numbers(self, start: int, stop: int) -> Iterator[tuple[int, ...]]:
+        """Yield the places of the files that hold the rows ``start <= i < stop`` in their grid."""
         rows = range(start // self.grid[0], -(-stop // self.grid[0]))
         others = (range(-(-n // g)) for n, g in zip(self.shape[1:], self.grid[1:], strict=True))
-        for numbers in itertools.product(rows, *others):
-            yield self.key(*numbers)
+        return itertools.product(rows, *others)
+
+    def file_keys(self, start: int, stop: int) -> Iterator[str]:
+        """Yield the keys of the files that hold the rows ``start <= i < stop``."""
+        return (self.key(*numbers) for numbers in self.file_numbers(start, stop))
 
 
 def read_document(store: Store, key: str) -> dict[str, Any] | None:

@@ -1,8 +1,10 @@
 """Rows ``start .. stop`` of one array, by the shortest way.
 
 Chunks that lie in the open (no compression, no filters, only the first axis split) are read with
-one pread per run of neighbouring rows, straight into place, from any number of threads. All else
-goes through zarr-python: it knows every codec, and the fill value of chunks that are not there.
+one pread per run of neighbouring rows, straight into place, from any number of threads. Those
+with codecs of `dsprep.filters` are decoded by it, which takes no more memory than a chunk may
+have. All else goes through zarr-python: it knows every codec, and the fill value of chunks that
+are not there.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
@@ -18,16 +20,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep import filters
 from dsprep.errors import DsprepError, FormatError, MissingExtra
 from dsprep.formats.zarr.attributes import FIELDS
 from dsprep.formats.zarr.blocks import LastBlock
-from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks, shard_index
-from dsprep.formats.zarr.encoding import NUMCODECS
+from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks, check_size, shard_index
+from dsprep.formats.zarr.encoding import NUMCODECS, Filters, Unlocated, chunk_filters
 from dsprep.formats.zarr.metadata import ArrayMeta
-from dsprep.formats.zarr.shards import raw_offsets
+from dsprep.formats.zarr.shards import extents, raw_offsets
 from dsprep.formats.zarr.store import Chunk, Store, join
 from dsprep.schema import Arena, Array, new_array
-from dsprep.storage import pread_into
+from dsprep.storage import pread_exact, pread_into
 
 KEPT = 1 << 29
 """Bytes of the largest block of decoded rows that is kept for the next read."""
@@ -75,6 +78,7 @@ class StoredArray:
         self._array: Any = None
         self._block: LastBlock[Array] = LastBlock()
         self._lock = threading.Lock()
+        self._filters = lru_cache(maxsize=1)(self._find_filters)
         self._index = lru_cache(maxsize=16)(self._load_index)
 
     def __len__(self) -> int:
@@ -217,9 +221,105 @@ class StoredArray:
                     f"remove the attribute {FIELDS} of the store",
                 )
 
+    def _find_filters(self) -> Filters | None:
+        """Return what was done to the chunks; None if only zarr-python can undo it."""
+        if not self.meta.shape:
+            return None
+        try:
+            return chunk_filters(self.store, self.meta)
+        except Unlocated:
+            return None
+
+    def _by_filters(self, start: int, stop: int, known: Filters) -> Array:
+        """Return rows whose chunks `dsprep.filters` decodes."""
+        meta = self.meta
+        out = np.empty((stop - start, *meta.shape[1:]), meta.dtype)
+        for numbers in meta.file_numbers(start, stop):
+            corner = [n * g for n, g in zip(numbers, meta.grid, strict=True)]
+            key = meta.key(*numbers)
+            with self.store.chunk(key) as file:
+                if file is None:
+                    self._place_by_library(out, start, stop, corner, meta.grid)
+                    continue
+                self.store.prove(key)
+                if meta.sharding is None:
+                    self._place(out, start, stop, corner, file, 0, file.nbytes, known)
+                    continue
+                for at, offset, nbytes in self._in_shard(file, corner, start, stop):
+                    if offset < 0:
+                        self._place_by_library(out, start, stop, at, meta.chunk)
+                    else:
+                        self._place(out, start, stop, at, file, offset, nbytes, known)
+        return out
+
+    def _in_shard(
+        self, shard: Chunk, corner: Sequence[int], start: int, stop: int
+    ) -> Iterator[tuple[list[int], int, int]]:
+        """Yield the corner, offset (-1: missing) and bytes of chunks with rows of a shard."""
+        meta = self.meta
+        offsets, sizes = extents(shard_index(shard, meta), shard.nbytes, shard.where)
+        rows = meta.chunk[0]
+        low = (max(start, corner[0]) - corner[0]) // rows
+        high = -(-(min(stop, corner[0] + meta.grid[0]) - corner[0]) // rows)
+        within = [range(0, g, c) for g, c in zip(meta.grid, meta.chunk, strict=True)]
+        per = math.prod(map(len, within[1:]))
+        part = slice(low * per, high * per)
+        inside = itertools.product(within[0][low:high], *within[1:])
+        for place, offset, nbytes in zip(
+            inside, offsets[part].tolist(), sizes[part].tolist(), strict=True
+        ):
+            yield [a + b for a, b in zip(corner, place, strict=True)], offset, nbytes
+
+    def _box(
+        self, corner: Sequence[int], size: Sequence[int], start: int, stop: int
+    ) -> tuple[slice, ...] | None:
+        """Return the part of the rows ``start .. stop`` that a chunk has; None if it has none."""
+        low = [max(corner[0], start), *corner[1:]]
+        most = [min(stop, self.meta.shape[0]), *self.meta.shape[1:]]
+        high = [min(a + n, top) for a, n, top in zip(corner, size, most, strict=True)]
+        if any(a >= b for a, b in zip(low, high, strict=True)):
+            return None
+        return tuple(slice(a, b) for a, b in zip(low, high, strict=True))
+
+    def _place(
+        self,
+        out: Array,
+        start: int,
+        stop: int,
+        corner: Sequence[int],
+        file: Chunk,
+        offset: int,
+        nbytes: int,
+        known: Filters,
+    ) -> None:
+        """Decode the chunk at `corner` of the array to its place in the rows from `start` on."""
+        meta = self.meta
+        box = self._box(corner, meta.chunk, start, stop)
+        if box is None:
+            return
+        where = f"{file.where}, offset {offset}"
+        stored = pread_exact(file.fd, nbytes, file.offset + offset, where)
+        size = math.prod(meta.chunk) * meta.dtype.itemsize
+        chunk = filters.decode(stored, known, 0, size, where).view(meta.dtype).reshape(meta.chunk)
+        inner = tuple(slice(s.start - a, s.stop - a) for s, a in zip(box, corner, strict=True))
+        out[slice(box[0].start - start, box[0].stop - start), *box[1:]] = chunk[inner]
+
+    def _place_by_library(
+        self, out: Array, start: int, stop: int, corner: Sequence[int], size: Sequence[int]
+    ) -> None:
+        """Do the same where there is no chunk, or where it is compressed by ZIP."""
+        box = self._box(corner, size, start, stop)
+        if box is not None:
+            found = np.asarray(self.library()[box])
+            out[slice(box[0].start - start, box[0].stop - start), *box[1:]] = found
+
     def _by_library(self, start: int, stop: int) -> Array:
         with translated(f"{self.where}, rows {start} to {stop}"):
             self._check_complete(start, stop)
+            known = self._filters()
+            if known is not None:
+                check_size(self.store, self.meta)
+                return self._by_filters(start, stop, known)
             check_chunks(self.store, self.meta, start, stop)
             found = np.asarray(self.library()[start:stop])
             if found.shape != (stop - start, *self.meta.shape[1:]):
