@@ -14,11 +14,13 @@ import numpy as np
 
 from dsprep import figures, sidecar
 from dsprep.describing import Made
+from dsprep.errors import DsprepError
 from dsprep.laws import Affine, Law, Runs
 from dsprep.layout import codec
 from dsprep.layout.model import Blocks, Column, FileLayout, Records
 from dsprep.located import Sidecar
 from dsprep.packing import Tables
+from dsprep.reading.proofs import said
 from dsprep.schema import Field, Schema, show_dtype
 
 
@@ -63,6 +65,8 @@ class LayoutWords:
         The fields, in the schema's order.
     groups
         How samples are grouped; empty if they are not.
+    checksums
+        What each field can be compared with; empty if that cannot be told without the data.
     facts
         How the files were made, as far as it shows.
     history
@@ -73,6 +77,7 @@ class LayoutWords:
     samples: int
     fields: tuple[FieldWords, ...]
     groups: str
+    checksums: str
     facts: Mapping[str, Any]
     history: str
 
@@ -187,9 +192,17 @@ def _layouts(opened: Sidecar) -> Iterator[LayoutWords]:
             sum(opened.content.files[i].samples for i in numbers),
             tuple(fields_of(layout, opened.schema)),
             "" if groups is None else f"{groups.samples:,} samples, at {_law(groups.blocks)}",
+            _checksums(opened, numbers[0]),
             layout.facts,
             history(layout.facts),
         )
+
+
+def _checksums(opened: Sidecar, number: int) -> str:
+    try:
+        return said(opened.proofs.describe([number], opened.schema.names))
+    except (DsprepError, OSError):  # the data are gone, or damaged
+        return ""
 
 
 def laws_of(made: Made) -> dict[str, str]:

@@ -6,7 +6,10 @@ import json
 import os
 import shutil
 
+import h5py
+import numpy as np
 import pytest
+import zarr
 from datasets import COUNT, FORMS, SCHEMA, make
 
 import dsprep
@@ -136,3 +139,49 @@ def test_a_sidecar_whose_checksums_cover_a_part_says_so(tmp_path):
     reader.close()
     with pytest.raises(UsageError, match="no checksums"):
         dsprep.Reader(path, 8, verify=True, fields=["y"])
+
+
+VALUES = np.random.default_rng(5).integers(0, 256, (COUNT, 50), "u1")
+
+
+def fletcher32(path):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=VALUES, chunks=(8, 50), fletcher32=True)
+
+
+def crc32c(path):
+    codecs = {"compressors": zarr.codecs.Crc32cCodec()}
+    zarr.create_array(path / "x", data=VALUES, chunks=(8, 50), **codecs)
+    zarr.open_group(path, mode="a")
+
+
+@pytest.mark.parametrize(("write", "name"), [(fletcher32, "x.h5"), (crc32c, "x.zarr")])
+def test_checksums_of_chunks_by_other_writers(write, name, tmp_path):
+    path = tmp_path / name
+    write(path)
+    provenance(path)
+    with dsprep.Reader(path, 8, verify=True, **HOW) as reader, Sidecar.open(path) as opened:
+        assert reader.verified == {"x": "checksum of its chunk"}
+        sample = flip(path, "x")
+        with pytest.raises(DsprepError):
+            list(reader)
+        with pytest.raises(FormatError, match="checksum does not fit"):
+            opened.read([sample])
+    path.with_name(path.name + ".dsprep.json").unlink()
+    with dsprep.open(path) as source, pytest.raises(FormatError, match="checksum"):
+        source[:]
+
+
+def test_a_damaged_index_of_a_shard_is_noticed(tmp_path):
+    path = tmp_path / "x.zarr"
+    group = zarr.open_group(path, mode="w")
+    sizes = {"chunks": (8, 50), "shards": (40, 50), "compressors": zarr.codecs.GzipCodec()}
+    group.create_array("x", shape=VALUES.shape, dtype="u1", **sizes)[...] = VALUES
+    (shard,) = [p for p in (path / "x/c").rglob("*") if p.is_file()]
+    data = bytearray(shard.read_bytes())
+    data[-12] ^= 1
+    shard.write_bytes(data)
+    with dsprep.open(path) as source, pytest.raises(FormatError, match="CRC of the shard index"):
+        source[:]
+    with pytest.raises(FormatError, match="CRC of the shard index"):
+        provenance(path)

@@ -335,6 +335,8 @@ def _print_layout(layout: LayoutWords, found: Explanation) -> None:
         print_rows(rows)
     if layout.groups:
         say("", f"groups of {layout.groups}")
+    if layout.checksums:
+        say("", f"checksums: {layout.checksums}")
     if layout.history:
         say("", layout.history)
 

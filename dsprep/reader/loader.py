@@ -32,6 +32,7 @@ from dsprep.reader.ranks import Place, detect
 from dsprep.reader.remembering import Choice
 from dsprep.reader.tokens import Stagger, staggering
 from dsprep.reader.units import cut_units, some_ranges
+from dsprep.reading.proofs import said
 from dsprep.schema import Batch, Ints, Schema
 
 STATE_VERSION = 1
@@ -581,11 +582,7 @@ class Reader:
         )
 
     def _proof(self) -> str:
-        words: dict[str | None, list[str]] = {}
-        for name, word in self.verified.items():
-            words.setdefault(word, []).append(name)
-        found = [f"{', '.join(names)} by {word or 'nothing'}" for word, names in words.items()]
-        return f", verified: {'; '.join(found)}" if found else ""
+        return f", verified: {said(self.verified)}" if self.verified else ""
 
 
 class UnverifiedWarning(UserWarning):

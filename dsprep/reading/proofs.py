@@ -202,6 +202,14 @@ def _joined(offsets: Ints, lengths: Ints) -> list[tuple[int, int]]:
     return list(zip(offsets[starts].tolist(), (offsets + lengths)[ends].tolist(), strict=True))
 
 
+def said(found: Mapping[str, str | None]) -> str:
+    """Return what fields are compared with, as `Proofs.describe` has it, for a person."""
+    words: dict[str | None, list[str]] = {}
+    for name, word in found.items():
+        words.setdefault(word, []).append(name)
+    return "; ".join(f"{', '.join(names)} by {word or 'nothing'}" for word, names in words.items())
+
+
 # --- proving ---------------------------------------------------------------------------------
 
 
@@ -262,11 +270,12 @@ class Proofs:
         starts: Ints,
     ) -> None:
         self._layout_of, self._open, self._records_of = layout_of, open_file, records_of
-        self._root_of, self._crc32c_of, self._members_of = root_of, crc32c_of, members_of
+        self._root_of, self._crc32c_of = root_of, crc32c_of
         self._tables, self._starts = tables, starts
         self.once = False
         self._proved: set[tuple[int, Kind, int]] = set()
         self.kinds = lru_cache(maxsize=1024)(self._kinds)
+        self._members = lru_cache(maxsize=256)(lambda number: members_of(root_of(number)))
         self._sums = lru_cache(maxsize=256)(self._find_sums)
         self._edges = lru_cache(maxsize=256)(self._find_edges)
 
@@ -438,7 +447,7 @@ class Proofs:
                     fix="write the sidecar again with dsprep provenance --checksums",
                 )
         files = tuple(sorted((at, path) for path, at in starts.items()))
-        return FileEntrySums(self._members_of(root), block, crcs, starts, files)
+        return FileEntrySums(self._members(number), block, crcs, starts, files)
 
     def _check_ranges(self, number: int, kind: Kind, name: str, local: Ints) -> None:
         """Compare the members or blocks that hold a field, unless that was done before."""
@@ -460,11 +469,11 @@ class Proofs:
 
     def has_members(self, number: int) -> bool:
         """Whether a file keeps the checksums of its members."""
-        return self._sums(number).members is not None
+        return self._members(number) is not None
 
     def bad_members(self, number: int) -> Iterator[FormatError]:
         """Yield an error for each member of a ZIP file whose checksum is wrong."""
-        members = self._members_of(self._root_of(number))
+        members = self._members(number)
         if members is None:
             return
         file = self._open(number, "")
