@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import json
 import os
-import re
 import stat
 import threading
 import warnings
@@ -35,7 +34,7 @@ from dsprep.formats.base import (
     check_options,
     wanted,
 )
-from dsprep.formats.samples import listed
+from dsprep.formats.samples import listed, natural_key
 from dsprep.publishing import restore
 from dsprep.schema import (
     OTHERS,
@@ -58,12 +57,6 @@ MAX_LIST_NBYTES = 256 << 20
 
 MAX_OPEN = 8
 """Files of one dataset that are kept open at the same time, besides those being read."""
-
-
-def natural_key(path: Path) -> list[tuple[int, int, str]]:
-    """Return a sort key by which ``part2`` comes before ``part10``."""
-    words = re.split(r"(\d+)", str(path))
-    return [(1, int(w), w) if w.isdecimal() else (0, 0, w) for w in words]
 
 
 def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], list[str]]:

@@ -30,6 +30,7 @@ class SampleAxis(StrEnum):
     auto = "auto"
     first = "first"
     none = "none"
+    groups = "groups"
 
 
 class Order(StrEnum):

@@ -50,7 +50,8 @@ class OpenOptions:
         The fields wanted; all that are found when empty.
     sample_axis
         hdf5, zarr: ``"first"``: every dataset's first axis counts samples; ``"none"``: a file is
-        one sample; ``"auto"``: decide from the shapes.
+        one sample; ``"groups"`` (hdf5): each of the groups that are alike is one; ``"auto"``:
+        decide from names and shapes.
     order
         lmdb: number the samples by key (``"key"``), by place in the file (``"file"``) or by the
         decimal number that the key spells (``"numeric"``).
@@ -71,7 +72,7 @@ class OpenOptions:
     """
 
     fields: tuple[FieldSpec, ...] = ()
-    sample_axis: Literal["auto", "first", "none"] = "auto"
+    sample_axis: Literal["auto", "first", "none", "groups"] = "auto"
     order: Literal["key", "file", "numeric"] = "key"
     values: Literal["opaque", "datum"] = "opaque"
     database: str | None = None
@@ -110,7 +111,7 @@ class OpenOptions:
         """
         known = {f.name for f in fields(cls)} - UNRECORDED
         texts = {k: json[k] for k in ("sample_axis", "order", "values", "records") if k in json}
-        allowed = {"auto", "first", "none", "key", "file", "numeric", "opaque", "datum"}
+        allowed = {"auto", "first", "none", "groups", "key", "file", "numeric", "opaque", "datum"}
         lists = [json.get("fields", []), json.get("skip_keys", [])]
         names = [json.get("database"), json.get("keys_as")]
         if (

@@ -7,10 +7,14 @@ names, shapes and sizes, and does no I/O.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from dsprep.errors import SchemaError
 
 WHOLE_FILE = (
     frozenset({"climate/data", "climate/labels_0"}),  # DeepCAM: one climate snapshot per file
@@ -45,12 +49,14 @@ class SampleAxis:
 def choose(
     arrays: Mapping[str, tuple[tuple[int, ...], int]],
     mode: Literal["auto", "first", "none"],
+    where: object = None,
 ) -> SampleAxis:
     """Return which arrays are fields, and how many samples they hold.
 
     With ``"auto"`` a file whose arrays all differ in their first axis, or that is known to hold
     one sample, is one sample; otherwise the first-axis length that carries the most bytes among
-    those that two arrays share (or, with one array, its own) counts the samples.
+    those that two arrays share (or, with one array, its own) counts the samples. Arrays without
+    rows count none where others have some.
 
     Parameters
     ----------
@@ -58,6 +64,13 @@ def choose(
         Name to ``(shape, bytes)``, in the order in which the file lists them. Not empty.
     mode
         As `OpenOptions.sample_axis`.
+    where
+        The file, for messages.
+
+    Raises
+    ------
+    SchemaError
+        With ``"auto"``, if the fields would hold less than half of the bytes of all arrays.
     """
     if mode == "none" or (mode == "auto" and is_whole_file(arrays)):
         return SampleAxis(1, True, tuple(arrays), () if mode == "none" else (ONE_SAMPLE,))
@@ -67,14 +80,17 @@ def choose(
             by_length[shape[0]].append(name)
     if not by_length:
         return SampleAxis(1, True, tuple(arrays), (ONE_SAMPLE,))
+    filled = sum(length > 0 for length in by_length)
 
-    def weight(length: int) -> tuple[bool, int, int]:
+    def weight(length: int) -> tuple[bool, bool, int, int]:
         names = by_length[length]
-        shared = len(names) > 1 or len(by_length) == 1
-        return shared, sum(arrays[n][1] for n in names), len(names)
+        shared = len(names) > 1 or filled == 1
+        return length > 0, shared, sum(arrays[n][1] for n in names), len(names)
 
     count = max(by_length, key=weight)
     chosen = set(by_length[count])
+    if mode == "auto":
+        check_share(arrays, chosen, f"{count} samples of {listed(by_length[count])}", where)
     notes: list[str] = []
     for length, names in by_length.items():
         if length != count:
@@ -86,12 +102,47 @@ def choose(
     return SampleAxis(count, False, tuple(n for n in arrays if n in chosen), tuple(notes))
 
 
+def check_share(
+    arrays: Mapping[str, tuple[tuple[int, ...], int]],
+    chosen: set[str],
+    reading: str,
+    where: object,
+) -> None:
+    """Raise `SchemaError` if the arrays `chosen` hold less than half of all bytes.
+
+    `reading` says what the file would be taken for.
+    """
+    total = sum(nbytes for _, nbytes in arrays.values())
+    kept = sum(nbytes for name, (_, nbytes) in arrays.items() if name in chosen)
+    if 2 * kept >= total:
+        return
+    others = [f"{n} {_show(shape)}" for n, (shape, _) in arrays.items() if n not in chosen]
+    raise SchemaError(
+        "which axis counts the samples is doubtful: most of the file would be left out",
+        where=where,
+        expected="fields with half of the bytes or more",
+        found=f"{reading}, without {listed(others)}",
+        fix="say which: --sample-axis first takes it so, --sample-axis none takes the file as one "
+        "sample, --field NAME the fields that are named",
+    )
+
+
+def _show(shape: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
 def is_whole_file(arrays: Mapping[str, tuple[tuple[int, ...], int]]) -> bool:
     """Whether nothing in the file looks like a sample axis."""
     if frozenset(arrays) in WHOLE_FILE:
         return True
-    lengths = [shape[0] for shape, _ in arrays.values() if shape]
+    lengths = [shape[0] for shape, _ in arrays.values() if shape and shape[0]]
     return len(arrays) > 1 and len(lengths) > 0 and len(set(lengths)) == len(lengths) > 1
+
+
+def natural_key(path: str | Path) -> list[tuple[int, int, str]]:
+    """Return a sort key by which ``part2`` comes before ``part10``."""
+    words = re.split(r"(\d+)", str(path))
+    return [(1, int(w), w) if w.isdecimal() else (0, 0, w) for w in words]
 
 
 def listed(names: list[str], most: int = 4) -> str:

@@ -1,12 +1,15 @@
-"""The three ways in which an HDF5 file holds a field, each giving columns of samples.
+"""The four ways in which an HDF5 file holds a field, each giving columns of samples.
 
 `Fixed`: one row of a dataset per sample. `Indexed`: the rows that index tables tell. `Sequences`:
-HDF5's own variable-length types, whose values lie in a heap.
+HDF5's own variable-length types, whose values lie in a heap. `PerGroup`: a dataset per sample.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +21,7 @@ from dsprep.formats.hdf5.held import Held
 from dsprep.formats.hdf5.lengths import Lengths
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.hdf5.tables import locate
-from dsprep.schema import Arena, Array, Attrs, Column, Field, Ragged
+from dsprep.schema import Arena, Array, Attrs, Column, Field, Ragged, new_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,4 +161,94 @@ def _to_zeros(values: Array, nbytes: NDArray[np.int64]) -> tuple[Array, NDArray[
     return values[inside], kept
 
 
-ColumnReader: TypeAlias = Fixed | Indexed | Sequences
+@dataclass(frozen=True, eq=False)
+class PerGroup:
+    """A field of which each sample is a dataset of its own, in a group of its own.
+
+    Attributes
+    ----------
+    open
+        Opens the dataset of a sample, as the only sample that it has.
+    shapes
+        Of all these datasets: int64 of shape ``(samples, axes)``.
+    held
+        What the first one holds; the others differ in their first axis at most.
+    """
+
+    open: Callable[[int], Fixed | Sequences]
+    shapes: NDArray[np.int64]
+    held: Held
+    attrs: Attrs
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return len(self.shapes)
+
+    @property
+    def dataset(self) -> Any:
+        """The `h5py.Dataset` of the first sample."""
+        return self.first.rows.dataset if isinstance(self.first, Fixed) else self.first.dataset
+
+    @cached_property
+    def first(self) -> Fixed | Sequences:
+        """The dataset of the first sample."""
+        return self.open(0)
+
+    @cached_property
+    def ragged(self) -> bool:
+        """Whether first axes differ."""
+        return bool((self.shapes != self.shapes[0]).any())
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a sample, or of one row of it where first axes differ."""
+        shape = self.held.shape[1:] if self.ragged else self.held.shape
+        return math.prod(shape) * self.held.carrier.dtype.itemsize
+
+    def field(self, name: str) -> Field:
+        """Return what the samples are."""
+        if self.held.vlen or not self.ragged:
+            return replace(self.first.field(name), attrs=self.attrs)
+        shape = (None, *self.held.shape[1:])
+        return Field(name, self.held.carrier.dtype, shape, attrs=self.attrs)
+
+    def read(self, start: int, stop: int, arena: Arena | None, key: str) -> Column:
+        """Return samples ``start <= i < stop``."""
+        field = self.field("values")
+        fixed = (
+            None
+            if field.ragged
+            else new_array(arena, key, (stop - start, *field.inner), field.dtype)
+        )
+        parts: list[Array] = []
+        lengths = np.zeros(stop - start, np.int64)
+        for i in range(start, stop):
+            column = self.open(i).read(0, 1, None, key)
+            if isinstance(column, Ragged):
+                parts.append(column.values)
+                lengths[i - start] = column.lengths[0]
+            elif fixed is not None:
+                fixed[i - start] = column[0]
+            else:
+                parts.append(column[0])
+                lengths[i - start] = len(column[0])
+        if fixed is not None:
+            return fixed
+        empty = np.empty((0, *field.inner), field.dtype)
+        values = np.concatenate([empty, *parts], dtype=field.dtype)
+        return Ragged.from_lengths(values, lengths, field.kind)
+
+    def datasets(self) -> list[Rows] | list[Lengths]:
+        """Return the datasets that are read as rows, at a time."""
+        return self.first.datasets()
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return the bytes of each sample; None for sequences."""
+        if self.held.vlen:
+            return None
+        rows = self.shapes[start:stop, 0] if self.ragged else np.ones(stop - start, np.int64)
+        return rows * self.row_nbytes
+
+
+ColumnReader: TypeAlias = Fixed | Indexed | Sequences | PerGroup

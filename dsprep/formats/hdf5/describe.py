@@ -8,7 +8,7 @@ from typing import Any
 
 from dsprep.formats.base import Layout
 from dsprep.formats.hdf5 import codecs
-from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
+from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, PerGroup, Sequences
 from dsprep.formats.hdf5.dtypes import Carrier, mislabelled
 from dsprep.formats.hdf5.placement import Placement
 from dsprep.schema import DType, Field, encode_dtype
@@ -18,7 +18,7 @@ _SOME = 1024
 
 def dataset_of(column: ColumnReader) -> Any:
     """Return the `h5py.Dataset` with the values of a column."""
-    return column.dataset if isinstance(column, Sequences) else column.rows.dataset
+    return column.dataset if isinstance(column, Sequences | PerGroup) else column.rows.dataset
 
 
 def layout(column: ColumnReader, count: int) -> Layout:
@@ -26,6 +26,10 @@ def layout(column: ColumnReader, count: int) -> Layout:
     dataset = dataset_of(column)
     storage, filters = _storage(dataset)
     stored = int(dataset.id.get_storage_size())
+    if isinstance(column, PerGroup):
+        nbytes = _mean_nbytes(column, count)
+        access = f"a dataset of {_size(nbytes)} in a group of its own is looked up and read"
+        return Layout(storage=f"a dataset per sample, {storage}", codecs=filters, access=access)
     if isinstance(column, Sequences):
         access = "each sample lies in a heap that only the HDF5 library can find: slow at random"
         return Layout(storage=storage, codecs=filters, stored_nbytes=None, access=access)
@@ -49,9 +53,9 @@ def layout(column: ColumnReader, count: int) -> Layout:
     )
 
 
-def _mean_nbytes(column: Indexed, count: int) -> int:
+def _mean_nbytes(column: Indexed | PerGroup, count: int) -> int:
     """Return the bytes of a typical sample; in groups, not all rows belong to one."""
-    if not column.route.tables[-1].capacity:
+    if isinstance(column, Indexed) and not column.route.tables[-1].capacity:
         return column.rows.count * column.rows.row_nbytes // max(1, count)
     sizes = column.sizes(0, min(_SOME, column.count))
     return 0 if sizes is None or not len(sizes) else int(sizes.mean())
@@ -203,6 +207,8 @@ def _load(name: str, column: ColumnReader, routes: dict[str, str]) -> list[str]:
     dataset = dataset_of(column)
     path = str(dataset.name).strip("/")
     target = f"sample[{name!r}]"
+    if isinstance(column, PerGroup):
+        return [f"{target} = f[{path!r}][()]"]
     if isinstance(column, Sequences):
         read = f"f[{path!r}][{'()' if column.whole else '0'}]"
         dtype = column.held.carrier.dtype
@@ -253,7 +259,7 @@ def _spell(dtype: DType) -> str:
 
 
 def _carrier(column: ColumnReader) -> Carrier | None:
-    return None if isinstance(column, Sequences) else column.rows.held.carrier
+    return column.rows.held.carrier if isinstance(column, Fixed | Indexed) else None
 
 
 def _needs_plugin(column: ColumnReader) -> bool:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.codecs import filters_of
-from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
+from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, PerGroup, Sequences
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.index import chunk_table, edges_unfiltered, grid_of
 from dsprep.formats.hdf5.tables import locate
@@ -107,6 +107,8 @@ def find(
 def _steps(column: ColumnReader, count: int) -> int:
     if isinstance(column, Sequences):
         return 0
+    if isinstance(column, PerGroup):
+        return count
     dataset = column.rows.dataset
     chunks = math.prod(grid_of(dataset)) if dataset.chunks and dataset.size else 0
     return chunks + (count if isinstance(column, Indexed) else 0)
@@ -128,6 +130,8 @@ def _column(
             "its values lie in the global heap, where only the HDF5 library finds them; "
             "dsprep convert makes them addressable"
         )
+    if isinstance(column, PerGroup):
+        return _per_group(column, field, file, steps, where)
     if isinstance(column, Indexed) and column.route.rebase is not None:
         raise _Unlocated(
             "it counts rows of another dataset, and is made to begin at 0 in each sample"
@@ -149,6 +153,54 @@ def _column(
         return _fitting(found, column.count, field)
     first, number = _rows_of_samples(column, steps)
     return _ragged(column, field, grid, first, number, where)
+
+
+def _per_group(column: PerGroup, field: Field, file: _File, steps: _Steps, where: str) -> Column:
+    """Return the column of a field whose samples are datasets of one block each, all alike."""
+    if column.ragged or column.held.vlen:
+        raise _Unlocated(
+            "its samples differ in length, and each lies in a dataset of its own; dsprep convert "
+            "makes them addressable"
+        )
+    if not field.row_nbytes:
+        return Column(None)
+    first: Grid | None = None
+    begins, sizes = np.empty(column.count, np.int64), np.empty(column.count, np.int64)
+    for i in range(column.count):
+        part = column.open(i)
+        grid = (
+            _grid(part.rows.dataset, file, _Steps(None, 0), where)
+            if isinstance(part, Fixed)
+            else None
+        )
+        if (
+            grid is None
+            or grid.blocks.count != 1
+            or grid.masks is not None
+            or grid.fill is not None
+        ):
+            raise _Unlocated("each of its samples lies in a dataset of several chunks")
+        first = first or grid
+        if (grid.filters, math.prod(grid.chunk)) != (first.filters, math.prod(first.chunk)):
+            raise _Unlocated("its samples lie in datasets that are not stored alike")
+        begins[i], sizes[i] = (
+            grid.blocks.offsets.at(np.zeros(1, np.int64))[0],
+            grid.blocks.lengths.at(np.zeros(1, np.int64))[0],
+        )
+        steps(1)
+    if first is None or math.prod(first.chunk) * first.itemsize != field.row_nbytes:
+        raise _Unlocated("its rows are stored with another size than its samples have")
+    inner = column.held.shape
+    blocks = Blocks(Explicit(begins), _constant(sizes))
+    return Column(
+        replace(
+            first,
+            blocks=blocks,
+            shape=(column.count, *inner),
+            chunk=(1, *inner),
+            itemsize=field.dtype.itemsize,
+        )
+    )
 
 
 def _fitting(column: Column, count: int, field: Field) -> Column:

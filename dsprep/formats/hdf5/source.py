@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
-from dsprep.formats.hdf5 import describe, extents
+from dsprep.formats.hdf5 import describe, extents, per_group
 from dsprep.formats.hdf5.attributes import (
     KIND_ATTRIBUTE,
     LAYOUT_ATTRIBUTE,
     has_attributes,
     read_attributes,
 )
-from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, Sequences
+from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, PerGroup, Sequences
 from dsprep.formats.hdf5.discover import Ragged, Route, discover, table_of
 from dsprep.formats.hdf5.dtypes import has_enum
 from dsprep.formats.hdf5.elsewhere import Elsewhere
@@ -88,9 +88,10 @@ class Hdf5Source(Source):
                 found=samples.listed(why) if why else "no datasets",
             )
         specs = self._options.fields
+        grouped = self._per_group()
         ragged = Ragged()
         with library(self.path, "the fields cannot be found"):
-            if self._options.sample_axis != "none":
+            if self._options.sample_axis != "none" and grouped is None:
                 ragged = discover(self._contents, self._open_rows, self.path, own=self._own)
             available = self._ragged_columns(ragged)
             explicit = self._explicit_columns(specs)
@@ -102,7 +103,10 @@ class Hdf5Source(Source):
             asked = [s.path for s in specs if not s.index and s.path in available]
             available = {path: available[path] for path in asked}
         self._notes += ragged.notes if not specs else []
-        columns = self._choose_axis(available | explicit, plain)
+        if grouped is not None:
+            columns, explicit = self._group_columns(grouped), {}
+        else:
+            columns = self._choose_axis(available | explicit, plain)
         self._choose_fields(columns, explicit)
         if not specs:
             self._notes += [f"left out {p}: {why}" for p, why in self._contents.left_out.items()]
@@ -112,6 +116,109 @@ class Hdf5Source(Source):
             self._notes.append(f"left out attributes of the file: {samples.listed(lost)}")
         self.schema = Schema(self.schema.fields, attrs)
         self.notes = tuple(self._notes)
+
+    def _per_group(self) -> per_group.Samples | None:
+        """Return the groups that are samples, if there are such.
+
+        Raises
+        ------
+        SchemaError
+            If that is doubtful, and the user does not say.
+        """
+        mode, specs = self._options.sample_axis, self._options.fields
+        if mode not in ("auto", "groups") or self._own or any(s.index for s in specs):
+            return None
+        if mode == "auto" and any(s.path in self._contents.datasets for s in specs):
+            return None
+        found = per_group.find(self._contents)
+        sure = [f for f in found if isinstance(f, per_group.Samples)]
+        asked = [f if isinstance(f, per_group.Samples) else f.samples for f in found]
+        if specs:
+            spelled = mode == "groups" or any("/*/" in f"/{s.path}" for s in specs)
+            fits = [f for f in (asked if spelled else sure) if f is not None and f.has(specs)]
+            if len(fits) == 1:
+                return fits[0]
+            if mode == "auto":
+                return None
+        elif len(found) == 1:
+            if mode == "groups" and asked[0] is not None:
+                return asked[0]
+            if mode == "auto" and sure:
+                self._notes.append(f"each group is a sample: {sure[0]}")
+                return sure[0]
+        elif mode == "auto" and not found:
+            return None
+        raise self._doubtful(found)
+
+    def _doubtful(self, found: list[per_group.Samples | per_group.Doubt]) -> SchemaError:
+        """Return the error for groups that may be samples, with what each reading gives."""
+        if not found:
+            return SchemaError(
+                "no groups side by side hold the same datasets",
+                where=self.path,
+                fix="leave out --sample-axis groups",
+            )
+        ways = []
+        reason = "several groups hold such groups"
+        several = len(found) > 1
+        for each in found:
+            if isinstance(each, per_group.Doubt):
+                reason = each.reason
+            groups = each if isinstance(each, per_group.Samples) else each.samples
+            if groups is not None:
+                name = groups.field(next(iter(groups.members)))
+                field = f" --field NAME={name}" if several else ""
+                ways.append(f"--sample-axis groups{field}: {groups}")
+        arrays = {p: (w.shape, w.nbytes) for p, (_, w) in self._contents.datasets.items()}
+        first = samples.choose(arrays, "first")
+        names = samples.listed(list(first.names))
+        ways.append(f"--sample-axis first: {first.count} samples with the fields {names}")
+        ways.append("--field takes what is named")
+        return SchemaError(
+            f"groups that are alike may be samples, or not: {reason}",
+            where=self.path,
+            fix="say what they are: " + "; ".join(ways),
+        )
+
+    def _group_columns(self, found: per_group.Samples) -> dict[str, ColumnReader]:
+        """Return the columns of a file with a group per sample; see `_choose_axis`."""
+        self._count = len(found.groups)
+        datasets = self._contents.datasets
+        columns: dict[str, ColumnReader] = {}
+        asked = [s.path for s in self._options.fields]
+        others, nbytes, more = set(datasets), 0, 0
+        for member, shapes in found.members.items():
+            paths = [f"{group}/{member}" for group in found.groups]
+            others.difference_update(paths)
+            nbytes += sum(datasets[p][1].nbytes for p in paths)
+            more += sum(has_attributes(datasets[p][0]) for p in paths[1:])
+
+            def part(i: int, paths: list[str] = paths) -> Fixed | Sequences:
+                dataset, what = datasets[paths[i]]
+                where = f"{self.path}, field {paths[i]}"
+                if what.vlen:
+                    lengths = Lengths(dataset, self._fd, self._file_nbytes, where, self._heaps)
+                    return Sequences(dataset, what, lengths, where, {}, whole=True)
+                args = (dataset, what, self._fd, self._file_nbytes, where)
+                return Fixed(Rows(*args, whole=True), {})
+
+            if datasets[paths[0]][1].vlen and shapes.shape[1]:
+                self._leave_out(paths[0])
+                continue
+            attrs = self._attributes(paths[0])
+            column = PerGroup(part, shapes, datasets[paths[0]][1], attrs)
+            columns[found.field(member) if found.field(member) in asked else member] = column
+        if more and not asked:
+            self._notes.append(
+                "attributes of the first sample's datasets are kept, not the others'"
+            )
+        if self._options.sample_axis == "auto" and not asked:
+            arrays = {p: (what.shape, what.nbytes) for p, (_, what) in datasets.items()}
+            samples.check_share(arrays, datasets.keys() - others, str(found), self.path)
+        if others and not asked:
+            ordered = [p for p in datasets if p in others]
+            self._notes.append(f"left out {samples.listed(ordered)}: not in the samples' groups")
+        return columns
 
     def _note_losses(self) -> None:
         """Note the group attributes and the names of enum members around the chosen fields."""
@@ -224,7 +331,7 @@ class Hdf5Source(Source):
             raise FormatError(
                 "no dataset can be a field", where=self.path, found="; ".join(self._notes) or None
             )
-        axis = samples.choose(arrays, mode)
+        axis = samples.choose(arrays, "none" if mode == "groups" else mode, self.path)
         self._check_agreement(arrays, axis)
         self._count = axis.count
         self._notes += axis.notes

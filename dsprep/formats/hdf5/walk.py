@@ -88,7 +88,9 @@ def _visit(
 ) -> None:
     import h5py
 
-    if isinstance(item, h5py.Group):
+    if isinstance(item, h5py.Group) and path.rpartition("/")[2].startswith("_i_"):
+        found.left_out[path] = "it is an index that PyTables keeps"
+    elif isinstance(item, h5py.Group):
         found.groups[path] = item
         prefix = f"{path}/" if path else ""
         # Reversed, because the stack gives back the last one first.

@@ -52,6 +52,8 @@ class ZarrSource(Source):
         own = root.get(FIELDS)
         listed = [n for n in own if isinstance(n, str)] if isinstance(own, list) else []
         readings, problems = find_readings(self._store, nodes, listed)
+        if options.sample_axis == "groups":
+            raise UsageError("--sample-axis groups applies to hdf5", where=self.path)
         mode = "first" if listed and options.sample_axis == "auto" else options.sample_axis
         asked = {spec.path for spec in options.fields}
         if problems and not asked:
@@ -68,7 +70,7 @@ class ZarrSource(Source):
         for name, reading in readings.items():
             if isinstance(reading, Whole):
                 shapes[name] = ((), reading.nbytes)
-        axis = samples.choose(shapes, mode)
+        axis = samples.choose(shapes, mode, self.path)
         self._count, notes = axis.count, list(axis.notes)
         if axis.whole_file:
             readings = whole(readings, notes)
