@@ -1,4 +1,4 @@
-"""Files with one group per sample; and where it is doubtful what the samples are, the user is asked."""
+"""Files with one group per sample; where what the samples are is doubtful, the user is asked."""
 
 from __future__ import annotations
 
@@ -151,9 +151,9 @@ def test_named_fields(tmp_path: Path) -> None:
         assert len(source) == 8
     with dsprep.open(tmp_path / "a.h5", options("image", axis="groups")) as source:
         assert len(source) == 12
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["x"] = np.zeros(3)
     with pytest.raises(SchemaError, match="no groups side by side"):
-        with h5py.File(tmp_path / "b.h5", "w") as file:
-            file["x"] = np.zeros(3)
         dsprep.open(tmp_path / "b.h5", options(axis="groups"))
     dsprep.convert(tmp_path / "a.h5", tmp_path / "a.zarr", fields=["image"])
     with pytest.raises(UsageError, match="groups applies to hdf5"):

@@ -94,14 +94,14 @@ def _visit(
         found.groups[path] = item
         prefix = f"{path}/" if path else ""
         # Reversed, because the stack gives back the last one first.
-        for raw in reversed(_names(item)):
+        for raw, hard in reversed(_links(item)):
             try:
                 name = raw.decode("utf-8")
             except UnicodeDecodeError:
                 label = prefix + raw.decode("utf-8", "backslashreplace")
                 stack.append((label, "its name is not UTF-8"))
             else:
-                stack.append((prefix + name, _child(item, name)))
+                stack.append((prefix + name, item[name] if hard else _not_followed(item, name)))
     elif isinstance(item, h5py.Dataset):
         what = elsewhere.reason(item) or held(item, f"{where}, field {path}")
         if isinstance(what, str):
@@ -110,30 +110,29 @@ def _visit(
             found.datasets[path] = (item, what)
 
 
-def _names(group: Any) -> list[bytes]:
-    """Return the names in an `h5py.Group` in the order of h5py: by creation if that was kept.
+def _links(group: Any) -> list[tuple[bytes, bool]]:
+    """Return the names in an `h5py.Group`, and whether they are hard links, in the order of h5py.
 
-    The library walks them as they lie: to sort them it makes a table, and it crashes where damage
-    stops it on the way.
+    That is by creation if it was kept. The library walks them as they lie: to sort them it makes a
+    table, and it crashes where damage stops it on the way.
     """
-    from h5py import h5
+    from h5py import h5, h5l
 
-    found: list[tuple[int, bytes]] = []
+    found: list[tuple[int, bytes, bool]] = []
 
     def note(name: bytes, info: Any) -> None:
-        found.append((int(info.corder) if info.corder_valid else 0, name))
+        order = int(info.corder) if info.corder_valid else 0
+        found.append((order, name, info.type == h5l.TYPE_HARD))
 
     group.id.links.iterate(note, idx_type=h5.INDEX_NAME, order=h5.ITER_NATIVE, info=True)
-    return [name for _, name in sorted(found)]
+    return [(name, hard) for _, name, hard in sorted(found)]
 
 
-def _child(group: Any, name: str) -> Any:
-    """Return the object behind a hard link, or why a link is left out."""
+def _not_followed(group: Any, name: str) -> str:
+    """Return why a soft or external link is left out."""
     import h5py
 
     link = group.get(name, getlink=True)
     if isinstance(link, h5py.ExternalLink):
         return f"it is a link to the file {link.filename}"
-    if isinstance(link, h5py.SoftLink):
-        return f"it is a link to {link.path}"
-    return group[name]
+    return f"it is a link to {link.path}"
