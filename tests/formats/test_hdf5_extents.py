@@ -408,7 +408,7 @@ def test_what_only_the_library_finds(tmp_path: Path) -> None:
         "virtual": "it is virtual: it is made of parts of other datasets",
         "lzf": "its chunks are encoded by lzf, which only HDF5 libraries decode",
         "scaled": "its chunks are encoded by scaleoffset, which only HDF5 libraries decode",
-        "text": "its values lie in the global heap, where only the HDF5 library finds them; "
+        "text": "its values lie in the global heap, each found through a descriptor; "
         "dsprep convert makes them addressable",
         "terminated": "the HDF5 library converts its type when it reads",
     }

@@ -27,11 +27,11 @@ def layout(column: ColumnReader, count: int) -> Layout:
     storage, filters = _storage(dataset)
     stored = int(dataset.id.get_storage_size())
     if isinstance(column, PerGroup):
-        nbytes = _mean_nbytes(column, count)
-        access = f"a dataset of {_size(nbytes)} in a group of its own is looked up and read"
+        mean = _mean_nbytes(column, count)
+        access = f"a dataset of {_size(mean)} in a group of its own is looked up and read"
         return Layout(storage=f"a dataset per sample, {storage}", codecs=filters, access=access)
     if isinstance(column, Sequences):
-        access = "each sample lies in a heap that only the HDF5 library can find: slow at random"
+        access = "each sample lies in a heap, found through a descriptor of its own: slow at random"
         return Layout(storage=storage, codecs=filters, stored_nbytes=None, access=access)
     if isinstance(column, Indexed):
         names = " and ".join(column.route.names)

@@ -127,7 +127,7 @@ def _column(
 ) -> Column:
     if isinstance(column, Sequences):
         raise _Unlocated(
-            "its values lie in the global heap, where only the HDF5 library finds them; "
+            "its values lie in the global heap, each found through a descriptor; "
             "dsprep convert makes them addressable"
         )
     if isinstance(column, PerGroup):
