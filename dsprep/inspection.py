@@ -10,13 +10,16 @@ import numpy as np
 
 from dsprep.formats.base import Layout, Source
 from dsprep.jobs import source_paths
-from dsprep.schema import Array, Field, Ragged, encode_dtype
+from dsprep.schema import Array, Field, Ragged, batch_nbytes, encode_dtype
 from dsprep.sidecar import encode_attr
 from dsprep.storage import tree_nbytes
 from dsprep.through import SidecarSource
 
 SAMPLED = 256
 """Samples looked at for the statistics of ragged fields in large datasets."""
+
+MOST_NBYTES = 64 << 20
+"""Bytes that are read at most to see whether the types asked for fit."""
 
 EXACT = 4096
 """Datasets with fewer samples, of a moderate size, are looked at as a whole."""
@@ -157,6 +160,8 @@ def inspect(source: Source) -> Inspection:
             for name, found in layouts.items()
         }
     spread = ragged_lengths(source)
+    if not spread:
+        check_types(source)
     facts = []
     for f in source.schema:
         lengths = spread.get(f.name)
@@ -189,6 +194,18 @@ def _groups(source: Source) -> tuple[int, int] | None:
         if groups is not None:
             count, most = count + groups.blocks.count, max(most, groups.samples)
     return (count, most) if count else None
+
+
+def check_types(source: Source) -> None:
+    """Read some samples of all files if types were asked for: whatever does not fit is an error."""
+    options, count = getattr(source.opening, "options", None), len(source)
+    if options is None or all(s.dtype is None for s in options.fields):
+        return
+    done = 0
+    for i in np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64)).tolist():
+        done += batch_nbytes(source.read(i, i + 1))
+        if done > MOST_NBYTES:
+            return
 
 
 def ragged_lengths(source: Source) -> dict[str, Lengths]:
