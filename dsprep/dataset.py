@@ -622,6 +622,12 @@ class MultiSource(Source):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def confirm(self) -> None:
+        """See `Source.confirm`."""
+        for i in range(len(self.paths)):
+            with self.file(i) as source:
+                source.confirm()
+
     def openings(self) -> Iterator[Opening]:
         """Yield how to open each file by itself, with the fields of all."""
         for path in self.paths:

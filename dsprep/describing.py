@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -271,10 +271,12 @@ def _open(
 ) -> Source:
     """Open the files with the types of the old sidecar if they still fit, else without."""
     if hint is not None:
-        try:
-            return open_native(format, files, options, hint, notes, survey=True)
-        except DsprepError:
-            pass
+        with suppress(DsprepError), ExitStack() as opened:
+            source = open_native(format, files, options, hint, notes, survey=True)
+            opened.callback(source.close)
+            source.confirm()
+            opened.pop_all()
+            return source
     return open_native(format, files, options, None, notes, survey=True)
 
 

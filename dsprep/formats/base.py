@@ -343,6 +343,12 @@ class Source(ABC):
         """
         raise UnsupportedError(f"{type(self).__name__} cannot tell where samples lie")
 
+    def confirm(self) -> None:  # noqa: B027  (most formats keep their types)
+        """Raise `DsprepError` if samples do not have the types that were known beforehand.
+
+        Reads everything where that takes it.
+        """
+
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the payload bytes of each sample, or None where that takes reading them.
 

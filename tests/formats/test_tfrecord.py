@@ -396,8 +396,8 @@ def test_a_feature_that_one_record_has_is_not_lost(tmp_path: Path, widths: tuple
                 source.read(start, stop)
             assert "a.tfrecord, record 777" in str(caught.value)
             assert "dsprep provenance" in str(caught.value)
-    with pytest.raises(FormatError, match="there is a feature z"):
-        TFR.survey(path, OpenOptions(), hint)
+    with opened(path, hint=hint) as source, pytest.raises(FormatError, match="is a feature z"):
+        source.confirm()
     with opened(path, "x", hint=hint) as source:
         assert len(source.read(0, 1001)["x"]) == 1001
     with opened(path, records="opaque") as source:

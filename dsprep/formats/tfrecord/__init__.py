@@ -66,12 +66,6 @@ class TFRecord(Format):
         """Return the features as the hint, so that no file is looked through again."""
         return options, schema
 
-    def survey(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """Open one file and look into every record, whatever `hint` says; see `Format.survey`."""
-        from dsprep.formats.tfrecord.source import TFRecordSource
-
-        return TFRecordSource(path, options, hint, survey=True)
-
     def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
         """Return the list that carries each field; see `Format.plan_fields`."""
         from dsprep.formats.tfrecord import features

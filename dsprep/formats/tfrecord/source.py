@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +36,10 @@ INSPECTED_NBYTES = 64 << 20
 class TFRecordSource(Source):
     """One TFRecord file opened for reading.
 
-    Every record is looked into for its features, unless `hint` gives them and this is not a
-    `survey`.
+    Every record is looked into for its features, unless `hint` gives them.
     """
 
-    def __init__(
-        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
-    ) -> None:
+    def __init__(self, path: Path, options: OpenOptions, hint: Schema | None) -> None:
         self.path = path
         self._check_crc = options.check_crc
         if options.records == "opaque" and hint is not None and not features.is_opaque(hint):
@@ -49,7 +47,7 @@ class TFRecordSource(Source):
         self._stream = open_stream(path)
         try:
             opaque = options.records == "opaque" or (hint is not None and features.is_opaque(hint))
-            every = not opaque and (survey or not hint)
+            every = not opaque and not hint
             look = Discovery(self._stream, options.check_crc, path)
             self._index = self._stream.index(look if every else None)
             if not opaque and not every:
@@ -59,14 +57,12 @@ class TFRecordSource(Source):
             if found is None:
                 found = {RECORD: Feature(RECORD, BYTES, Field.opaque(RECORD))}
             self._features = features.choose(found, options.fields, hint, path)
-            new = sorted(found.keys() - {f.name for f in self._features})
-            if survey and new and not options.fields:
-                raise FormatError(f"there is a feature {new[0]}, which was not known", where=path)
             if options.fields:
                 notes += features.left_out(found, self._features)
         except BaseException:
             self.close()
             raise
+        self._looked = every
         # What other records have beyond these must not get lost, unless by the user's choice.
         self._known = None if options.fields else frozenset(f.name for f in self._features)
         fields = tuple(f.field for f in self._features)
@@ -186,6 +182,24 @@ class TFRecordSource(Source):
         if not self.schema.ragged:
             return np.full(stop - start, self.schema.fixed_nbytes, np.int64)
         return self._index.lengths_of(start, stop)
+
+    def confirm(self) -> None:
+        """Look into every record, if types were known when the file was opened."""
+        if self._opaque or not self._index.count or self._looked:
+            return
+        look = Discovery(self._stream, self._check_crc, self.path)
+        self._stream.index(look)
+        try:
+            found, _ = features.discover(look.seen, look.records)
+        except WireError as error:
+            raise FormatError(
+                f"the records cannot be taken apart: {error}", where=self.path
+            ) from error
+        new = sorted(found.keys() - (self._known or found.keys()))
+        if new:
+            raise FormatError(f"there is a feature {new[0]}, which was not known", where=self.path)
+        known = Schema(tuple(replace(f.field, name=f.name) for f in self._features))
+        features.choose(found, (), known, self.path)
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         """Return where every record lies, and the fields that have one place in all of them.
