@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsprep import breakeven, formats, sidecar
+from dsprep.alike import LENGTH, sorted_by
 from dsprep.breakeven import BreakEven
 from dsprep.buffers import (
     BufferChoice,
@@ -53,7 +54,7 @@ from dsprep.located import Sidecar
 from dsprep.permutation import Permutation
 from dsprep.plan import PIECE_NBYTES, Shard, parse_nbytes, shard_names
 from dsprep.publishing import partial_path
-from dsprep.schema import FieldSpec, Ints, Ragged
+from dsprep.schema import Array, Batch, FieldSpec, Ints, Ragged
 from dsprep.shuffling import ShuffledSource
 from dsprep.splitting import DuplicatedSource, SelectedSource, assign, parse_split
 from dsprep.storage import free_memory, total_memory
@@ -62,6 +63,9 @@ from dsprep.through import SidecarSource
 
 STEP = 1 << 18
 """Samples whose sizes are looked at together."""
+
+LOOKED_AT = 4 << 20
+"""Bytes of a run of samples that are read to see whether they are sorted, at most."""
 
 UNEVEN = ("tfrecord", "lmdb")
 """Formats whose groups may differ in their number of samples."""
@@ -175,6 +179,7 @@ def plan_repack(
     workers: int | None = None,
     ranks: int | None = None,
     epochs: int | None = None,
+    check_order: bool = True,
 ) -> Plan:
     """Decide everything about a repack; see `repack` for the parameters.
 
@@ -239,6 +244,8 @@ def plan_repack(
         )
         admit(parts[-1].job, output.source, workers, memory)
         found += _warnings(parts[-1], ranks, epochs)
+        if check_order and output.name in ("", "train") and output.recipe.get("shuffle") is None:
+            found += _sorted(output.source, parts[-1].layout.groups)
     return Plan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
 
 
@@ -295,6 +302,33 @@ def _warnings(part: Part, ranks: int | None, epochs: int | None) -> list[str]:
         epochs=epochs if part.name in ("", "train") else None,
     )
     return [f"{part.name}: {text}" if part.name else text for text in found]
+
+
+def _sorted(source: Source, groups: int) -> list[str]:
+    """Return whether samples lie sorted by a field, so that a group has few values of it."""
+    lineage = source.sidecar.content.lineage if isinstance(source, SidecarSource) else {}
+    if lineage.get("shuffle") is not None:
+        return []
+    sizes = source.sizes(0, min(LENGTH, len(source)))
+    each = source.schema.fixed_nbytes if sizes is None or not len(sizes) else int(sizes.max())
+    length = min(LENGTH, LOOKED_AT // max(1, each))
+    if groups < 2 or length < 8 or any(x.reads is None for x in source.layouts().values()):
+        return []  # too large to look at, or each look would read the whole file
+    kept: dict[int, Batch] = {}
+
+    def read(name: str, start: int, stop: int) -> Array:
+        if start not in kept:
+            kept[start] = source.read(start, stop)
+        return kept[start][name]  # type: ignore[return-value]
+
+    name = sorted_by(source.schema, len(source), read, length)
+    if not name:
+        return []
+    told = (
+        f"samples lie sorted by {name}, so a group, and a batch of it, has few values of it: "
+        "--shuffle SEED mixes them for good, buffers_mixed=K of dsprep.Reader K groups at a time"
+    )
+    return [told]
 
 
 def _file_nbytes(
@@ -633,6 +667,7 @@ def repack(
             shard_nbytes=parse_nbytes(str(shard_size)) if shard_size is not None else None,
             memory=limit,
             workers=workers,
+            check_order=False,
         )
         return run_repack(
             plan,

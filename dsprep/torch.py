@@ -234,7 +234,8 @@ class Batches(IterableDataset[Any]):
             )
         main, place = self.reader, self.reader.place
         arguments = {k: v for k, v in self._arguments.items() if k not in _OF_PROCESSES}
-        self.reader = Reader(**arguments | {"rank": place.rank, "world_size": place.world_size})
+        arguments |= {"rank": place.rank, "world_size": place.world_size, "check_order": False}
+        self.reader = Reader(**arguments)
         self.reader.load_state_dict(main.state_dict())
         self.reader.take_part(info.id, info.num_workers)
         self._worker = _Worker(self.reader, self._shared, info)

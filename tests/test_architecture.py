@@ -29,7 +29,7 @@ LAYERS = [
     ("through",),
     ("dataset", "plan", "staging", "synth"),
     ("stripes", "permutation", "gathering"),
-    ("buffers", "splitting", "buckets"),
+    ("buffers", "splitting", "buckets", "alike"),
     ("reader",),
     ("adapters",),
     ("torch", "tf", "jax"),

@@ -431,6 +431,35 @@ def test_nothing_is_claimed_within_the_spread():
     assert "times the samples/s" not in words
 
 
+def of_user(rates, **settings):
+    """The words on some ways of reading, as their user asked for them."""
+    rows = tuple(row(name, rate) for name, rate in {"pread-limit": 6e4, **rates}.items())
+    found = replace(report(step=0), rows=rows)
+    return told(replace(found, settings={**found.settings, **settings}))
+
+
+def test_the_verdict_speaks_of_the_loader_that_the_user_has():
+    rates = {"h5py": 5000, "torch": 3000, "tf": 4000, "dsprep": 55_000}
+    assert "as it is today (h5py)" in of_user(rates)
+    for named in (["torch"], ["torch", "dsprep"], ["tf", "torch", "h5py"]):
+        words = of_user(rates, named=named)
+        assert "as it is today (torch)" in words
+        assert "18.3 times the samples/s" in words
+    assert "as it is today (h5py)" in of_user(rates, named=["dsprep", "group-db", "h5py"])
+    assert "as it is today (tf)" in of_user(rates, named=["torch"], baseline="tf")
+    assert "add --strategy zarr" in of_user(rates, baseline="zarr")
+
+
+@pytest.mark.parametrize("name", ["group", "group-db", "lmdb-cursor", "lmdbio-stag"])
+def test_what_is_only_measured_is_never_advised(name):
+    words = of_user({"h5py": 3000, name: 50_000})
+    assert name not in words.split("All this is")[0]
+    assert "add --strategy dsprep" in words
+    words = of_user({"h5py": 3000, name: 50_000, "dsprep": 40_000, "tf": 9000})
+    assert "What helps: repacked and read by dsprep.Reader, 13.3 times" in words
+    assert name not in words.split("What helps")[1].split("All this is")[0]
+
+
 def test_another_way_that_is_the_fastest_is_named():
     rows = (*report(rows=["pread-limit", "h5py", "dsprep"], step=0).rows, row("mmap", 90_000))
     assert "read by mmap (the fastest here), " in told(replace(report(step=0), rows=rows))

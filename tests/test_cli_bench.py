@@ -14,6 +14,7 @@ import pytest
 from support import MPIEXEC
 from typer.testing import CliRunner
 
+from dsprep.bench.reading import plan_read
 from dsprep.cli import app
 from dsprep.synth import synth
 
@@ -171,6 +172,16 @@ def test_the_list_and_the_plan(data):
     assert "to write" in plan
     assert "600" in plan
     assert CliRunner().invoke(app, ["bench", "read"]).exit_code == 2
+
+
+def test_the_baseline_is_measured_too(data):
+    words = ("bench", "read", data, "-s", "dsprep", "-s", "samples", "--baseline", "h5py")
+    assert "h5py" in dsprep(*words, "--dry-run").stdout
+    work = plan_read([data], ["dsprep", "tf", "lmdbio"], baseline="h5py")
+    assert work.baseline == "h5py"
+    assert "h5py" in work.names
+    assert "lmdbio" not in work.named
+    assert plan_read([data]).named == ()
 
 
 @pytest.mark.skipif(

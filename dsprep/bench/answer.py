@@ -24,6 +24,12 @@ TODAY = {
 }
 """How a dataset of a format is read without dsprep; the first that was measured counts."""
 
+NO_PRODUCT = ("group", "group-db", *SETS["lmdbio"])
+"""Ways that are there to be measured, so that none of them is advised."""
+
+OURS = ("provenance", "dsprep", LIMIT, DUMMY, *NO_PRODUCT)
+"""Ways that nobody reads a dataset by without dsprep."""
+
 BUSY = 90.0
 """Percent of utilisation that MLPerf Storage asks of most workloads."""
 
@@ -142,7 +148,7 @@ def _need(report: Report) -> str:
 def _hidden(report: Report) -> str:
     """Return how long a step has to be for loading to hide, where steps computed nothing."""
     rows, steps = _usable(report), _steps(report)
-    names = [n for n in (_today(report), _best_dsprep(rows)) if n in rows]
+    names = [n for n in (_today(report), "dsprep") if n in rows]
     told = []
     for name in dict.fromkeys(names):
         seconds = rows[name].value("epoch_seconds")
@@ -161,21 +167,28 @@ def _hidden(report: Report) -> str:
 
 
 def _today(report: Report) -> str:
-    """Return the way in which the dataset is read without dsprep; empty if none was measured."""
+    """Return the way in which the dataset is read without dsprep; empty if none was measured.
+
+    It is the one that the user says; else the slowest of those that were asked for by name; else
+    the plainest that was measured.
+    """
     rows = _usable(report)
+    said = report.settings.get("baseline")
+    if said:
+        return str(said) if said in rows else ""
+    named = [str(n) for n in report.settings.get("named", ()) if n in rows and n not in OURS]
+    if named:
+        return min(named, key=lambda n: rows[n].value(RATE) or 0)
     ways = TODAY.get(str(report.dataset.get("format")), ())
     return next((n for n in ways if n in rows), "")
-
-
-def _best_dsprep(rows: dict[str, Row]) -> str:
-    return next((n for n in ("dsprep", "group-db", "group") if n in rows), "")
 
 
 def _now(report: Report) -> str:
     """Return whether loading is the bottleneck today, and what helps."""
     today, rows = _today(report), _usable(report)
     if not today:
-        ways = TODAY.get(str(report.dataset.get("format")), ())
+        said = report.settings.get("baseline")
+        ways = (said,) if said else TODAY.get(str(report.dataset.get("format")), ())
         failed = [r.name for r in report.rows if r.name in ways]
         if failed:
             return (
@@ -216,19 +229,16 @@ def _help(report: Report, rows: dict[str, Row], today: str) -> str:
     """Return which measured ways are better than today's, and by how much."""
     base = rows[today]
     ways = []
-    best = _best_dsprep(rows)
     grouped = bool(report.dataset.get("grouped"))
-    by_reader = "read by dsprep.Reader" if best == "dsprep" else f"read group by group ({best})"
-    if best:
-        ways.append((best, by_reader if grouped else f"repacked and {by_reader}"))
+    if "dsprep" in rows:
+        by_reader = "read by dsprep.Reader"
+        ways.append(("dsprep", by_reader if grouped else f"repacked and {by_reader}"))
     if "provenance" in rows:
         ways.append(("provenance", "with its sidecar alone, nothing rewritten"))
-    others = [r for n, r in rows.items() if n not in (LIMIT, DUMMY, today, *(w for w, _ in ways))]
+    others = [r for n, r in rows.items() if n not in (*OURS, today)]
     top = max(others, key=lambda r: r.value(RATE) or 0, default=None)
     if top is not None and all(_faster(rows[n], top) for n, _ in ways):
-        repacked = top.name in ("group", "group-db") and not grouped
-        how = f"{'repacked and ' if repacked else ''}read by {top.name}"
-        ways.append((top.name, f"{how} (the fastest here)"))
+        ways.append((top.name, f"read by {top.name} (the fastest here)"))
     gains = sorted(
         ((rows[n], words) for n, words in ways if _helps(base, rows[n])),
         key=lambda g: -(g[0].value(RATE) or 0),
@@ -236,7 +246,7 @@ def _help(report: Report, rows: dict[str, Row], today: str) -> str:
     if not gains:
         same = ", ".join(n for n, _ in ways)
         if not same:
-            return "No other way was measured."
+            return "No other way was measured; add --strategy dsprep."
         return f"No gain from {same} above {HELPS - 1:.0%} and the spread."
     told = "; ".join(f"{words}, {_gain(report, base, row)}" for row, words in gains)
     rest = [n for n, _ in ways if n not in {row.name for row, _ in gains}]

@@ -100,6 +100,10 @@ class Work:
         What is swept, as it was written; None if nothing is.
     notes
         Remarks.
+    named
+        The strategies that were asked for one by one, not as a set.
+    baseline
+        How the user reads the dataset today; None: not said.
     """
 
     data: tuple[str | Path, ...]
@@ -110,6 +114,8 @@ class Work:
     plans: tuple[scratch.Plan, ...]
     sweep: str | None
     notes: tuple[str, ...]
+    named: tuple[str, ...] = ()
+    baseline: str | None = None
 
     @property
     def runs(self) -> int:
@@ -126,6 +132,7 @@ def plan_read(
     sweep: str | None = None,
     limit: int | None = LIMIT_NBYTES,
     folder: Path | None = None,
+    baseline: str | None = None,
 ) -> Work:
     """Decide what to measure; nothing is written.
 
@@ -145,6 +152,8 @@ def plan_read(
         Bytes of values to read at most: the first samples; None: all.
     folder
         Where converted forms are kept for later; None: a temporary folder beside the dataset.
+    baseline
+        The strategy by which the dataset is read today, with which the others are compared.
 
     Raises
     ------
@@ -152,11 +161,15 @@ def plan_read(
         If the dataset cannot be read, or arguments contradict.
     """
     settings, reading = settings or Settings(), reading or OpenOptions()
+    asked = bool(strategies)
     computing.parse(settings.compute)
     points = _points(settings, sweep)
     for _, one in points:
         _check(one)
     format = find_files(list(data))[0][0][1].name
+    if baseline is not None:
+        find(baseline)
+        strategies = (*(strategies or usual(format)), baseline)
     names, notes = chosen(strategies, settings, format)
     plans: list[scratch.Plan] = []
     for _, one in points:
@@ -180,6 +193,8 @@ def plan_read(
         plans=tuple(plans),
         sweep=sweep,
         notes=tuple(dict.fromkeys(notes)),
+        named=tuple(n for n in dict.fromkeys(strategies) if n in names) if asked else (),
+        baseline=baseline,
     )
 
 
@@ -244,7 +259,8 @@ def bench_read(
             "fields": [str(f) for f in first.schema],
             "grouped": "groups" in first.in_place,
         },
-        settings=_told(settings, first, alone),
+        settings=_told(settings, first, alone)
+        | {"named": list(work.named), "baseline": work.baseline},
         rows=found[0].rows if work.sweep is None else (),
         sweep=None if work.sweep is None else _swept(work.sweep, found),
     )

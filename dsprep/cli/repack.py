@@ -174,6 +174,14 @@ def repack(
         bool,
         typer.Option("--restart", help="Discard what an interrupted run left; start over."),
     ] = False,
+    check_order: Annotated[
+        bool,
+        typer.Option(
+            "--check-order/--no-check-order",
+            help="Look whether samples lie sorted by a field.",
+            rich_help_panel=ORDER,
+        ),
+    ] = True,
     measure: Annotated[
         bool,
         typer.Option(
@@ -231,6 +239,7 @@ def repack(
             workers=workers,
             ranks=ranks,
             epochs=epochs,
+            check_order=check_order,
         )
         if json and dry_run:
             print_json(_plan_json(plan))

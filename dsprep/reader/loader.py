@@ -16,7 +16,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from dsprep.errors import UsageError
+from dsprep.alike import OrderWarning, sorted_by
+from dsprep.errors import DsprepError, UsageError
 from dsprep.located import Sidecar
 from dsprep.reader.dealing import Dealing, Start
 from dsprep.reader.engines import NAMES, make
@@ -33,9 +34,11 @@ from dsprep.reader.remembering import Choice
 from dsprep.reader.tokens import Stagger, staggering
 from dsprep.reader.units import cut_units, some_ranges
 from dsprep.reading.proofs import said
-from dsprep.schema import Batch, Ints, Schema
+from dsprep.schema import Array, Batch, Ints, Schema
 
 STATE_VERSION = 1
+
+_looked_at: set[Path] = set()  # sidecars of which it is known whether their samples are sorted
 
 MOST_RANKS = 1 << 20
 """Ranks beyond which a saved state is damaged: what is left is worked out for each of them."""
@@ -114,6 +117,9 @@ class Reader:
         What the ranks of this job have in common on this node, where nothing tells that.
     data
         The dataset, where it does not lie beside the sidecar.
+    check_order
+        Whether rank 0 looks at some samples for an integer field by which they lie sorted, and
+        warns once (`dsprep.alike.OrderWarning`) where groups are shuffled one by one.
     allocate
         Where the memory of batches comes from; see `dsprep.reader.memory`.
 
@@ -167,6 +173,7 @@ class Reader:
         comm: Any = None,
         node_key: str | None = None,
         data: str | Path | None = None,
+        check_order: bool = True,
         allocate: Allocate = anonymous,
     ) -> None:
         self._arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
@@ -200,10 +207,13 @@ class Reader:
         if buffers_mixed is not None:
             _at_least("buffers_mixed", buffers_mixed, 1)
             buffers_mixed = int(buffers_mixed)
+        several = buffers_mixed is None and shuffle == "group"
         self._edges, self._mixed = cut_units(
             self._sidecar, self.schema, shuffle, buffer_size, buffers_mixed
         )
         self._check_steps()
+        if check_order and several and self.place.rank == 0 and len(self._edges) - 1 > self._mixed:
+            self._check_order()
         if engine not in NAMES:
             raise UsageError(f"engine is {engine!r}", expected="one of " + ", ".join(NAMES))
         self.choice = self._chosen(engine, io_threads)
@@ -282,6 +292,30 @@ class Reader:
         if lacking:
             warnings.warn(lacking, UnverifiedWarning, stacklevel=3)
         return found
+
+    def _check_order(self) -> None:
+        """Warn if samples lie sorted by a field, once for each dataset."""
+        opened = self._sidecar
+        if opened.path in _looked_at or opened.content.lineage.get("shuffle") is not None:
+            return
+        _looked_at.add(opened.path)
+
+        def read(name: str, start: int, stop: int) -> Array:
+            return opened.read(slice(start, stop), (name,))[name]  # type: ignore[return-value]
+
+        try:
+            name = sorted_by(opened.schema, len(opened), read)
+        except (DsprepError, OSError):  # what cannot be read is reported where it is wanted
+            return
+        if name:
+            warnings.warn(
+                f"{opened.dataset}: samples lie sorted by {name}, and only those that are read "
+                "together are shuffled, so a batch sees few values of it; repack with --shuffle "
+                "SEED, or give buffers_mixed=K (K groups shuffled together) or shuffle='global' "
+                "(check_order=False: not looked at)",
+                OrderWarning,
+                stacklevel=3,
+            )
 
     def _check_steps(self) -> None:
         n, world = len(self._sidecar), self.place.world_size
@@ -537,7 +571,7 @@ class Reader:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy reads for itself, and is no process of the communicator.
-        alone = {**self._arguments, "readers_per_node": None, "comm": None}
+        alone = {**self._arguments, "readers_per_node": None, "comm": None, "check_order": False}
         return {"arguments": alone, "state": self.state_dict()}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:

@@ -68,6 +68,14 @@ def read(
             ),
         ),
     ] = [],  # noqa: B006 (typer copies it)
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The strategy by which it is read today; else the slowest that -s names.",
+            show_default=False,
+        ),
+    ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Show the strategies, and stop.")] = False,
     batch_size: Annotated[
         int,
@@ -254,7 +262,14 @@ def read(
     with _job(settings, sweep) as (settings, runner):
         check_targets(json=json, html=html, csv=csv)
         work = plan_read(
-            data, strategies, settings, reading=reading, sweep=sweep, limit=most, folder=scratch
+            data,
+            strategies,
+            settings,
+            reading=reading,
+            sweep=sweep,
+            limit=most,
+            folder=scratch,
+            baseline=baseline,
         )
         for words in work.notes:
             note(words)

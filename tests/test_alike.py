@@ -1,0 +1,111 @@
+"""Samples that lie sorted by their class: who notices, and what is advised."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import h5py
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep.alike import OrderWarning
+from dsprep.cli import app
+from dsprep.describing import provenance
+from dsprep.reader import loader
+
+COUNT = 4000
+SORTED = np.repeat(np.arange(10), COUNT // 10)
+DRAWN = np.random.default_rng(0)
+NOT_SORTED = {
+    "shuffled": DRAWN.permutation(SORTED),
+    "rare": (DRAWN.random(COUNT) < 0.002).astype(int),
+    "constant": np.zeros(COUNT, int),
+    "number": np.arange(COUNT),
+    "alternating": np.arange(COUNT) % 2,
+}
+
+
+def made(tmp_path, y, name="train.h5"):
+    path = tmp_path / name
+    with h5py.File(path, "w") as file:
+        file["x"] = DRAWN.normal(size=(COUNT, 4)).astype("f4")
+        file["y"] = y
+    return path
+
+
+def run(*words):
+    done = CliRunner().invoke(app, [*map(str, words)])
+    assert done.exit_code == 0, done.stderr
+    return done
+
+
+def repack(path, out, *words):
+    return run("repack", path, out, "--no-measure", "--no-sync", *words)
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    monkeypatch.setattr(loader, "_looked_at", set())
+
+
+def said_by_reader(path, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            dsprep.Reader(path, 64, **{"rank": 0, "world_size": 1, **options}).close()
+    return [str(w.message) for w in caught if issubclass(w.category, OrderWarning)]
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".zarr", ".tfrecord", ".lmdb"])
+def test_sorted_samples_are_noticed_once_and_the_remedy_works(suffix, tmp_path):
+    path, out = made(tmp_path, SORTED), tmp_path / f"out{suffix}"
+    said = repack(path, out, "-b", 1000).stderr
+    assert said.count("samples lie sorted by y") == 1
+    assert "--shuffle SEED" in said
+    assert "buffers_mixed" in said
+    (words,) = said_by_reader(out)
+    assert "sorted by y" in words
+    assert "--shuffle SEED" in words
+    assert "buffers_mixed" in words
+
+    def classes(path, **options):
+        """The median number of classes in a batch."""
+        with dsprep.Reader(path, 64, rank=0, world_size=1, check_order=False, **options) as reader:
+            return np.median([len(np.unique(b["y"])) for b in reader])
+
+    assert classes(out) <= 4
+    assert classes(out, buffers_mixed=4) >= 9
+    mixed = tmp_path / f"mixed{suffix}"
+    assert "sorted" not in repack(path, mixed, "-b", 1000, "--shuffle", 1).stderr
+    assert said_by_reader(mixed) == []
+    assert classes(mixed) >= 9
+
+
+@pytest.mark.parametrize("name", NOT_SORTED)
+def test_nothing_is_said_of_others(name, tmp_path):
+    path, out = made(tmp_path, NOT_SORTED[name]), tmp_path / "out.h5"
+    assert "sorted" not in repack(path, out, "-b", 1000).stderr
+    assert said_by_reader(out) == []
+
+
+def test_it_can_be_turned_off_and_knows_when_it_does_not_matter(tmp_path):
+    path, out = made(tmp_path, SORTED), tmp_path / "out.h5"
+    assert "sorted" not in repack(path, out, "-b", 1000, "--no-check-order").stderr
+    assert "sorted" in run("repack", path, tmp_path / "o.h5", "-b", 1000, "--dry-run").stderr
+    found = json.loads(run("repack", path, tmp_path / "o.h5", "--dry-run", "--json").stdout)
+    assert any("sorted by y" in words for words in found["warnings"])
+    quiet = [
+        {"check_order": False},
+        {"buffers_mixed": 2},
+        {"shuffle": "global"},
+        {"shuffle": "none"},
+        {"buffer_size": COUNT},
+        {"rank": 1, "world_size": 2},
+    ]
+    for options in quiet:
+        assert said_by_reader(out, **options) == []
+    provenance(path)
+    assert len(said_by_reader(path, buffer_size=500)) == 1  # without groups, too
