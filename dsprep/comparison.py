@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dsprep import executors
-from dsprep.dataset import MultiSource
+from dsprep.dataset import MultiSource, marks_of
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
+from dsprep.marks import unchanged
 from dsprep.plan import Shard, pieces
-from dsprep.remote import Part, part
+from dsprep.remote import Part, opened, part
 from dsprep.schema import Arena, Array, Batch, Column, Ragged, Schema, differences, has_padding
 from dsprep.through import SidecarSource
 
@@ -127,6 +128,11 @@ def verify(
         Called with (samples compared, payload bytes) so far.
     executor
         Who compares (see `dsprep.executors`); None: threads of this process.
+
+    Raises
+    ------
+    ChangedError
+        If one of them changed while they were compared.
     """
     if share is not None and not 0 < share <= 1:
         raise UsageError(f"a share of {share} is not possible", expected="above 0, at most 1")
@@ -139,6 +145,7 @@ def verify(
     compared = nbytes = differing = 0
     ranges = _ranges(a, share, seed)
     with ExitStack() as stack:
+        stack.enter_context(unchanged((*marks_of(a), *marks_of(b))))
         if executor is None:
             pool = stack.enter_context(ThreadPoolExecutor(workers, "dsprep-verify"))
             work = _Comparing(a, b, limit).range
@@ -226,7 +233,7 @@ def _task(a: Source, b: Source, limit: int, ranges: tuple[tuple[int, int], ...])
 def _compare(task: _Task) -> Compared:
     samples = nbytes = differing = 0
     found: list[Difference] = []
-    with task.a.open() as a, task.b.open() as b:
+    with opened(task.a) as a, opened(task.b) as b:
         comparing = _Comparing(a, b, task.limit, task.first_a, task.first_b)
         for bounds in task.ranges:
             count, size, first, bad = comparing.range(bounds)

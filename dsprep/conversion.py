@@ -200,7 +200,7 @@ def convert(
         writing = replace(writing, compress=Compression.parse(compress))
     if chunk is not None:
         writing = replace(writing, chunk=chunk)
-    with open_dataset(source, reading) as opened:
+    with open_dataset(source, reading, marked=True) as opened:
         job = plan_job(
             opened,
             Path(target),

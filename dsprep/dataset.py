@@ -6,6 +6,7 @@ per line. Several files are read as one, in natural order (``part2`` before ``pa
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
@@ -14,9 +15,9 @@ import threading
 import warnings
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +36,7 @@ from dsprep.formats.base import (
     wanted,
 )
 from dsprep.formats.samples import listed, natural_key
+from dsprep.marks import Mark, Status, changed, status
 from dsprep.publishing import restore
 from dsprep.schema import (
     OTHERS,
@@ -42,6 +44,7 @@ from dsprep.schema import (
     Array,
     Batch,
     Field,
+    FieldSpec,
     Ragged,
     Schema,
     concatenate,
@@ -162,7 +165,9 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
     """Whether it is a regular file, perhaps by way of links that lead to one."""
     try:
         return entry.is_file()
-    except OSError:
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
         return False
 
 
@@ -180,6 +185,7 @@ def open_dataset(
     *,
     through: Literal["sidecar", "library", "strict"] = "sidecar",
     at: str | Path | None = None,
+    marked: bool = False,
 ) -> Source:
     """Open one or several files as one dataset.
 
@@ -193,20 +199,37 @@ def open_dataset(
         Called with (files opened, files in all) where there are many.
     through
         ``"sidecar"``: read through the sidecar if there is a valid one, else with a warning (and
-        a note) by the format's own library; ``"library"``: always that; ``"strict"``: only
-        through the sidecar.
+        a note) by the format's own library, unless only the sidecar says what the fields are;
+        ``"library"``: always by that; ``"strict"``: only through the sidecar.
     at
         The sidecar, if it is not beside the dataset.
+    marked
+        Look at the status of every file before anything is read, for `marks_of`.
 
     Raises
     ------
     DsprepError, OSError
         If something is missing, damaged, of mixed formats, or the files disagree about fields.
     StaleError
-        If `through` is ``"strict"`` and the data changed since the sidecar was written.
+        If the data changed since the sidecar was written, and `through` is ``"strict"``, or it is
+        ``"sidecar"``, `options` do not say how to read and the format does not keep the types.
     """
-    if isinstance(paths, str | Path):
-        paths = [paths]
+    named = [paths] if isinstance(paths, str | Path) else paths
+    place = None if at is None else Path(at)
+    return _opened(named, options, progress, through, place, marked=marked, trusted=False)
+
+
+def _opened(
+    paths: Sequence[str | Path],
+    options: OpenOptions | None,
+    progress: Callable[[int, int], None] | None,
+    through: Literal["sidecar", "library", "strict"],
+    place: Path | None,
+    *,
+    marked: bool,
+    trusted: bool,
+) -> Source:
+    """Open a dataset; `trusted`: it is known to be the one that was compared with the sidecar."""
     files, notes = find_files(paths)
     format = files[0][1]
     for path, other in files:
@@ -220,7 +243,22 @@ def open_dataset(
     if options is not None:
         check_options(options, format.open_options, format.name)
     names = [path for path, _ in files]
-    known = _known(names, format, through == "strict", notes, None if at is None else Path(at))
+    marks = tuple(Mark.of(path.absolute()) for path in names) if marked else ()
+    known, lost = None, None
+    try:
+        known = _known(names, format, notes, trusted, place)
+    except DsprepError as error:
+        if through == "strict":
+            raise
+        if through == "sidecar":
+            lost = _lost(names, format, options, error, place)
+        if lost is None:
+            _ignore(error, notes)
+        else:
+            notes.append(_ignored(error))
+    if known is None and lost is None and through == "strict":
+        fix = "write one with dsprep provenance"
+        raise UsageError("there is no sidecar", where=names[0], fix=fix)
     options = _reading(options, known)
     if known is not None and through != "library":
         opened = None
@@ -232,7 +270,11 @@ def open_dataset(
             _ignore(error, notes)
         if opened is not None:
             opened.notes, opened.named = (*notes, *opened.notes), tuple(map(str, paths))
-            opened.opening = Opening(tuple(p.absolute() for p in names), options)
+            absolute = tuple(p.absolute() for p in names)
+            there = None if place is None else place.absolute()
+            if marked:
+                marks = (*marks, *_beside(opened))
+            opened.opening = Opening(absolute, options, marks=marks, at=there)
             return opened
         if through == "strict":
             raise UsageError(
@@ -241,7 +283,15 @@ def open_dataset(
                 fix="write it again with these options: dsprep provenance, or leave them out",
             )
     schema = _hint(known.content) if known is not None else None
-    native = open_native(format, names, options, schema, notes, progress)
+    try:
+        native = open_native(format, names, options, schema, notes, progress, marks=marks)
+    except SchemaError as error:
+        raise error if lost is None else lost.error from error
+    if lost is not None and not _as_recorded(native.schema, lost.schema, options.fields):
+        native.close()
+        raise lost.error
+    if lost is not None:
+        warnings.warn(_ignored(lost.cause), located.StaleWarning, stacklevel=3)
     native.named = tuple(map(str, paths))
     return native
 
@@ -255,6 +305,7 @@ def open_native(
     progress: Callable[[int, int], None] | None = None,
     *,
     survey: bool = False,
+    marks: tuple[Mark, ...] = (),
 ) -> Source:
     """Open files of one format by its own library.
 
@@ -264,6 +315,8 @@ def open_native(
         Types that the format does not keep.
     survey
         Whether it is for `Source.extents`.
+    marks
+        What the files were before; empty: not looked at.
     """
     if any(s.name == OTHERS for s in options.fields):
         every = replace(options, fields=())
@@ -280,7 +333,8 @@ def open_native(
     else:
         source = many = MultiSource(format, paths, options, schema, notes, progress, survey)
         options, schema = many.options, many.hint
-    source.opening = Opening(tuple(p.absolute() for p in paths), options, format.name, schema)
+    absolute = tuple(p.absolute() for p in paths)
+    source.opening = Opening(absolute, options, format.name, schema, marks)
     return source
 
 
@@ -289,6 +343,29 @@ def own_names(schema: Schema, options: OpenOptions) -> Schema:
     paths = {s.name: s.path for s in options.fields}
     fields = {paths.get(f.name, f.name): f for f in schema}
     return Schema(tuple(replace(f, name=name) for name, f in fields.items()), schema.attrs)
+
+
+def marks_of(source: Source) -> tuple[Mark, ...]:
+    """Return what the files of `source` were when it was opened, or else are now.
+
+    Those of its files come first, in their order; empty for a source made in this process.
+    """
+    opening = source.opening
+    if not isinstance(opening, Opening):
+        return ()
+    if not opening.marks:
+        marks = tuple(map(Mark.of, opening.paths))
+        beside = _beside(source) if isinstance(source, SidecarSource) else ()
+        source.opening = opening = replace(opening, marks=(*marks, *beside))
+    return opening.marks
+
+
+def _beside(source: SidecarSource) -> Iterator[Mark]:
+    """Yield the marks of the sidecar and its companion, by which the samples are found."""
+    path = source.sidecar.path
+    yield Mark.of(path.absolute())
+    if source.sidecar.content.companion is not None:
+        yield Mark.of(path.with_name(sidecar.companion_name(path)).absolute())
 
 
 @dataclass(frozen=True)
@@ -305,12 +382,18 @@ class Opening:
         By the library of which format; None: through their sidecar.
     hint
         Types that the format does not keep.
+    marks
+        What the files were, then the sidecar's; empty: not looked at.
+    at
+        The sidecar, if it is not beside the dataset.
     """
 
     paths: tuple[Path, ...]
     options: OpenOptions
     format: str | None = None
     hint: Schema | None = None
+    marks: tuple[Mark, ...] = ()
+    at: Path | None = None
 
     def open(self) -> Source:
         """Open the source.
@@ -321,7 +404,10 @@ class Opening:
             If it has changed meanwhile, or cannot be reached from here.
         """
         if self.format is None:
-            return open_dataset(list(self.paths), self.options, through="strict")
+            sure = bool(self.marks)
+            return _opened(
+                self.paths, self.options, None, "strict", self.at, marked=False, trusted=sure
+            )
         return open_native(formats.load(self.format), self.paths, self.options, self.hint)
 
 
@@ -332,48 +418,139 @@ class Known:
     content: sidecar.Content
     dataset: Path
     path: Path
+    marks: Mapping[int, Mark] = field(default_factory=dict)
 
 
 def _known(
-    files: Sequence[Path], format: Format, strict: bool, notes: list[str], at: Path | None = None
+    files: Sequence[Path], format: Format, notes: list[str], trusted: bool, at: Path | None
 ) -> Known | None:
-    """Return the sidecar of `files` if it is valid, else None and perhaps a note why not.
+    """Return the sidecar of `files`, None if there is none.
+
+    Parameters
+    ----------
+    notes
+        Is told if files were touched.
+    trusted
+        Whether not to compare the files with it.
+    at
+        The sidecar, if it is not beside the dataset.
 
     Raises
     ------
     DsprepError
-        If `strict` and there is none that is valid.
+        If it is not valid.
+    OSError
+        If that cannot be seen.
     """
-    try:
-        found = sidecar.find(files, at)
-        if found is None:
-            if strict:
-                raise UsageError(
-                    "there is no sidecar",
-                    where=files[0],
-                    fix="write one with dsprep provenance",
-                )
-            return None
-        known = Known(*found)
-        content, dataset = known.content, known.dataset
-        if content.format != format.name:
-            raise FormatError(
-                "the sidecar is of another format", expected=content.format, found=format.name
-            )
-        changed = located.changes(content, dataset, located.CHECKED)
-        if changed:
-            raise located.stale(changed[0], known.path, dataset)
-    except DsprepError as error:
-        if strict:
-            raise
-        _ignore(error, notes)
+    found = sidecar.find(files, at)
+    if found is None:
         return None
+    content, dataset, path = found
+    marks: dict[int, Mark] = {}
+    known = Known(content, dataset, path, marks)
+    if content.format != format.name:
+        raise FormatError(
+            "the sidecar is of another format",
+            where=path,
+            expected=content.format,
+            found=format.name,
+            fix=f"write it again with dsprep provenance {dataset}",
+        )
+    if not trusted:
+        changed = located.changes(content, dataset, located.CHECKED, path, notes, marks)
+        if changed:
+            raise located.stale(changed[0], path, dataset)
     return known
 
 
+@dataclass(frozen=True)
+class _Lost:
+    """A sidecar that cannot be used: its fields, the error if they are needed, and why not."""
+
+    schema: Schema
+    error: DsprepError
+    cause: DsprepError
+
+
+def _lost(
+    files: Sequence[Path],
+    format: Format,
+    options: OpenOptions | None,
+    error: DsprepError,
+    at: Path | None,
+) -> _Lost | None:
+    """Return what is lost with a sidecar that is not valid; None if nothing is.
+
+    Raises
+    ------
+    DsprepError
+        If without it nothing says what the fields are.
+    """
+    asked = options or OpenOptions()
+    typed = any(s.dtype is not None or s.index for s in asked.fields)
+    if typed or replace(asked, fields=()).meaning != OpenOptions():
+        return None
+    dataset = files[0]
+    try:
+        found = sidecar.find_path(files, at)
+        if found is None:
+            return None
+        dataset, path = found
+        content = sidecar.read(path)
+    except FormatError:
+        if format.keeps_types:
+            return None
+        raise _refused(error, dataset, readable=False) from error
+    refused = _refused(error, dataset, readable=True)
+    if content.reading or content.format != format.name:
+        if content.reading or not format.keeps_types:
+            raise refused from error
+        return None
+    return None if format.keeps_types else _Lost(content.schema, refused, error)
+
+
+def _refused(error: DsprepError, dataset: Path, *, readable: bool) -> DsprepError:
+    """Return the error for a sidecar that is needed and cannot be used."""
+    again = f"write it again with dsprep provenance {dataset}, which keeps them"
+    if not readable:
+        again = (
+            "bring it back from where the data came from, or write another one with dsprep "
+            f"provenance {dataset} --field NAME:DTYPE[SHAPE]"
+        )
+    kind = located.StaleError if isinstance(error, located.StaleError) else FormatError
+    return kind(
+        "the sidecar cannot be used, and only the sidecar says what the fields are: " + error.what,
+        where=error.where,
+        expected=error.expected,
+        found=error.found,
+        fix=f"{again}; or move it away to read what the format itself keeps",
+    )
+
+
+def _as_recorded(found: Schema, recorded: Schema, fields: Sequence[FieldSpec]) -> bool:
+    """Whether fields, or those that were asked for, are what a sidecar says."""
+    pairs = [(s.path, s.name) for s in fields] or [(n, n) for n in recorded.names]
+    if len(pairs) != len(found.names):
+        return False
+    return all(
+        path in recorded.names
+        and name in found.names
+        and _type(recorded[path]) == _type(found[name])
+        for path, name in pairs
+    )
+
+
+def _type(f: Field) -> tuple[object, ...]:
+    return f.dtype, f.shape, f.kind
+
+
 def _ignore(error: DsprepError, notes: list[str]) -> None:
-    notes.append(f"sidecar ignored: {error}")
-    warnings.warn(f"sidecar ignored: {error}", located.StaleWarning, stacklevel=4)
+    notes.append(_ignored(error))
+    warnings.warn(_ignored(error), located.StaleWarning, stacklevel=4)
+
+
+def _ignored(error: DsprepError) -> str:
+    return f"sidecar ignored: {error}"
 
 
 def _reading(options: OpenOptions | None, known: Known | None) -> OpenOptions:
@@ -390,7 +567,7 @@ def _reading(options: OpenOptions | None, known: Known | None) -> OpenOptions:
 
 def _through_sidecar(
     known: Known, options: OpenOptions, files: Sequence[Path], format: Format
-) -> Source | None:
+) -> SidecarSource | None:
     """Return the dataset read through its sidecar, or None if that does not serve."""
     content = known.content
     recorded = OpenOptions.from_json(content.reading)
@@ -409,6 +586,7 @@ def _through_sidecar(
     if lost & {name for name, _ in chosen}:
         return None
     opened = located.Sidecar(content, known.dataset, known.path)
+    opened.expect(known.marks)
     if content.files:
         opened.layout(0)  # with the companion: a pair that a killed run left does not go together
     full = format.name == "tfrecord" and options.check_crc
@@ -513,6 +691,7 @@ class MultiSource(Source):
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Slot] = OrderedDict()
         self._said: Counter[str] = Counter()
+        self._status: dict[int, Status] = {}
         if format.infers and hint is None:
             counts = self._infer(progress)
         else:
@@ -602,12 +781,25 @@ class MultiSource(Source):
         try:
             with slot.lock:
                 if slot.source is None:
-                    slot.source = self._opener(self.paths[index], self.options, self.hint)
+                    slot.source = self._opened(index)
             yield slot.source
         finally:
             with self._lock:
                 slot.users -= 1
                 self._close_some()
+
+    def _opened(self, index: int) -> Source:
+        """Open a file: the same one as before, if it was opened before."""
+        path = self.paths[index]
+        if path.is_dir():
+            return self._opener(path, self.options, self.hint)
+        before = self._status.setdefault(index, status(path.stat()))
+        source = self._opener(path, self.options, self.hint)
+        now = status(path.stat())
+        if now != before:
+            source.close()
+            raise changed(path, before, now)
+        return source
 
     def _close_some(self) -> None:
         idle = [i for i, slot in self._open.items() if not slot.users]
@@ -630,14 +822,18 @@ class MultiSource(Source):
 
     def openings(self) -> Iterator[Opening]:
         """Yield how to open each file by itself, with the fields of all."""
-        for path in self.paths:
-            yield Opening((path.absolute(),), self.options, self.format.name, self.hint)
+        marks = self.opening.marks
+        for i, path in enumerate(self.paths):
+            one = (path.absolute(),)
+            yield Opening(one, self.options, self.format.name, self.hint, marks[i : i + 1])
 
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
         """Return how to open the files that hold some samples, and the first sample in those."""
         numbers = [i for i, _, _ in self._ranges(start, stop)] or [0]
-        paths = tuple(p.absolute() for p in self.paths[numbers[0] : numbers[-1] + 1])
-        opening = Opening(paths, self.options, self.format.name, self.hint)
+        some = slice(numbers[0], numbers[-1] + 1)
+        paths = tuple(p.absolute() for p in self.paths[some])
+        marks = self.opening.marks[some]
+        opening = Opening(paths, self.options, self.format.name, self.hint, marks)
         return opening, int(self._starts[numbers[0]])
 
     def locate(self, sample: int) -> tuple[Path, int]:

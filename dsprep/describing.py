@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dsprep import __version__, executors, formats, identity, sidecar
-from dsprep.dataset import MultiSource, Opening, find_files, open_native
+from dsprep.dataset import MultiSource, Opening, find_files, marks_of, open_native
 from dsprep.errors import DsprepError, FormatError, TargetError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, OpenOptions, Source, check_options
 from dsprep.layout import codec, fitting
 from dsprep.layout.model import Column, FileLayout, Groups
-from dsprep.located import changes
+from dsprep.located import MissingError, Sidecar, changes, stale
+from dsprep.marks import Mark, unchanged
 from dsprep.packing import Tables, digest
 from dsprep.reading.files import KEPT, File
 from dsprep.reading.proofs import rest_of
@@ -141,9 +142,10 @@ def provenance(
     dataset = dataset_of(names)
     path = Path(out) if out is not None else sidecar.sidecar_path(dataset)
     _check_replaceable(path, names)
-    old = _old(names, format)
+    as_before = options.meaning == OpenOptions()
+    old = _old(names, format, needed=as_before and not format.keeps_types)
     hint = None
-    if old is not None and options.meaning == OpenOptions():
+    if old is not None and as_before:
         options, hint = OpenOptions.from_json(old.reading), old.schema
     with _open(format, names, options, hint, notes) as source:
         lineage = _lineage(old)
@@ -167,6 +169,87 @@ def provenance(
     if write:
         made.write()
     return made
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """A sidecar whose record of the files was renewed.
+
+    Attributes
+    ----------
+    path
+        The sidecar.
+    files
+        Of the dataset.
+    renewed
+        How many of them had another time stamp or inode.
+    sums
+        Whether all of those have checksums, which were compared.
+    """
+
+    path: Path
+    files: int
+    renewed: int
+    sums: bool
+
+
+def refresh(
+    paths: str | Path | Sequence[str | Path], *, out: str | Path | None = None
+) -> Refreshed:
+    """Record the present time stamps and inodes of a dataset in its sidecar.
+
+    Sizes, the format's own marks and sampled blocks must be as they were, and so must be every
+    checksum that the sidecar has of the files concerned, its own or those of groups: these are
+    read whole.
+
+    Parameters
+    ----------
+    paths
+        The dataset, as `provenance` takes it.
+    out
+        The sidecar, if it does not lie beside the dataset.
+
+    Raises
+    ------
+    MissingError, UsageError
+        If there is no sidecar.
+    StaleError
+        If the data changed.
+    DsprepError, OSError
+        If the sidecar is damaged, or data cannot be read.
+    """
+    named = [paths] if isinstance(paths, str | Path) else paths
+    names = [p.absolute() for p, _ in find_files(named)[0]]
+    if out is not None:
+        dataset, path = dataset_of(names), Path(out)
+    elif (there := sidecar.find_path(names)) is not None:
+        dataset, path = there
+    else:
+        raise MissingError(sidecar.sidecar_path(dataset_of(names)), dataset_of(names))
+    content = sidecar.read(path)
+    marks = [Mark.of(dataset / f.path) for f in content.files]
+    with unchanged(marks):
+        other = [
+            i
+            for i, (mark, f) in enumerate(zip(marks, content.files, strict=True))
+            if (mark.status[0], mark.status[2]) != (f.identity.inode, f.identity.mtime_ns)
+        ]
+        changed = changes(content, dataset, path=path)
+        companion, sums = b"", False
+        if content.layouts:
+            with Sidecar(content, dataset, path) as opened:
+                companion = opened.companion() or b""
+                changed = changed or list(opened.wrong_sums(other))
+                sums = all(opened.has_sums(i) for i in other)
+        if changed:
+            raise stale(changed[0], path, dataset)
+        files = list(content.files)
+        for i in other:
+            who = identity.take(dataset / files[i].path, content.format)
+            files[i] = replace(files[i], identity=who)
+    if other:
+        sidecar.write(replace(content, files=tuple(files)), path, companion)
+    return Refreshed(path, len(files), len(other), sums)
 
 
 def _check_replaceable(path: Path, files: Sequence[Path]) -> None:
@@ -253,13 +336,37 @@ def dataset_of(files: Sequence[Path]) -> Path:
     return common
 
 
-def _old(files: Sequence[Path], format: Format) -> Content | None:
-    """Return the sidecar that is there, valid or not: it may know types that the file does not."""
-    try:
-        found = sidecar.find(files)
-    except DsprepError:
+def _old(files: Sequence[Path], format: Format, *, needed: bool) -> Content | None:
+    """Return the sidecar that is there, valid or not: it may know types that the file does not.
+
+    Raises
+    ------
+    FormatError
+        If it is `needed` and cannot be read.
+    """
+    found = sidecar.find_path(files)
+    if found is None:
         return None
-    return found[0] if found is not None and found[0].format == format.name else None
+    dataset, path = found
+    try:
+        content = sidecar.read(path)
+    except FormatError as error:
+        if not needed:
+            return None
+        raise FormatError(
+            "the sidecar that is there cannot be read, and it may be all that says what the "
+            f"fields are: {error.what}",
+            where=path,
+            found=error.found,
+            fix="bring it back from where the data came from, or name the fields with "
+            "--field NAME:DTYPE[SHAPE]; or move it away if the data have no types",
+        ) from error
+    if content.format != format.name:
+        return None
+    try:
+        return sidecar.reduced(content, dataset, files, path)
+    except FormatError:  # there are more files now, of the same fields
+        return content
 
 
 def _open(
@@ -269,15 +376,33 @@ def _open(
     hint: Schema | None,
     notes: Sequence[str],
 ) -> Source:
-    """Open the files with the types of the old sidecar if they still fit, else without."""
+    """Open the files with the types of the old sidecar if they still fit, else without.
+
+    Raises
+    ------
+    FormatError
+        If they do not fit, and the files themselves have none.
+    """
+    marks = tuple(map(Mark.of, files))
     if hint is not None:
-        with suppress(DsprepError), ExitStack() as opened:
-            source = open_native(format, files, options, hint, notes, survey=True)
-            opened.callback(source.close)
-            source.confirm()
-            opened.pop_all()
-            return source
-    return open_native(format, files, options, None, notes, survey=True)
+        try:
+            with ExitStack() as opened:
+                source = open_native(format, files, options, hint, notes, survey=True, marks=marks)
+                opened.callback(source.close)
+                source.confirm()
+                opened.pop_all()
+                return source
+        except DsprepError as error:
+            if not format.keeps_types:
+                raise FormatError(
+                    f"the fields of the sidecar that is there do not fit the data: {error.what}",
+                    where=error.where,
+                    expected=error.expected,
+                    found=error.found,
+                    fix="move the sidecar away if these are other data, or name their fields with "
+                    "--field NAME:DTYPE[SHAPE]",
+                ) from error
+    return open_native(format, files, options, None, notes, survey=True, marks=marks)
 
 
 def _with_unknown(content: Content, old: Content) -> Content:
@@ -425,15 +550,16 @@ def _look(
 ) -> list[Looked]:
     """Return layout, identity and checksums of every file, several files at a time."""
     done = 0
+    marks = marks_of(source)
 
     def one(i: int) -> Looked:
         nonlocal done
-        # First who it is, then what is in it: a change in between shows later.
-        who = identity.take(files[i], format.name)
         inside = progress if len(files) == 1 else None
-        with _file(source, i) as opened:
-            layout = _fitted(opened, source.schema, law, inside)
-        crcs = _summed(format, files[i], layout, source.schema) if checksums else None
+        with unchanged(marks[i : i + 1]):
+            who = identity.take(files[i], format.name)
+            with _file(source, i) as opened:
+                layout = _fitted(opened, source.schema, law, inside)
+            crcs = _summed(format, files[i], layout, source.schema) if checksums else None
         done += 1
         if progress is not None and len(files) > 1:
             progress(done, len(files))
@@ -465,6 +591,7 @@ def _look_apart(
     executor: Executor,
 ) -> list[Looked]:
     """Return the same as `_look`, from other processes."""
+    marks_of(source)
     openings = source.openings()
     tasks = (
         _FileTask(i, opening, source.schema, law, checksums) for i, opening in enumerate(openings)
@@ -482,10 +609,11 @@ def _look_at(task: _FileTask) -> Looked:
     (path,) = opening.paths
     assert opening.format is not None  # it is a file, not a dataset with a sidecar
     format = formats.load(opening.format)
-    who = identity.take(path, format.name)
-    with open_native(format, [path], opening.options, opening.hint, survey=True) as opened:
-        layout = _fitted(opened, task.schema, task.law, None)
-    crcs = _summed(format, path, layout, task.schema) if task.checksums else None
+    with unchanged(opening.marks):
+        who = identity.take(path, format.name)
+        with open_native(format, [path], opening.options, opening.hint, survey=True) as opened:
+            layout = _fitted(opened, task.schema, task.law, None)
+        crcs = _summed(format, path, layout, task.schema) if task.checksums else None
     return layout, who, crcs
 
 

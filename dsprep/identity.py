@@ -4,9 +4,10 @@ Kept are the size, the time stamp and inode, what the format tells about its sta
 transaction and root, HDF5's end of file, Zarr's metadata), and a digest of sixteen blocks spread
 over the data.
 
-A file whose time stamp differs was written to if it has the same inode; with another inode it is
-a copy, and the facts and the sampled blocks decide. So a copy that was altered in its few other
-bytes, keeping its size, is not noticed here: that takes ``--check full``.
+Another time stamp or inode alone decides nothing: files are touched and copied. Then the facts and
+the sampled blocks decide, and of a file that has the same inode `located` compares checksums too,
+where the sidecar has some. So a file of which a few other bytes were changed, keeping its size, is
+not noticed here: that takes ``--check full``.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from dsprep import formats
+from dsprep.digests import read_crc32c
 from dsprep.errors import DsprepError
+from dsprep.marks import Mark
 from dsprep.sidecar import Identity
-from dsprep.storage import data_files, pread_most
+from dsprep.storage import pread_most
 
 BLOCKS = 16
 BLOCK_NBYTES = 4096
+
+WRITTEN = "it was written to (its time stamp changed)"
 
 
 def take(path: Path, format: str) -> Identity:
@@ -32,29 +38,52 @@ def take(path: Path, format: str) -> Identity:
     OSError, FormatError
         If it is gone or damaged.
     """
-    files, nbytes, mtime = _stat(path)
+    mark, files = Mark.with_files(path)
+    inode, nbytes, mtime, _ = mark.status
     facts = formats.load(format).identity(path)
-    return Identity(nbytes, mtime, path.stat().st_ino, len(files), facts, sample(files))
+    return Identity(nbytes, mtime, inode, mark.files, facts, sample(files))
 
 
-def differences(path: Path, format: str, known: Identity) -> list[str]:
-    """Return how `path` differs from what was recorded, one clause each; empty when it does not."""
+class Look(NamedTuple):
+    """What a look at a file has found.
+
+    Attributes
+    ----------
+    differences
+        How it differs from what was recorded, one clause each.
+    written
+        Whether the same file has another time stamp, which is no difference by itself.
+    mark
+        What it is now; None: missing.
+    """
+
+    differences: list[str]
+    written: bool
+    mark: Mark | None
+
+
+def look(path: Path, format: str, known: Identity) -> Look:
+    """Compare `path` with what was recorded.
+
+    Raises
+    ------
+    OSError
+        If it cannot be looked at, unless it is missing.
+    """
     try:
-        files, nbytes, mtime = _stat(path)
+        mark, files = Mark.with_files(path)
     except FileNotFoundError:
-        return ["it is missing"]
-    except OSError as error:
-        return [f"it cannot be looked at: {error.strerror}"]
+        return Look(["it is missing"], False, None)
     found = []
+    inode, nbytes, mtime, _ = mark.status
     if nbytes != known.nbytes:
         found.append(f"it has {nbytes:,} bytes, expected {known.nbytes:,}")
     if len(files) != known.files:
         found.append(f"it has {len(files):,} files, expected {known.files:,}")
     written = known.mtime_ns is not None and mtime != known.mtime_ns
-    if written and known.inode is not None and path.stat().st_ino == known.inode:
-        found.append("it was written to (its time stamp changed)")
+    written = written and known.inode is not None and inode == known.inode
     if found:
-        return found
+        return Look([*found, *([WRITTEN] if written else [])], written, mark)
     try:
         facts = formats.load(format).identity(path)
         for key, value in known.facts.items():
@@ -62,20 +91,9 @@ def differences(path: Path, format: str, known: Identity) -> list[str]:
                 found.append(f"its {key.replace('_', ' ')} is {facts.get(key)}, expected {value}")
         if not found and known.sampled and sample(files) != known.sampled:
             found.append("its content changed (sampled blocks differ)")
-    except (DsprepError, OSError) as error:
+    except DsprepError as error:
         found.append(f"it cannot be read: {error}")
-    return found
-
-
-def _stat(path: Path) -> tuple[list[tuple[Path, int]], int, int]:
-    """Return the data files with their sizes, the bytes of all, and the newest time stamp."""
-    files, total, newest = [], 0, 0
-    for file in data_files(path):
-        stat = file.stat()
-        files.append((file, stat.st_size))
-        total += stat.st_size
-        newest = max(newest, stat.st_mtime_ns)
-    return files, total, newest
+    return Look([*found, *([WRITTEN] if found and written else [])], written, mark)
 
 
 def sample(files: list[tuple[Path, int]]) -> str:
@@ -101,6 +119,26 @@ def sample(files: list[tuple[Path, int]]) -> str:
     finally:
         _close(opened[1])
     return state.hexdigest()
+
+
+def block_crc32c(path: Path, begin: int, end: int) -> int:
+    """Return the CRC-32C of some bytes of a file, or of the data files of a directory.
+
+    Those are taken one behind another, in the order of their paths.
+
+    Raises
+    ------
+    FormatError, OSError
+        If they end first, or cannot be read.
+    """
+    crc, at = 0, 0
+    for file, nbytes in sorted(Mark.with_files(path)[1]):
+        low, high = max(begin, at), min(end, at + nbytes)
+        if low < high:
+            with file.open("rb", buffering=0) as opened:
+                crc = read_crc32c(opened.fileno(), low - at, high - at, file, crc)
+        at += nbytes
+    return crc
 
 
 def _close(fd: int) -> None:

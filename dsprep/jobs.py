@@ -25,21 +25,23 @@ import numpy as np
 
 import dsprep
 from dsprep import executors, sidecar
-from dsprep.dataset import MultiSource, check_replaceable
+from dsprep.dataset import MultiSource, check_replaceable, marks_of
 from dsprep.describing import Made, describe, made_by
 from dsprep.errors import DsprepError, ExecutorError, TargetError, UsageError
 from dsprep.formats.base import Format, GroupWriter, Source, State, WriteOptions, Writer
 from dsprep.grouping import Grouping
+from dsprep.identity import sample
 from dsprep.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
+from dsprep.marks import Mark, unchanged
 from dsprep.plan import PIECE_NBYTES, Cast, Shard, group_pieces, pieces, show_nbytes
 from dsprep.publishing import partial_path
-from dsprep.remote import Part, deal, part
+from dsprep.remote import Part, deal, opened, part
 from dsprep.schema import Schema
 from dsprep.shuffling import ShuffledSource
 from dsprep.sidecar import write_json
 from dsprep.splitting import DerivedSource
-from dsprep.staging import Staging, check_target, discard, published
+from dsprep.staging import STATUS, Staging, check_target, discard, published
 from dsprep.storage import (
     data_files,
     free_memory,
@@ -201,23 +203,24 @@ def making(
     """
     began = time.monotonic()
     threads = admit(job, source, workers, memory)
+    marks = _marks(source)
     if overwrite:
         check_replaceable(job.target)
     with Staging(
-        job.target, _fingerprint(job, source), overwrite=overwrite, restart=restart, durable=durable
+        job.target,
+        _fingerprint(job, source, marks),
+        overwrite=overwrite,
+        restart=restart,
+        durable=durable,
     ) as staging:
         check_space([job])
-        if shuffled is not None and not (staging.state or {}).get("complete"):
-            shuffled.durable = durable
-            if durable and shuffled.how == "buckets" and staging.state is None:
-                staging.save(_START)  # a rerun goes on with the first pass
-            if executor is not None and shuffled.how == "buckets":
-                deal(shuffled, executor)
-            shuffled.prepare()
-        if executor is None or len(job.shards) == 1:
-            resumed, copied = _copy_shards(job, source, staging, threads, progress)
-        else:
-            resumed, copied = _hand_out(job, source, staging, executor, progress)
+        with unchanged(marks):
+            if shuffled is not None and not (staging.state or {}).get("complete"):
+                _shuffle(shuffled, staging, executor)
+            if executor is None or len(job.shards) == 1:
+                resumed, copied = _copy_shards(job, source, staging, threads, progress)
+            else:
+                resumed, copied = _hand_out(job, source, staging, executor, progress)
         made = None if published(job.target) else _described(job, source, staging, executor)
         if shuffled is not None:
             shuffled.clean()
@@ -232,7 +235,7 @@ def making(
             bytes_out=0,
             seconds=time.monotonic() - began,
             resumed=resumed,
-            notes=(*source.notes, *job.losses),
+            notes=(*source.notes, *job.losses, *staging.notes),
         )
         yield Output(staging, made, report)
 
@@ -285,6 +288,16 @@ class Output:
     def discard(self) -> None:
         """Remove what the output replaced, and the record that it is complete."""
         self.staging.discard()
+
+
+def _shuffle(shuffled: ShuffledSource, staging: Staging, executor: Executor | None) -> None:
+    """Do the first pass of a shuffle, or what earlier runs left of it."""
+    shuffled.durable = staging.durable
+    if staging.durable and shuffled.how == "buckets" and staging.state is None:
+        staging.save(_START)  # a rerun goes on with the first pass
+    if executor is not None and shuffled.how == "buckets":
+        deal(shuffled, executor)
+    shuffled.prepare()
 
 
 def check_targets(targets: Sequence[Path], *, overwrite: bool, restart: bool) -> None:
@@ -520,7 +533,7 @@ def _copied(task: _ShardTask) -> int:
     # In a directory of this attempt: another one may be under way if a worker seemed lost.
     own = Path(tempfile.mkdtemp(prefix=f"{task.number}-", dir=task.attempts))
     made = own / task.path.name
-    with task.part.open() as source:
+    with opened(task.part) as source:
         writer, _ = _open_writer(task.job, made, 0, 0, None)
         pieces = _write_shard(
             task.job, source, writer, 0, 0, task.threads, own, task.durable, _save_nothing
@@ -737,9 +750,19 @@ def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
 
 def source_paths(source: Source) -> list[Path]:
     """Return the files and stores that `source` reads."""
+    source = _bottom(source)
+    return source.paths if isinstance(source, MultiSource | SidecarSource) else [source.path]
+
+
+def _bottom(source: Source) -> Source:
     while isinstance(source, DerivedSource):
         source = source.base
-    return source.paths if isinstance(source, MultiSource | SidecarSource) else [source.path]
+    return source
+
+
+def _marks(source: Source) -> tuple[Mark, ...]:
+    """Return what the files of `source` were when it was opened; those of its data come first."""
+    return marks_of(_bottom(source)) or tuple(Mark.of(p.absolute()) for p in source_paths(source))
 
 
 def _check_not_source(target: Path, source: Source) -> None:
@@ -750,9 +773,7 @@ def _check_not_source(target: Path, source: Source) -> None:
             raise UsageError(
                 "the target is or holds the source", where=target, fix="choose another place"
             )
-    while isinstance(source, DerivedSource):
-        source = source.base
-    for name in source.named:
+    for name in _bottom(source).named:
         if _would_name(name, final):
             raise UsageError(
                 f"the target lies in {name}, and would be part of the source the next time",
@@ -774,22 +795,28 @@ def _would_name(name: str, path: Path) -> bool:
     return all(map(fnmatch, parts, pattern))
 
 
-def _fingerprint(job: Job, source: Source) -> dict[str, Any]:
-    """Return what decides every byte of the output, as JSON."""
-    digest = hashlib.sha256()
-    nbytes = 0
-    for dataset in source_paths(source):
-        for path in sorted(data_files(dataset.absolute())):
-            stat = path.stat()
-            line = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
-            digest.update(line.encode("utf-8", "surrogateescape"))
-            nbytes += stat.st_size
+def _fingerprint(job: Job, source: Source, marks: Sequence[Mark]) -> dict[str, Any]:
+    """Return what decides every byte of the output, as JSON.
+
+    Data that look as they did, but were replaced or written to, have another `STATUS`.
+    """
+    data, status = hashlib.sha256(), hashlib.sha256()
+    files: list[tuple[Path, int]] = []
+    for mark in marks[: len(source_paths(source))]:
+        inode, nbytes, mtime, ctime = mark.status
+        files += [(p, p.stat().st_size) for p in data_files(mark.path)]
+        line = f"{mark.path}\0{mark.files}\0{nbytes}\0{mtime}\n"
+        data.update(line.encode("utf-8", "surrogateescape"))
+        status.update(f"{inode}\0{ctime}\0{mark.each}\n".encode())
+    data.update(sample(files).encode())
+    nbytes = sum(size for _, size in files)
     shards = hashlib.sha256(repr(job.shards).encode()).hexdigest()
     return {
         "version": dsprep.__version__,
         "format": job.format.name,
         "source": f"{source_paths(source)[0]}, {nbytes} bytes in all",
-        "source as it was": digest.hexdigest(),
+        "source as it was": data.hexdigest(),
+        STATUS: status.hexdigest(),
         "read as": [f"{f}" for f in source.schema],
         "fields": job.schema.to_json(),
         "options": {k: str(v) for k, v in asdict(job.options).items()},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,12 +19,13 @@ import numpy as np
 
 from dsprep import formats, sidecar
 from dsprep.errors import DsprepError, FormatError, UsageError
-from dsprep.identity import differences
+from dsprep.identity import block_crc32c, look
 from dsprep.layout import codec
 from dsprep.layout.codec import file_path
 from dsprep.layout.extents import Extents, locate
 from dsprep.layout.model import FileLayout
-from dsprep.packing import Tables, digest
+from dsprep.marks import Mark
+from dsprep.packing import Tables, digest, from_planes
 from dsprep.publishing import restore
 from dsprep.reading.columns import ColumnReader, read_columns
 from dsprep.reading.files import File, Files
@@ -45,6 +46,9 @@ CHECKED = 64
 """Files that are compared with the sidecar when it is opened; of more, so many spread evenly."""
 
 MAX_COMPANION = 8 << 30
+
+SUMS_NBYTES = 256 << 20
+"""Bytes of which checksums are compared at most, where time stamps alone changed."""
 
 
 class StaleError(FormatError):
@@ -70,24 +74,66 @@ class StaleWarning(UserWarning):
     """A sidecar is not used, since it is damaged or the data changed."""
 
 
-def changes(content: Content, dataset: Path, most: int | None = None) -> list[str]:
+def changes(
+    content: Content,
+    dataset: Path,
+    most: int | None = None,
+    path: Path | None = None,
+    notes: list[str] | None = None,
+    marks: dict[int, Mark] | None = None,
+) -> list[str]:
     """Return how the files differ from what a sidecar says, one clause each.
+
+    Of files of which the time stamp alone changed, checksums are compared where there are some, of
+    `SUMS_NBYTES` of them all.
 
     Parameters
     ----------
     most
         Look only at so many of the files, spread evenly; None: at all.
+    path
+        The sidecar, if it does not lie beside the dataset.
+    notes
+        Is told which files have another time stamp.
+    marks
+        Is told what the files are, by their number.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be looked at.
     """
     files = content.files
     chosen: Iterable[int] = range(len(files))
     if most is not None and len(files) > most:
         chosen = np.unique(np.linspace(0, len(files) - 1, most).astype(int)).tolist()
-    lines = []
+    lines, touched = [], []
     for i in chosen:
-        path = dataset / files[i].path
-        found = differences(path, content.format, files[i].identity)
-        lines += [f"{path.name}: {line}" for line in found]
+        file = dataset / files[i].path
+        found = look(file, content.format, files[i].identity)
+        lines += [f"{file.name}: {line}" for line in found.differences]
+        if found.written:
+            touched.append(i)
+        if marks is not None and found.mark is not None:
+            marks[i] = found.mark
+    if lines or not touched:
+        return lines
+    if content.layouts:
+        with Sidecar(content, dataset, path or sidecar.sidecar_path(dataset)) as opened:
+            lines = list(opened.wrong_sums(touched, SUMS_NBYTES))
+    if notes is not None and not lines:
+        notes.append(only_touched([dataset / files[i].path for i in touched], dataset))
     return lines
+
+
+def only_touched(files: Sequence[Path], dataset: Path) -> str:
+    """Return the note that the time stamps of some files alone changed."""
+    more = f" and {len(files) - 1:,} other files" if len(files) > 1 else ""
+    return (
+        f"{files[0].name}{more}: written to since the sidecar was, but the size, the format's own "
+        f"marks and the sampled blocks are as recorded; dsprep provenance {dataset} --refresh "
+        "compares all checksums there are and records the new time stamp"
+    )
 
 
 def stale(change: str, path: Path, dataset: Path) -> StaleError:
@@ -168,7 +214,7 @@ class Sidecar:
                 fix=f"write it again with dsprep provenance {dataset}; what has no places, such as "
                 "GZIP TFRecord, is read by dsprep.open, or repacked",
             )
-        self._files = Files()
+        self._files = Files(self._check_first)
         counts = [f.samples for f in content.files]
         self._starts: Ints = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._tables: Tables | None = None
@@ -225,9 +271,15 @@ class Sidecar:
 
     def check(self) -> None:
         """Raise `StaleError` if the data changed since the sidecar was written; a few reads."""
-        changed = changes(self.content, self.dataset, CHECKED)
+        marks: dict[int, Mark] = {}
+        changed = changes(self.content, self.dataset, CHECKED, self.path, marks=marks)
         if changed:
             raise stale(changed[0], self.path, self.dataset)
+        self.expect(marks)
+
+    def expect(self, marks: Mapping[int, Mark]) -> None:
+        """Take these to be the files: what is opened from here on must be they."""
+        self._files.expect(marks)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -247,10 +299,11 @@ class Sidecar:
         """Return the packed tables, with those of the companion."""
         with self._lock:
             if self._tables is None:
-                self._tables = Tables(self._companion(), self.path)
+                self._tables = Tables(self.companion(), self.path)
             return self._tables
 
-    def _companion(self) -> bytes | None:
+    def companion(self) -> bytes | None:
+        """Return the bytes of the companion, None without; `FormatError` if it is another's."""
         known = self.content.companion
         if known is None or self._held is not None:
             return self._held
@@ -528,6 +581,18 @@ class Sidecar:
         """Return the file at `path` below entry number `number`, open; see `Files.get`."""
         return self._files.get(number, path, self._root)
 
+    def _check_first(self, number: int, path: str, file: File) -> None:
+        """Raise `StaleError` if a file of very many, not yet looked at, is another one."""
+        known = self.content.files[number].identity
+        inode, nbytes, mtime, _ = file.status
+        as_known = (inode, nbytes, mtime) == (known.inode, known.nbytes, known.mtime_ns)
+        if path or as_known or known.inode is None:
+            return
+        found = look(file.path, self.content.format, known)
+        if found.differences:
+            line = f"{file.path.name}: {found.differences[0]}"
+            raise stale(line, self.path, self.dataset)
+
     def _root(self, number: int) -> Path:
         return self.dataset / self.content.files[number].path
 
@@ -548,6 +613,71 @@ class Sidecar:
         """
         for number in range(len(self.content.files)):
             yield from self.proofs.bad_groups(number)
+
+    def sums(self, number: int) -> tuple[int, Ints] | None:
+        """Return the bytes of a block of a file and the CRC-32C of each; None without.
+
+        Raises
+        ------
+        FormatError
+            If they are damaged.
+        """
+        known = self.content.files[number].crc32c
+        if known is None:
+            return None
+        block = known.get("block")
+        try:
+            if not isinstance(block, int) or not 1 << 12 <= block <= 1 << 32:
+                raise ValueError(f"a block of {block!r} bytes")
+            return block, from_planes(self.tables().get(known.get("data")))
+        except ValueError as error:
+            raise FormatError(
+                f"the checksums of a file are damaged: {error}", where=self._root(number)
+            ) from error
+
+    def has_sums(self, number: int) -> bool:
+        """Whether a file has checksums, its own or those of its groups."""
+        groups = self.layout(number).groups
+        own = self.content.files[number].crc32c is not None
+        return own or (groups is not None and (groups.crc32c or groups.rest) is not None)
+
+    def wrong_sums(self, numbers: Sequence[int], most: int | None = None) -> Iterator[str]:
+        """Yield where checksums of some files are wrong, one clause each.
+
+        Parameters
+        ----------
+        numbers
+            Of the files. Their own checksums are compared, or else those of their groups.
+        most
+            Bytes that are read at most, about, spread over all; None: all.
+
+        Raises
+        ------
+        FormatError, OSError
+            If the checksums are damaged, or a file cannot be read.
+        """
+        files = self.content.files
+        nbytes = sum(files[i].identity.nbytes for i in numbers)
+        step = 1 if most is None else max(1, -(-nbytes // most))
+        before = 0
+        for number in numbers:
+            name, size = self._root(number).name, files[number].identity.nbytes
+            if (sums := self.sums(number)) is not None:
+                block, expected = sums
+                for k in range(-before % step, len(expected), step):
+                    begin, end = k * block, min(size, (k + 1) * block)
+                    found = block_crc32c(self._root(number), begin, end)
+                    if found != expected[k]:
+                        yield (
+                            f"{name}: the CRC-32C of bytes {begin:,} to {end:,} is {found:#010x}, "
+                            f"expected {int(expected[k]):#010x}"
+                        )
+                before += len(expected)
+            elif (groups := self.layout(number).groups) is not None:
+                count = groups.blocks.count
+                for bad in self.proofs.bad_groups(number, range(-before % step, count, step)):
+                    yield f"{name}: {bad.what} ({bad.found:#010x}, expected {bad.expected:#010x})"
+                before += count
 
     def close(self) -> None:
         """Close all files; reading opens them again."""

@@ -6,19 +6,23 @@ or shuffled. Samples that were dealt into buckets are read from those.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 
 from dsprep import executors
-from dsprep.dataset import MultiSource, Opening
+from dsprep.dataset import MultiSource, Opening, marks_of
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
+from dsprep.marks import Mark, unchanged
 from dsprep.schema import Ints
 from dsprep.shuffling import FirstPass, ShuffledSource
 from dsprep.splitting import DerivedSource, DuplicatedSource, SelectedSource
+from dsprep.through import SidecarSource
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,11 @@ class Selection:
         """Open the source."""
         return SelectedSource(self.base.open(), self.indices)
 
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """What the files were."""
+        return self.base.marks
+
 
 @dataclass(frozen=True)
 class Buckets:
@@ -51,8 +60,26 @@ class Buckets:
         """Open the buckets."""
         return self.source
 
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """Nothing: the files are not read any more."""
+        return ()
+
 
 Part: TypeAlias = Opening | Selection | Buckets
+
+
+@contextmanager
+def opened(part: Part) -> Iterator[Source]:
+    """Open a part, and close it.
+
+    Raises
+    ------
+    ChangedError
+        If the files that it is read from are not those that were opened first, before or after.
+    """
+    with unchanged(part.marks), part.open() as source:
+        yield source
 
 
 def part(source: Source, start: int, stop: int) -> tuple[Part, int]:
@@ -75,11 +102,22 @@ def part(source: Source, start: int, stop: int) -> tuple[Part, int]:
         opening, offset = part(base, first, int(indices.max(initial=first - 1)) + 1)
         assert isinstance(opening, Opening)  # the base is derived from nothing
         return Selection(opening, indices - offset), start
+    marks_of(source)
     if isinstance(source, MultiSource):
         return source.part(start, stop)
     if not isinstance(source.opening, Opening):
         raise UsageError("other processes cannot open this dataset", where=source.path)
-    return source.opening, 0
+    return _with_marks(source, source.opening, start, stop), 0
+
+
+def _with_marks(source: Source, opening: Opening, start: int, stop: int) -> Opening:
+    """Return how to open a source, with the marks of no other files than samples are read from."""
+    if not isinstance(source, SidecarSource):
+        return opening
+    files = len(opening.paths)
+    first, last = (source.sidecar.file_of(i)[0] for i in (start, max(start, stop - 1)))
+    some = slice(min(first, files), min(last + 1, files))
+    return replace(opening, marks=(*opening.marks[some], *opening.marks[files:]))
 
 
 def _numbers(source: Source, indices: Ints) -> tuple[Source, Ints]:
@@ -134,5 +172,5 @@ def deal(source: ShuffledSource, executor: Executor) -> None:
 
 
 def _deal_part(task: _DealTask) -> None:
-    with task.part.open() as base:
+    with opened(task.part) as base:
         task.first_pass.deal(task.number, base, task.offset)

@@ -651,7 +651,7 @@ def repack(
     if compress is not None:
         writing = replace(writing, compress=Compression.parse(compress))
     limit = parse_nbytes(str(memory)) if memory is not None else None
-    with open_dataset(source, reading) as opened:
+    with open_dataset(source, reading, marked=True) as opened:
         plan = plan_repack(
             opened,
             Path(target),

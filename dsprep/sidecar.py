@@ -84,6 +84,7 @@ import base64
 import json
 import os
 import secrets
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -486,21 +487,62 @@ def find(files: Sequence[Path], at: Path | None = None) -> tuple[Content, Path, 
     FormatError
         If there is one and it cannot be read, or lists other files.
     """
+    found = find_path(files, at)
+    if found is None:
+        return None
+    dataset, where = found
+    return reduced(read(where), dataset, files, where), dataset, where
+
+
+def find_path(files: Sequence[Path], at: Path | None = None) -> tuple[Path, Path] | None:
+    """Return the dataset of `files` that has a sidecar, and where that is; None without one.
+
+    The dataset is the only file, or a directory that holds them all. If the sidecar is `at`
+    another place, it is the one that has what that lists.
+
+    Raises
+    ------
+    OSError
+        If it cannot be seen whether it is there.
+    """
     absolute = [f.absolute() for f in files]
     common = Path(os.path.commonpath(absolute))
-    datasets = [common, common.parent] if len(files) == 1 else [common]
-    for dataset in datasets:
-        if at is None and (not dataset.name or not beside(dataset).is_file()):
+    if at is not None:
+        above = common.parent
+        listed = {above / e.path for e in read(at).files}
+        return (above if len(files) == 1 and common in listed else common), at
+    for dataset in [common, common.parent] if len(files) == 1 else [common]:
+        if not dataset.name:
             continue
-        where = at or beside(dataset)
-        content = read(where)
-        entries = {dataset / e.path: e for e in content.files}
-        unknown = [f for f in absolute if f not in entries]
-        if not unknown:
-            return replace(content, files=tuple(entries[f] for f in absolute)), dataset, where
-        if at is None or dataset == datasets[-1]:
-            raise FormatError("it does not list this file", where=where, found=unknown[0].name)
+        where = beside(dataset)
+        try:
+            mode = where.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if stat.S_ISREG(mode):
+            return dataset, where
     return None
+
+
+def reduced(content: Content, dataset: Path, files: Sequence[Path], where: Path) -> Content:
+    """Return a sidecar of some files of `dataset` alone.
+
+    Raises
+    ------
+    FormatError
+        If it does not list one of them.
+    """
+    entries = {dataset / e.path: e for e in content.files}
+    absolute = [f.absolute() for f in files]
+    unknown = [f for f in absolute if f not in entries]
+    if unknown:
+        raise FormatError(
+            "it does not list this file",
+            where=where,
+            found=unknown[0].name,
+            fix=f"write it again with dsprep provenance {dataset}",
+        )
+    return replace(content, files=tuple(entries[f] for f in absolute))
 
 
 def encode_attr(value: Any) -> Any:

@@ -29,9 +29,18 @@ from typing import Any, Self
 
 from dsprep import publishing, sidecar
 from dsprep.errors import FormatError, TargetError
+from dsprep.marks import ChangedError
 from dsprep.publishing import made_path, partial_path
 from dsprep.sidecar import Content, write_json
 from dsprep.storage import remove, sync_directory
+
+STATUS = "status of the source"
+"""The key of a job that does not count by itself: if only it differs, a run begins anew."""
+
+ANEW = (
+    "begun anew, not continued: the source was replaced or written to since, though its size, time "
+    "stamps and sampled blocks are as they were"
+)
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -51,6 +60,13 @@ class Staging:
         Whether to discard what an interrupted run left, whatever its job.
     durable
         Whether to wait for the disk before anything is renamed or recorded.
+
+    Attributes
+    ----------
+    state
+        How far an interrupted run of the same job came; None: this one begins anew.
+    notes
+        Why it does, if there is something to continue.
 
     Raises
     ------
@@ -76,6 +92,7 @@ class Staging:
             check_target(target, overwrite)
         self._lock: int | None = None
         self._gone = False
+        self.notes: tuple[str, ...] = ()
         self.root.mkdir(exist_ok=True)
         try:
             self._take_lock()
@@ -100,6 +117,9 @@ class Staging:
             differing = sorted(
                 k for k in {*recorded, *job} if recorded.get(k) != _plain(job.get(k))
             )
+            if differing == [STATUS]:
+                self._begin_anew(job)
+                return None
             if differing:
                 first = differing[0]
                 before, now = _told(recorded.get(first)), _told(_plain(job.get(first)))
@@ -113,12 +133,22 @@ class Staging:
                     "to continue it; or add --restart to discard what it left and begin anew",
                 )
             return state
+        self._begin(job)
+        return None
+
+    def _begin_anew(self, job: Mapping[str, Any]) -> None:
+        """Begin, since the data from which an interrupted run made it were replaced."""
+        check_target(self.target, self._overwrite)
+        self._begin(job)
+        self.notes = (ANEW,)
+
+    def _begin(self, job: Mapping[str, Any]) -> None:
+        """Discard what is left of other runs, and record the job."""
         for path in self.root.iterdir():
             if path.name != "lock":
                 remove(path)
         self.data.mkdir()
         write_json(job, self.root / "job.json", durable=self.durable)
-        return None
 
     def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
         if ignore:
@@ -196,7 +226,8 @@ class Staging:
         trace: TracebackType | None,
     ) -> None:
         if error is not None and not self._gone:
-            if not (self.root / "state.json").exists():
+            changed = isinstance(error, ChangedError) and not published(self.target)
+            if changed or not (self.root / "state.json").exists():
                 self.discard()  # there is nothing to continue
             elif isinstance(error, KeyboardInterrupt):
                 error.add_note("run the same command again to continue")

@@ -46,7 +46,7 @@ def find(
     content, dataset, path = found
     if not content.layouts:
         return None
-    changed = located.changes(content, dataset, located.CHECKED)
+    changed = located.changes(content, dataset, located.CHECKED, path)
     if changed:
         raise located.stale(changed[0], path, dataset)
     recorded = OpenOptions.from_json(content.reading)

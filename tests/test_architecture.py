@@ -19,7 +19,7 @@ LAYERS = [
     ("errors", "escaping"),
     ("executors",),
     ("schema",),
-    ("packing", "storage", "grouping", "publishing"),
+    ("packing", "storage", "grouping", "publishing", "marks"),
     ("laws", "scatter", "spans", "digests"),
     ("layout", "filters"),
     ("formats.base", "formats.samples"),

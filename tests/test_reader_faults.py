@@ -503,6 +503,52 @@ def test_a_file_that_is_replaced(made, tmp_path):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_data_written_to_in_place_are_noticed(target, tmp_path):
+    """Within a loop, though the time stamp is restored, also where a file is not yet open."""
+    batch = random_batch(SCHEMA, COUNT, seed=2)
+    origin = written("hdf5", tmp_path, SCHEMA, batch, COUNT)
+    path = tmp_path / TARGETS[target]
+    dsprep.repack(origin, path, buffer_size=20, stripe_size=4096, durable=False)
+    with dsprep.Reader(path, 5, shuffle="none", io_threads=1) as reader:
+        (extent,) = reader._sidecar.extents([COUNT - 1], ["x"])
+        file = path.parent / extent.file
+        loop = iter(reader)
+        next(loop)
+        stat = file.stat()
+        with file.open("r+b") as f:
+            f.seek(extent.offset + 600)
+            f.write(b"\xaa\x55")
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        with pytest.raises(ReadError, match="changed while it was read"):
+            list(loop)
+
+
+@pytest.mark.parametrize("transform", [None, dict])
+def test_nothing_comes_from_a_closed_reader(transform, made):
+    for name in ("groups", "one"):
+        if name not in made:
+            continue
+        reader = dsprep.Reader(made[name], 3, transform=transform)
+        loop = iter(reader)
+        next(loop)
+        reader.close()
+        with pytest.raises(UsageError, match="closed"):
+            next(loop)
+        with pytest.raises(UsageError, match="closed"):
+            iter(reader)
+        reader.close()
+    reader = dsprep.Reader(made["groups"], 3, transform=transform)
+    loop = iter(reader)
+    next(loop)
+    loop.close()
+    assert list(loop) == []
+    loop = iter(reader)
+    assert list(loop)
+    reader.close()
+    assert list(loop) == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_flipped_bits_are_found_by_verify(target, tmp_path, monkeypatch):
     batch = random_batch(SCHEMA, COUNT, seed=2)
     origin = written("hdf5", tmp_path, SCHEMA, batch, COUNT)

@@ -101,14 +101,15 @@ def test_found_beside_a_file_and_beside_its_directory(tmp_path):
     made = described([(one, 3), (two, 4)], tmp_path / "set")
     assert [f.path for f in made.files] == ["one", "two"]
     sidecar.write(made, sidecar.sidecar_path(tmp_path / "set"))
-    assert sidecar.find([one, two]) == (made, tmp_path / "set")
-    alone, _ = sidecar.find([two])
+    where = sidecar.sidecar_path(tmp_path / "set")
+    assert sidecar.find([one, two]) == (made, tmp_path / "set", where)
+    alone, _, _ = sidecar.find([two])
     assert (alone.samples, len(alone.files)) == (4, 1)
     with pytest.raises(FormatError, match="does not list"):
         sidecar.find([one, other])
     (tmp_path / "set").rename(tmp_path / "moved")  # the sidecar names no place but the dataset's
     sidecar.sidecar_path(tmp_path / "set").rename(sidecar.sidecar_path(tmp_path / "moved"))
-    found, where = sidecar.find([tmp_path / "moved/one", tmp_path / "moved/two"])
+    found, where, _ = sidecar.find([tmp_path / "moved/one", tmp_path / "moved/two"])
     assert located.changes(found, where) == []
 
 
@@ -118,7 +119,8 @@ def test_a_single_file_and_its_sidecar_may_be_renamed(tmp_path):
     assert [f.path for f in made.files] == ["."]
     sidecar.write(made, sidecar.sidecar_path(tmp_path / "new"))
     one.rename(tmp_path / "new")
-    assert sidecar.find([tmp_path / "new"]) == (made, tmp_path / "new")
+    where = sidecar.sidecar_path(tmp_path / "new")
+    assert sidecar.find([tmp_path / "new"]) == (made, tmp_path / "new", where)
     assert located.changes(made, tmp_path / "new") == []
 
 

@@ -42,7 +42,7 @@ FIX = (
 )
 ONLY_TOUCHED = (
     "its time stamp alone changed: its size, its format's own marks and the sampled blocks are as "
-    "recorded, and --check full compares the rest"
+    "recorded; --check full compares the rest, and --refresh records the new time stamp"
 )
 
 
@@ -252,10 +252,5 @@ def _identities(
 
 def _changes(path: Path, format: str, entry: FileEntry) -> list[str]:
     """Return how a file changed, told apart from a time stamp that alone did."""
-    lines = identity.differences(path, format, entry.identity)
-    if len(lines) != 1 or "time stamp" not in lines[0]:
-        return lines
-    rest = identity.differences(path, format, replace(entry.identity, mtime_ns=None))
-    if rest:
-        return lines + rest
-    return [ONLY_TOUCHED]
+    found = identity.look(path, format, entry.identity)
+    return [ONLY_TOUCHED] if found.written and not found.differences else found.differences

@@ -185,7 +185,7 @@ def convert(
     opt.check_last(paths, overwrite or dry_run)
     *sources, target = paths
     writing = _write_options(compress, chunk, key_format, feature, zarr_format, zarr_shard)
-    with opt.opened(sources, reading, not json) as source:
+    with opt.opened(sources, reading, not json, marked=True) as source:
         job = plan_job(
             source,
             Path(target),
@@ -217,6 +217,8 @@ def convert(
                 executor=executor,
             )
         if not json:
+            for line in report.notes[len(source.notes) + len(job.losses) :]:
+                note(line)
             _print_report(report)
         verdict = _verify(job, source, workers, not json, executor) if check else None
         if json:

@@ -365,10 +365,17 @@ def for_format(path: str, options: OpenOptions, fields: list[str]) -> OpenOption
     return replace(options, **foreign, fields=specs)
 
 
-def opened(paths: list[str], options: OpenOptions, show: bool, at: Path | None = None) -> Source:
-    """Open a dataset, with a bar where it has many files; `at`: its sidecar, if not beside it."""
+def opened(
+    paths: list[str],
+    options: OpenOptions,
+    show: bool,
+    at: Path | None = None,
+    *,
+    marked: bool = False,
+) -> Source:
+    """Open a dataset, with a bar where it has many files; `at`, `marked`: see `open_dataset`."""
     from dsprep.cli.report import count_bar
     from dsprep.dataset import open_dataset
 
     with count_bar("open", show) as update:
-        return open_dataset(paths, options, update, at=at)
+        return open_dataset(paths, options, update, at=at, marked=marked)

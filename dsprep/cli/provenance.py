@@ -100,6 +100,14 @@ def provenance(
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Read all data and keep CRC-32Cs of it.")
     ] = False,
+    refresh: Annotated[
+        bool,
+        typer.Option(
+            "--refresh",
+            help="Record new time stamps and inodes of data that were touched or copied, once all "
+            "checksums that there are agree.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Make the sidecar, and do not write it.")
     ] = False,
@@ -145,6 +153,11 @@ def provenance(
         fail(f"{' and '.join(chosen)} do not go together", 2)
     if chosen and (law is not None or checksums or dry_run):
         fail(f"--law, --checksums and --dry-run are for writing a sidecar, not for {chosen[0]}", 2)
+    if refresh:
+        if chosen or law is not None or checksums or dry_run:
+            fail("--refresh goes with no other option than --out and --json", 2)
+        _refresh(paths, out, json)
+        return
     if export is not None:
         _check_kind(export, reading)
     if check is not None:
@@ -200,6 +213,23 @@ def _make(
             progress=update,
             executor=executor,
         )
+
+
+def _refresh(paths: list[str], out: Path | None, json: bool) -> None:
+    from dsprep.describing import refresh
+
+    found = refresh(paths, out=out)
+    if json:
+        print_json({**vars(found), "path": str(found.path)})
+        return
+    if not found.renewed:
+        say(f"{found.path}: nothing to record, the files are as they were")
+        return
+    rest = "; all their checksums agree" if found.sums else ""
+    say(
+        f"{found.path}: recorded {_files(found.renewed)} anew; sizes, the format's own marks and "
+        f"sampled blocks are as they were{rest}"
+    )
 
 
 def _report_made(made: Made, dry_run: bool, json: bool) -> None:

@@ -221,7 +221,7 @@ def repack(
     *sources, target = paths
     to, target = _target(target, to, zipped)
     limit = parse_nbytes(memory) if memory else None
-    with opt.opened(sources, reading, not json) as source:
+    with opt.opened(sources, reading, not json, marked=True) as source:
         plan = plan_repack(
             source,
             Path(target),

@@ -79,8 +79,8 @@ def verify(
     from dsprep.dataset import open_dataset
 
     with (
-        open_dataset(a, opt.for_format(a, reading, fields_a)) as left,
-        open_dataset(b, opt.for_format(b, reading, fields_b)) as right,
+        open_dataset(a, opt.for_format(a, reading, fields_a), marked=True) as left,
+        open_dataset(b, opt.for_format(b, reading, fields_b), marked=True) as right,
     ):
         if not json:
             for source in (left, right):

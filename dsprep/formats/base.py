@@ -519,6 +519,8 @@ class Format(ABC):
     infers
         Whether the fields are inferred from the values, so that they may differ between files:
         see `agree` and `settled`.
+    keeps_types
+        Whether a file has the types of its fields; otherwise the sidecar alone may have them.
     """
 
     name: ClassVar[str]
@@ -526,12 +528,14 @@ class Format(ABC):
     open_options: ClassVar[frozenset[str]] = frozenset({"fields"})
     write_options: ClassVar[frozenset[str]] = frozenset()
     infers: ClassVar[bool] = False
+    keeps_types: ClassVar[bool] = True
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
         """Whether `path` is of this format, judged by its first bytes or its members.
 
-        Cheap, imports no heavy library, and returns False (never raises) for other files.
+        Cheap, imports no heavy library, and returns False for other files; raises `OSError` if it
+        cannot be read.
         """
 
     @abstractmethod

@@ -248,6 +248,7 @@ class Reader:
         self._closing: weakref.finalize[Any, Any] | None = None
         self._pools: Pools | None = None
         self._lock = threading.Lock()
+        self._is_closed = False
         self._node: Client | Service | None = None
         if readers_per_node is not None:
             self._node = join(self.place, readers_per_node, node_key, self._task())
@@ -387,6 +388,7 @@ class Reader:
 
     def __iter__(self) -> Batches:
         """Return the batches of the next epoch, or of what is left of it."""
+        self.check_open()
         if self._pid != os.getpid():  # locks and files of the parent
             self._reopen()
         with self._lock:
@@ -586,9 +588,10 @@ class Reader:
         return self._ledger.epochs()
 
     def close(self) -> None:
-        """Stop the loop, if one runs, and close all files; batches stay valid."""
+        """Stop the loop, if one runs, and close all files; no more come, batches stay valid."""
         if self._pid != os.getpid():  # of a fork: the loop and the files are the parent's
             return
+        self._is_closed = True
         if self._running is not None:
             self._end_loop(self._running)
         self._stop()
@@ -597,6 +600,11 @@ class Reader:
         if isinstance(self._settings.token, Stagger):
             self._settings.token.close()
         self._sidecar.close()
+
+    def check_open(self) -> None:
+        """Raise `UsageError` if the reader was closed."""
+        if self._is_closed:
+            raise UsageError("the reader was closed", fix="make another one")
 
     def __enter__(self) -> Self:
         return self
@@ -633,7 +641,10 @@ class Batches(Iterator[Any]):
         self._over = False
 
     def __next__(self) -> Any:
+        if self._over:
+            raise StopIteration
         try:
+            self._reader.check_open()
             return next(self._batches)
         except StopIteration:
             self.close()

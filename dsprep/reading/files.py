@@ -6,10 +6,11 @@ import os
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dsprep.errors import FormatError
+from dsprep.marks import Mark, Status, changed, status
 from dsprep.schema import Ints
 
 KEPT = 64
@@ -17,6 +18,9 @@ KEPT = 64
 
 SHARE = 8
 """One of so many of all files that this process may have open is kept open here."""
+
+KNOWN = 1 << 16
+"""Files that are recognised when they are opened again."""
 
 
 class File:
@@ -26,8 +30,8 @@ class File:
     ----------
     fd
         Its descriptor.
-    nbytes
-        Its size when it was opened.
+    status, nbytes
+        What it was when it was opened, and its size.
     path
         Where it is.
     """
@@ -37,8 +41,8 @@ class File:
         self.path = path
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(self.fd)
-        self.nbytes = found.st_size
-        self._time = found.st_mtime_ns
+        self.status, self._links = status(found), found.st_nlink
+        self.nbytes = self.status[1]
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -49,16 +53,16 @@ class File:
         return os.fstat(self.fd).st_size
 
     def check_same(self) -> None:
-        """Raise `FormatError` if the file was written to since it was opened."""
+        """Raise `ChangedError` if the file was written to since it was opened.
+
+        Another name, or one less when another file takes its place, changes its change time, too.
+        """
         found = os.fstat(self.fd)
-        if found.st_size != self.nbytes or found.st_mtime_ns != self._time:
-            raise FormatError(
-                "the file changed while it was read",
-                where=self.path,
-                expected=f"{self.nbytes} bytes of time stamp {self._time}, as when it was opened",
-                found=f"{found.st_size} bytes of {found.st_mtime_ns}",
-                fix="start again once nobody writes to it",
-            )
+        now = status(found)
+        if now != self.status:
+            if now[:3] != self.status[:3] or found.st_nlink == self._links:
+                raise changed(self.path, self.status, now)
+            self.status, self._links = now, found.st_nlink
 
     def check(self, offsets: Ints, lengths: Ints, what: str) -> None:
         """Raise `FormatError` unless every range lies within the file.
@@ -87,13 +91,30 @@ class Files:
     """The files that were opened last; safe to use from several threads.
 
     A file that is dropped from here stays open as long as someone reads it.
+
+    Parameters
+    ----------
+    first
+        Called with entry, path and file when one is opened for the first time of an entry of which
+        `expect` was told nothing, though of others; raises if it is not the one that is meant.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: Callable[[int, str, File], None] | None = None) -> None:
+        self._first = first
         self._open: OrderedDict[tuple[int, str], File] = OrderedDict()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._kept = KEPT if limit == resource.RLIM_INFINITY else max(1, min(KEPT, limit // SHARE))
+        self._known: dict[tuple[int, str], Status] = {}
+        self._marks: dict[int, Mark] = {}
         self._lock = threading.Lock()
+
+    def expect(self, marks: Mapping[int, Mark]) -> None:
+        """Take these to be the files of some entries, whatever they were before."""
+        with self._lock:
+            if marks != self._marks:
+                self._open.clear()
+                self._known.clear()
+                self._marks = dict(marks)
 
     def get(self, entry: int, path: str, root: Callable[[int], Path]) -> File:
         """Return a file, open.
@@ -111,6 +132,8 @@ class Files:
         ------
         OSError
             If it cannot be opened.
+        ChangedError
+            If it is not the file that it was before, or that it is expected to be.
         """
         key = entry, path
         with self._lock:
@@ -119,11 +142,26 @@ class Files:
                 self._open.move_to_end(key)
                 return found
         made = File(root(entry) / path if path else root(entry))
+        if self._first and self._marks and entry not in self._marks and key not in self._known:
+            self._first(entry, path, made)
         with self._lock:
+            self._check(key, made)
             found = self._open.setdefault(key, made)
             if len(self._open) > self._kept:
                 self._open.popitem(last=False)
         return found
+
+    def _check(self, key: tuple[int, str], made: File) -> None:
+        """Raise `ChangedError` if a file that was just opened is not the one of before."""
+        mark, before = self._marks.get(key[0]), self._known.get(key)
+        if before is None and mark is not None:
+            before = mark.status
+            if mark.each:  # of many files, only the newest of their change times is known
+                before = (*made.status[:3], min(made.status[3], before[3]))
+        if before is not None and before != made.status:
+            raise changed(made.path, before, made.status)
+        if len(self._known) < KNOWN:
+            self._known[key] = made.status
 
     def close(self) -> None:
         """Forget all files."""

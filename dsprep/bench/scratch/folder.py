@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dsprep.errors import TargetError, UsageError
+from dsprep.marks import Mark
 from dsprep.plan import show_nbytes
-from dsprep.storage import data_files, free_nbytes, remove, sync_directory
+from dsprep.storage import free_nbytes, remove, sync_directory
 
 SMALLER = "name another folder with --scratch, or take fewer samples with --limit"
 """What to do where there is not enough space."""
@@ -114,13 +115,12 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def identity(files: Sequence[Path]) -> str:
-    """Return what changes when the data do: names, sizes and time stamps."""
+    """Return what changes when the data do: names, and the status of every file."""
     state = hashlib.blake2b(digest_size=16)
     for file in files:
-        for path in sorted(data_files(file)):
-            found = path.stat()
-            line = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\n"
-            state.update(line.encode("utf-8", "surrogateescape"))
+        mark = Mark.of(file)
+        line = f"{file}\0{mark.status}\0{mark.files}\0{mark.each}\n"
+        state.update(line.encode("utf-8", "surrogateescape"))
     return state.hexdigest()
 
 

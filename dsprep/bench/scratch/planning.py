@@ -441,8 +441,8 @@ def complete(item: Item) -> bool:
             return False
         if item.name.startswith("own:"):
             return True
-        then = (item.directory / MADE).stat().st_mtime_ns
-        if any(p.stat().st_mtime_ns > then for p in data_files(item.path)):
+        then = (item.directory / MADE).stat().st_ctime_ns
+        if any(p.stat().st_ctime_ns > then for p in data_files(item.path)):
             return False  # written to afterwards, whoever did
         return told.get("nbytes") == tree_nbytes(item.path)
     except OSError:

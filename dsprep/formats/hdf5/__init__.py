@@ -47,16 +47,13 @@ class Hdf5(Format):
 
     def recognises(self, path: Path) -> bool:
         """Whether the signature stands at 0, 512, 1024, 2048, ...: before it is a user block."""
-        try:
-            if not path.is_file():
-                return False
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                return signature(fd) is not None
-            finally:
-                os.close(fd)
-        except OSError:
+        if not path.is_file():
             return False
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return signature(fd) is not None
+        finally:
+            os.close(fd)
 
     def identity(self, path: Path) -> dict[str, Any]:
         """Return what the superblock tells; see `Format.identity`."""

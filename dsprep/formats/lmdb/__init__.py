@@ -51,16 +51,14 @@ class Lmdb(Format):
     )
     write_options: ClassVar[frozenset[str]] = frozenset({"key_format", "group_values"})
     infers: ClassVar[bool] = True
+    keeps_types: ClassVar[bool] = False
 
     def recognises(self, path: Path) -> bool:
         """Whether the file begins with a meta page of any LMDB."""
-        try:
-            if not data_file(path).is_file():
-                return False
-            with data_file(path).open("rb") as file:
-                return looks_like(file.read(32))
-        except OSError:
+        if not data_file(path).is_file():
             return False
+        with data_file(path).open("rb") as file:
+            return looks_like(file.read(32))
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open an environment; every leaf page is read once and checked."""

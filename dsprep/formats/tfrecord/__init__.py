@@ -34,18 +34,16 @@ class TFRecord(Format):
     open_options: ClassVar[frozenset[str]] = frozenset({"fields", "records", "check_crc"})
     write_options: ClassVar[frozenset[str]] = frozenset({"compress", "features"})
     infers: ClassVar[bool] = True
+    keeps_types: ClassVar[bool] = False
 
     def recognises(self, path: Path) -> bool:
         """Whether the first record's header is right; an empty file needs a known suffix."""
         from dsprep.formats.tfrecord.stream import holds_records
 
-        try:
-            if not path.is_file():
-                return False
-            with path.open("rb") as file:
-                found = holds_records(file.read(1024))
-        except OSError:
+        if not path.is_file():
             return False
+        with path.open("rb") as file:
+            found = holds_records(file.read(1024))
         return path.name.lower().endswith(self.suffixes) if found is None else found
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

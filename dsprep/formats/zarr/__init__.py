@@ -67,7 +67,7 @@ class Zarr(Format):
                     return False
                 with zipfile.ZipFile(file) as members:
                     zip_root(members.namelist())
-        except (OSError, DsprepError):
+        except DsprepError:
             return False
         except ZIP_ERRORS:  # `open` says that it is damaged, which helps more than "no format"
             return path.name.lower().endswith(".zip")

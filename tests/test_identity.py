@@ -1,0 +1,317 @@
+"""A sidecar beside data that were touched, damaged or cannot be read: types are never lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import warnings
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+from oracles import SUFFIX
+from support import assert_same_batch, random_batch, write_batch
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep import formats, identity, located, sidecar
+from dsprep.cli import app
+from dsprep.describing import describe, provenance, refresh
+from dsprep.errors import DsprepError, FormatError
+from dsprep.located import StaleError, StaleWarning
+from dsprep.schema import Field, FieldSpec, Schema
+from dsprep.sidecar import sidecar_path
+from dsprep.storage import data_files
+from dsprep.through import SidecarSource
+
+FORMATS = sorted(SUFFIX)
+TYPELESS = [name for name in FORMATS if not formats.load(name).keeps_types]
+SCHEMA = Schema((Field("x", np.dtype("<u2"), (40, 3)), Field("y", np.dtype("u1"))))
+COUNT = 40
+
+
+@pytest.fixture(params=FORMATS)
+def data(request, tmp_path):
+    """A dataset of each format with its sidecar."""
+    return made(request.param, tmp_path)
+
+
+@pytest.fixture(params=TYPELESS)
+def typed(request, tmp_path):
+    """A dataset whose types are in its sidecar alone."""
+    return made(request.param, tmp_path)
+
+
+def made(format: str, folder: Path, count: int = COUNT) -> Path:
+    path = folder / f"set{SUFFIX[format]}"
+    write_batch(formats.load(format), path, SCHEMA, random_batch(SCHEMA, count, seed=1))
+    describe(formats.load(format), SCHEMA, [(path, count)], path, {}).write(durable=False)
+    return path
+
+
+def file_of(path: Path) -> Path:
+    return max(data_files(path), key=lambda p: p.stat().st_size)
+
+
+def touch(path: Path) -> None:
+    os.utime(file_of(path), ns=(1, 1 << 61))
+
+
+def assert_whole(path: Path) -> None:
+    with dsprep.open(path) as source:
+        assert_same_batch(source[:], random_batch(SCHEMA, COUNT, seed=1), SCHEMA)
+
+
+def run(*words):
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+def test_a_touched_dataset_is_read_through_its_sidecar(data, tmp_path):
+    touch(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        source = dsprep.open(data)
+    with source:
+        assert isinstance(source, SidecarSource)
+        assert any("--refresh" in note for note in source.notes)
+        assert source.schema == SCHEMA
+    assert_whole(data)
+    located.Sidecar.open(data).close()
+    report = dsprep.convert(data, tmp_path / "out.h5", durable=False)
+    assert any("--refresh" in note for note in report.notes)
+    assert_whole(tmp_path / "out.h5")
+
+
+def test_refresh_records_the_time(data):
+    assert refresh(data).renewed == 0
+    touch(data)
+    before = sidecar.read(sidecar_path(data))
+    found = refresh(data)
+    assert (found.renewed, found.files) == (1, 1)
+    after = sidecar.read(sidecar_path(data))
+    assert after.files[0].identity.mtime_ns == 1 << 61
+    assert after.layouts == before.layouts
+    with dsprep.open(data) as source:
+        assert not any("--refresh" in note for note in source.notes)
+    touch(data)
+    os.utime(file_of(data))
+    done = run("provenance", data, "--refresh", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["renewed"]) == (0, 1)
+    assert "nothing to record" in run("provenance", data, "--refresh").stdout
+    assert run("provenance", data, "--refresh", "--law", "runs").exit_code == 2
+
+
+def flip(file: Path, offset: int) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        byte = opened.read(1)
+        opened.seek(offset)
+        opened.write(bytes([byte[0] ^ 1]))
+
+
+def unsampled(file: Path) -> int:
+    """Return an offset of which no sampled block tells: in the middle between two."""
+    last = file.stat().st_size - identity.BLOCK_NBYTES
+    at = [last * k // (identity.BLOCKS - 1) for k in range(identity.BLOCKS)]
+    gap = at[8] - (at[7] + identity.BLOCK_NBYTES)
+    assert gap > 8
+    return at[8] - gap // 2
+
+
+BIG = 700
+"""Samples, more than the sampled blocks cover."""
+
+
+@pytest.mark.parametrize("kind", ["checksums", "groups"])
+@pytest.mark.parametrize("name", ["hdf5", "lmdb", "tfrecord"])
+def test_checksums_settle_what_was_written_to(name, kind, tmp_path):
+    """A byte outside of the sampled blocks, and a new time stamp."""
+    path = made(name, tmp_path, BIG)
+    if kind == "groups":
+        path = tmp_path / f"groups{SUFFIX[name]}"
+        dsprep.repack(tmp_path / f"set{SUFFIX[name]}", path, buffer_size=50, durable=False)
+    else:
+        provenance(path, checksums=True)
+    touch(path)
+    located.Sidecar.open(path).close()
+    file = file_of(path)
+    flip(file, unsampled(file))
+    for use in (located.Sidecar.open, refresh):
+        with pytest.raises(StaleError, match="CRC-32C"):
+            use(path)
+
+
+def test_a_part_of_the_checksums_is_compared(tmp_path, monkeypatch):
+    path = made("hdf5", tmp_path, BIG)
+    dsprep.repack(path, tmp_path / "groups.h5", buffer_size=7, stripe_size=4096, durable=False)
+    with located.Sidecar.open(tmp_path / "groups.h5") as opened:
+        calls = []
+        monkeypatch.setattr("dsprep.reading.proofs.read_crc32c", lambda *a: calls.append(a) or 0)
+        assert len(list(opened.wrong_sums([0]))) == BIG // 7 == len(calls)
+        most = (tmp_path / "groups.h5").stat().st_size // 10
+        assert 5 < len(list(opened.wrong_sums([0], most))) < 15
+
+
+def test_changed_data_without_their_types_are_refused(typed, tmp_path):
+    """Also by commands, and in other words than `value: bytes`."""
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / typed.name
+    write_batch(formats.load(typed.suffix[1:]), other, SCHEMA, random_batch(SCHEMA, COUNT, seed=2))
+    file_of(other).replace(file_of(typed))
+    with pytest.raises(StaleError, match="only the sidecar") as caught:
+        dsprep.open(typed)
+    assert f"dsprep provenance {typed}" in str(caught.value)
+    out = tmp_path / "out.h5"
+    for words in (
+        ["convert", typed, out],
+        ["repack", typed, out],
+        ["verify", typed, typed],
+        ["inspect", typed],
+    ):
+        done = run(*words)
+        assert done.exit_code == 1, words
+        assert "only the sidecar" in done.output
+    assert not out.exists()
+    with pytest.warns(StaleWarning):
+        source = dsprep.open(typed, through="library")
+    with source:
+        assert source.schema != SCHEMA
+        assert any("ignored" in note for note in source.notes)
+    assert provenance(typed).content.schema == SCHEMA
+    with dsprep.open(typed) as source:
+        assert source.schema == SCHEMA
+
+
+DAMAGE = {
+    "no JSON": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "no schema": lambda text: text.replace('"schema"', '"skema"'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_sidecar_is_not_overlooked(damage, typed, tmp_path):
+    path = sidecar_path(typed)
+    path.write_text(DAMAGE[damage](path.read_text()))
+    for use in (dsprep.open, provenance):
+        with pytest.raises(FormatError, match="says what"):
+            use(typed)
+    with pytest.warns(StaleWarning), dsprep.open(typed, through="library"):
+        pass
+    path.rename(tmp_path / "away")
+    with dsprep.open(typed) as source:
+        assert source.schema != SCHEMA
+
+
+def test_types_that_are_named_are_used(tmp_path):
+    path = tmp_path / "one.lmdb"
+    schema = Schema((Field("x", np.dtype("<u2"), (40, 3)),))
+    batch = random_batch(schema, COUNT, seed=1)
+    write_batch(formats.load("lmdb"), path, schema, batch)
+    describe(formats.load("lmdb"), schema, [(path, COUNT)], path, {}).write(durable=False)
+    sidecar_path(path).write_text("{")
+    options = dsprep.OpenOptions(fields=(FieldSpec.parse("x:uint16[40,3]"),))
+    with pytest.warns(StaleWarning), dsprep.open(path, options) as source:
+        assert source[:]["x"].tolist() == batch["x"].tolist()
+    provenance(path, options)
+    with dsprep.open(path) as source:
+        assert isinstance(source, SidecarSource)
+
+
+@pytest.mark.parametrize("name", TYPELESS)
+def test_a_new_file_beside_typed_ones(name, tmp_path):
+    """The sidecar does not list it; written again, it has the types of all."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    paths = []
+    for i in range(3):
+        path = folder / f"part{i}{SUFFIX[name]}"
+        write_batch(formats.load(name), path, SCHEMA, random_batch(SCHEMA, 5, seed=i))
+        paths.append(path)
+    entries = [(p, 5) for p in paths[:2]]
+    describe(formats.load(name), SCHEMA, entries, folder, {}).write(durable=False)
+    with pytest.raises(FormatError, match="does not list"):
+        dsprep.open(folder)
+    provenance(folder)
+    with dsprep.open(folder) as source:
+        assert source.schema == SCHEMA
+        assert len(source) == 15
+
+
+def test_plain_data_are_still_read_without_their_sidecar(tmp_path):
+    """Of a database that dsprep did not write, the sidecar says nothing but the places."""
+    schema = Schema((Field.opaque("value"),))
+    path = tmp_path / "plain.lmdb"
+    write_batch(formats.load("lmdb"), path, schema, random_batch(schema, 20, seed=1))
+    provenance(path)
+    with lmdb.open(str(path), map_size=1 << 24) as env, env.begin(write=True) as txn:
+        txn.put(b"00000020", b"one more")
+    with pytest.warns(StaleWarning), dsprep.open(path) as source:
+        assert (source.schema, len(source)) == (schema, 21)
+
+
+def test_how_to_read_is_not_guessed(tmp_path):
+    """Where the sidecar says it, and cannot be used, of HDF5 too."""
+    path = made("hdf5", tmp_path)
+    provenance(path, dsprep.OpenOptions(fields=(FieldSpec.parse("z=x"),)))
+    file = file_of(path)
+    flip(file, file.stat().st_size - 50)
+    with pytest.raises(StaleError, match="only the sidecar"):
+        dsprep.open(path)
+
+
+# --- errors of the storage -------------------------------------------------------------------
+
+
+def calls_of_open(path: Path, monkeypatch, patched) -> int:
+    """Open a dataset while each call of ``pread`` is counted and perhaps fails."""
+    real, count = os.pread, [0]
+
+    def pread(fd, nbytes, offset):
+        count[0] += 1
+        return patched(count[0], real, fd, nbytes, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread)
+        with dsprep.open(path) as source:
+            assert isinstance(source, SidecarSource)
+            assert source.schema == SCHEMA
+    return count[0]
+
+
+def test_errors_while_a_sidecar_is_examined_are_told(data, monkeypatch):
+    """Whichever read fails, the data are not taken for others."""
+    count = calls_of_open(data, monkeypatch, lambda k, real, *args: real(*args))
+    assert count >= identity.BLOCKS // 4
+
+    for which in range(1, count + 1):
+
+        def fail(k, real, *args, which=which):
+            if k == which:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(*args)
+
+        with pytest.raises(OSError, match="Input/output error"):
+            calls_of_open(data, monkeypatch, fail)
+
+
+def test_short_reads_while_a_sidecar_is_examined(data, monkeypatch):
+    calls_of_open(data, monkeypatch, lambda k, real, fd, n, at: real(fd, (n + 1) // 2, at))
+
+
+@pytest.mark.parametrize("what", ["stat", "read_bytes"])
+def test_errors_of_the_sidecar_itself_are_told(what, typed, monkeypatch):
+    real = getattr(Path, what)
+
+    def fail(self, *args, **options):
+        if self.name.endswith(sidecar.SUFFIX):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Path, what, fail)
+    for use in (dsprep.open, provenance):
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            use(typed)
+        assert not isinstance(caught.value, DsprepError)

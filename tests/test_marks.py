@@ -1,0 +1,283 @@
+"""Data that change while they are read, or between a run and its rerun, never end in an output."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import Executor, Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles import SUFFIX
+from support import random_batch, write_batch
+
+import dsprep
+from dsprep import executors, formats, shuffling, staging
+from dsprep.describing import describe
+from dsprep.errors import TargetError
+from dsprep.marks import ChangedError
+from dsprep.schema import Field, Schema
+from dsprep.sidecar import sidecar_path
+from dsprep.storage import data_files
+
+FORMATS = sorted(SUFFIX)
+SCHEMA = Schema((Field("x", np.dtype("<f4"), (50,)), Field("y", np.dtype("<i8"))))
+COUNT = 60
+
+
+class Inline(Executor):
+    """Does every task at once in this thread; calls `between` after the first one."""
+
+    def __init__(self, between=None) -> None:
+        self.between, self.done = between, 0
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        self.done += 1
+        if self.done == 1 and self.between is not None:
+            self.between()
+        return future
+
+
+def made(format: str, folder: Path, seed: int, files: int, *, beside: bool) -> list[Path]:
+    """Write a dataset, of one file or of several; with a sidecar or without."""
+    folder.mkdir()
+    batch = random_batch(SCHEMA, COUNT, seed=seed)
+    each = COUNT // files
+    paths = []
+    for i in range(files):
+        path = folder / f"part{i}{SUFFIX[format]}"
+        some = {name: column[i * each : (i + 1) * each] for name, column in batch.items()}
+        write_batch(formats.load(format), path, SCHEMA, some)
+        paths.append(path)
+    if beside:
+        entries = [(p, each) for p in paths]
+        where = paths[0] if files == 1 else folder
+        describe(formats.load(format), SCHEMA, entries, where, {}).write(durable=False)
+    return paths
+
+
+def replace(path: Path, other: Path) -> None:
+    """Put another file or store in the place of one, with its size and its time stamps."""
+    times = {p.relative_to(path): p.stat() for p in data_files(path)}
+    for name, found in times.items():
+        os.utime(other / name, ns=(found.st_atime_ns, found.st_mtime_ns))
+    if path.is_dir():
+        shutil.rmtree(path)
+    other.rename(path)
+
+
+def replace_all(paths: list[Path], others: list[Path]) -> None:
+    for path, other in zip(paths, others, strict=True):
+        replace(path, other)
+
+
+def data_file(path: Path) -> Path:
+    """Return the file of a dataset that has the most bytes."""
+    return max(data_files(path), key=lambda p: p.stat().st_size)
+
+
+def write_in_place(path: Path) -> None:
+    """Change a byte of the data and give the file its time stamps back."""
+    file = data_file(path)
+    found = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(found.st_size // 2)
+        byte = opened.read(1)[0]
+        opened.seek(found.st_size // 2)
+        opened.write(bytes([byte ^ 1]))
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize("beside", [True, False], ids=["sidecar", "library"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_source_is_replaced_while_tasks_run(format, beside, files, tmp_path):
+    """By one of the same size and time stamps: the tasks that come open it by name."""
+    paths = made(format, tmp_path / "one", 1, files, beside=beside)
+    others = made(format, tmp_path / "two", 2, files, beside=False)
+    source = paths[0] if files == 1 else tmp_path / "one"
+    target = tmp_path / "out"
+    options = {"to": "hdf5", "samples_per_file": 10, "durable": False}
+    executor = Inline(lambda: replace_all(paths, others))
+    with pytest.raises(ChangedError, match=r"changed while it was read|was replaced while"):
+        dsprep.convert(source, target, executor=executor, **options)
+    assert not target.exists()
+    assert not sidecar_path(target).exists()
+    assert not staging.partial_path(target).exists()
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["sidecar", "library"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_source_is_written_to_while_it_is_converted(format, beside, tmp_path):
+    """In place, in this process, and its time stamp is restored."""
+    (path,) = made(format, tmp_path / "one", 1, 1, beside=beside)
+    target = tmp_path / "out.h5"
+
+    def progress(samples: int, nbytes: int) -> None:
+        if samples == COUNT:
+            write_in_place(path)
+
+    with pytest.raises(ChangedError, match=r"change time|was replaced while"):
+        dsprep.convert(path, target, durable=False, progress=progress)
+    assert not target.exists()
+    assert not staging.partial_path(target).exists()
+
+
+def test_other_processes_notice(tmp_path):
+    paths = made("hdf5", tmp_path / "one", 1, 1, beside=False)
+    others = made("hdf5", tmp_path / "two", 2, 1, beside=False)
+
+    def progress(samples: int, nbytes: int) -> None:
+        if samples == 10:
+            replace_all(paths, others)
+
+    with (
+        executors.opened("processes", workers=1) as executor,
+        pytest.raises(ChangedError, match="changed while it was read"),
+    ):
+        dsprep.convert(
+            paths[0],
+            tmp_path / "out",
+            to="hdf5",
+            samples_per_file=10,
+            durable=False,
+            progress=progress,
+            executor=executor,
+        )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
+
+
+def test_the_first_pass_of_a_shuffle_notices(tmp_path, monkeypatch):
+    paths = made("hdf5", tmp_path / "one", 1, 1, beside=True)
+    others = made("hdf5", tmp_path / "two", 2, 1, beside=False)
+    monkeypatch.setattr(shuffling, "_choose", lambda *_: "buckets")
+    monkeypatch.setattr("dsprep.remote.PART_NBYTES", 4000)
+    executor = Inline(lambda: replace_all(paths, others))
+    options = {"buffer_size": 10, "stripe_size": "4KiB", "shuffle": 3, "samples_per_file": 20}
+    with pytest.raises(ChangedError):
+        dsprep.repack(paths[0], tmp_path / "out", to="hdf5", executor=executor, **options)
+    assert executor.done > 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
+
+
+@pytest.mark.parametrize("executor", [True, False], ids=["executor", "threads"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_comparison_notices(which, executor, tmp_path):
+    paths = made("hdf5", tmp_path / "one", 1, 1, beside=True)
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    both = [paths[0], tmp_path / "copy" / paths[0].name]
+    with dsprep.open(both[0]) as a, dsprep.open(both[1]) as b:
+        pool = Inline(lambda: write_in_place(both[which])) if executor else None
+        progress = None if executor else lambda samples, nbytes: write_in_place(both[which])
+        with pytest.raises(ChangedError, match="change time"):
+            dsprep.verify(a, b, progress=progress, executor=pool)
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["sidecar", "library"])
+def test_a_file_is_replaced_before_it_is_opened_again(beside, tmp_path, monkeypatch):
+    """Of many files only a few stay open."""
+    monkeypatch.setattr("dsprep.dataset.MAX_OPEN", 2)
+    monkeypatch.setattr("dsprep.reading.files.KEPT", 2)
+    paths = made("hdf5", tmp_path / "one", 1, 6, beside=beside)
+    others = made("hdf5", tmp_path / "two", 2, 6, beside=False)
+    with dsprep.open(tmp_path / "one") as source:
+        for i in range(0, COUNT, 10):
+            source[i]
+        replace(paths[0], others[0])
+        source[30]
+        with pytest.raises(ChangedError, match=r"part0\.h5"):
+            source[0]
+
+
+def test_a_file_of_very_many_is_looked_at_when_it_is_opened(tmp_path, monkeypatch):
+    """When the sidecar is opened only some of the files are."""
+    monkeypatch.setattr("dsprep.located.CHECKED", 2)
+    paths = made("hdf5", tmp_path / "one", 1, 6, beside=True)
+    others = made("hdf5", tmp_path / "two", 2, 6, beside=False)
+    replace(paths[2], others[2])
+    shutil.copyfile(paths[4], tmp_path / "copy")
+    (tmp_path / "copy").replace(paths[4])
+    for opened in (dsprep.open(tmp_path / "one"), dsprep.Sidecar.open(tmp_path / "one")):
+        with opened:
+            for i in (0, 10, 30, 40, 50):
+                opened.read(slice(i, i + 1)) if isinstance(opened, dsprep.Sidecar) else opened[i]
+            with pytest.raises(dsprep.StaleError, match=r"part2\.h5"):
+                opened.read(slice(20, 21)) if isinstance(opened, dsprep.Sidecar) else opened[20]
+
+
+# --- between a run and its rerun ---------------------------------------------------------------
+
+
+class Stop(Exception):
+    """A run is interrupted."""
+
+
+def stop() -> None:
+    raise Stop
+
+
+def interrupted(source: Path, target: Path, **options) -> None:
+    """Write the first file of an output, as far as it goes."""
+    with pytest.raises(Stop):
+        dsprep.convert(source, target, executor=Inline(stop), **options)
+    assert staging.partial_path(target).exists()
+
+
+SHARDS = {"to": "hdf5", "samples_per_file": 10}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("how", "files"), [("renamed", 1), ("renamed", 3), ("copied", 1), ("touched", 1)]
+)
+def test_a_source_is_replaced_before_the_rerun(how, format, files, tmp_path):
+    """By one of the same size and time stamps, as tar and cp -p do; nothing old stays."""
+    paths = made(format, tmp_path / "one", 1, files, beside=False)
+    others = made(format, tmp_path / "two", 1, files, beside=False)
+    source = paths[0] if files == 1 else tmp_path / "one"
+    target = tmp_path / "out"
+    interrupted(source, target, **SHARDS)
+    for path, other in zip(paths, others, strict=True):
+        found = data_file(path).stat()
+        times = found.st_atime_ns, found.st_mtime_ns
+        if how == "renamed":
+            replace(path, other)
+        elif how == "copied":
+            data_file(path).write_bytes(data_file(other).read_bytes())
+        os.utime(data_file(path), ns=times)
+    report = dsprep.convert(source, target, executor=Inline(), **SHARDS)
+    assert any("begun anew" in note for note in report.notes)
+    assert report.resumed == 0
+    with dsprep.open(source) as now, dsprep.open(target) as out:
+        assert dsprep.verify(now, out).same
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_source_of_other_content_is_not_continued(format, tmp_path):
+    """Not even if size and time stamps are the same; the rerun says what to do."""
+    (path,) = made(format, tmp_path / "one", 1, 1, beside=False)
+    (other,) = made(format, tmp_path / "two", 2, 1, beside=False)
+    target = tmp_path / "out"
+    interrupted(path, target, **SHARDS)
+    replace(path, other)
+    with pytest.raises(TargetError, match="--restart"):
+        dsprep.convert(path, target, executor=Inline(), **SHARDS)
+    report = dsprep.convert(path, target, executor=Inline(), restart=True, **SHARDS)
+    assert report.resumed == 0
+    with dsprep.open(path) as now, dsprep.open(target) as out:
+        assert dsprep.verify(now, out).same
+
+
+def test_an_untouched_source_is_continued(tmp_path):
+    (path,) = made("hdf5", tmp_path / "one", 1, 1, beside=False)
+    target = tmp_path / "out"
+    interrupted(path, target, **SHARDS)
+    report = dsprep.convert(path, target, executor=Inline(), **SHARDS)
+    assert report.resumed == 10
+    assert not any("begun anew" in note for note in report.notes)
