@@ -270,12 +270,14 @@ def shared_memory() -> set[str]:
 
 
 def left_in_memory(before: set[str], seconds: float = 3.0) -> set[str]:
-    """Return what is in /dev/shm since `before`, and in use by no process."""
+    """Remove and return what is in /dev/shm since `before`, and in use by no process."""
     end = time.monotonic() + seconds
     while True:
         left = shared_memory() - before
         left -= {name for name in left if name in _mapped()} if left else set()
         if not left or time.monotonic() > end:
+            for name in left:
+                (Path("/dev/shm") / name).unlink(missing_ok=True)
             return left
         time.sleep(0.05)
 

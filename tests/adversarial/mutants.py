@@ -254,12 +254,22 @@ def native(subject: Subject) -> Values:
     if subject.kind in ("hdf5-vlen", "hdf5-latest", "hdf5-filters"):
         with h5py.File(subject.path) as file:
             return judging.values({f.name: as_column(file[f.name], f) for f in schema})
+    if subject.kind.startswith("lmdb"):
+        env = lmdb.open(str(subject.path), readonly=True, lock=False, subdir=subject.path.is_dir())
+        with env, env.begin() as txn:
+            columns = dict(zip(("key", "value"), zip(*txn.cursor(), strict=True), strict=False))
+        texts = {k: [as_kind(v, schema[k]) for v in columns[k]] for k in schema.names}
+        return judging.values({k: Ragged.pack(v, schema[k]) for k, v in texts.items()})
     return judging.values(oracles.READ[making.format_of(subject.kind)](subject.path, schema))
+
+
+def as_kind(value: bytes, f: Field) -> bytes | str:
+    return value.decode("utf-8", "surrogateescape") if f.kind == "str" else value
 
 
 def as_column(node: h5py.Dataset, f: Field) -> np.ndarray | Ragged:
     if f.kind == "str":
-        return Ragged.pack([v.decode("utf-8", "surrogateescape") for v in node[...]], f)
+        return Ragged.pack([as_kind(v, f) for v in node[...]], f)
     if f.ragged:
         return Ragged.pack([np.asarray(v, f.dtype) for v in node[...]], f)
     return node[...]
