@@ -192,6 +192,16 @@ def test_each_loop_is_an_epoch_in_the_order_of_the_reader(plain):
     assert labels(loader) == expected[13:]
 
 
+@pytest.mark.filterwarnings("error")  # PyTorch warns of more batches than `len` said
+@pytest.mark.parametrize("count", [1, 2, None])
+def test_the_loop_that_everybody_writes(count, plain):
+    """However many `epochs` are given: an epoch per loop, of as many steps as `len` says."""
+    loader = DataLoader(Batches(plain[0], 8, epochs=count, **ALONE), batch_size=None)
+    for _ in range(3):
+        assert len(loader) == len(labels(loader)) == 13
+    loader.dataset.close()
+
+
 @pytest.mark.parametrize("through", ["alone", "loader"])
 def test_a_state_is_exact_to_the_batch(plain, through):
     def loop(batches):

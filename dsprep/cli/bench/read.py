@@ -72,7 +72,7 @@ def read(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The strategy by which it is read today; else the slowest that -s names.",
+            help="How it is read today; else the slowest -s.",
             show_default=False,
         ),
     ] = None,
@@ -85,8 +85,8 @@ def read(
         str,
         typer.Option(
             metavar="WORK",
-            help="What a step does with its batch: none, a time (12ms: an accelerator works), "
-            "gemm or gemm:512 (multiplies matrices here).",
+            help="A step's work: none, a time (12ms: on an accelerator), gemm or gemm:512 "
+            "(matrices multiplied here).",
         ),
     ] = "none",
     ranks: Annotated[
