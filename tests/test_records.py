@@ -230,3 +230,19 @@ def test_inspect_compares_types_with_the_records(
     assert "3072" in done.stderr
     fits = CliRunner().invoke(app, ["inspect", str(tmp_path / f"0.{format}"), "--field", "value"])
     assert fits.exit_code == 0
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_records_that_lie_across_the_windows_that_are_read(tmp_path: Path, packed: bool) -> None:
+    sizes = [(1 << 20) - 70 + 9 * i for i in range(6)] + [20, 2_200_000, 400_000, 5]
+    odd = len(sizes) - 2
+    data = b"".join(
+        record(image=(BYTES, bytes(n)), **(EXTRA if i == odd else {})) for i, n in enumerate(sizes)
+    )
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(gzip.compress(data, 0) if packed else data)
+    with dsprep.open(path) as source:
+        assert source.schema.names == ("image", "extra")
+        assert source[0 : len(sizes)]["extra"].lengths.tolist() == [
+            int(i == odd) for i in range(10)
+        ]
