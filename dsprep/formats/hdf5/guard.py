@@ -111,7 +111,7 @@ def _way_out(code: int) -> str:
     if code in _PLUGINS:
         return "pip install 'dsprep[hdf5plugin]'"
     if code == _LZO:
-        copy = "PyTables has it: copy the file with ptrepack --complib=zlib --complevel=5 IN OUT"
+        copy = "PyTables has it: copy the file with its ptrepack, with zlib in place of lzo"
     else:
         copy = "copy the file with h5repack -f NONE IN OUT where the filter is installed"
     return f"{copy}; hdf5plugin does not have it (--field takes the fields without it)"
