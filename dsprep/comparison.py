@@ -136,9 +136,9 @@ def verify(
     """
     if share is not None and not 0 < share <= 1:
         raise UsageError(f"a share of {share} is not possible", expected="above 0, at most 1")
-    problems = differences(a.schema, b.schema)
+    problems = differences(a.schema, b.schema, (a.path, b.path))
     if len(a) != len(b):
-        problems.append(f"{len(a)} samples in {a.path}, {len(b)} in {b.path}")
+        problems.append(f"{len(a):,} samples in {a.path}, {len(b):,} in {b.path}")
     if problems:
         return Verdict(len(a), len(b), 0, tuple(problems), (), 0)
     found: list[Difference] = []

@@ -20,9 +20,10 @@ from dsprep.formats.base import (
 from dsprep.jobs import Job, Progress, Report, run_job
 from dsprep.plan import (
     Shard,
+    as_nbytes,
     cast_schema,
     make_casts,
-    parse_nbytes,
+    one_each,
     parse_range,
     probe_nbytes,
     shard_names,
@@ -57,7 +58,7 @@ def plan_job(
         target = target.resolve()
         if not target.name:
             raise UsageError("the target has no name", where=target)
-    format = formats.load(to) if to else formats.by_suffix(target)
+    format = formats.of_target(target, to)
     if format is None:
         raise UsageError(
             f"the name {target.name} does not tell the format",
@@ -65,7 +66,7 @@ def plan_job(
             + ", ".join(formats.load(n).suffixes[0] for n in formats.FORMATS),
             fix="or name it with --to",
         )
-    check_options(options, format.write_options, format.name)
+    check_options(options, format.write_options - {"group_values"}, format.name)
     if samples_per_file is not None and shard_nbytes is not None:
         raise UsageError("give either --samples-per-file or --shard-size")
     made_casts = make_casts(source.schema, casts or {})
@@ -97,7 +98,7 @@ def plan_job(
         shards=shards,
         sharded=sharded,
         stored=stored,
-        losses=tuple(format.losses(schema, options)),
+        losses=(*format.losses(schema, options), *one_each(shards)),
         payload=payload,
         estimate=format.estimate(schema, stop - start, payload, options),
         scratch=format.scratch(schema, stop - start, payload, options),
@@ -209,13 +210,13 @@ def convert(
             casts={name: parse_dtype(dtype) for name, dtype in (cast or {}).items()},
             samples=samples,
             samples_per_file=samples_per_file,
-            shard_nbytes=parse_nbytes(str(shard_size)) if shard_size is not None else None,
+            shard_nbytes=as_nbytes(shard_size) if shard_size is not None else None,
         )
         return run_job(
             job,
             opened,
             workers=workers,
-            memory=parse_nbytes(str(memory)) if memory is not None else None,
+            memory=as_nbytes(memory) if memory is not None else None,
             overwrite=overwrite,
             restart=restart,
             durable=durable,

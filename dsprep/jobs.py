@@ -34,7 +34,7 @@ from dsprep.identity import sample
 from dsprep.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
 from dsprep.marks import Mark, unchanged
-from dsprep.plan import PIECE_NBYTES, Cast, Shard, group_pieces, pieces, show_nbytes
+from dsprep.plan import PIECE_NBYTES, Cast, Shard, group_pieces, pieces, show_asked, show_nbytes
 from dsprep.publishing import partial_path
 from dsprep.remote import Part, deal, opened, part
 from dsprep.schema import Schema
@@ -717,7 +717,7 @@ def count_workers(
         raise UsageError(
             "one worker does not fit in the memory allowed",
             expected=f"--memory of at least {show_nbytes(-(-least // step) * step)}",
-            found=show_nbytes(memory),
+            found=show_asked(memory),
             fix="raise --memory, or make chunks smaller with --chunk"
             if not job.groupings
             else "raise --memory, or lower --buffer-size",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -265,41 +265,66 @@ def apply_casts(batch: Batch, casts: Mapping[str, Cast], start: int) -> Batch:
 
 
 def parse_range(text: str, count: int) -> tuple[int, int]:
-    """Return the samples that ``START:STOP`` means, as Python's slices do, half-open.
+    """Return the samples that ``START:STOP`` means, half-open; negative ones count from the end.
 
     >>> parse_range("-10:", 100)
     (90, 100)
+
+    Raises
+    ------
+    UsageError
+        If it is something else, ends before it begins, or reaches beyond the samples there are.
     """
     start, colon, stop = text.partition(":")
     try:
-        bounds = slice(int(start) if start else None, int(stop) if stop else None)
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not a range of samples", expected="START:STOP") from error
+        first, last = int(start) if start else 0, int(stop) if stop else count
+    except ValueError:
+        colon = ""
     if not colon:
         raise UsageError(f"{text!r} is not a range of samples", expected="START:STOP")
-    first, last, _ = bounds.indices(count)
-    return first, max(first, last)
+    for bound in (first, last):
+        if not -count <= bound <= count:
+            raise UsageError(
+                f"the range {text} reaches beyond the dataset",
+                expected=f"bounds of at most {count}",
+                found=bound,
+                fix="leave the bound out to take all samples up to the end",
+            )
+    first, last = (b + count if b < 0 else b for b in (first, last))
+    if first > last:
+        raise UsageError(f"the range {text} ends before it begins", expected="START:STOP")
+    return first, last
 
 
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BINARY_UNITS = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 
 def parse_nbytes(text: str) -> int:
-    """Return the bytes that a size such as ``256MiB``, ``4GB`` or ``1048576`` means.
+    """Return the bytes that a size such as ``256MiB``, ``4GB`` or ``4096B`` means.
 
     >>> parse_nbytes("1.5KiB")
     1536
+
+    Raises
+    ------
+    UsageError
+        If it is something else, such as a number without a unit: 4 could be bytes as well as GiB.
     """
-    word = text.strip().lower().removesuffix("b")
+    whole = text.strip().lower()
+    word = whole.removesuffix("b")
     number = word.rstrip("kmgti")
     unit = word[len(number) :]
-    factor = {**_UNITS, **_BINARY_UNITS}.get(unit)
+    factor = 1 if unit == "" else {**_UNITS, **_BINARY_UNITS}.get(unit)
     try:
         value = float(number) * (factor or 0)
     except ValueError:
         factor = None
         value = 0
+    if word == whole and not unit and value > 0:
+        raise UsageError(
+            f"the size {text} has no unit", expected=f"such as {text.strip()}MiB or {text.strip()}B"
+        )
     if factor is None or not 0 < value < 1 << 62:
         raise UsageError(f"{text!r} is not a size", expected="a size such as 256MiB or 4GB")
     return int(value)
@@ -316,3 +341,31 @@ def show_nbytes(nbytes: float) -> str:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1000
     return f"{nbytes:.1f} PB"
+
+
+def as_nbytes(size: int | str) -> int:
+    """Return the bytes of a size in words, or of a number, which counts bytes in Python."""
+    return parse_nbytes(f"{size}B" if isinstance(size, int) else size)
+
+
+def show_asked(nbytes: float) -> str:
+    """Return a size that somebody chose, in the units in which people choose them.
+
+    >>> show_asked(64 << 20), show_asked(1536 << 20), show_asked(64_000_000)
+    ('64 MiB', '1536 MiB', '64.0 MB')
+    """
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size and nbytes % size == 0 and nbytes % 1000:
+            return f"{nbytes // size:.0f} {unit}"
+    return show_nbytes(nbytes)
+
+
+def one_each(shards: Sequence[Shard]) -> list[str]:
+    """Return a warning where every one of several output files has one sample only."""
+    if len(shards) < 2 or max(map(len, shards)) > 1:
+        return []
+    text = (
+        f"each of the {len(shards):,} output files has one sample: opening a file costs more than "
+        "reading a sample, so a larger --shard-size or --samples-per-file is better"
+    )
+    return [text]

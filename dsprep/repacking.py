@@ -52,7 +52,7 @@ from dsprep.jobs import (
 )
 from dsprep.located import Sidecar
 from dsprep.permutation import Permutation
-from dsprep.plan import PIECE_NBYTES, Shard, parse_nbytes, shard_names
+from dsprep.plan import PIECE_NBYTES, Shard, as_nbytes, one_each, shard_names
 from dsprep.publishing import partial_path
 from dsprep.schema import Array, Batch, FieldSpec, Ints, Ragged
 from dsprep.shuffling import ShuffledSource
@@ -301,6 +301,7 @@ def _warnings(part: Part, ranks: int | None, epochs: int | None) -> list[str]:
         ranks=ranks,
         epochs=epochs if part.name in ("", "train") else None,
     )
+    found += one_each(part.job.shards)
     return [f"{part.name}: {text}" if part.name else text for text in found]
 
 
@@ -358,7 +359,7 @@ def inodes(job: Job) -> int:
 def _format(target: Path, to: str | None) -> Format:
     if "\0" in str(target) or not target.name or target.name == "..":
         raise UsageError(f"{str(target)!r} cannot be an output")
-    return formats.load(to) if to else formats.by_suffix(target) or formats.load("hdf5")
+    return formats.of_target(target, to) or formats.load("hdf5")
 
 
 def _stem(target: Path, format: Format) -> tuple[str, str]:
@@ -650,13 +651,13 @@ def repack(
     writing = write_options or WriteOptions()
     if compress is not None:
         writing = replace(writing, compress=Compression.parse(compress))
-    limit = parse_nbytes(str(memory)) if memory is not None else None
+    limit = as_nbytes(memory) if memory is not None else None
     with open_dataset(source, reading, marked=True) as opened:
         plan = plan_repack(
             opened,
             Path(target),
             buffer_size=str(buffer_size),
-            stripe_size=None if stripe_size is None else str(stripe_size),
+            stripe_size=f"{stripe_size}B" if isinstance(stripe_size, int) else stripe_size,
             to=to,
             options=writing,
             shuffle=shuffle,
@@ -664,7 +665,7 @@ def repack(
             group_by=group_by,
             duplicate=duplicate,
             samples_per_file=samples_per_file,
-            shard_nbytes=parse_nbytes(str(shard_size)) if shard_size is not None else None,
+            shard_nbytes=as_nbytes(shard_size) if shard_size is not None else None,
             memory=limit,
             workers=workers,
             check_order=False,

@@ -283,6 +283,10 @@ class Schema:
     def __str__(self) -> str:
         return ", ".join(map(str, self.fields))
 
+    def beyond(self, other: Schema) -> list[Field]:
+        """Return the fields that `other` lacks."""
+        return [f for f in self.fields if f.name not in other.names]
+
     def replace(self, *fields: Field) -> Schema:
         """Return a schema with these fields and the same attributes."""
         return replace(self, fields=fields)
@@ -299,9 +303,23 @@ class Schema:
         return cls(tuple(Field.from_json(f) for f in json))
 
 
-def differences(expected: Schema, found: Schema) -> list[str]:
-    """Return, one line each, how `found` differs from `expected`; empty when it does not."""
-    lines = [f"field {f.name} is missing" for f in expected if f.name not in found.names]
+def differences(
+    expected: Schema, found: Schema, where: tuple[object, object] | None = None
+) -> list[str]:
+    """Return, one line each, how `found` differs from `expected`; empty when it does not.
+
+    Parameters
+    ----------
+    where
+        What has the one schema and what the other, for lines that name both.
+    """
+    if where is not None:
+        first, second = where
+        lines = [f"field {f.name} is in {first}, not in {second}" for f in expected.beyond(found)]
+        lines += [f"field {f.name} is in {second}, not in {first}" for f in found.beyond(expected)]
+        both = [f for f in found if f.name in expected.names and expected[f.name] != f]
+        return lines + [f"field {expected[f.name]} in {first}, {f} in {second}" for f in both]
+    lines = [f"field {f.name} is missing" for f in expected.beyond(found)]
     for f in found:
         if f.name not in expected.names:
             lines.append(f"field {f.name} is not in the other")

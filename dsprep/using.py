@@ -11,6 +11,7 @@ from dsprep.dataset import find_files
 from dsprep.errors import UsageError
 from dsprep.formats.base import OpenOptions
 from dsprep.located import Sidecar
+from dsprep.plan import parse_range
 
 
 def find(
@@ -73,12 +74,10 @@ def unlocated(opened: Sidecar) -> dict[str, str]:
 def parse_samples(text: str, count: int) -> list[int | slice]:
     """Return the samples that ``5,100:200,-1`` means: numbers and half-open ranges.
 
-    Ranges end where the dataset does, as Python's slices.
-
     Raises
     ------
     UsageError
-        If it is something else, or a number is not in the dataset.
+        If it is something else, or not all of it is in the dataset.
 
     Examples
     --------
@@ -87,13 +86,11 @@ def parse_samples(text: str, count: int) -> list[int | slice]:
     """
     chosen: list[int | slice] = []
     for word in text.split(","):
-        start, colon, stop = (part.strip() for part in word.partition(":"))
+        if word.count(":") == 1:
+            chosen.append(slice(*parse_range("".join(word.split()), count), 1))
+            continue
         try:
-            if colon:
-                bounds = slice(int(start) if start else None, int(stop) if stop else None)
-                chosen.append(slice(*bounds.indices(count)))
-                continue
-            number = int(start)
+            number = int(word)
         except ValueError:
             raise UsageError(
                 f"{word!r} names no samples", expected="numbers and ranges, such as 5,100:200"

@@ -189,8 +189,8 @@ def test_verify_of_different_schemas(train, tmp_path):
         file["x"] = np.zeros((99, 2, 3), ">f4")
     done = run("verify", train, tmp_path / "o.h5")
     assert done.code == 1
-    assert "field y is missing" in done.out
-    assert "expected x: float32[2,3], found x: >f4[2,3]" in done.out
+    assert f"field y is in {train}, not in {tmp_path}/o.h5" in done.out
+    assert f"field x: float32[2,3] in {train}, x: >f4[2,3] in {tmp_path}/o.h5" in done.out
     assert "100 samples" in done.out
 
 

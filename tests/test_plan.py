@@ -23,6 +23,7 @@ from dsprep.plan import (
     shard_names,
     shards_by_bytes,
     shards_by_samples,
+    show_asked,
     show_nbytes,
 )
 from dsprep.schema import Field, Ragged, Schema
@@ -180,13 +181,22 @@ def test_casts_only_between_numbers():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("0:10", (0, 10)), (":", (0, 50)), ("-5:", (45, 50)), ("40:99", (40, 50)), ("9:3", (9, 9))],
+    [
+        ("0:10", (0, 10)),
+        (":", (0, 50)),
+        ("-5:", (45, 50)),
+        ("40:50", (40, 50)),
+        ("9:9", (9, 9)),
+        ("-50:-1", (0, 49)),
+    ],
 )
 def test_ranges(text, expected):
     assert parse_range(text, 50) == expected
 
 
-@pytest.mark.parametrize("text", ["5", "a:b", "1:2:3", ""])
+@pytest.mark.parametrize(
+    "text", ["5", "a:b", "1:2:3", "", "40:51", "0:99999", "-51:", "51:", "9:3"]
+)
 def test_bad_ranges(text):
     with pytest.raises(UsageError):
         parse_range(text, 50)
@@ -194,13 +204,15 @@ def test_bad_ranges(text):
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("1", 1), ("4GiB", 4 << 30), ("256 MiB", 256 << 20), ("2kB", 2000), ("1.5M", 1_500_000)],
+    [("1B", 1), ("4GiB", 4 << 30), ("256 MiB", 256 << 20), ("2kB", 2000), ("1.5M", 1_500_000)],
 )
 def test_sizes(text, nbytes):
     assert parse_nbytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "0", "-1", "1XB", "nan", "inf", "1e400"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "0", "-1", "1XB", "nan", "inf", "1e400", "1", "4", "4096", "B"]
+)
 def test_bad_sizes(text):
     with pytest.raises(UsageError):
         parse_nbytes(text)
@@ -209,3 +221,18 @@ def test_bad_sizes(text):
 @given(st.integers(0, 1 << 70))
 def test_sizes_are_shown_short(nbytes):
     assert len(show_nbytes(nbytes)) < 14
+
+
+def test_a_size_without_a_unit_says_what_could_be_meant():
+    with pytest.raises(UsageError, match=r"4 has no unit .*4MiB or 4B"):
+        parse_nbytes("4")
+
+
+@pytest.mark.parametrize("text", ["1 MiB", "64 MiB", "256 KiB", "2 GiB", "1536 MiB"])
+def test_binary_sizes_are_shown_as_they_were_given(text):
+    assert show_asked(parse_nbytes(text)) == text
+
+
+@pytest.mark.parametrize("text", ["1.0 MB", "64.0 MB", "2.0 GB", "500 B"])
+def test_decimal_sizes_are_shown_as_they_were_given(text):
+    assert show_asked(parse_nbytes(text)) == text

@@ -100,17 +100,17 @@ def amount(parameter: str, value: str) -> int:
         If it is none.
     """
     text = value.strip()
-    if parameter in SIZES:
+    if parameter in SIZES and not (parameter == "buffer-size" and _is_count(text)):
         return parse_nbytes(text)
     if not _is_count(text) or int(text) < 1:
         raise UsageError(f"{value!r} is no value of --{parameter}", expected="a count from 1 on")
     return int(text)
 
 
-def _size(value: str) -> int:
-    """Return where a value stands among others; foreign ones come first, as they are."""
+def standing(value: str) -> int:
+    """Return where a value stands among others, count or size; foreign ones come first."""
     try:
-        return parse_nbytes(value)
+        return int(value) if _is_count(value) else parse_nbytes(value)
     except UsageError:
         return 0
 
@@ -118,11 +118,12 @@ def _size(value: str) -> int:
 def knee(points: Sequence[Point], strategy: str, measure: str = "samples_per_second") -> str | None:
     """Return the smallest value from which on no larger one is better by more than `GAIN`.
 
-    A value whose spread overlaps is not better. None if the strategy has no figures.
+    A value whose spread overlaps is not better. None if the strategy has no figures, or gains up
+    to the largest value: then there may be a knee beyond it.
     """
     known = sorted(
         (
-            (_size(point.value), point.value, row.measures[measure])
+            (standing(point.value), point.value, row.measures[measure])
             for point in points
             for row in point.rows
             if row.name == strategy and measure in row.measures and not row.problems
@@ -130,28 +131,30 @@ def knee(points: Sequence[Point], strategy: str, measure: str = "samples_per_sec
         key=lambda k: k[0],
     )
     better = MEASURES[measure].better
-    for i, (_, value, here) in enumerate(known):
+    for i, (_, value, here) in enumerate(known[:-1]):
         if not any(apart(here, there, GAIN) == better for _, _, there in known[i + 1 :]):
             return value
     return None
 
 
 def words(sweep: Sweep, measure: str = "samples_per_second") -> list[str]:
-    """Return a sentence for each strategy that has a knee: which setting to use, and why."""
-    return [
-        _sentence(sweep, name, value, measure)
-        for name, value in sorted(sweep.knees.items(), key=lambda k: (k[0] != "dsprep", k[0]))
-        if name != LIMIT
-    ]
+    """Return a sentence for each strategy with figures: which setting to use, and why."""
+    names = dict.fromkeys(r.name for p in sweep.points for r in p.rows if r.name != LIMIT)
+    told = (_sentence(sweep, n, measure) for n in sorted(names, key=lambda n: (n != "dsprep", n)))
+    return [sentence for sentence in told if sentence]
 
 
-def _sentence(sweep: Sweep, name: str, value: str, measure: str) -> str:
+def _sentence(sweep: Sweep, name: str, measure: str) -> str:
     rates = {
         p.value: row.measures[measure].value
         for p in sweep.points
         for row in p.rows
-        if row.name == name and measure in row.measures
+        if row.name == name and measure in row.measures and not row.problems
     }
+    if not rates:
+        return ""
+    order = sorted(rates, key=standing)
+    value = sweep.knees.get(name, order[-1])
     if value not in rates:
         return f"{name}: use --{sweep.parameter} {value}."
     unit = MEASURES[measure].unit
@@ -159,7 +162,6 @@ def _sentence(sweep: Sweep, name: str, value: str, measure: str) -> str:
         return f"{name}: --{sweep.parameter} {value} was the only value with figures."
     choose = max if MEASURES[measure].better > 0 else min
     best = choose(rates, key=lambda v: rates[v])
-    order = sorted(rates, key=_size)
     here = f"{show_value(measure, rates[value])} {unit}".removesuffix(" s")
     if value == order[-1]:
         return (

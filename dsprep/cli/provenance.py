@@ -37,7 +37,7 @@ dsprep provenance train.lmdb --check full
 Exit status: 0 fine, 1 a problem, 2 wrong usage.
 """
 
-USING = "Use the sidecar that is there (it is written first if there is none)"
+USING = "Use the sidecar (all but --check write it first if there is none)"
 
 
 class Check(StrEnum):

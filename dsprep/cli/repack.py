@@ -368,7 +368,7 @@ def _samples(count: int) -> str:
 
 def _aligned(stripe: Stripe) -> str:
     """Return what groups are aligned to, and whether that matters."""
-    from dsprep.plan import show_nbytes
+    from dsprep.plan import show_asked
 
     where = "as asked" if stripe.source == "as asked" else f"of {stripe.file_system}"
     if stripe.matters is None:
@@ -377,7 +377,7 @@ def _aligned(stripe: Stripe) -> str:
         why = "fewer storage targets are asked"
     else:
         why = "on one storage target it hardly matters"
-    return f"to {show_nbytes(stripe.nbytes)} {where}; {why}"
+    return f"to {show_asked(stripe.nbytes)} {where}; {why}"
 
 
 def _unaligned(job: Job) -> str:

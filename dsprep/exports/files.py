@@ -60,13 +60,13 @@ def write_all(
         raise UsageError(
             f"the export has {len(outputs)} files", found=out, fix="name a directory that exists"
         )
-    _refuse_existing(paths, overwrite)
+    _refuse_existing(paths, out is not None, overwrite)
     temporary = [p.with_name(f".{p.name}.tmp") for p in paths]
     try:
         for path, output in zip(temporary, outputs, strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, output)
-        _refuse_existing(paths, overwrite)
+        _refuse_existing(paths, out is not None, overwrite)
         for a, b in zip(temporary, paths, strict=True):
             a.replace(b)
     finally:
@@ -77,11 +77,15 @@ def write_all(
     return paths
 
 
-def _refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
+def _refuse_existing(paths: Sequence[Path], chosen: bool, overwrite: bool) -> None:
+    """Raise `TargetError` if a file is there, of which nobody knows whose it is."""
     for path in paths:
         if path.is_dir() or (os.path.lexists(path) and not overwrite):
+            ours = "" if chosen else ", or remove this one if it is an earlier export"
             raise TargetError(
-                "the export is there already", where=path, fix="remove it, or allow overwriting"
+                "a file of this name is there already, and is not replaced",
+                where=path,
+                fix=f"choose another name with --out{ours}",
             )
 
 

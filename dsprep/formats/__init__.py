@@ -38,6 +38,43 @@ def load(name: str) -> Format:
     return made
 
 
+def named(word: str) -> Format:
+    """Return the format that a user means: its name or a suffix, whatever the case.
+
+    Raises
+    ------
+    UsageError
+        If it is of none.
+    """
+    suffix = f".{word.lower().removeprefix('.')}"
+    for name in FORMATS:
+        if suffix == f".{name}" or suffix in load(name).suffixes:
+            return load(name)
+    return load(word)
+
+
+def of_target(path: Path, to: str | None) -> Format | None:
+    """Return the format in which an output is to be written; None if nothing says which.
+
+    Raises
+    ------
+    UsageError
+        If `to` is not a format, or the suffix of the output is that of another one.
+    """
+    suffixed = by_suffix(path)
+    if to is None:
+        return suffixed
+    chosen = named(to)
+    if suffixed is not None and suffixed is not chosen:
+        raise UsageError(
+            f"--to {to} and the name of the output contradict each other",
+            where=path,
+            expected=f"a name that ends in {chosen.suffixes[0]}, or without a suffix of a format",
+            found=f"the suffix of {suffixed.name}",
+        )
+    return chosen
+
+
 def recognise(path: Path) -> Format:
     """Return the format that `path` is of, judged by its contents.
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dsprep.bench.model import Measure
-from dsprep.errors import UsageError
-from dsprep.plan import parse_nbytes
+from dsprep.bench.sweeping import standing
 
 ROW = 46
 """Pixels of a bar with its label."""
@@ -175,10 +174,8 @@ LEFT, RIGHT = 15.0, 94.0
 
 def place(value: str, i: int) -> float:
     """Return where a value stands: its binary logarithm, or its number if it is none."""
-    try:
-        return math.log2(max(1, parse_nbytes(value)))
-    except UsageError:
-        return float(i)
+    at = standing(value)
+    return math.log2(at) if at else float(i)
 
 
 def curves(rows: Sequence[Curve], parameter: str, unit: str, show: Callable[[float], str]) -> str:

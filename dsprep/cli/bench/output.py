@@ -182,7 +182,7 @@ def _check(path: Path, option: str) -> None:
         raise UsageError(
             f"{option} would replace a file that dsprep bench did not write",
             where=path,
-            fix="choose another name, or remove it",
+            fix="choose another name",
         )
 
 

@@ -259,6 +259,8 @@ def read(
         **chosen,
     )
     most = None if limit == "all" else parse_nbytes(limit)
+    if transfer_size is not None:
+        parse_nbytes(transfer_size)  # before anything is converted
     with _job(settings, sweep) as (settings, runner):
         check_targets(json=json, html=html, csv=csv)
         work = plan_read(
