@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from dsprep.dataset import MultiSource, marks_of
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.marks import unchanged
-from dsprep.plan import Shard, pieces
+from dsprep.plan import Cast, Shard, apply_casts, cast_schema, pieces
 from dsprep.remote import Part, opened, part
 from dsprep.schema import Arena, Array, Batch, Column, Ragged, Schema, differences, has_padding
 from dsprep.through import SidecarSource
@@ -107,6 +107,7 @@ def verify(
     workers: int = 2,
     progress: Callable[[int, int], None] | None = None,
     executor: Executor | None = None,
+    casts: Mapping[str, Cast] | None = None,
 ) -> Verdict:
     """Compare two datasets: number of samples, schema, and every value bit for bit.
 
@@ -128,15 +129,18 @@ def verify(
         Called with (samples compared, payload bytes) so far.
     executor
         Who compares (see `dsprep.executors`); None: threads of this process.
+    casts
+        Applied to the fields of `a` that they name, before these are compared.
 
     Raises
     ------
     ChangedError
         If one of them changed while they were compared.
     """
+    casts = casts or {}
     if share is not None and not 0 < share <= 1:
         raise UsageError(f"a share of {share} is not possible", expected="above 0, at most 1")
-    problems = differences(a.schema, b.schema, (a.path, b.path))
+    problems = differences(cast_schema(a.schema, casts), b.schema, (a.path, b.path))
     if len(a) != len(b):
         problems.append(f"{len(a):,} samples in {a.path}, {len(b):,} in {b.path}")
     if problems:
@@ -148,11 +152,11 @@ def verify(
         stack.enter_context(unchanged((*marks_of(a), *marks_of(b))))
         if executor is None:
             pool = stack.enter_context(ThreadPoolExecutor(workers, "dsprep-verify"))
-            work = _Comparing(a, b, limit).range
+            work = _Comparing(a, b, limit, casts).range
             results = (r for _, r in executors.run(pool, work, ranges, 2 * workers))
         else:
             together = iter(lambda: tuple(itertools.islice(ranges, RANGES)), ())
-            tasks = (_task(a, b, limit, some) for some in together)
+            tasks = (_task(a, b, limit, casts, some) for some in together)
             results = (r for _, r in executors.run(executor, _compare, tasks))
         for count, size, first, bad in results:
             if executor is not None:  # they had only the files that they needed
@@ -179,9 +183,16 @@ class _Comparing:
     """Two sources, compared by threads; sample `first` of all is the first of each of them."""
 
     def __init__(
-        self, a: Source, b: Source, limit: int, first_a: int = 0, first_b: int = 0
+        self,
+        a: Source,
+        b: Source,
+        limit: int,
+        casts: Mapping[str, Cast],
+        first_a: int = 0,
+        first_b: int = 0,
     ) -> None:
-        self._a, self._b, self._limit = a, b, limit
+        self._a, self._b, self._limit, self._casts = a, b, limit, casts
+        self._schema = cast_schema(a.schema, casts)
         self._first_a, self._first_b = first_a, first_b
         self._local = threading.local()
 
@@ -192,8 +203,9 @@ class _Comparing:
             self._local.arenas = (Arena(), Arena())
         one, other = self._local.arenas
         left = self._a.read(start - self._first_a, stop - self._first_a, one)
+        left = apply_casts(left, self._casts, start)
         right = self._b.read(start - self._first_b, stop - self._first_b, other)
-        rows = differing_samples(left, right, self._a.schema)
+        rows = differing_samples(left, right, self._schema)
         size = sum(int(c.nbytes) for c in left.values())
         first = [self._describe(left, right, start, int(i)) for i in rows[: self._limit]]
         return stop - start, size, first, len(rows)
@@ -202,7 +214,7 @@ class _Comparing:
         sample = start + row
         where_a = _where(self._a, sample - self._first_a)
         where_b = _where(self._b, sample - self._first_b)
-        for f in self._a.schema:
+        for f in self._schema:
             x, y = (_value(batch[f.name], row) for batch in (left, right))
             if x.shape != y.shape:
                 return Difference(sample, f.name, where_a, where_b, None, x.shape[0], y.shape[0])
@@ -222,19 +234,26 @@ class _Task:
     b: Part
     first_b: int
     limit: int
+    casts: Mapping[str, Cast]
     ranges: tuple[tuple[int, int], ...]
 
 
-def _task(a: Source, b: Source, limit: int, ranges: tuple[tuple[int, int], ...]) -> _Task:
+def _task(
+    a: Source,
+    b: Source,
+    limit: int,
+    casts: Mapping[str, Cast],
+    ranges: tuple[tuple[int, int], ...],
+) -> _Task:
     start, stop = ranges[0][0], ranges[-1][1]
-    return _Task(*part(a, start, stop), *part(b, start, stop), limit, ranges)
+    return _Task(*part(a, start, stop), *part(b, start, stop), limit, casts, ranges)
 
 
 def _compare(task: _Task) -> Compared:
     samples = nbytes = differing = 0
     found: list[Difference] = []
     with opened(task.a) as a, opened(task.b) as b:
-        comparing = _Comparing(a, b, task.limit, task.first_a, task.first_b)
+        comparing = _Comparing(a, b, task.limit, task.casts, task.first_a, task.first_b)
         for bounds in task.ranges:
             count, size, first, bad = comparing.range(bounds)
             samples, nbytes, differing = samples + count, nbytes + size, differing + bad

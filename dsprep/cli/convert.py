@@ -149,7 +149,8 @@ def convert(
         typer.Option("--restart", help="Discard what an interrupted run left; start over."),
     ] = False,
     check: Annotated[
-        bool, typer.Option("--verify", help="Compare the result with the source afterwards.")
+        bool,
+        typer.Option("--verify", help="Compare the result with the source, as cast."),
     ] = False,
     workers: opt.Workers = None,
     memory: Annotated[
@@ -180,8 +181,6 @@ def convert(
 
     if len(paths) < 2:
         fail("a source and a target are needed: dsprep convert SRC... DST", 2)
-    if check and (samples is not None or cast):
-        fail("--verify compares whole, uncast datasets; leave --samples and --cast out", 2)
     opt.check_last(paths, overwrite or dry_run)
     *sources, target = paths
     writing = _write_options(compress, chunk, key_format, feature, zarr_format, zarr_shard)
@@ -342,13 +341,21 @@ def _print_report(report: Report) -> None:
 def _verify(
     job: Job, source: Source, workers: int | None, show: bool, executor: PoolExecutor | None
 ) -> Verdict:
+    import numpy as np
+
     from dsprep.comparison import verify
     from dsprep.dataset import open_dataset
     from dsprep.jobs import count_workers
+    from dsprep.splitting import SelectedSource
 
+    start, stop = job.shards[0].start, job.shards[-1].stop
+    if (start, stop) != (0, len(source)):
+        source = SelectedSource(source, np.arange(start, stop, dtype=np.int64))
     with (
         open_dataset(job.target) as result,
         progress_bar("verify", job.samples, job.payload, show) as update,
     ):
         threads = count_workers(job, workers, None)
-        return verify(source, result, workers=threads, progress=update, executor=executor)
+        return verify(
+            source, result, workers=threads, progress=update, executor=executor, casts=job.casts
+        )
