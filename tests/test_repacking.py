@@ -334,7 +334,7 @@ def test_the_command(origins, tmp_path):
     [
         (("-b", "0"), "samples"),
         (("-b", "many"), "buffer-size"),
-        (("--stripe-size", "3000"), "power of two"),
+        (("--stripe-size", "3000B"), "power of two"),
         (("--shuffle", "x"), "seed"),
         (("--split", "a=2"), "split"),
         (("--group-by", "label"), "--split"),

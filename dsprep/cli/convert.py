@@ -9,13 +9,17 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import (
+    Voice,
     fail,
+    files_written,
     guarded,
     note,
+    print_done,
     print_json,
     print_rows,
     progress_bar,
     say,
+    voice,
 )
 from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD, Command
 from dsprep.cli.verify import report_verdict, verdict_json
@@ -215,6 +219,7 @@ def convert(
                 progress=update,
                 executor=executor,
             )
+        files_written(job)
         if not json:
             for line in report.notes[len(source.notes) + len(job.losses) :]:
                 note(line)
@@ -223,7 +228,7 @@ def convert(
         if json:
             proof = {} if verdict is None else {"verify": verdict_json(verdict)}
             print_json({**vars(report), "rate": _rate(report), **proof})
-        elif verdict is not None:
+        elif verdict is not None and (not verdict.same or voice() > Voice.quiet):
             report_verdict(verdict)
         if verdict is not None and not verdict.same:
             raise typer.Exit(1)
@@ -335,7 +340,7 @@ def _print_report(report: Report) -> None:
     ]
     if report.resumed:
         rows.insert(2, ("continued", f"after {report.resumed:,} samples of an interrupted run"))
-    print_rows(rows)
+    print_done(rows)
 
 
 def _verify(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import guarded, note, print_json, print_rows, say
+from dsprep.cli.report import Voice, guarded, note, print_json, print_rows, say, voice
 from dsprep.cli.usage import Command
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _facts(facts: FieldFacts) -> list[tuple[str, str]]:
 
 def _short(value: object) -> str:
     text = " ".join(str(value).split())
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    return text if len(text) <= 100 or voice() >= Voice.verbose else f"{text[:97]}..."
 
 
 def _print_head(source: Source, head: int) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-READING = "How to read the source"
+READING = "Options"
 MANY = "Many processes"
 
 
@@ -176,6 +176,17 @@ Workers: TypeAlias = Annotated[
 ]
 
 
+Quiet: TypeAlias = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="No progress, and no report of what was done."),
+]
+Verbose: TypeAlias = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Also each step's time and the causes of errors."),
+]
+TALKING: dict[str, tuple[Any, Any]] = {"quiet": (Quiet, False), "verbose": (Verbose, False)}
+
+
 Executor: TypeAlias = Annotated[
     Executors | None,
     typer.Option(
@@ -208,7 +219,7 @@ def reads_datasets(command: Callable[..., R]) -> Callable[..., R]:
     def run(chosen: dict[str, Any], args: Any, kwargs: Any) -> R:
         return command(*args, reading=open_options(**chosen), **kwargs)
 
-    return _with_options(command, "reading", _READING, run)
+    return with_options(command, "reading", _READING, run)
 
 
 def distributes(command: Callable[..., R]) -> Callable[..., R]:
@@ -237,16 +248,16 @@ def distributes(command: Callable[..., R]) -> Callable[..., R]:
                 note(advice)
             return command(*args, executor=executor, **kwargs)
 
-    return _with_options(command, "executor", _EXECUTING, run)
+    return with_options(command, "executor", _EXECUTING, run)
 
 
-def _with_options(
+def with_options(
     command: Callable[..., R],
     taken: str,
     options: dict[str, tuple[Any, Any]],
     call: Callable[[dict[str, Any], Any, Any], R],
 ) -> Callable[..., R]:
-    """Return a command with more options, in place of one argument that is made of them."""
+    """Return a command with more options, in place of the argument `taken` that is made of them."""
     own = signature(command)
     hints = get_type_hints(
         command,

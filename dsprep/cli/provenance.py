@@ -12,7 +12,17 @@ import typer
 from dsprep.cli import options as opt
 from dsprep.cli import usage
 from dsprep.cli.places import print_places, print_places_json
-from dsprep.cli.report import count_bar, fail, guarded, note, print_json, print_rows, say
+from dsprep.cli.report import (
+    count_bar,
+    fail,
+    guarded,
+    note,
+    print_done,
+    print_json,
+    print_rows,
+    remark,
+    say,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor as PoolExecutor
@@ -256,7 +266,7 @@ def _report_made(made: Made, dry_run: bool, json: bool) -> None:
         ("samples", f"{made.content.samples:,} in {_files(len(made.content.files))}"),
         *((f"field {name}", law) for name, law in laws.items()),
     ]
-    print_rows(rows)
+    (print_rows if dry_run else print_done)(rows)
     for line in made.content.notes:
         note(line)
     if dry_run:
@@ -292,7 +302,7 @@ def _existing(paths: list[str], reading: OpenOptions, out: Path | None, json: bo
     except ReadOnlyError as error:
         note(f"there is no sidecar; it is made in memory, each time: {error}")
     else:
-        note(f"there was no sidecar; wrote {made.path}")
+        remark(f"there was no sidecar; wrote {made.path}")
     return Sidecar(made.content, made.dataset, made.path, made.companion)
 
 

@@ -9,13 +9,18 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import (
+    Voice,
     fail,
+    files_written,
     guarded,
     note,
+    print_done,
     print_json,
     print_rows,
     progress_bar,
+    remark,
     say,
+    voice,
 )
 from dsprep.cli.usage import HDF5_ZARR, LMDB, Command
 
@@ -245,7 +250,11 @@ def repack(
             print_json(_plan_json(plan))
             return
         if not json:
-            _print_plan(plan)
+            if dry_run or voice() > Voice.quiet:
+                _print_plan(plan)
+            else:
+                for line in plan.warnings:
+                    note(line)
             for line in (
                 *_idle(plan, split, shuffle, duplicate),
                 *(_lacking(plan) if dry_run else ()),
@@ -275,13 +284,15 @@ def repack(
                 progress=progress,
                 executor=executor,
             )
+    for part in plan.parts:
+        files_written(part.job)
     if json:
         print_json({**_plan_json(plan), **_report_json(report)})
         return
     for line in (*source.notes, *job.losses):
         note(line)
     if measure and report.break_even is None and samples:
-        note("when the rewrite pays was not measured: the sidecar has no places of such groups")
+        remark("when the rewrite pays was not measured: the sidecar has no places of such groups")
     _print_report(report)
 
 
@@ -451,4 +462,4 @@ def _print_report(report: RepackReport) -> None:
             else f"the rewrite has paid after {max(found.epochs, 0.1):.1f} epochs"
         )
         rows.append(("pays", text))
-    print_rows(rows)
+    print_done(rows)

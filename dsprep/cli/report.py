@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import re
@@ -10,10 +9,14 @@ import shutil
 import sys
 import textwrap
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from contextvars import ContextVar
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 
@@ -21,46 +24,96 @@ from dsprep.cli.ending import ended, heeding
 from dsprep.errors import DsprepError
 from dsprep.escaping import printable, printable_json
 
-P = ParamSpec("P")
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from dsprep.jobs import Job
+
 R = TypeVar("R")
 
 SECONDS = 30.0
 """Between two lines of progress where stderr is not a terminal."""
 
 
-def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """Return `command` with the user's mistakes as one line on stderr and an exit code.
+class Voice(IntEnum):
+    """How much a command says: results, notes and errors always."""
 
-    A bug keeps its traceback.
+    quiet = -1
+    usual = 0
+    verbose = 1
+
+
+_voice: ContextVar[Voice] = ContextVar("voice", default=Voice.usual)
+
+
+def voice() -> Voice:
+    """Return how much the command that runs is to say."""
+    return _voice.get()
+
+
+def guarded(command: Callable[..., R]) -> Callable[..., R]:
+    """Return `command` with ``--quiet`` and ``--verbose``, and with mistakes as one line.
+
+    The user's mistakes are a line on stderr and an exit code; a bug keeps its traceback.
     """
+    from dsprep.cli.options import TALKING, with_options  # which needs this module
 
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+    def run(chosen: dict[str, Any], args: Any, kwargs: Any) -> R:
+        if chosen["quiet"] and chosen["verbose"]:
+            fail("--quiet and --verbose contradict each other", 2)
+        talk = Voice(chosen["verbose"] - chosen["quiet"])
+        before = _voice.set(talk)
         try:
-            with heeding(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "sidecar ignored")  # a note says it too
-                return command(*args, **kwargs)
-        except DsprepError as error:
-            fail(str(error), error.exit_code)
-        except BrokenPipeError:
-            raise
-        except MemoryError as error:
-            fail(f"out of memory: {error}; lower --memory or --workers", 1)
-        except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            fail(f"{where}{error.strerror or error}", 1)
-        except RuntimeError as error:
-            if "start new thread" not in str(error):
-                raise
-            fail(
-                "the system allows no more threads; lower --workers, or raise the limit "
-                "(ulimit -u, or that of the container)",
-                1,
-            )
-        except KeyboardInterrupt as error:
-            fail(*ended(error))
+            with step("in all"):
+                return _plainly(command, args, kwargs)
+        finally:
+            _voice.reset(before)
 
-    return run
+    return with_options(command, "", TALKING, run)
+
+
+def _plainly(command: Callable[..., R], args: Any, kwargs: Any) -> R:
+    """Call a command; leave with one line on stderr and an exit code where the user is wrong."""
+    try:
+        with heeding(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "sidecar ignored")  # a note says it too
+            return command(*args, **kwargs)
+    except DsprepError as error:
+        _causes(error)
+        fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        raise
+    except MemoryError as error:
+        fail(f"out of memory: {error}; lower --memory or --workers", 1)
+    except OSError as error:
+        _causes(error)
+        where = f"{error.filename}: " if error.filename else ""
+        fail(f"{where}{error.strerror or error}", 1)
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        fail(
+            "the system allows no more threads; lower --workers, or raise the limit "
+            "(ulimit -u, or that of the container)",
+            1,
+        )
+    except KeyboardInterrupt as error:
+        fail(*ended(error))
+
+
+def _causes(error: BaseException) -> None:
+    """Tell what an error follows from, and where it was noticed, if more is to be said."""
+    if voice() < Voice.verbose:
+        return
+    root = Path(__file__).parents[1]
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in [f for f in frames if Path(f.filename).is_relative_to(root)][-1:]:
+        where = Path(frame.filename).relative_to(root)
+        detail(f"noticed in {where}, line {frame.lineno}, {frame.name}")
+    cause = error.__cause__ or error.__context__
+    while cause is not None:
+        detail(f"because of {type(cause).__name__}: {cause}")
+        cause = cause.__cause__ or cause.__context__
 
 
 def say(*lines: str, err: bool = False, style: Mapping[str, Any] | None = None) -> None:
@@ -91,6 +144,40 @@ def fail(message: str, code: int) -> NoReturn:
 def note(message: str) -> None:
     """Print a remark that is neither result nor error."""
     say(f"dsprep: note: {message}", err=True)
+
+
+def remark(message: str) -> None:
+    """Print what is good to know, unless the command is to be quiet."""
+    if voice() > Voice.quiet:
+        note(message)
+
+
+def detail(message: str) -> None:
+    """Print what only ``--verbose`` asks for."""
+    if voice() >= Voice.verbose:
+        say(f"dsprep: {message}", err=True)
+
+
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """Tell how long a step took, if that is asked for."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        detail(f"{name}: {time.monotonic() - began:.2f} s")
+
+
+def files_written(job: Job) -> None:
+    """Tell of each output file what it holds, if that is asked for."""
+    from dsprep.plan import show_nbytes
+    from dsprep.storage import tree_nbytes
+
+    if voice() < Voice.verbose:
+        return
+    for shard in job.shards:
+        path = job.target / shard.name if job.sharded else job.target
+        detail(f"wrote {path}: {len(shard):,} samples, {show_nbytes(tree_nbytes(path))}")
 
 
 def print_json(content: Any) -> None:
@@ -130,6 +217,12 @@ def _wrapped(line: str, indent: int) -> list[str]:
     parts = textwrap.wrap(text, columns - indent, break_long_words=False, break_on_hyphens=False)
     parts = [part.replace("\0", " ") for part in parts]
     return [line[:indent] + parts[0], *(" " * indent + part for part in parts[1:])]
+
+
+def print_done(rows: list[tuple[str, str]]) -> None:
+    """Print what was done, unless the command is to be quiet."""
+    if voice() > Voice.quiet:
+        print_rows(rows)
 
 
 @contextmanager
@@ -179,36 +272,41 @@ def _shown(
 
     Yields the function to call with what is done, of how much, that in words, and `fields`.
     """
-    if not show:
-        yield lambda done, total, words, **fields: None
-    elif not sys.stderr.isatty():
-        yield _Lines(what)
-    else:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            ProgressColumn,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
+    with step(what):
+        if not show or voice() < Voice.usual:
+            yield lambda done, total, words, **fields: None
+        elif not sys.stderr.isatty():
+            yield _Lines(what)
+        else:
+            with _bar(columns) as bar:
+                task = bar.add_task(what, total=None, **fields)
+                yield lambda done, total, words, **fields: bar.update(
+                    task, completed=done, total=total, **fields
+                )
 
-        known: dict[str, Callable[[], ProgressColumn]] = {
-            "bar": BarColumn,
-            "bytes": DownloadColumn,
-            "count": MofNCompleteColumn,
-            "left": TimeRemainingColumn,
-            "rate": TransferSpeedColumn,
-        }
-        drawn = [known[c]() if c in known else TextColumn(c, markup=False) for c in columns]
-        with Progress("{task.description}", *drawn, console=Console(stderr=True)) as bar:
-            task = bar.add_task(what, total=None, **fields)
-            yield lambda done, total, words, **fields: bar.update(
-                task, completed=done, total=total, **fields
-            )
+
+def _bar(columns: Sequence[str]) -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    known: dict[str, Callable[[], ProgressColumn]] = {
+        "bar": BarColumn,
+        "bytes": DownloadColumn,
+        "count": MofNCompleteColumn,
+        "left": TimeRemainingColumn,
+        "rate": TransferSpeedColumn,
+    }
+    drawn = [known[c]() if c in known else TextColumn(c, markup=False) for c in columns]
+    return Progress("{task.description}", *drawn, console=Console(stderr=True))
 
 
 class _Lines:

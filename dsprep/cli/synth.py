@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import count_bar, fail, guarded, print_json, print_rows
+from dsprep.cli.report import count_bar, fail, guarded, print_done, print_json, print_rows
 from dsprep.cli.usage import Command
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def synth(
     if json:
         print_json(vars(made))
         return
-    print_rows(
+    print_done(
         [
             ("wrote", f"{made.path} ({made.files:,} file{'s' * (made.files != 1)})"),
             ("samples", f"{made.samples:,}"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsprep.cli.report import guarded, note, print_json, say
+from dsprep.cli.report import Voice, guarded, note, print_json, say, voice
 from dsprep.cli.usage import Command
 from dsprep.escaping import printable, printable_json
 
@@ -135,9 +135,10 @@ def _show(found: Comparison) -> None:
 
 def _doubts(found: Comparison) -> None:
     """Say what else differs between the reports."""
-    for fact, old, new in found.differences[:SHOWN]:
+    shown = len(found.differences) if voice() >= Voice.verbose else SHOWN
+    for fact, old, new in found.differences[:shown]:
         note(f"{fact} differs: {old[:200]} / {new[:200]}")
-    more = len(found.differences) - SHOWN
+    more = len(found.differences) - shown
     if more > 0:
         note(f"{more} more facts differ")
     if any(not fact.startswith("command") for fact, _, _ in found.differences):

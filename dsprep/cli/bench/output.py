@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsprep.cli.report import note, print_json, say
+from dsprep.cli.report import print_json, remark, say
 from dsprep.errors import UsageError
 from dsprep.escaping import printable, printable_json
 
@@ -216,7 +216,7 @@ def write(path: Path, content: str) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-    note(f"wrote {path}")
+    remark(f"wrote {path}")
 
 
 def _mode(target: Path) -> int:
