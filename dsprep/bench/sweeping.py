@@ -154,7 +154,7 @@ def _sentence(sweep: Sweep, name: str, measure: str) -> str:
     if not rates:
         return ""
     order = sorted(rates, key=standing)
-    value = sweep.knees.get(name, order[-1])
+    value = sweep.knees.get(name) or order[-1]
     if value not in rates:
         return f"{name}: use --{sweep.parameter} {value}."
     unit = MEASURES[measure].unit
