@@ -113,7 +113,7 @@ def mistake(error: Any, args: Sequence[str]) -> UsageError:
     if param is not None:
         name = longest(param.opts) if param.opts[0].startswith("-") else param.metavar
         value = given(param.opts, args)
-        choices = words.rpartition(" is not one of ")[2].split("'")[1::2]
+        choices = words.partition(" is not one of ")[2].split("'")[1::2]
         if choices:
             proposal = near(value or "", choices)
             return UsageError(
