@@ -51,7 +51,7 @@ def test_binary_sizes_are_echoed_as_they_were_given(train, tmp_path):
     words = ("-b", "1MiB", "--stripe-size", "2MiB", "--dry-run")
     done = run("repack", train, tmp_path / "o.h5", *words)
     assert "at most 1 MiB as asked" in done.out
-    assert "stripe   2 MiB, as asked" in done.out
+    assert "to 2 MiB as asked" in done.out
     assert "1.0 MB" not in done.out
 
 

@@ -32,8 +32,7 @@ dsprep bench read train.h5 -s dsprep --sweep buffer-size=1MiB..256MiB
 
 dsprep bench read train.h5 -s all --limit 4GiB --scratch /fast/scratch --warm
 
-Strategies: dsprep bench read --list. Exit status: 0 all was measured, 1 some row has no numbers,
-or bad data, 2 wrong usage.
+Exit status: 0 all was measured, 1 not all was, or bad data, 2 wrong usage.
 """
 
 
@@ -122,8 +121,8 @@ def read(
         str | None,
         typer.Option(
             metavar="NAME=VALUES",
-            help="Vary one of buffer-size, transfer-size, threads, ranks, stagger, batch-size, "
-            "buffers: buffer-size=1MiB..64MiB or threads=1,2,4.",
+            help="Vary one option of reading, --ranks or --batch-size: threads=1,2,4 or "
+            "buffer-size=1MiB..64MiB.",
             rich_help_panel=HOW,
         ),
     ] = None,
@@ -162,8 +161,8 @@ def read(
             "--buffer-size",
             "-b",
             metavar="SIZE",
-            help="What one read of a group fetches: samples (128) or bytes (64MiB). As the data "
-            "are grouped, else 64MiB (less for small data).",
+            help="What one read of a group fetches: samples (128) or bytes (64MiB); else as the "
+            "data are grouped.",
             show_default=False,
             rich_help_panel=READERS,
         ),
@@ -225,8 +224,7 @@ def read(
 ) -> None:
     """Measure ways of reading a dataset against plain preadv, and tell whether reading is slow.
 
-    Every way runs in processes of its own, on the same samples; what it delivers is checked.
-    Forms of the dataset that a way needs are converted first.
+    Every way has processes of its own and the same samples; what it delivers is checked.
     """
     from dsprep.bench.reading import Settings, bench_read, plan_read
     from dsprep.cli.bench.output import check_targets, emit
