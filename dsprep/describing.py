@@ -67,7 +67,7 @@ class Made:
         """Bytes of the sidecar and its companion."""
         return len(sidecar.dump(self.content).encode()) + len(self.companion)
 
-    def write(self, *, durable: bool = True) -> None:
+    def save(self, *, durable: bool = True) -> None:
         """Write it; what was there is replaced at once.
 
         Raises
@@ -167,7 +167,7 @@ def provenance(
         made = replace(made, content=_with_groups(_with_unknown(made.content, old), old, dataset))
     _check_located(made)
     if write:
-        made.write()
+        made.save()
     return made
 
 

@@ -39,7 +39,7 @@ def written(format, directory, schema, batch, count, **options):
     """A dataset of one file and its sidecar."""
     path = directory / f"set{SUFFIX[format]}"
     write_batch(formats.load(format), path, schema, batch, WriteOptions(**options))
-    describe(formats.load(format), schema, [(path, count)], path, {}).write(durable=False)
+    describe(formats.load(format), schema, [(path, count)], path, {}).save(durable=False)
     return path
 
 
@@ -252,7 +252,7 @@ def test_any_change_is_noticed(format, tmp_path):
     for change in (append, cut, flip, flip_and_hide, replace, remove):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         shutil.copytree(kept, path) if path.is_dir() or kept.is_dir() else shutil.copy(kept, path)
-        describe(formats.load(format), schema, [(path, 40)], path, {}).write(durable=False)
+        describe(formats.load(format), schema, [(path, 40)], path, {}).save(durable=False)
         Sidecar.open(path).close()
         change()
         with pytest.raises((StaleError, FormatError, FileNotFoundError)) as caught:

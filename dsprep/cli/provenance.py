@@ -298,7 +298,7 @@ def _existing(paths: list[str], reading: OpenOptions, out: Path | None, json: bo
     options = replace(reading, fields=()) if whole else reading
     made = _make(paths, options, out, None, False, True, json)
     try:
-        made.write()
+        made.save()
     except ReadOnlyError as error:
         note(f"there is no sidecar; it is made in memory, each time: {error}")
     else:

@@ -78,7 +78,7 @@ def origin(folder: Path, schema: Schema, batch: Batch) -> Path:
     count = len(next(iter(batch.values())))
     format = formats.load("tfrecord")
     write_batch(format, path, schema, batch)
-    describe(format, schema, [(path, count)], path, {}).write(durable=False)
+    describe(format, schema, [(path, count)], path, {}).save(durable=False)
     return path
 
 
