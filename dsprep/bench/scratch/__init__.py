@@ -150,7 +150,7 @@ def _make(plan: Plan, item: Item, source: Source, progress: Progress | None) -> 
 
 def _fill(plan: Plan, item: Item, source: Source, target: Path, progress: Progress | None) -> None:
     if item.made is not None:
-        Made(item.made.content, item.made.companion, item.made.dataset, target).write()
+        Made(item.made.content, item.made.companion, item.made.dataset, target).save()
         return
 
     def update(samples: int, nbytes: int) -> None:
