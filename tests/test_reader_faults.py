@@ -138,7 +138,11 @@ def test_closing_within_the_loop(close, made):
         with pytest.raises((UsageError, StopIteration)):
             exhaust(loop)
         assert keys(held, SCHEMA) == known
-        next(iter(reader))
+        if close == "reader":
+            with pytest.raises(UsageError, match="was closed"):
+                iter(reader)
+        else:
+            next(iter(reader))
 
 
 def test_closing_while_another_thread_waits(made, monkeypatch):
