@@ -58,7 +58,7 @@ def made(format: str, folder: Path, seed: int, files: int, *, beside: bool) -> l
     if beside:
         entries = [(p, each) for p in paths]
         where = paths[0] if files == 1 else folder
-        describe(formats.load(format), SCHEMA, entries, where, {}).write(durable=False)
+        describe(formats.load(format), SCHEMA, entries, where, {}).save(durable=False)
     return paths
 
 
