@@ -585,7 +585,9 @@ def _through_sidecar(
     lost = {name for layout in content.layouts for name in layout.get("unlocated", ())}
     if lost & {name for name, _ in chosen}:
         return None
-    opened = located.Sidecar(content, known.dataset, known.path)
+    opened = located.Sidecar(
+        content, known.dataset, known.path, follow_external=options.follow_external
+    )
     opened.expect(known.marks)
     if content.files:
         opened.layout(0)  # with the companion: a pair that a killed run left does not go together

@@ -34,6 +34,7 @@ from dsprep.reading.records import RecordReader, Verify
 from dsprep.schema import Arena, Array, Batch, Ints, Ragged, Schema, concatenate
 from dsprep.sidecar import Content
 from dsprep.spans import ranges
+from dsprep.storage import Inside
 
 Indices: TypeAlias = int | slice | Sequence[int] | Array
 
@@ -186,6 +187,8 @@ class Sidecar:
     ----------
     companion
         The bytes of its companion, if that is not beside it.
+    follow_external
+        Whether symbolic links may lead out of the directory of the dataset.
 
     Attributes
     ----------
@@ -202,7 +205,12 @@ class Sidecar:
     """
 
     def __init__(
-        self, content: Content, dataset: Path, path: Path, companion: bytes | None = None
+        self,
+        content: Content,
+        dataset: Path,
+        path: Path,
+        companion: bytes | None = None,
+        follow_external: bool = False,
     ) -> None:
         self.content, self.dataset, self.path = content, dataset, path
         self._held = companion
@@ -214,7 +222,7 @@ class Sidecar:
                 fix=f"write it again with dsprep provenance {dataset}; what has no places, such as "
                 "GZIP TFRecord, is read by dsprep.open, or repacked",
             )
-        self._files = Files(self._check_first)
+        self._files = Files(Inside(dataset, follow_external), self._check_first)
         counts = [f.samples for f in content.files]
         self._starts: Ints = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._tables: Tables | None = None
@@ -235,7 +243,12 @@ class Sidecar:
 
     @classmethod
     def open(
-        cls, path: str | Path, data: str | Path | None = None, *, check: bool = True
+        cls,
+        path: str | Path,
+        data: str | Path | None = None,
+        *,
+        check: bool = True,
+        follow_external: bool = False,
     ) -> Sidecar:
         """Open a sidecar.
 
@@ -247,6 +260,8 @@ class Sidecar:
             The dataset, where it is not the one beside the sidecar.
         check
             Whether to see that the data did not change since.
+        follow_external
+            Whether symbolic links may lead out of the directory of the dataset.
 
         Raises
         ------
@@ -264,7 +279,7 @@ class Sidecar:
         dataset = Path(data) if data is not None else path.with_name(_stem(path))
         if not path.exists():
             raise MissingError(path, dataset)
-        found = cls(sidecar.read(path), dataset, path)
+        found = cls(sidecar.read(path), dataset, path, follow_external=follow_external)
         if check:
             found.check()
         return found

@@ -61,7 +61,7 @@ def find(
             where=path,
             fix="leave them out, or write it again with dsprep provenance and these options",
         )
-    return Sidecar(content, dataset, path)
+    return Sidecar(content, dataset, path, follow_external=options.follow_external)
 
 
 def unlocated(opened: Sidecar) -> dict[str, str]:

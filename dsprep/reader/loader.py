@@ -120,6 +120,8 @@ class Reader:
     check_order
         Whether rank 0 looks at some samples for an integer field by which they lie sorted, and
         warns once (`dsprep.alike.OrderWarning`) where groups are shuffled one by one.
+    follow_external
+        Whether symbolic links may lead out of the directory of the dataset.
     allocate
         Where the memory of batches comes from; see `dsprep.reader.memory`.
 
@@ -174,6 +176,7 @@ class Reader:
         node_key: str | None = None,
         data: str | Path | None = None,
         check_order: bool = True,
+        follow_external: bool = False,
         allocate: Allocate = anonymous,
     ) -> None:
         self._arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
@@ -198,7 +201,7 @@ class Reader:
         self._epochs, self._transform, self._workers = epochs, transform, transform_threads
         if not isinstance(path, (str, Path)):
             raise UsageError(f"path is {path!r}", expected="one dataset, or its sidecar")
-        self._sidecar = Sidecar.open(path, data)
+        self._sidecar = Sidecar.open(path, data, follow_external=follow_external)
         self._pid = os.getpid()
         if isinstance(fields, str):
             raise UsageError(f"fields is {fields!r}", expected="a sequence of names")
@@ -469,8 +472,9 @@ class Reader:
         self._part, self._done = (int(number), int(parts)), 0
 
     def _reopen(self) -> None:
-        data = self._arguments["data"]
-        self._sidecar = Sidecar.open(self._arguments["path"], data)
+        path, data = self._arguments["path"], self._arguments["data"]
+        follow = self._arguments["follow_external"]
+        self._sidecar = Sidecar.open(path, data, follow_external=follow)
         self._pid, self._running, self._pools = os.getpid(), None, None
         self._looping = self._closing = None
         self._ledger, self._lock, self._node = Ledger(), threading.Lock(), None

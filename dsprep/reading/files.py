@@ -12,6 +12,7 @@ from pathlib import Path
 from dsprep.errors import FormatError
 from dsprep.marks import Mark, Status, changed, status
 from dsprep.schema import Ints
+from dsprep.storage import Inside
 
 KEPT = 64
 """Files that stay open at most."""
@@ -94,13 +95,17 @@ class Files:
 
     Parameters
     ----------
+    inside
+        Where the files have to be.
     first
         Called with entry, path and file when one is opened for the first time of an entry of which
         `expect` was told nothing, though of others; raises if it is not the one that is meant.
     """
 
-    def __init__(self, first: Callable[[int, str, File], None] | None = None) -> None:
-        self._first = first
+    def __init__(
+        self, inside: Inside, first: Callable[[int, str, File], None] | None = None
+    ) -> None:
+        self._inside, self._first = inside, first
         self._open: OrderedDict[tuple[int, str], File] = OrderedDict()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._kept = KEPT if limit == resource.RLIM_INFINITY else max(1, min(KEPT, limit // SHARE))
@@ -134,6 +139,8 @@ class Files:
             If it cannot be opened.
         ChangedError
             If it is not the file that it was before, or that it is expected to be.
+        FormatError
+            If a link leads out of the dataset's directory.
         """
         key = entry, path
         with self._lock:
@@ -142,6 +149,7 @@ class Files:
                 self._open.move_to_end(key)
                 return found
         made = File(root(entry) / path if path else root(entry))
+        self._inside.check(made.fd, made.path)
         if self._first and self._marks and entry not in self._marks and key not in self._known:
             self._first(entry, path, made)
         with self._lock:

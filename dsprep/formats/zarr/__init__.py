@@ -52,7 +52,7 @@ class Zarr(Format):
 
     name = "zarr"
     suffixes = (".zarr", ".zarr.zip")
-    open_options = frozenset({"fields", "sample_axis"})
+    open_options = frozenset({"fields", "follow_external", "sample_axis"})
     write_options = frozenset({"compress", "chunk", "zarr_format", "zarr_shard"})
 
     def recognises(self, path: Path) -> bool:

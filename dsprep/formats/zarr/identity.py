@@ -31,7 +31,7 @@ def facts(path: Path) -> dict[str, Any]:
         If there is no root node, or a document is no JSON object.
     """
     if path.is_dir():
-        return {"documents": digest(b"".join(_documents(Directory(path))))}
+        return {"documents": digest(b"".join(_documents(Directory(path, follow=True))))}
     with path.open("rb") as file:
         nbytes = os.fstat(file.fileno()).st_size
         tail = min(nbytes, TAIL)

@@ -36,7 +36,8 @@ class ZarrSource(Source):
 
     def __init__(self, path: Path, options: OpenOptions) -> None:
         self.path = path
-        self._store: Store = Directory(path) if path.is_dir() else Zip(path)
+        directory = path.is_dir()
+        self._store: Store = Directory(path, options.follow_external) if directory else Zip(path)
         try:
             self._open(options)
         except BaseException:

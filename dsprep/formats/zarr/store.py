@@ -25,7 +25,7 @@ import numpy as np
 
 from dsprep.digests import Members, check_member, read_crc32
 from dsprep.errors import FormatError
-from dsprep.storage import pread_exact
+from dsprep.storage import Inside, pread_exact
 
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 """Keys of which at least one is at the root of every store."""
@@ -127,10 +127,11 @@ def join(*parts: str) -> str:
 
 
 class Directory(Store):
-    """Every key is a file under `path`."""
+    """Every key is a file under `path`; links out of its directory only if `follow` allows it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, follow: bool = False) -> None:
         self.path = path
+        self._inside = Inside(path, follow)
 
     def document(self, key: str, most: int = MAX_DOCUMENT) -> bytes | None:
         """See `Store.document`."""
@@ -233,6 +234,7 @@ class Directory(Store):
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode):
                 raise FormatError("this is not a regular file", where=path)
+            self._inside.check(fd, path)
             yield Chunk(fd, 0, facts.st_size, path)
         finally:
             os.close(fd)
@@ -241,6 +243,7 @@ class Directory(Store):
         """See `Store.library`."""
         from zarr.storage import LocalStore
 
+        self._inside.check_tree(self.path)
         return LocalStore(self.path, read_only=True), ""
 
 

@@ -1,0 +1,85 @@
+"""Symbolic links lead out of the directory of a dataset only where the user allows it."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import zarr
+from support import MemorySource, random_batch
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep.cli import app
+from dsprep.conversion import plan_job
+from dsprep.errors import DsprepError, FormatError
+from dsprep.formats.base import OpenOptions
+from dsprep.jobs import run_job
+from dsprep.located import Sidecar
+from dsprep.schema import Field, Schema
+
+SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
+FOLLOW = OpenOptions(follow_external=True)
+OUT = "leads out of the directory"
+
+
+def run(*words):
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+def replace_by_link(file, folder):
+    """Move a file of a dataset to another directory, and leave a link; it is as old as before."""
+    folder.mkdir(exist_ok=True)
+    shutil.move(file, folder / file.name)
+    file.symlink_to(folder / file.name)
+
+
+@pytest.mark.parametrize("to", ["hdf5", "lmdb", "tfrecord", "zarr"])
+def test_links_of_a_sidecar(to, tmp_path):
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "set"
+    batch = random_batch(SCHEMA, 20)
+    (tmp_path / "memory").touch()
+    source = MemorySource(SCHEMA, batch, tmp_path / "memory")
+    run_job(plan_job(source, path, to=to, samples_per_file=10), source, durable=False)
+    last = sorted(path.iterdir())[-1]
+    replace_by_link(last, tmp_path / "in" / "beside")  # in the directory of the dataset
+    with Sidecar.open(path) as opened:
+        assert len(opened.read(slice(None))["y"]) == 20
+    (tmp_path / "out").mkdir()
+    shutil.move(tmp_path / "in" / "beside" / last.name, tmp_path / "out" / last.name)
+    last.unlink()
+    last.symlink_to(tmp_path / "out" / last.name)
+    with Sidecar.open(path) as opened, pytest.raises(FormatError, match=OUT) as caught:
+        opened.read(slice(None))
+    assert "--follow-external" in str(caught.value)
+    with pytest.raises(DsprepError, match=OUT), dsprep.Reader(path, batch_size=4) as reader:
+        list(reader)
+    with dsprep.Reader(path, batch_size=4, follow_external=True) as reader:
+        assert sum(len(b["y"]) for b in reader) == 20
+    with Sidecar.open(path, follow_external=True) as opened:
+        np.testing.assert_array_equal(opened.read(slice(None))["y"], batch["y"])
+
+
+@pytest.mark.parametrize("codec", ["plain", "only zarr reads"])
+@pytest.mark.parametrize("what", ["c/1/0", "c/1", "zarr.json"])
+def test_links_of_a_zarr_tree(what, codec, tmp_path):
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "a.zarr"
+    root = zarr.create_group(path)
+    x = np.arange(40, dtype="<i4").reshape(10, 4)
+    filters = None if codec == "plain" else [zarr.codecs.TransposeCodec(order=(1, 0))]
+    root.create_array("x", data=x, chunks=(5, 4), compressors=None, filters=filters or "auto")
+    target = path / "x" / what
+    replace_by_link(target, tmp_path / "out")
+    with pytest.raises(FormatError, match=OUT), dsprep.open(path) as source:
+        source.read(0, 10)
+    with dsprep.open(path, FOLLOW) as source:
+        np.testing.assert_array_equal(source.read(0, 10)["x"], x)
+    refused = run("convert", path, tmp_path / "b.h5")
+    assert refused.exit_code == 1
+    assert "--follow-external" in refused.stderr
+    assert run("convert", path, tmp_path / "b.h5", "--follow-external").exit_code == 0
+    with dsprep.open(tmp_path / "b.h5") as source:
+        np.testing.assert_array_equal(source.read(0, 10)["x"], x)
