@@ -184,7 +184,7 @@ class Tables:
         if not isinstance(json, Mapping):
             raise TypeError("it is neither base64 nor a place in the companion")
         at, nbytes = json["at"], json["nbytes"]
-        if not (isinstance(at, int) and isinstance(nbytes, int) and at >= 0 and nbytes >= 0):
+        if not (type(at) is type(nbytes) is int and at >= 0 and nbytes >= 0):
             raise ValueError("its place is damaged")
         if self._read is None:
             raise ValueError("the companion file is missing")

@@ -225,7 +225,9 @@ class Field:
             kind, name = json.get("kind", "array"), str(json["name"])
             if kind in ("bytes", "str"):
                 return cls.opaque(name, kind)
-            shape = tuple(None if n is None else int(n) for n in json["shape"])
+            shape = tuple(json["shape"])
+            if not all(n is None or type(n) is int for n in shape):  # True is an int to isinstance
+                raise TypeError(f"{json['shape']!r} is not a shape")
             dtype = decode_dtype(json["dtype"])
             if dtype.subdtype is not None:
                 raise ValueError(f"{dtype} has a shape of its own")

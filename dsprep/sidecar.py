@@ -154,7 +154,7 @@ class Identity:
         times = {k: json.get(k) for k in ("mtime_ns", "inode")}
         known = (value for value in times.values() if value is not None)
         for value in (json["nbytes"], json.get("files", 1), *known):
-            if not isinstance(value, int) or not 0 <= value < 1 << 64:  # inodes have 64 bits
+            if type(value) is not int or not 0 <= value < 1 << 64:  # inodes have 64 bits
                 raise TypeError(f"{value!r} is not a size, a time or an inode")
         facts = json.get("facts", {})
         if not isinstance(facts, Mapping):
@@ -215,7 +215,7 @@ class FileEntry:
         if ".." in path.split("/"):
             raise ValueError(f"the path {path!r} leaves the dataset")
         for value in (samples, layout):
-            if not isinstance(value, int) or not 0 <= value < LARGEST:
+            if type(value) is not int or not 0 <= value < LARGEST:
                 raise TypeError(f"{value!r} is not a number of samples, or of a layout")
         crcs = json.get("crc32c")
         if crcs is not None and not isinstance(crcs, Mapping):

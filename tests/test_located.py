@@ -492,6 +492,10 @@ def test_chunks_that_are_kept_are_not_in_memory_that_is_used_again(tmp_path):
         lambda json: json["layouts"][0].update(unlocated=3),
         lambda json: json["files"][0].update(path="\ud800"),
         lambda json: json["layouts"][0]["columns"]["id"].update(path="a\ud800"),
+        lambda json: json["schema"][0]["shape"].__setitem__(0, 8.5),
+        lambda json: json["schema"][2]["shape"].__setitem__(1, True),
+        lambda json: json["files"][0].update(samples=True),
+        lambda json: json["files"][0].update(nbytes=True),
     ],
 )
 def test_more_wrong_types_are_refused(change, tmp_path):

@@ -354,6 +354,9 @@ def judge_sidecar(subject: Subject, say: Say, turn: int) -> str:
         return "refused"
     if bits(found["Sidecar.read"]) == bits(subject.known):
         return "same data" if found["Sidecar.read"] == subject.known else "other names or types"
+    types = [sorted(kind for kind, _ in v.values()) for v in (found["Sidecar.read"], subject.known)]
+    if types[0] != types[1] and subject.kind.startswith(("lmdb", "tfrecord")):
+        return "other types, which only the sidecar has"
     return "other data, check tells" if problems else "!other data, and --check full says valid"
 
 
