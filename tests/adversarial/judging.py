@@ -217,7 +217,7 @@ def complaint(ended: Ended, *, refused: bool = True) -> str | None:
     if ended.code < 0:
         return f"killed by signal {-ended.code}"
     if "Traceback (most recent call last)" in ended.err:
-        return f"traceback | {ended.err[-600:]}"
+        return f"traceback | {ended.err[-3000:]}"
     if ended.grown > RSS:
         return f"memory ({ended.grown >> 20} MiB)"
     errors = [line for line in ended.err.splitlines() if line.startswith("dsprep: error:")]

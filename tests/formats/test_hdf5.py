@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import resource
 from pathlib import Path
 
 import h5py
@@ -318,3 +320,34 @@ def test_the_estimate_is_close(tmp_path: Path, options: WriteOptions) -> None:
 def test_a_missing_folder_is_the_systems_own_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         HDF5.create(tmp_path / "no" / "a.h5", SCHEMAS["fixed-<f4"], 3, PLAIN, None)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("nbytes", [0, 3000, 20_000, 100_000])
+def test_a_disk_that_is_full_when_the_library_writes(ragged: bool, nbytes: int, tmp_path: Path):
+    """The library tells the system's number in a sentence, also when it closes the file."""
+    schema = Schema((Field("x", np.dtype("<f4"), (None if ragged else 1000, 10)),))
+    batch = random_batch(schema, 40, longest=1000)
+    path = tmp_path / "set.h5"
+
+    def made() -> None:
+        writer = HDF5.create(path, schema, 40, PLAIN, None)
+        if ragged:
+            piece = writer.encode(batch, 0, Arena())
+            writer.reserve(piece)
+            writer.write(piece)
+            limit(nbytes)
+            writer.finish()
+
+    def limit(nbytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if not ragged:
+            limit(nbytes)
+        with pytest.raises(OSError, match="large") as caught:
+            made()
+        assert caught.value.errno == errno.EFBIG
+    finally:
+        limit(soft)

@@ -180,7 +180,10 @@ class SpoolWriter(Writer):
         for i, p in enumerate(self._plans):
             if p.field.ragged and not p.field.row_nbytes:  # rows without bytes: their number
                 totals[p.field.name] = sum(int(c.sum()) for c in _counts(streams[i][1]))
-        with build(self._path, self._schema, self._plans, self._count, totals) as file:
+        with (
+            library(self._path, "the file cannot be made"),
+            build(self._path, self._schema, self._plans, self._count, totals) as file,
+        ):
             offsets = self._place(file, streams, totals)
         fd = os.open(self._path, os.O_RDWR)
         try:

@@ -47,7 +47,8 @@ class PlacedWriter(Writer):
         self._path, self._plans, self._fd = path, plans, -1
         if state is None:
             _check_size(path, schema.fixed_nbytes * count)
-            build(path, schema, plans, count, {}).close()
+            with library(path, "the file cannot be made"):
+                build(path, schema, plans, count, {}).close()
         self._places = places(path, plans, count)
         self._fd = os.open(path, os.O_RDWR)
 
