@@ -806,3 +806,26 @@ def test_damaged_gzip_is_no_error_of_the_system(tmp_path: Path) -> None:
         chunk.write_bytes(data)
         with opened(tmp_path / "a") as source, pytest.raises(FormatError):
             source.read(0, 1)
+
+
+def test_one_array_that_cannot_be_a_field_leaves_the_others(tmp_path: Path) -> None:
+    """It is not damaged: a note names it, and asking for it says why it is refused."""
+    root = zarr.open_group(tmp_path / "a", mode="w")
+    create(root, "x", np.arange(12.0).reshape(6, 2))
+    strings = root.create_array("names", shape=(6, 2), dtype="str")
+    strings[...] = "a"
+    create(root, "odd", np.arange(6))
+    edit(tmp_path / "a/odd/zarr.json", data_type="int7")
+    with opened(tmp_path / "a") as source:
+        assert source.schema.names == ("x",)
+        notes = "\n".join(source.notes)
+        assert "left out names: strings along 2 axes" in notes
+        assert "left out odd: unknown data type int7" in notes
+    for name, why in (("names", "2 axes"), ("odd", "int7")):
+        with pytest.raises(FormatError, match=why):
+            opened(tmp_path / "a", name)
+    with opened(tmp_path / "a", "x") as source:
+        assert not source.notes
+    (tmp_path / "a/x/zarr.json").unlink()
+    with pytest.raises(FormatError, match=r"no arrays that can be fields .*int7, names: strings"):
+        opened(tmp_path / "a")

@@ -31,7 +31,7 @@ from dsprep.formats.zarr import carriers
 from dsprep.formats.zarr.attributes import CAPACITY, KIND, ROWS, from_json
 from dsprep.formats.zarr.blocks import LastBlock
 from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks
-from dsprep.formats.zarr.metadata import MAX_ROW
+from dsprep.formats.zarr.metadata import MAX_ROW, NoField
 from dsprep.formats.zarr.rows import StoredArray, translated
 from dsprep.schema import Arena, Column, Field, Kind, Ragged
 from dsprep.storage import free_memory
@@ -260,10 +260,9 @@ class Elements(Reading):
     def __init__(self, name: str, array: StoredArray) -> None:
         meta = array.meta
         if len(meta.shape) != 1:
-            raise FormatError(
+            raise NoField(
                 f"strings along {len(meta.shape)} axes are not a field of samples",
                 where=array.where,
-                fix="choose other fields with --field",
             )
         self.field = Field(name, meta.dtype, (None,), meta.kind, from_json(meta.attrs))
         self.count = meta.shape[0]

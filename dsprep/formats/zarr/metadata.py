@@ -29,6 +29,11 @@ MAX_ROW = 2**40
 WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError, SyntaxError, SchemaError)
 """What wrong metadata raise; `SyntaxError` is from `numpy.dtype`."""
 
+
+class NoField(FormatError):
+    """An array is of a type that no field has; it is not damaged, and others can be read."""
+
+
 V3_TYPES = {
     np.dtype(code).name: np.dtype(code)
     for code in "? i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split()  # noqa: SIM905
@@ -189,7 +194,7 @@ def read_array(
         read = _read_v3 if document.get("zarr_format") == 3 else _read_v2
         found = read(document, attrs, path)
     except FormatError as error:
-        raise FormatError(error.what, where=where, found=error.found, fix=error.fix) from error
+        raise type(error)(error.what, where=where, found=error.found, fix=error.fix) from error
     except WRONG as error:
         reason = f"{type(error).__name__}: {error}"
         raise FormatError(f"the metadata is wrong ({reason})", where=where) from error
@@ -264,9 +269,7 @@ def _read_v2(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
 def _object_v2(document: Mapping[str, Any], names: tuple[str, ...]) -> tuple[DType, Kind]:
     name = names[0] if document.get("filters") else "none"
     if name not in VLEN_KINDS:
-        raise FormatError(
-            f"Python objects by codec {name} are refused", fix="choose other fields with --field"
-        )
+        raise NoField(f"Python objects by codec {name} are not read")
     dtype = np.dtype(np.uint8)
     if name == "vlen-array":
         dtype = _dtype_v2(document["filters"][0]["dtype"])
@@ -404,7 +407,7 @@ def _dtype_v3(value: Any) -> DType:
     if name in ("structured", "struct"):
         members = [_member_v3(m) for m in configuration["fields"]]
         return np.dtype([(n, _dtype_v3(d)) for n, d in members])
-    raise FormatError(f"unknown data type {name}", fix="choose other fields with --field")
+    raise NoField(f"unknown data type {name}")
 
 
 def _member_v3(value: Any) -> tuple[str, Any]:

@@ -17,7 +17,7 @@ from dsprep.formats.zarr.attributes import FIELDS, from_json
 from dsprep.formats.zarr.columns import Elements, Parts, Reading, Samples, Whole, declared
 from dsprep.formats.zarr.loading import program
 from dsprep.formats.zarr.losses import missing, unkept
-from dsprep.formats.zarr.metadata import ArrayMeta, read_array, read_document
+from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_array, read_document
 from dsprep.formats.zarr.rows import StoredArray
 from dsprep.formats.zarr.store import Directory, Store, Zip, join
 from dsprep.layout.model import FileLayout
@@ -57,8 +57,10 @@ class ZarrSource(Source):
             raise UsageError("--sample-axis groups applies to hdf5", where=self.path)
         mode = "first" if listed and options.sample_axis == "auto" else options.sample_axis
         asked = {spec.path for spec in options.fields}
-        if problems and not asked:
-            raise next(iter(problems.values()))
+        left_out = {n: e for n, e in problems.items() if isinstance(e, NoField) and n not in asked}
+        damaged = [e for n, e in problems.items() if n not in left_out]
+        if damaged and not asked:
+            raise damaged[0]
         for name in asked & problems.keys():
             raise problems[name]
         if asked:
@@ -66,13 +68,17 @@ class ZarrSource(Source):
                 raise missing_field(name, readings, self.path)
             readings = {n: r for n, r in readings.items() if n in asked}
         if not readings:
-            raise FormatError("the store holds no arrays", where=self.path)
+            why = samples.listed([f"{n or ROOT_NAME}: {e.what}" for n, e in left_out.items()])
+            what = "the store holds no arrays"
+            what += " that can be fields" if left_out else ""
+            raise FormatError(what, where=self.path, found=why or None)
         shapes = {n: ((r.count, *r.field.inner), r.nbytes) for n, r in readings.items()}
         for name, reading in readings.items():
             if isinstance(reading, Whole):
                 shapes[name] = ((), reading.nbytes)
         axis = samples.choose(shapes, mode, self.path)
-        self._count, notes = axis.count, list(axis.notes)
+        notes = [] if asked else [f"left out {n}: {e.what}" for n, e in left_out.items()]
+        self._count, notes = axis.count, [*axis.notes, *notes]
         if axis.whole_file:
             readings = whole(readings, notes)
         elif asked and set(axis.names) != asked:
