@@ -449,14 +449,16 @@ def test_a_dataset_may_be_renamed_with_its_sidecar(train, tmp_path):
         assert run("verify", train, tmp_path / new).code == 0
 
 
-def test_a_sidecar_of_other_files_is_ignored_with_a_note(train, tmp_path):
-    run("convert", train, tmp_path / "s", "--to", "tfrecord", "--samples-per-file", "50")
-    (tmp_path / "s" / "more.tfrecord").write_bytes(
-        (tmp_path / "s" / "s-00000-of-00002.tfrecord").read_bytes()
-    )
+@pytest.mark.parametrize("format", ["hdf5", "tfrecord"])
+def test_a_sidecar_that_lists_other_files(format, train, tmp_path):
+    """It is ignored with a note where the files have the types, and refused where it alone has."""
+    run("convert", train, tmp_path / "s", "--to", format, "--samples-per-file", "50")
+    first = min((tmp_path / "s").iterdir())
+    (tmp_path / "s" / f"more{first.suffix}").write_bytes(first.read_bytes())
     done = run("inspect", tmp_path / "s")
-    assert "sidecar ignored" in done.err
-    assert "more.tfrecord" in done.err
+    assert done.code == (format == "tfrecord")
+    assert ("sidecar ignored" in done.err) == (format == "hdf5")
+    assert f"more{first.suffix}" in done.err
 
 
 def test_json_is_json(train, tmp_path):

@@ -74,13 +74,13 @@ def test_one_command_measures_the_papers_tables(data, tmp_path):
     assert sorted(p.name for p in data.parent.iterdir()) == before  # nothing is left beside it
 
 
-def test_a_sweep_finds_a_knee(data, tmp_path):
+def test_a_sweep_reads_with_each_value(data, tmp_path):
     out = tmp_path / "r.json"
     dsprep("bench", "read", data, "-s", "group-db", "--warm", "-r", 1, "--json", out,
            "--sweep", "buffer-size=64KiB,1MiB")  # fmt: skip
     sweep = json.loads(out.read_text())["sweep"]
     assert [p["value"] for p in sweep["points"]] == ["64KiB", "1MiB"]
-    assert sweep["knees"]["group-db"] in ("64KiB", "1MiB")
+    assert sweep["knees"].get("group-db") != "1MiB"  # the last value is no knee
     calls = [rows(p)["group-db"]["measures"]["read_calls"]["value"] for p in sweep["points"]]
     assert calls[0] > calls[1]  # smaller groups really were read
 
