@@ -120,6 +120,7 @@ class Staging:
             if differing == [STATUS]:
                 self._begin_anew(job)
                 return None
+            differing = [k for k in differing if k != STATUS]  # another key says more
             if differing:
                 first = differing[0]
                 before, now = _told(recorded.get(first)), _told(_plain(job.get(first)))

@@ -208,7 +208,7 @@ def test_the_plan_is_five_lines_that_a_person_can_read(train, tmp_path, monkeypa
             "on disk",
         ]
         assert max(map(len, lines)) <= 80
-    assert "at most 8.2 kB as asked" in done.stdout
+    assert "at most 8 KiB as asked" in done.stdout
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80])

@@ -365,7 +365,7 @@ class StoredArray:
             if self.meta.version == 3 and (known or bare == name):
                 try:
                     known = get_codec_class(name) is not None
-                except KeyError:
+                except (KeyError, ValueError):  # of zarr before 3.2, and its UnknownCodecError
                     known = False
             if not known:
                 raise MissingExtra(
