@@ -26,13 +26,13 @@ from dsprep import jobs, plan
 from dsprep.errors import DsprepError
 from dsprep.staging import partial_path
 
-COUNT = 600
+COUNT = 250
 Work = Callable[..., Callable[[], object]]
 """What a child does in a folder; and, if so asked, by which call of the system it is killed."""
 
 CALLS = ("open", "read", "pread", "preadv", "write", "pwrite", "pwritev", "fsync", "fdatasync")
 CALLS = (*CALLS, "rename", "replace", "unlink", "mkdir", "rmdir", "close", "ftruncate")
-PIECES = "--samples-per-file", "150"
+PIECES = "--samples-per-file", "65"
 PROCESSES = "--executor", "processes", "--workers", "2"
 SHUFFLED = *making.GROUPS[1:], "--shuffle", "3"
 
@@ -184,7 +184,7 @@ def undisturbed(case: Case, folder: Path) -> Known:
 
 def done(work: Callable[[], object], folder: Path) -> float:
     """Run a command that must not fail; return its seconds."""
-    ended = judging.forked(work, folder)
+    ended = judging.forked(work, folder, seconds=600)
     if ended.code:
         raise RuntimeError(f"undisturbed, it ended with {ended.code}: {ended.err}")
     return ended.seconds

@@ -829,3 +829,11 @@ def test_one_array_that_cannot_be_a_field_leaves_the_others(tmp_path: Path) -> N
     (tmp_path / "a/x/zarr.json").unlink()
     with pytest.raises(FormatError, match=r"no arrays that can be fields .*int7, names: strings"):
         opened(tmp_path / "a")
+
+
+def test_the_reason_is_named_where_no_array_can_be_a_field(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "a", mode="w")
+    for name, count in (("one", 2), ("two", 3)):
+        root.create_array(name, shape=(count,), dtype="str")[...] = "a"
+    with pytest.raises(FormatError, match=r"no array can be a field .*left out one: strings"):
+        opened(tmp_path / "a", axis="none")

@@ -81,6 +81,10 @@ class ZarrSource(Source):
         self._count, notes = axis.count, [*axis.notes, *notes]
         if axis.whole_file:
             readings = whole(readings, notes)
+            if not readings:
+                raise FormatError(
+                    "no array can be a field", where=self.path, found="; ".join(notes)
+                )
         elif asked and set(axis.names) != asked:
             lengths = sorted(f"{n}: {r.count}" for n, r in readings.items())
             raise SchemaError(
