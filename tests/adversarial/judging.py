@@ -265,8 +265,9 @@ def _children() -> list[int]:
 
 
 def shared_memory() -> set[str]:
-    """Return what lies in /dev/shm."""
-    return {p.name for p in Path("/dev/shm").iterdir()}
+    """Return what Python put into /dev/shm: that of other programs is none of ours."""
+    names = (p.name for p in Path("/dev/shm").iterdir())
+    return {name for name in names if name.startswith(("sem.mp-", "psm_", "sem.dsprep", "dsprep"))}
 
 
 def left_in_memory(before: set[str], seconds: float = 3.0) -> set[str]:

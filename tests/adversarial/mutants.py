@@ -272,7 +272,9 @@ def as_column(node: h5py.Dataset, f: Field) -> np.ndarray | Ragged:
     if f.kind == "str":
         return Ragged.pack([as_kind(v, f) for v in node[...]], f)
     if f.ragged:
-        return Ragged.pack([np.asarray(v, f.dtype) for v in node[...]], f)
+        # h5py labels them as of the machine's byte order, whichever they have.
+        items = [v.astype(f.dtype.newbyteorder("=")).view(f.dtype) for v in node[...]]
+        return Ragged.pack(items, f)
     return node[...]
 
 

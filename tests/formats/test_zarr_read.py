@@ -837,3 +837,18 @@ def test_the_reason_is_named_where_no_array_can_be_a_field(tmp_path: Path) -> No
         root.create_array(name, shape=(count,), dtype="str")[...] = "a"
     with pytest.raises(FormatError, match=r"no array can be a field .*left out one: strings"):
         opened(tmp_path / "a", axis="none")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_zip_that_has_lost_its_root_is_not_its_first_array(version: int, tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path / "a", mode="w", zarr_format=version)
+    for name in ("x", "y"):
+        create(root, name, np.arange(6))
+    (tmp_path / "a" / ("zarr.json" if version == 3 else ".zgroup")).unlink()
+    path = tmp_path / "a.zarr.zip"
+    with zipfile.ZipFile(path, "w") as target:
+        for member in sorted(p for p in (tmp_path / "a").rglob("*") if p.is_file()):
+            target.write(member, member.relative_to(tmp_path / "a"))
+    assert recognise(path) is ZARR
+    with pytest.raises(FormatError, match=r"has lost the root of one .*found x, y.*unpack"):
+        opened(path)

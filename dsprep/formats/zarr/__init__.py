@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.digests import Members
-from dsprep.errors import DsprepError, UnsupportedError
+from dsprep.errors import UnsupportedError
 from dsprep.formats.base import (
     Format,
     GroupWriter,
@@ -33,7 +33,7 @@ from dsprep.formats.base import (
 )
 from dsprep.formats.zarr.attributes import to_json
 from dsprep.formats.zarr.grid import ArrayPlan, plan_arrays, show
-from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, Zip, zip_root
+from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, Zip
 from dsprep.grouping import Grouping, GroupPlan
 from dsprep.schema import Schema, renamed
 
@@ -66,12 +66,10 @@ class Zarr(Format):
                 if file.read(4) not in (b"PK\3\4", b"PK\5\6"):
                     return False
                 with zipfile.ZipFile(file) as members:
-                    zip_root(members.namelist())
-        except DsprepError:
-            return False
+                    names = members.namelist()
+                    return any(name.rpartition("/")[2] in MARKERS for name in names)
         except ZIP_ERRORS:  # `open` says that it is damaged, which helps more than "no format"
             return path.name.lower().endswith(".zip")
-        return True
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """See `base.Format.open`."""

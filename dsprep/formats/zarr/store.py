@@ -255,7 +255,7 @@ class Zip(Store):
         self._file = path.open("rb")
         try:
             self._zip = zipfile.ZipFile(self._file)
-            self._root = zip_root(self._zip.namelist())
+            self._root = zip_root(self._zip.namelist(), path)
         except (*ZIP_ERRORS, FormatError) as error:
             self._file.close()
             if isinstance(error, FormatError):
@@ -434,18 +434,29 @@ ZIP_ERRORS = (
 """What `zipfile` raises for files that are damaged or encrypted."""
 
 
-def zip_root(names: list[str]) -> str:
+def zip_root(names: list[str], where: object) -> str:
     """Return the folder in a ZIP file that is the root of the store: the outermost with a marker.
 
     Raises
     ------
     FormatError
-        If there is none.
+        If there is none, or others lie outside it.
     """
     roots = [n.rpartition("/")[0] for n in names if n.rpartition("/")[2] in MARKERS]
     if not roots:
-        raise FormatError("the ZIP file holds no Zarr store", expected=" or ".join(MARKERS))
-    return min(roots, key=lambda root: (root.count("/") + bool(root), root))
+        expected = " or ".join(MARKERS)
+        raise FormatError("the ZIP file holds no Zarr store", where=where, expected=expected)
+    found = min(roots, key=lambda root: (root.count("/") + bool(root), root))
+    others = sorted({r for r in roots if found and not f"{r}/".startswith(f"{found}/")})
+    if others:
+        raise FormatError(
+            "the ZIP file holds several stores, or has lost the root of one",
+            where=where,
+            expected="one folder that holds all arrays and groups",
+            found=", ".join([found, *others][:4]),
+            fix="unpack it, and name one of them",
+        )
+    return found
 
 
 def check_nbytes(nbytes: int, most: int, where: str) -> None:
