@@ -251,9 +251,7 @@ def test_no_more_threads_is_one_line(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_many_files_with_few_descriptors(suffix, tmp_path):
-    path = make(
-        tmp_path / "set", count=80, to=suffix[1:].replace("h5", "hdf5"), samples_per_file=1
-    )
+    path = make(tmp_path / "set", count=80, to=suffix[1:].replace("h5", "hdf5"), samples_per_file=1)
     code = (
         "import resource, sys, dsprep\n"
         "from dsprep.describing import provenance\n"

@@ -29,7 +29,7 @@ def test_a_state_behind_the_last_batch_leads_to_the_next_epoch(path: Path, ranks
             if step == 4:
                 state = reader.state_dict()
                 break
-        assert reader.epoch == 0
+        assert reader.epoch == 1
     with dsprep.Reader(path, 8, rank=0, world_size=ranks) as again:
         again.load_state_dict(state)
         assert again.epoch == 1

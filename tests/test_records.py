@@ -164,11 +164,14 @@ def test_features_are_those_of_all_files(tmp_path: Path, fields: tuple, first: i
         assert list(map(str, again[0:9][label])) == list(map(str, rows[label]))
 
 
-def test_a_sidecar_that_knows_less_than_the_records_is_written_again(tmp_path: Path) -> None:
+def test_a_sidecar_that_knows_less_than_the_records_is_not_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     path.write_bytes(b"".join(ordinary(i) for i in range(3000)))
     dsprep.provenance(path)
     path.write_bytes(b"".join(ordinary(i, **EXTRA if i == 1522 else {}) for i in range(3000)))
+    with pytest.raises(FormatError, match=r"a feature extra, .*; move the sidecar away"):
+        dsprep.provenance(path)
+    path.with_name(path.name + ".dsprep.json").unlink()
     dsprep.provenance(path)
     with dsprep.open(path, through="strict") as source:
         assert source[1522]["extra"].tolist() == [7]

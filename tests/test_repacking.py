@@ -264,7 +264,16 @@ def test_groups_outlive_a_new_sidecar(origins, tmp_path):
     with dsprep.Sidecar.open(out) as opened:
         before = opened.content.layouts
     assert dsprep.provenance(out).content.layouts == before
-    os.utime(sorted(out.iterdir())[1])
+    file = sorted(out.iterdir())[1]
+    os.utime(file)
+    assert dsprep.provenance(out).content.layouts == before
+    with dsprep.Sidecar.open(out) as opened:
+        offset = int(opened.locate([250], "x")[2][0])
+    with file.open("r+b") as data:
+        data.seek(offset)
+        byte = data.read(1)[0]
+        data.seek(offset)
+        data.write(bytes([byte ^ 1]))
     after = dsprep.provenance(out).content.layouts
     assert after[0]["columns"] == before[0]["columns"]
     assert "crc32c" in before[0]["groups"]
@@ -273,12 +282,12 @@ def test_groups_outlive_a_new_sidecar(origins, tmp_path):
 
 
 def test_a_full_check_reads_each_group_once(origins, tmp_path, monkeypatch):
-    from dsprep import located
+    from dsprep.reading import proofs
 
     out = tmp_path / "out.h5"
     repacked(origins["fixed"][2], out)
-    read, real = [], located.read_crc32c
-    monkeypatch.setattr(located, "read_crc32c", lambda *a: read.append(a[1]) or real(*a))
+    read, real = [], proofs.read_crc32c
+    monkeypatch.setattr(proofs, "read_crc32c", lambda *a: read.append(a[1]) or real(*a))
     assert dsprep.check(out, full=True) == []
     assert len(read) == len(set(read)) == 11
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import resource
+from contextlib import closing
 from pathlib import Path
 
 import h5py
@@ -331,13 +332,13 @@ def test_a_disk_that_is_full_when_the_library_writes(ragged: bool, nbytes: int, 
     path = tmp_path / "set.h5"
 
     def made() -> None:
-        writer = HDF5.create(path, schema, 40, PLAIN, None)
-        if ragged:
-            piece = writer.encode(batch, 0, Arena())
-            writer.reserve(piece)
-            writer.write(piece)
-            limit(nbytes)
-            writer.finish()
+        with closing(HDF5.create(path, schema, 40, PLAIN, None)) as writer:
+            if ragged:
+                piece = writer.encode(batch, 0, Arena())
+                writer.reserve(piece)
+                writer.write(piece)
+                limit(nbytes)
+                writer.finish()
 
     def limit(nbytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
