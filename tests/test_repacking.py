@@ -268,7 +268,7 @@ def test_groups_outlive_a_new_sidecar(origins, tmp_path):
     os.utime(file)
     assert dsprep.provenance(out).content.layouts == before
     with dsprep.Sidecar.open(out) as opened:
-        offset = int(opened.locate([250], "x")[2][0])
+        offset = int(opened.locate([250], "image")[2][0])
     with file.open("r+b") as data:
         data.seek(offset)
         byte = data.read(1)[0]
