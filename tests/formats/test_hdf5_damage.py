@@ -200,3 +200,16 @@ def test_a_chunk_that_expands_without_end(tmp_path: Path) -> None:
             x.id.write_direct_chunk((0,), zlib.compress(bytes(stored), 9))
         with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="a chunk"):
             source.read(0, rows)
+
+
+def test_a_chunk_without_filters_has_the_size_of_a_chunk(tmp_path: Path) -> None:
+    """Of a shorter one the library reads what there is, and leaves its memory as it was."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        x = file.create_dataset("x", (20, 40), "<i4", chunks=(5, 40))
+        x[:] = 1
+        x.id.write_direct_chunk((10, 0), bytes(225))
+    with HDF5.open(path, OpenOptions(), None) as source:
+        assert (source.read(0, 10)["x"] == 1).all()
+        with pytest.raises(FormatError, match=r"chunk at \(10, 0\).*800 bytes, found 225"):
+            source.read(8, 12)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.errors import FormatError
 from dsprep.filters import decode
 from dsprep.formats.hdf5.codecs import Filters, filters_of
 from dsprep.formats.hdf5.index import chunk_table, edges_unfiltered, in_file
@@ -186,7 +187,7 @@ def chunks_of(dataset: Any, row_nbytes: int, file_nbytes: int) -> Encoded | None
 def check_chunks(dataset: Any, start: int, stop: int, where: object) -> None:
     """Decode chunks that the library is to read, and keep nothing of them.
 
-    The library takes memory for whatever a stream inflates to.
+    The library takes memory for whatever a stream inflates to, and any bytes for a whole chunk.
 
     Parameters
     ----------
@@ -204,7 +205,7 @@ def check_chunks(dataset: Any, start: int, stop: int, where: object) -> None:
     if plist.get_layout() != h5d.CHUNKED or not hasattr(dataset.id, "get_chunk_info_by_coord"):
         return
     filters = filters_of(plist)
-    if not filters or isinstance(filters, str) or not dataset.size:
+    if isinstance(filters, str) or not dataset.size:
         return
     shape, chunk = tuple(map(int, dataset.shape)), tuple(map(int, dataset.chunks))
     nbytes = math.prod(chunk) * int(dataset.id.get_type().get_size())
@@ -213,6 +214,16 @@ def check_chunks(dataset: Any, start: int, stop: int, where: object) -> None:
     for corner in itertools.product(range(first, stop, chunk[0]), *others):
         found = dataset.id.get_chunk_info_by_coord(corner)
         if found.byte_offset is None or not found.size:
+            continue
+        if not filters:
+            if found.size != nbytes:  # the library leaves the rest of its memory as it was
+                raise FormatError(
+                    "a chunk without filters is not of a chunk's size",
+                    where=f"{where}, chunk at {corner}, offset {found.byte_offset}",
+                    expected=f"{nbytes} bytes",
+                    found=f"{found.size}",
+                    fix="the file was changed or is damaged",
+                )
             continue
         mask, data = dataset.id.read_direct_chunk(corner)
         over = any(a + c > n for a, c, n in zip(corner, chunk, shape, strict=True))
