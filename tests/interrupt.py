@@ -1,6 +1,6 @@
 """Kills a conversion or repack at every step it has, one after another, and continues each time.
 
-Run as ``python interrupt.py SOURCE TARGET OPTIONS_JSON``, where every second step is taken, which
+Run as ``python interrupt.py SOURCE TARGET OPTIONS_JSON``, where every third step is taken, which
 of them depends on the options; all with ``DSPREP_FULL=1``. Each attempt is a child process that
 SIGKILLs itself when its fuse has burnt down: before and after pieces are written, positions are
 recorded, the output is completed, renamed, and its sidecar is written. Prints, as JSON, for each
@@ -120,7 +120,7 @@ def main() -> None:
 
         setattr(format, name, created)
     results = []
-    stride = 1 if os.environ.get("DSPREP_FULL") == "1" else 2
+    stride = 1 if os.environ.get("DSPREP_FULL") == "1" else 3
     step = 1 + zlib.crc32(sys.argv[3].encode()) % stride
     while True:
         clear(target)

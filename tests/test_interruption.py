@@ -69,7 +69,7 @@ def test_killed_at_every_step(format, schema, options, tmp_path, origin):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout)
-    assert len(results) > 7
+    assert len(results) > 4
     assert [r for r in results if not (r["complete"] and r["same"] and r["left"])] == []
 
 
