@@ -271,7 +271,8 @@ def test_what_dsprep_writes_has_counters(tmp_path):
         target = tmp_path / f"{k}.mdb"
         options = WriteOptions(key_format=how)
         dsprep.convert(tmp_path / "db", target, write_options=options)
-        assert load("lmdb").open(target, OpenOptions(), None).schema.names == ("value",)
+        with load("lmdb").open(target, OpenOptions(), None) as source:
+            assert source.schema.names == ("value",)
         with dsprep.open(target) as source:
             assert source.schema.names == names
 
