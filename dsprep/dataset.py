@@ -694,10 +694,14 @@ class MultiSource(Source):
         self._open: OrderedDict[int, _Slot] = OrderedDict()
         self._said: Counter[str] = Counter()
         self._status: dict[int, Status] = {}
-        if format.infers and hint is None:
-            counts = self._infer(progress)
-        else:
-            counts = self._check_files(progress)
+        try:
+            if format.infers and hint is None:
+                counts = self._infer(progress)
+            else:
+                counts = self._check_files(progress)
+        except BaseException:
+            self.close()
+            raise
         if hint is not None:
             self.schema = _with_hinted_attrs(self.schema, hint)
         self._starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])

@@ -44,6 +44,7 @@ def test_what_it_is_and_the_way_out(tmp_path: Path, kind: str, name: str) -> Non
             file["x"] = np.arange(3)
         with pytest.raises(FormatError):
             dsprep.open(tmp_path)
+        assert not [p for p in Path("/proc/self/fd").iterdir() if tmp_path in p.resolve().parents]
 
 
 def test_filters_that_no_package_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
