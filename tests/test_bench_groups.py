@@ -77,24 +77,10 @@ def delivered(strategy, number):
     return found
 
 
-OTHERS: set[str] = set()
-
-
-def files_open():
-    return [str(p.readlink()) for p in Path("/proc/self/fd").iterdir() if p.is_symlink()]
-
-
-@pytest.fixture(autouse=True)
-def _others():
-    """What other tests may have left open is not counted."""
-    OTHERS.clear()
-    OTHERS.update(files_open())
-
-
 def held():
     """Descriptors, threads and mappings of files of this process that can be told apart."""
     gc.collect()
-    files = [f for f in files_open() if f not in OTHERS]
+    files = [str(p.readlink()) for p in Path("/proc/self/fd").iterdir() if p.is_symlink()]
     maps = Path("/proc/self/maps").read_text()
     data = [f for f in files if ".lmdb" in f or ".h5" in f or "dsprep" in f]
     return data, [w for w in ("all.lmdb", "groups.h5", "dsprep-lmdbio") if w in maps]
