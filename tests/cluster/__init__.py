@@ -1,0 +1,1 @@
+"""A cluster on one machine: nodes, schedulers and file systems, to try dsprep on."""
