@@ -2,13 +2,16 @@
 
 Makes a dataset of ``x`` (float32[n, 3]) and ``y`` (float32[19]), repacks it, and reads it again and
 again: by `dsprep.Reader` (groups and samples shuffled, batches of fixed size, a rank alone), and by
-plain ``preadv`` of the same groups in the same order into two buffers of the same kind of memory,
-by as many threads. The runs alternate; printed is the median of the ratios, and the fastest runs.
+plain ``preadv`` of the same groups in the same order into two buffers of the same kind of memory.
+The runs alternate; printed is the median of the ratios, and the fastest runs.
 (Rows of x that are no multiple of 64 bytes are copied more slowly, by other readers too.)
 
     python examples/reader_throughput.py --gigabytes 1 --runs 7 --sample 19200 --group 8MiB
 
-With --cold the files are dropped from the page cache before each run.
+The Reader gets its default arguments unless --threads or --engine is given, and plain ``preadv`` as
+many threads as there are cores, or --threads. --directory is where the dataset lies: on the mount
+that is to be measured. With --cold the files are dropped from this machine's page cache before each
+run; what a file server has in its own stays there.
 """
 
 from __future__ import annotations
@@ -116,6 +119,15 @@ def drop(path: Path) -> None:
         os.close(fd)
 
 
+def epoch(reader: dsprep.Reader) -> float:
+    """Run through an epoch; return seconds."""
+    began, samples = time.perf_counter(), 0
+    for batch in reader:
+        samples += len(batch["y"])
+    assert samples == reader.samples
+    return time.perf_counter() - began
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -123,50 +135,40 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=19200, help="bytes of x")
     parser.add_argument("--group", default="8MiB", help="bytes or samples of a group")
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="of both; else as many as cores, and default")
     parser.add_argument("--to", default="hdf5", choices=["hdf5", "lmdb", "tfrecord", "zarr"])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--cold", action="store_true")
-    parser.add_argument("--folder", help="where to write; a temporary folder")
-    parser.add_argument("--engine", default="buffered")
+    parser.add_argument("--directory", help="where to write; a temporary directory")
+    parser.add_argument("--engine", choices=["buffered", "direct", "mapped"])
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+    threads = options.threads or len(os.sched_getaffinity(0))
+    asked = {"io_threads": options.threads, "engine": options.engine}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
         path = make(Path(name), options.gigabytes, options.sample, options.group, options.to)
         groups = groups_of(path)
-        reader = dsprep.Reader(
-            path,
-            options.batch_size,
-            epochs=1,
-            io_threads=options.threads,
-            engine=options.engine,
-            rank=0,
-            world_size=1,
-        )
+        reader = dsprep.Reader(path, options.batch_size, rank=0, world_size=1, **asked)
+        choice = reader.choice
         payload = reader.samples * reader.schema.fixed_nbytes
-        ratios, best, seconds = [], float("inf"), []
+        ratios, best = [], {}
         for run in range(options.runs + 1):
-            if options.cold:
-                drop(path)
-            raw = plain(groups, options.threads, run)
-            if options.cold:
-                drop(path)
-            began = time.perf_counter()
-            samples = 0
-            for batch in reader:
-                samples += len(batch["y"])
-            took = time.perf_counter() - began
-            assert samples == reader.samples
+            seconds = {}
+            for which in ("plain", "reader") if run % 2 else ("reader", "plain"):
+                if options.cold:
+                    drop(path)
+                seconds[which] = plain(groups, threads, run) if which == "plain" else epoch(reader)
             if run:
-                ratios.append(raw / took)
-                best = min(best, raw)
-                seconds.append(took)
+                ratios.append(seconds["plain"] / seconds["reader"])
+                best = {w: min(s, best.get(w, s)) for w, s in seconds.items()}
         reader.close()
     print(
         f"{options.to}, samples of {options.sample} B, groups of {groups[0][2] / 2**20:.1f} MiB, "
-        f"{options.threads} thread(s){', cold' if options.cold else ''}: "
+        f"{'cold' if options.cold else 'warm'}; plain by {threads}, "
+        f"Reader {choice.engine} by {choice.threads} ({choice.why}): "
         f"{statistics.median(ratios):.2f} of plain preadv "
-        f"({min(ratios):.2f} to {max(ratios):.2f}; plain {payload / best / 1e9:.1f} GB/s, "
-        f"reader {payload / min(seconds) / 1e9:.1f} GB/s)"
+        f"({min(ratios):.2f} to {max(ratios):.2f}; plain {payload / best['plain'] / 1e9:.2f} GB/s, "
+        f"Reader {payload / best['reader'] / 1e9:.2f} GB/s)"
     )
 
 

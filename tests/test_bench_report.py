@@ -528,6 +528,8 @@ def test_the_answers_of_other_benchmarks():
         ("threads=1..12", ("1", "2", "4", "8", "12")),
         ("ranks=1..100*10", ("1", "10", "100")),
         ("stagger=3", ("3",)),
+        ("engine=direct", ("direct",)),
+        ("engine=mapped,buffered", ("buffered", "mapped")),
     ],
 )
 def test_sweeps_are_parsed(text, values):
@@ -551,6 +553,9 @@ def test_sweeps_are_parsed(text, values):
         "threads=1..2..3",
         "threads=٣",
         "colour=1",
+        "engine=auto",
+        "engine=buffered,buffered",
+        "engine=buffered..mapped",
         "buffer-size=64,1MiB",
         "buffer-size=1024,1KiB",
         "buffer-size=inf",
@@ -611,6 +616,27 @@ def test_a_sweep_names_the_setting_to_use():
     flat = without_rows(swept(rates=(4e4, 4e4, 4e4, 4e4)))
     assert "use --buffer-size 1MiB: 40,000 samples/s, and no larger value" in told(flat)
     assert sweeping.knee([], "dsprep") is None
+
+
+@pytest.mark.parametrize(
+    ("parameter", "rates", "said"),
+    [
+        ("threads", {"1": 1e3, "2": 2e3, "4": 2e3}, "use --threads 2 (Reader: io_threads=2): "),
+        ("transfer-size", {"1MiB": 1e3, "4MiB": 1e3}, "(Reader: transfer_size=1048576)"),
+        ("engine", {"buffered": 1e3, "direct": 1.02e3}, "use --engine buffered (Reader: engine="),
+        ("engine", {"buffered": 1e3, "direct": 2e3}, '(Reader: engine="direct"): 2,000 samples/s'),
+        ("engine", {"buffered": 2e3, "direct": 1e3}, "2,000 samples/s, and no other value gains"),
+        ("buffer-size", {"1MiB": 1e3, "4MiB": 1e3}, "use --buffer-size 1MiB: 1,000"),
+    ],
+)
+def test_a_sweep_names_the_argument_to_pass(parameter, rates, said):
+    points = tuple(
+        Point(v, (Row("dsprep", measures={"samples_per_second": measure(r, 0.01)}),))
+        for v, r in rates.items()
+    )
+    knee = sweeping.knee(points, "dsprep")
+    (words,) = sweeping.words(Sweep(parameter, points, {"dsprep": knee} if knee else {}))
+    assert said in words
 
 
 def test_a_sweep_whose_spread_is_wide_says_so():

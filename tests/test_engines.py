@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from dsprep import scatter
 from dsprep.errors import FormatError, UsageError
 from dsprep.reader import engines
-from dsprep.reader.engines import copying, direct, mapped
+from dsprep.reader.engines import Unavailable, copying, direct, mapped
+from dsprep.reader.engines.fallback import EngineWarning, Fallback
 from dsprep.reader.memory import PAGE, anonymous
 from dsprep.reading.files import File
 
-NAMES = engines.NAMES[1:]
+NAMES = engines.NAMES
 SIZE = 1_300_123
 DATA = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
 
@@ -217,7 +218,7 @@ def test_without_process_vm_readv(denied, path, monkeypatch):
     monkeypatch.setattr(copying, "_call", denied and refuse)
     spans = [(i * 1000, 700) for i in range(500)]
     assert read(engines.make("direct"), File(path), spans) == expected(spans)
-    with pytest.raises(UsageError, match="buffered"):
+    with pytest.raises(Unavailable, match="buffered"):
         read(engines.make("mapped"), File(path), spans)
 
 
@@ -282,30 +283,78 @@ def test_what_the_system_says_is_passed_on_with_the_offset(path, monkeypatch):
     assert error.value.filename == str(path)
 
 
-@pytest.mark.parametrize("call", ["open", "preadv"])
-def test_a_file_system_without_direct_reads(call, path, monkeypatch):
-    file = File(path)
+def refusing(number):
+    """Return a call of the system that is refused."""
 
-    def invalid(*_):
-        raise OSError(errno.EINVAL, "Invalid argument")
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, call, invalid)
-    with pytest.raises(UsageError, match=r'direct" does not work .* give engine="buffered"'):
-        read(engines.make("direct"), file, [(0, 100)])
-    if call == "open":
-        found = read(engines.make("direct", otherwise=True), file, [(7, 9000), (50_000, 10)])
-        assert found == expected([(7, 9000), (50_000, 10)])
+    return refuse
 
 
-def test_a_file_that_the_kernel_says_cannot_be_read_directly(path, monkeypatch):
-    monkeypatch.setattr(direct, "_dio_align", lambda fd: (0, 0))
-    with pytest.raises(UsageError, match="does not work"):
-        read(engines.make("direct"), File(path), [(0, 100)])
+REFUSALS = [
+    ("direct", os, "open", errno.EINVAL),
+    ("direct", os, "open", errno.EOPNOTSUPP),
+    ("direct", os, "open", errno.ENOENT),
+    ("direct", os, "preadv", errno.EINVAL),
+    ("mapped", mapped.mmap, "mmap", errno.ENODEV),
+    ("mapped", mapped.mmap, "mmap", errno.ENOMEM),
+]
+
+
+@pytest.mark.parametrize(("name", "of", "call", "number"), REFUSALS)
+def test_what_a_file_system_refuses_is_read_otherwise(name, of, call, number, path, monkeypatch):
+    first, second = File(path), File(path)
+    monkeypatch.setattr(of, call, refusing(number))
+    with pytest.raises(Unavailable, match=r'refused here .* give engine="buffered"'):
+        read(engines.make(name), first, [(0, 100)])
+    engine, spans = Fallback(engines.make(name)), [(7, 9000), (50_000, 10)]
+    with pytest.warns(EngineWarning) as said:
+        found = [read(engine, file, spans) for file in (first, second, first)]
+    assert found == [expected(spans)] * 3
+    (line,) = (str(w.message) for w in said)  # once, however many files
+    assert line.startswith(f"{path}: ")
+    assert line.endswith(
+        f'{os.strerror(number)}), so engine="buffered" reads instead of engine="{name}"'
+    )
+    assert "\n" not in line
+    assert engine.name == name
+    assert engine.why.startswith(f'engine="{name}" was asked for: ')
+
+
+@pytest.mark.parametrize("name", ["direct", "mapped"])
+def test_an_engine_that_works_says_nothing(name, path, recwarn):
+    engine = Fallback(engines.make(name))
+    engine.prepare(File(path))
+    assert read(engine, File(path), [(7, 9000)]) == expected([(7, 9000)])
+    assert engine.why is None
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("name", ["direct", "mapped"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_errors_are_not_taken_for_refusals(name, number, path, monkeypatch):
+    file, of = File(path), {"direct": (os, "open"), "mapped": (mapped.mmap, "mmap")}[name]
+    monkeypatch.setattr(*of, refusing(number))
+    engine = Fallback(engines.make(name))
+    with pytest.raises(OSError, match=os.strerror(number)) as error:
+        read(engine, file, [(0, 100)])
+    assert error.value.errno == number
+    assert error.value.filename == str(path)
+    assert engine.why is None
+
+
+@pytest.mark.parametrize("told", [(0, 0), (4, 64 << 20), (4, 12_288)])
+def test_a_file_that_the_kernel_says_cannot_be_read_directly(told, path, monkeypatch):
+    monkeypatch.setattr(direct, "_dio_align", lambda fd: told)
+    engine = Fallback(engines.make("direct"))
+    with pytest.warns(EngineWarning, match="statx gives no alignment"):
+        engine.prepare(File(path))
 
 
 def test_a_system_without_direct_reads(path, monkeypatch):
     monkeypatch.delattr(os, "O_DIRECT")
-    with pytest.raises(UsageError, match="only Linux"):
+    with pytest.raises(Unavailable, match="only on Linux"):
         read(engines.make("direct"), File(path), [(0, 100)])
 
 
@@ -346,6 +395,9 @@ def test_blocks(path, monkeypatch):
         assert direct.block_nbytes(fd) == 65536
         monkeypatch.setattr(direct, "_dio_align", lambda fd: None)
         assert direct.block_nbytes(fd) >= 4096
+        large = os.stat_result([*path.stat()[:10]], {"st_blksize": 4 << 20})
+        monkeypatch.setattr(os, "fstat", lambda fd: large)
+        assert direct.block_nbytes(fd) == max(4096, PAGE)  # a good transfer is no alignment
     finally:
         os.close(fd)
 
@@ -372,6 +424,5 @@ def test_memory_of_a_thread_is_bounded(path):
 def test_names():
     for name in NAMES:
         assert engines.make(name).name == name
-    assert engines.make("auto").name == "buffered"
-    with pytest.raises(UsageError, match="one of auto, buffered, direct, mapped"):
+    with pytest.raises(UsageError, match="one of buffered, direct, mapped"):
         engines.make("io_uring")

@@ -79,7 +79,7 @@ def exhaust(loop: Any) -> None:
 
 
 def test_leaving_a_loop_early(made):
-    with dsprep.Reader(made["groups"], 7, epochs=None) as reader:
+    with dsprep.Reader(made["groups"], 7, epochs=None, io_threads=1) as reader:
         for count in (1, 2, 9):
             for k, _ in enumerate(reader):
                 if k == count:

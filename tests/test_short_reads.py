@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import threading
 
 import pytest
 from datasets import BATCH, COUNT, FORMS, SCHEMA, make
@@ -25,12 +26,11 @@ def made(request, tmp_path_factory):
 @pytest.fixture(params=[61, 4099], ids=lambda most: f"{most} bytes")
 def most(request, monkeypatch):
     """At most so many bytes come by a call, and now and then EAGAIN."""
-    calls = 0
+    own = threading.local()  # a thread that tries again comes through, whatever others do
 
     def blocked():
-        nonlocal calls
-        calls += 1
-        return calls % 7 == 0
+        own.calls = getattr(own, "calls", 0) + 1
+        return own.calls % 7 == 0
 
     def pread(fd, nbytes, offset):
         if blocked():

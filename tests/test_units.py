@@ -1,4 +1,4 @@
-"""What is read at a time, and how the reader finds out how to read it."""
+"""What is read at a time, and how."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import dsprep
 from dsprep.conversion import plan_job
 from dsprep.errors import UsageError
 from dsprep.jobs import run_job
-from dsprep.reader import loader
-from dsprep.reader.units import some_ranges
+from dsprep.reader import defaults, engines
+from dsprep.reader.engines import direct, mapped
+from dsprep.reader.engines.fallback import EngineWarning
 from dsprep.schema import Field, Schema
 
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field("y", np.dtype("<i8"))))
@@ -30,63 +31,62 @@ def origin(tmp_path_factory):
     return folder / "origin.h5"
 
 
-@pytest.mark.parametrize("suffix", ["h5", "tfrecord", "lmdb", "zarr", "zarr.zip"])
-def test_ranges_hold_the_samples_of_their_units(suffix, origin, tmp_path):
-    out = tmp_path / f"out.{suffix}"
-    dsprep.repack(origin, out, buffer_size=32, durable=False)
-    with (
-        dsprep.Sidecar.open(out) as sidecar,
-        dsprep.Reader(out, 10, rank=0, world_size=1) as reader,
-    ):
-        edges = reader._edges
-        ranges, decoded = some_ranges(sidecar, edges, ["y", "x"])
-        assert not decoded
-        assert len(ranges) == len(edges) - 1 == 10
-        for (path, offset, nbytes), first in zip(ranges, edges, strict=False):
-            data = path.read_bytes()
-            assert offset + nbytes <= len(data)
-            x = sidecar.read(int(first), ["x"])["x"].tobytes()
-            assert x in data[offset : offset + nbytes]
-        assert len(some_ranges(sidecar, edges, ["x"], most=4)[0]) == 4
-        assert some_ranges(sidecar, edges, []) == ([], False)
-
-
-def test_filters_are_told(origin, tmp_path):
+def test_the_rule_and_what_was_asked(origin, tmp_path):
+    cores = len(os.sched_getaffinity(0))
+    with dsprep.Reader(origin, 10, rank=0, world_size=1) as reader:
+        assert (reader.choice.engine, reader.choice.threads) == ("buffered", min(4, cores))
+        assert reader.choice.why.startswith(f"rule: {min(4, cores)} of {cores} core")
+        assert len(list(epochs(reader, 1))) == 30
+    with dsprep.Reader(origin, 10, rank=0, world_size=1, engine="mapped", io_threads=3) as reader:
+        assert reader.choice == defaults.Choice("mapped", 3, "as asked")
     out = tmp_path / "out.h5"
     dsprep.repack(origin, out, buffer_size=32, compress="gzip", durable=False)
     with dsprep.Reader(out, 10, rank=0, world_size=1) as reader:
-        assert reader.choice.threads == len(os.sched_getaffinity(0))
-        assert "decoding" in reader.choice.why
+        assert reader.choice.threads == cores
+        assert "decoded" in reader.choice.why
+    with dsprep.Reader(out, 10, rank=0, world_size=1, fields=["y"], io_threads=1) as reader:
+        assert reader.choice.threads == 1
 
 
-def test_what_was_asked_for_is_not_measured(origin, monkeypatch):
-    monkeypatch.setattr(loader, "choose", None)
-    with dsprep.Reader(origin, 10, rank=0, world_size=1, engine="mapped", io_threads=3) as reader:
-        assert (reader.choice.engine, reader.choice.threads) == ("mapped", 3)
+def test_workers_share_the_cores_of_their_rank(origin, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    with dsprep.Reader(origin, 10, rank=0, world_size=1) as reader:
+        assert reader.choice.threads == 4
+        reader.take_part(1, 3)
+        assert reader._settings.threads == reader.choice.threads == 2
+        assert "3 workers" in reader.choice.why
 
 
-def test_what_was_measured_is_used(origin, monkeypatch):
-    asked = []
+@pytest.mark.parametrize("suffix", ["h5", "tfrecord", "lmdb", "zarr", "zarr.zip"])
+@pytest.mark.parametrize("engine", ["direct", "mapped"])
+def test_an_engine_that_is_refused(suffix, engine, origin, tmp_path, monkeypatch):
+    """Known when the reader is made, said in one line, and read all the same."""
+    out = tmp_path / f"out.{suffix}"
+    dsprep.repack(origin, out, buffer_size=32, durable=False)
 
-    def choose(ranges, **facts):
-        asked.append((ranges, facts))
-        return loader.Choice("direct", 2, "it was faster")
+    def refuse(self, file, *_):
+        raise engines.Unavailable("it is refused here", where=file.path)
 
-    monkeypatch.setattr(loader, "choose", choose)
-    with dsprep.Reader(origin, 10, rank=0, world_size=1, epochs=3) as reader:
-        assert reader._settings.engine.name == "direct"
-        assert reader._settings.threads == 2
-        assert len(list(epochs(reader, 3))) == 3 * 30
-    ((ranges, facts),) = asked
-    assert ranges
-    assert facts["again"]
-    assert facts["nbytes"] == origin.stat().st_size
+    of = {"direct": (direct.Direct, "_opened"), "mapped": (mapped.Mapped, "_map")}[engine]
+    monkeypatch.setattr(*of, refuse)
+    with pytest.warns(EngineWarning) as said:
+        reader = dsprep.Reader(out, 10, rank=0, world_size=1, engine=engine)
+    (line,) = said
+    assert line.filename == __file__
+    with reader:
+        assert reader.choice.engine == "buffered"
+        assert f'engine="{engine}" was asked for: it is refused here' in reader.choice.why
+        batches = list(reader)
+    assert sorted(y for b in batches for y in b["y"].tolist()) == sorted(
+        y for b in dsprep.Reader(origin, 10, rank=0, world_size=1) for y in b["y"].tolist()
+    )
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         {"engine": "rocket"},
+        {"engine": "auto"},
         {"verify": True},
         {"fields": "label"},
         {"io_threads": 0},

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,8 +19,11 @@ from dsprep.bench.summary import Facts, against_limit, row
 from dsprep.bench.task import Task
 from dsprep.dataset import find_files, open_dataset
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
+from dsprep.executors.launched import launched
 from dsprep.formats.base import OpenOptions
 from dsprep.plan import parse_nbytes
+from dsprep.reader.defaults import cores_of, threads_by_rule
+from dsprep.reader.ranks import Place, detect
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with runs done, of how many, and the words for what is being done."""
@@ -43,6 +45,8 @@ class Settings:
         Of groups: samples, bytes (``"64MiB"``), or None: as the data are, or a good size.
     transfer_size
         Bytes of one read call at most, as text.
+    threads
+        None: as many as the Reader takes by itself on this node, with as many ranks.
     ranks
         Processes that read together, meeting after every step.
     repeat
@@ -54,7 +58,7 @@ class Settings:
     batch_size: int = 32
     buffer_size: str | None = None
     transfer_size: str | None = None
-    threads: int = field(default_factory=lambda: min(4, len(os.sched_getaffinity(0))))
+    threads: int | None = None
     ranks: int = 1
     epochs: int = 1
     warmup: int | None = None
@@ -76,7 +80,7 @@ LARGEST = {"ranks": 1024, "threads": 1024, "batch_size": 2**31 - 1, "timeout": 7
 ALONE = "pread-limit without steps"
 """What the storage gives by itself, run where steps work; told in the settings, not in a row."""
 
-_SWEPT = {"buffer-size": str, "transfer-size": str}
+_SWEPT = {"buffer-size": str, "transfer-size": str, "engine": str}
 """Parameters of a sweep that stay text; all others are whole numbers."""
 
 
@@ -315,11 +319,18 @@ def _points(settings: Settings, sweep: str | None) -> list[tuple[str, Settings]]
 def _check(settings: Settings) -> None:
     """Raise `UsageError` if a setting is beyond all sense."""
     for name, largest in LARGEST.items():
-        if not getattr(settings, name) <= largest:  # nor is it NaN
+        value = getattr(settings, name)
+        if value is not None and not value <= largest:  # nor is it NaN
             raise UsageError(
-                f"--{name.replace('_', '-')} {getattr(settings, name)} makes no sense",
+                f"--{name.replace('_', '-')} {value} makes no sense",
                 expected=f"{largest:,} at most",
             )
+
+
+def _threads(settings: Settings) -> int:
+    """Return the threads that read for each rank: as asked, or by the Reader's rule."""
+    place = detect() if launched() else Place(0, settings.ranks, 0, settings.ranks, "--ranks")
+    return settings.threads or threads_by_rule(cores_of(place))
 
 
 def _containers(names: Sequence[str]) -> list[str]:
@@ -353,7 +364,7 @@ def _tasks(
             seed=settings.seed,
             epochs=settings.epochs,
             warmup=(0 if settings.cold else 1) if warmup is None else warmup,
-            threads=settings.threads,
+            threads=_threads(settings),
             buffer_nbytes=plan.buffer_nbytes,
             transfer_size=None if transfer is None else parse_nbytes(transfer),
             buffers=settings.buffers,
@@ -425,7 +436,7 @@ def _swept(text: str, points: Sequence[Point]) -> Sweep:
 
 def _told(settings: Settings, plan: scratch.Plan, alone: float | None) -> dict[str, Any]:
     """Return the settings for the report."""
-    told = {**vars(settings), "buffer_size": plan.buffer_nbytes}
+    told = {**vars(settings), "buffer_size": plan.buffer_nbytes, "threads": _threads(settings)}
     if alone is not None:
         told["storage_gb_per_second"] = alone
     told["warmup"] = (0 if settings.cold else 1) if settings.warmup is None else settings.warmup

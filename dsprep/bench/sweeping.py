@@ -3,7 +3,7 @@
 ``--sweep`` takes ``PARAMETER=VALUES``. Values are a list, ``buffer-size=1MiB,4MiB,16MiB``, or a
 range, ``threads=1..16``: every value is twice the one before (four times for sizes), up to the last
 one, which is always taken. ``buffer-size=1MiB..1GiB*8`` sets another factor. A buffer size without
-a unit counts samples, as it does elsewhere.
+a unit counts samples, as it does elsewhere. ``engine=buffered,direct`` takes a list alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,19 @@ from dsprep.bench.strategies import LIMIT
 from dsprep.bench.tables import show_value
 from dsprep.errors import UsageError
 from dsprep.plan import parse_nbytes
+from dsprep.reader import engines
 
 SIZES = ("buffer-size", "transfer-size")
 COUNTS = ("threads", "ranks", "stagger", "batch-size", "buffers")
+WORDS = {"engine": engines.NAMES}
+"""Parameters whose values are words, from the default on: a later one has to gain."""
+READER = {
+    "threads": "io_threads",
+    "engine": "engine",
+    "transfer-size": "transfer_size",
+    "buffers": "buffers",
+}
+"""What the Reader calls them."""
 MOST = 64
 """Values of a sweep."""
 GAIN = 0.05
@@ -41,12 +51,15 @@ def parse(text: str) -> tuple[str, tuple[str, ...]]:
     """
     parameter, equals, told = text.partition("=")
     parameter, told = parameter.strip().removeprefix("--"), told.strip()
-    if parameter not in SIZES + COUNTS:
-        expected = f"{EXPECTED}; PARAMETER is one of {', '.join(SIZES + COUNTS)}"
+    known = (*SIZES, *COUNTS, *WORDS)
+    if parameter not in known:
+        expected = f"{EXPECTED}; PARAMETER is one of {', '.join(known)}"
         raise UsageError(f"{text!r} is no sweep", expected=expected)
     if not equals or not told:
         raise UsageError(f"{text!r} is no sweep", expected=EXPECTED)
     listed = tuple(v.strip() for v in told.split(","))
+    if parameter in WORDS:
+        return parameter, _words(parameter, listed)
     values = _range(parameter, told) if ".." in told else listed
     if len(values) > MOST:
         raise UsageError(
@@ -59,6 +72,18 @@ def parse(text: str) -> tuple[str, tuple[str, ...]]:
         if amounts.count(size) > 1:
             raise UsageError(f"--sweep has the value {value} twice", found=told)
     return parameter, values
+
+
+def _words(parameter: str, listed: Sequence[str]) -> tuple[str, ...]:
+    """Return words in their own order."""
+    known = WORDS[parameter]
+    for value in listed:
+        if value not in known:
+            expected = f"some of {','.join(known)}"
+            raise UsageError(f"{value!r} is no value of --{parameter}", expected=expected)
+        if listed.count(value) > 1:
+            raise UsageError(f"--sweep has the value {value} twice")
+    return tuple(value for value in known if value in listed)
 
 
 def _range(parameter: str, told: str) -> tuple[str, ...]:
@@ -155,28 +180,35 @@ def _sentence(sweep: Sweep, name: str, measure: str) -> str:
         return ""
     order = sorted(rates, key=standing)
     value = sweep.knees.get(name) or order[-1]
+    use = f"{name}: use {_argument(sweep.parameter, value, name)}"
     if value not in rates:
-        return f"{name}: use --{sweep.parameter} {value}."
+        return f"{use}."
     unit = MEASURES[measure].unit
     if len(rates) == 1:
         return f"{name}: --{sweep.parameter} {value} was the only value with figures."
     choose = max if MEASURES[measure].better > 0 else min
     best = choose(rates, key=lambda v: rates[v])
     here = f"{show_value(measure, rates[value])} {unit}".removesuffix(" s")
+    if sweep.parameter in WORDS and best == value:
+        return f"{use}: {here}, and no other value gains more."
     if value == order[-1]:
-        return (
-            f"{name}: use --{sweep.parameter} {value} or more: {here} there, and no knee was "
-            "reached; sweep further."
-        )
+        return f"{use} or more: {here} there, and no knee was reached; sweep further."
     if value == order[0] and best == value:
-        return f"{name}: use --{sweep.parameter} {value}: {here}, and no larger value gains more."
+        return f"{use}: {here}, and no larger value gains more."
     if MEASURES[measure].better * (rates[best] - rates[value]) > GAIN * rates[value]:
         return (
             f"{name}: the spread is too wide to tell which --{sweep.parameter} to use: {here} at "
             f"{value}, {show_value(measure, rates[best])} at {best}; raise --repeat."
         )
     top = "" if best == value else f"; the most, {show_value(measure, rates[best])}, at {best}"
-    return (
-        f"{name}: use --{sweep.parameter} {value}: {here}, and beyond it no value gains more than "
-        f"{GAIN:.0%} or the spread{top}."
-    )
+    beyond = "no other value" if sweep.parameter in WORDS else "beyond it no value"
+    return f"{use}: {here}, and {beyond} gains more than {GAIN:.0%} or the spread{top}."
+
+
+def _argument(parameter: str, value: str, strategy: str) -> str:
+    """Return what to pass, also to the Reader where the strategy is one."""
+    option, called = f"--{parameter} {value}", READER.get(parameter)
+    if called is None or strategy not in ("dsprep", "provenance"):
+        return option
+    shown = f'"{value}"' if parameter in WORDS else amount(parameter, value)
+    return f"{option} (Reader: {called}={shown})"

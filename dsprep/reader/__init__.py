@@ -13,8 +13,8 @@
     Blocks that batches are views of.
 `pipeline`
     The threads.
-`engines`, `measuring`
-    Ways of reading bytes; which of them is best on a mount, and remembering it.
+`engines`, `defaults`
+    Ways of reading bytes; how many threads read where nobody says.
 `node`, `tokens`
     Few processes of a node that read for all of its ranks; at most n that read at a time.
 `dealing`

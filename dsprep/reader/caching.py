@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from dsprep.reading.files import File
-from dsprep.storage import is_cached
 
 
 def resident(file: File, offset: int, nbytes: int) -> float | None:
@@ -35,9 +34,3 @@ def resident(file: File, offset: int, nbytes: int) -> float | None:
     if mincore(pointer(data.ctypes.data), ctypes.c_size_t(len(data)), pointer(pages.ctypes.data)):
         return None
     return float((pages & 1).mean())
-
-
-def ready(file: File, offset: int) -> float | None:
-    """Return 1 if a byte is in the page cache, 0 if not, None where the kernel does not tell."""
-    found = is_cached(file.fd, offset)
-    return None if found is None else float(found)

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +20,10 @@ from dsprep.alike import OrderWarning, sorted_by
 from dsprep.errors import DsprepError, UsageError
 from dsprep.located import Sidecar
 from dsprep.reader.dealing import Dealing, Start
-from dsprep.reader.engines import NAMES, make
+from dsprep.reader.defaults import Choice, choose, cores_of
+from dsprep.reader.engines import NAMES, Engine, make
+from dsprep.reader.engines.fallback import Fallback
 from dsprep.reader.ledger import EpochStats, Ledger
-from dsprep.reader.measuring import choose
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.node import join
 from dsprep.reader.node_client import Client, Loop
@@ -30,9 +31,8 @@ from dsprep.reader.node_root import Service, Task
 from dsprep.reader.order import SHUFFLES, Remainder, Shuffle, Stage
 from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings
 from dsprep.reader.ranks import Place, detect
-from dsprep.reader.remembering import Choice
 from dsprep.reader.tokens import Stagger, staggering
-from dsprep.reader.units import cut_units, some_ranges
+from dsprep.reader.units import cut_units, first_file, is_decoded
 from dsprep.reading.proofs import said
 from dsprep.schema import Array, Batch, Ints, Schema
 
@@ -86,13 +86,15 @@ class Reader:
     buffers_mixed
         Groups whose samples are shuffled together.
     io_threads
-        Threads that read; None: what a short measurement of the mount found best.
+        Threads that read; None: as many as the cores of this process, divided among the ranks of
+        this node that share them, at least 1 and at most 4; all of that share where values are
+        decoded. See `dsprep.reader.defaults`.
     transfer_size
         Bytes of one read call at most; None: all of a group by one.
     engine
-        How bytes are read: ``"buffered"`` (through the page cache), ``"direct"`` (O_DIRECT),
-        ``"mapped"`` (to compare), or ``"auto"``: what a short measurement of the mount found
-        best. It is remembered for a week under ``$XDG_CACHE_HOME/dsprep``.
+        How bytes are read: ``"buffered"`` (through the page cache), ``"direct"`` (O_DIRECT), or
+        ``"mapped"`` (to compare). Files with which the last two do not work are read as by the
+        first, with a warning (`dsprep.reader.engines.fallback.EngineWarning`); `choice` says it.
     verify
         Compare what is read with its checksums, whichever there are: of the groups that
         `dsprep.repack` wrote, of TFRecord records, of chunks (gzip, Fletcher-32, CRC-32C), of the
@@ -129,8 +131,6 @@ class Reader:
     ----------
     place
         Rank and world size, and where they come from.
-    choice
-        Engine and threads, and why.
     schema
         The fields of a batch.
     verified
@@ -166,7 +166,7 @@ class Reader:
         buffers_mixed: int | None = None,
         io_threads: int | None = None,
         transfer_size: int | None = None,
-        engine: str = "auto",
+        engine: str = "buffered",
         verify: bool = False,
         transform: Callable[[Batch], Any] | None = None,
         transform_threads: int = 1,
@@ -219,10 +219,10 @@ class Reader:
             self._check_order()
         if engine not in NAMES:
             raise UsageError(f"engine is {engine!r}", expected="one of " + ", ".join(NAMES))
-        self.choice = self._chosen(engine, io_threads)
+        self._choice = self._chosen()
         self._settings = Settings(
-            engine=make(self.choice.engine, otherwise=engine == "auto"),
-            threads=self.choice.threads,
+            engine=self._engine(),
+            threads=self._choice.threads,
             buffers=buffers,
             unit_samples=_largest(self._edges, self._mixed),
             transfer=transfer_size,
@@ -260,26 +260,37 @@ class Reader:
 
     def _staggered(self, comm: Any) -> Stagger | type[nullcontext[Any]]:
         """Return what is held while reading."""
-        count, threads = self._arguments["stagger"], self.choice.threads
+        count, threads = self._arguments["stagger"], self._choice.threads
         if count is None:
             return nullcontext
         found = staggering(self.place, count, threads, self._arguments["node_key"], comm)
         weakref.finalize(self, found.close)  # also where nobody closes this
         return found
 
-    def _chosen(self, engine: str, threads: int | None) -> Choice:
-        """Return how to read: as asked, or what was found best on this mount."""
-        if engine != "auto" and threads is not None:
-            return Choice(engine, threads, "as asked")
-        ranges, decoded = some_ranges(self._sidecar, self._edges, self.schema.names)
-        return choose(
-            ranges,
-            nbytes=sum(f.identity.nbytes for f in self._sidecar.content.files),
-            decoded=decoded,
-            engine=engine,
-            threads=threads,
-            again=self._epochs != 1,
-        )
+    def _chosen(self, parts: int = 1) -> Choice:
+        """Return how to read: as asked, or by the rule."""
+        engine, threads = self._arguments["engine"], self._arguments["io_threads"]
+        decoded = is_decoded(self._sidecar, self.schema.names)
+        return choose(engine, threads, cores_of(self.place, parts), decoded)
+
+    def _engine(self) -> Engine:
+        """Return what reads; of an engine that may be refused, what opening the data shows."""
+        engine = make(self._choice.engine)
+        if engine.name == "buffered":
+            return engine
+        found = Fallback(engine)
+        if len(self._sidecar):
+            with suppress(OSError, DsprepError):  # reading will report it
+                found.prepare(first_file(self._sidecar, self.schema.names))
+        return found
+
+    @property
+    def choice(self) -> Choice:
+        """Engine and threads as they are, and why: where the engine was refused, ``"buffered"``."""
+        engine, found = self._settings.engine, self._choice
+        if not isinstance(engine, Fallback) or engine.why is None:
+            return found
+        return replace(found, engine="buffered", why=f"{found.why}; {engine.why}")
 
     def _check_sums(self) -> dict[str, str | None]:
         """Return what each field is compared with.
@@ -470,6 +481,8 @@ class Reader:
         if isinstance(self._node, Client):
             raise UsageError("another process reads for this Reader, which has no parts then")
         self._part, self._done = (int(number), int(parts)), 0
+        self._choice = self._chosen(int(parts))  # workers share the cores
+        self._settings = replace(self._settings, threads=self._choice.threads)
 
     def _reopen(self) -> None:
         path, data = self._arguments["path"], self._arguments["data"]
@@ -478,7 +491,7 @@ class Reader:
         self._pid, self._running, self._pools = os.getpid(), None, None
         self._looping = self._closing = None
         self._ledger, self._lock, self._node = Ledger(), threading.Lock(), None
-        self._settings = replace(self._settings, token=self._staggered(None))
+        self._settings = replace(self._settings, engine=self._engine(), token=self._staggered(None))
 
     def _transformed(self, batches: Iterator[tuple[Leg, int, Batch]]) -> Iterator[Any]:
         """Apply the transform in threads, in order, a few batches ahead."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dsprep.buffers import InBytes, InSamples, parse_buffer
-from dsprep.errors import DsprepError
+from dsprep.errors import UsageError
 from dsprep.layout.codec import file_path
 from dsprep.layout.extents import locate
 from dsprep.located import Sidecar
 from dsprep.reader.order import Shuffle
 from dsprep.reader.ranges import even_edges, group_edges
+from dsprep.reading.files import File
 from dsprep.schema import Ints, Schema
 
 BUFFER_NBYTES = 64 << 20
@@ -75,45 +75,31 @@ def cut_units(
     return even_edges(sidecar, samples), mixed or 1
 
 
-def some_ranges(
-    sidecar: Sidecar, edges: Ints, names: Sequence[str], most: int = 256
-) -> tuple[list[tuple[Path, int, int]], bool]:
-    """Return where some units lie, evenly chosen, and whether fields have to be decoded.
-
-    Returns
-    -------
-    ranges
-        File, offset and bytes of the longest field of each of at most `most` units; fewer where
-        places are not told, such as of chunks in files of their own.
-    decoded
-        Whether there are filters.
-    """
-    schema = sidecar.schema
+def is_decoded(sidecar: Sidecar, names: Sequence[str]) -> bool:
+    """Return whether values of some fields are decoded (filters, tiles), as the first file says."""
     if not len(sidecar):
-        return [], False
+        return False
     columns = sidecar.layout(0).columns
     grids = [columns[n].grid for n in names if n in columns]
-    decoded = any(grid is not None and not grid.plain for grid in grids)
-    if not names:
-        return [], decoded
-    name = max(names, key=lambda n: schema[n].row_nbytes)
-    count = len(edges) - 1
-    out: list[tuple[Path, int, int]] = []
-    for unit in np.unique(np.linspace(0, count - 1, most).astype(int)).tolist():
-        first, last = int(edges[unit]), int(edges[unit + 1]) - 1
-        number, low = sidecar.file_of(first)
-        high = min(last - first + low, sidecar.content.files[number].samples - 1)
-        try:
-            found = locate(sidecar.layout(number), name, np.array([low, high], np.int64))
-        except DsprepError:
+    return any(grid is not None and not grid.plain for grid in grids)
+
+
+def first_file(sidecar: Sidecar, names: Sequence[str]) -> File:
+    """Return the file of the first sample's first field that has a location.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    number, local = sidecar.file_of(0)
+    layout = sidecar.layout(number)
+    for name in names:
+        if name in layout.unlocated:
             continue
-        if not len(found.offset) or int(found.offset.min()) < 0:
-            continue
-        below, kept = found.template, slice(None)
-        if found.place is not None:  # chunks in files of their own: the first of them
-            below, kept = file_path(below, found.place[:, 0].tolist()), slice(1)
-        start = int(found.offset[kept].min())
-        stop = int((found.offset + found.length)[kept].max())
-        root = sidecar.dataset / sidecar.content.files[number].path
-        out.append((root / below if below else root, start, stop - start))
-    return out, decoded
+        found = locate(layout, name, np.array([local], np.int64))
+        path = found.template
+        if found.place is not None and found.place.shape[1]:
+            path = file_path(path, found.place[:, 0].tolist())
+        return sidecar.open_file(number, path)
+    raise UsageError("no field has a location", where=sidecar.dataset)

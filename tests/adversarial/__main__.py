@@ -113,7 +113,6 @@ def main() -> int:
         sys.exit("give the directory of files with --files")
     folder = options.keep or Path(tempfile.mkdtemp(prefix="adversarial-"))
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     try:
         names = NAMES if options.name == "all" else (options.name,)
         findings = 0

@@ -7,6 +7,7 @@ from typing import Any
 
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Task
+from dsprep.errors import UsageError
 from dsprep.reader.loader import Reader
 
 
@@ -40,6 +41,9 @@ class DsprepReader(Strategy):
         """Read the sidecar."""
         self.close()
         self._reader = Reader(self.task.path, self.task.batch_size, **self.arguments())
+        choice = self._reader.choice
+        if choice.engine != self.arguments()["engine"]:  # figures would be of another engine
+            raise UsageError(f"the engine does not work here: {choice.why}")
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Return the Reader's own iterator: nothing stands between it and the loop."""

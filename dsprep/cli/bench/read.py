@@ -121,8 +121,8 @@ def read(
         str | None,
         typer.Option(
             metavar="NAME=VALUES",
-            help="Vary one option of reading, --ranks or --batch-size: threads=1,2,4 or "
-            "buffer-size=1MiB..64MiB.",
+            help="Vary one option of reading, --ranks or --batch-size: threads=1,2,4, "
+            "engine=buffered,direct or buffer-size=1MiB..64MiB.",
             rich_help_panel=HOW,
         ),
     ] = None,
@@ -181,7 +181,8 @@ def read(
         typer.Option(
             metavar="N",
             min=1,
-            help="Threads or processes that read; else one per core, at most 4.",
+            help="Threads or processes that read; else as the Reader does: cores / ranks, at most "
+            "4.",
             show_default=False,
             rich_help_panel=READERS,
         ),
@@ -236,11 +237,11 @@ def read(
         return
     if not data:
         fail("missing DATA", 2)
-    chosen = {} if threads is None else {"threads": threads}
     settings = Settings(
         batch_size=batch_size,
         buffer_size=buffer_size,
         transfer_size=transfer_size,
+        threads=threads,
         ranks=ranks,
         epochs=epochs,
         warmup=warmup,
@@ -254,7 +255,6 @@ def read(
         seed=seed,
         check=check,
         timeout=timeout,
-        **chosen,
     )
     most = None if limit == "all" else parse_nbytes(limit)
     if transfer_size is not None:

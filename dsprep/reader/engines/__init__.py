@@ -6,6 +6,8 @@
     Past the page cache (``O_DIRECT``), by way of memory of the thread.
 `mapped`
     From a mapping of the file, to compare with.
+`fallback`
+    One of the others where it works, and `buffered` elsewhere.
 `copying`
     From memory to many places, by one call.
 """
@@ -18,8 +20,12 @@ from dsprep.errors import UsageError
 from dsprep.reading.files import File
 from dsprep.schema import Ints
 
-NAMES = ("auto", "buffered", "direct", "mapped")
+NAMES = ("buffered", "direct", "mapped")
 """What ``engine=`` takes."""
+
+
+class Unavailable(UsageError):
+    """An engine does not work with a file, or on this machine; `buffered` does."""
 
 
 class Engine(Protocol):
@@ -52,37 +58,43 @@ class Engine(Protocol):
             If the file ends too early.
         OSError
             If it cannot be read.
-        UsageError
+        Unavailable
             If the engine does not work on this file system or machine.
         """
 
+    def prepare(self, file: File) -> None:
+        """Make ready to read a file, which no byte is read for.
 
-def make(name: str, otherwise: bool = False) -> Engine:
-    """Return an engine.
+        Raises
+        ------
+        Unavailable
+            If the file system or machine refuses what the engine needs, as far as this shows.
+        OSError
+            If that fails otherwise.
+        """
+
+
+def make(name: str) -> Engine:
+    """Return an engine; all but `buffered` raise `Unavailable` where they do not work.
 
     Parameters
     ----------
     name
-        One of `NAMES`. ``"auto"`` is `buffered`, which works everywhere; what is best is found by
-        `dsprep.reader.measuring.choose`.
-    otherwise
-        Whether files that cannot be read directly are read by `buffered` and are no error, as
-        where nobody asked for ``"direct"`` but a measurement of other files on the mount.
+        One of `NAMES`.
 
     Raises
     ------
     UsageError
         If there is none of that name.
     """
-    if name in ("auto", "buffered"):
+    if name == "buffered":
         from dsprep.reader.engines.buffered import Buffered
 
         return Buffered()
     if name == "direct":
-        from dsprep.reader.engines.buffered import Buffered
         from dsprep.reader.engines.direct import Direct
 
-        return Direct(Buffered() if otherwise else None)
+        return Direct()
     if name == "mapped":
         from dsprep.reader.engines.mapped import Mapped
 

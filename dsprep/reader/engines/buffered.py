@@ -15,3 +15,6 @@ class Buffered:
     def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`."""
         return fill(file.fd, start, places, file.path)
+
+    def prepare(self, file: File) -> None:
+        """Do nothing: every file that is open can be read so."""

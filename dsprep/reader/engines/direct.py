@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import FormatError
 from dsprep.reader.cutting import stepped
-from dsprep.reader.engines import Engine, copying
+from dsprep.reader.engines import Unavailable, copying
 from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.reading.files import File
 from dsprep.scatter import fill
@@ -31,33 +31,30 @@ WINDOW = 4 << 20
 
 _FIX = 'give engine="buffered", which works on every file system'
 
+_REFUSALS = frozenset(
+    {
+        errno.EINVAL,  # what open(2) says of file systems without O_DIRECT
+        errno.EOPNOTSUPP,
+        errno.ENOSYS,
+        errno.ENOENT,  # no /proc, or a server that reopens no file without a name
+        errno.EACCES,
+        errno.EPERM,
+    }
+)
+"""By which opening an open file once more, for direct reads, is refused for good."""
+
 
 class Direct:
-    """Reads past the page cache; see `Engine`.
-
-    Parameters
-    ----------
-    otherwise
-        What reads the files that cannot be read so; None: they are an error.
-    """
+    """Reads past the page cache; see `Engine`."""
 
     name = "direct"
 
-    def __init__(self, otherwise: Engine | None = None) -> None:
-        self._otherwise = otherwise
+    def __init__(self) -> None:
         self._open: WeakKeyDictionary[File, Opened] = WeakKeyDictionary()
         self._own = threading.local()
 
     def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`."""
-        try:
-            return self._read(file, start, places)
-        except UsageError:
-            if self._otherwise is None:
-                raise
-            return self._otherwise.read(file, start, places)
-
-    def _read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
         nbytes = int(places[:, 1].sum())
         if not nbytes:
             return 0, 0
@@ -69,10 +66,7 @@ class Direct:
                 found=f"{max(0, file.size() - start)}",
                 fix="the file is truncated or still being written",
             )
-        opened = self._open.get(file)
-        if opened is None:
-            # Another thread may have opened it meanwhile: then that one is taken.
-            opened = self._open.setdefault(file, Opened(file))
+        opened = self._opened(file)
         block = opened.block
         if start % block == 0 and not (places % block).any():
             try:
@@ -92,6 +86,17 @@ class Direct:
             if copying.scatter(source, part) is None:
                 copying.move(source, part)
         return calls, asked
+
+    def prepare(self, file: File) -> None:
+        """Open a file for direct reads; see `Engine.prepare`."""
+        self._opened(file)
+
+    def _opened(self, file: File) -> Opened:
+        opened = self._open.get(file)
+        if opened is None:
+            # Another thread may have opened it meanwhile: then that one is taken.
+            opened = self._open.setdefault(file, Opened(file))
+        return opened
 
     def _memory(self, block: int) -> Bytes:
         """Return the memory of this thread: a window, and a block before and behind it."""
@@ -117,18 +122,18 @@ class Opened:
     def __init__(self, file: File) -> None:
         self.fd = -1
         if not hasattr(os, "O_DIRECT"):
-            raise UsageError('engine="direct" needs O_DIRECT, which only Linux has', fix=_FIX)
+            raise Unavailable("O_DIRECT is only on Linux", where=file.path, fix=_FIX)
         try:
             # Through the descriptor: the path may lead to another file by now.
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
             self.fd = os.open(f"/proc/self/fd/{file.fd}", flags)
         except OSError as error:
-            if error.errno == errno.EINVAL:
-                raise _unsupported(file.path) from error
+            if error.errno in _REFUSALS:
+                raise _refused(file.path, f"to open it: {error.strerror}") from error
             raise OSError(error.errno, error.strerror, str(file.path)) from error
         self.block = block_nbytes(self.fd)
         if not self.block:
-            raise _unsupported(file.path)
+            raise _refused(file.path, "statx gives no alignment for it")
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -146,8 +151,8 @@ class Opened:
             try:
                 got = preadv_once(self.fd, as_bytes(memory)[have:], offset + have)
             except OSError as error:
-                if error.errno == errno.EINVAL:
-                    raise _unsupported(file.path) from error
+                if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise _refused(file.path, f"to read it: {error.strerror}") from error
                 text = f"{error.strerror} at offset {offset + have}"
                 raise OSError(error.errno, text, str(file.path)) from error
             calls += 1
@@ -160,8 +165,8 @@ class Opened:
                 return calls + 1
 
 
-def _unsupported(path: Path) -> UsageError:
-    return UsageError('engine="direct" does not work on this file system', where=path, fix=_FIX)
+def _refused(path: Path, why: str) -> Unavailable:
+    return Unavailable(f"O_DIRECT is refused here ({why})", where=path, fix=_FIX)
 
 
 def block_nbytes(fd: int) -> int:
@@ -178,7 +183,8 @@ def block_nbytes(fd: int) -> int:
     """
     told = _dio_align(fd)
     if told is not None:
-        return max(4096, PAGE, *told) if min(told) > 0 else 0
+        block = max(4096, PAGE, *told)
+        return block if min(told) > 0 and block <= WINDOW and block & (block - 1) == 0 else 0
     size = os.fstat(fd).st_blksize
     return max(4096, PAGE, size if size <= 65536 and size & (size - 1) == 0 else 0)
 

@@ -15,14 +15,29 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import FormatError
 from dsprep.reader.cutting import stepped
-from dsprep.reader.engines import copying
+from dsprep.reader.engines import Unavailable, copying
 from dsprep.reading.files import File
 from dsprep.schema import Bytes, Ints
 
 STEP = 8 << 20
 """Bytes that the kernel is asked to read ahead, and then copied."""
+
+_FIX = 'give engine="buffered"'
+
+_REFUSALS = frozenset(
+    {
+        errno.ENODEV,  # what mmap(2) says of file systems that map nothing
+        errno.EINVAL,
+        errno.EOPNOTSUPP,
+        errno.ENOSYS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOMEM,  # a limit of address space
+    }
+)
+"""By which a mapping of a file is refused."""
 
 
 class Mapped:
@@ -46,10 +61,7 @@ class Mapped:
             got = copying.scatter(mapped.ctypes.data + at, part)
             calls += 1
             if got is None:
-                raise UsageError(
-                    'engine="mapped" needs process_vm_readv, which this system denies',
-                    fix='give engine="buffered"',
-                )
+                raise Unavailable("process_vm_readv is denied here", where=file.path, fix=_FIX)
             if got < size:
                 _check_size(file, at + size)
                 text = f"{os.strerror(errno.EIO)} at offset {at + got}"
@@ -57,12 +69,24 @@ class Mapped:
         _check_size(file, start + nbytes)  # a page that the file ends in was filled with zeros
         return calls, nbytes
 
+    def prepare(self, file: File) -> None:
+        """Map a file; see `Engine.prepare`."""
+        if file.nbytes:
+            self._map(file, 1)
+
     def _map(self, file: File, stop: int) -> Bytes:
         """Return all of a file, as it was when it was opened, as memory."""
         _check_size(file, stop)
         found = self._maps.get(file)
         if found is None or len(found) < stop:
-            memory = mmap.mmap(file.fd, 0, prot=mmap.PROT_READ)
+            try:
+                memory = mmap.mmap(file.fd, 0, prot=mmap.PROT_READ)
+            except OSError as error:
+                if error.errno not in _REFUSALS:
+                    raise OSError(error.errno, error.strerror, str(file.path)) from error
+                raise Unavailable(
+                    f"mmap is refused here ({error.strerror})", where=file.path, fix=_FIX
+                ) from error
             found = self._maps[file] = np.frombuffer(memory, np.uint8)
         return found
 

@@ -1,0 +1,144 @@
+"""How many threads read where nobody says: a rule whose outcome a person can predict.
+
+``min(4, cores of this process / ranks of this node that share them)``, at least 1; where values are
+decoded all of that share, since decoding is work of the processor. Nothing is measured here:
+``dsprep bench read --sweep threads=1..8`` (or ``engine=buffered,direct``) measures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsprep.reader.ranks import Place
+
+MOST = 4
+"""Threads that copy from the page cache as fast as memory allows, and keep a device busy."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How to read.
+
+    Attributes
+    ----------
+    engine
+        One of `dsprep.reader.engines.NAMES`.
+    threads
+        How many read at a time.
+    why
+        The reason, for a person.
+    """
+
+    engine: str
+    threads: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The cores that a process may use, and who else uses them.
+
+    Attributes
+    ----------
+    count
+        Cores of this process.
+    ranks
+        Ranks that share them, this one included.
+    whose
+        The same, for a person.
+    """
+
+    count: int
+    ranks: int
+    whose: str
+
+    @property
+    def share(self) -> int:
+        """Cores of each of the ranks, at least one."""
+        return max(1, self.count // self.ranks)
+
+
+def threads_by_rule(cores: Cores, decoded: bool = False) -> int:
+    """Return the threads that read for a rank.
+
+    Parameters
+    ----------
+    decoded
+        Whether values are decoded, not only copied.
+
+    Examples
+    --------
+    >>> [threads_by_rule(Cores(64, ranks, "")) for ranks in (1, 8, 32, 128)]
+    [4, 4, 2, 1]
+    >>> threads_by_rule(Cores(64, 8, ""), decoded=True)
+    8
+    """
+    return cores.share if decoded else min(MOST, cores.share)
+
+
+def choose(engine: str, threads: int | None, cores: Cores, decoded: bool = False) -> Choice:
+    """Return how to read.
+
+    Parameters
+    ----------
+    engine
+        As asked, or the default.
+    threads
+        As asked; None: by the rule.
+    decoded
+        As in `threads_by_rule`.
+    """
+    if threads is not None:
+        return Choice(engine, threads, "as asked")
+    found = threads_by_rule(cores, decoded)
+    why = f"rule: {found} of {cores.count} core{'s' * (cores.count > 1)}, {cores.whose}"
+    return Choice(engine, found, why + ("; values are decoded" if decoded else ""))
+
+
+def cores_of(place: Place, parts: int = 1) -> Cores:
+    """Return the cores of this process, as it runs.
+
+    Parameters
+    ----------
+    place
+        Which rank it is.
+    parts
+        Processes that this rank's steps are divided among, such as the workers of a loader.
+    """
+    return shared(len(os.sched_getaffinity(0)), node_cores(os.environ), place, parts)
+
+
+def node_cores(env: Mapping[str, str]) -> int:
+    """Return the cores that the ranks of this job have on this node, all together."""
+    count = os.cpu_count() or 1
+    here = env.get("SLURM_CPUS_ON_NODE", "").strip()[:9]
+    return min(count, int(here) or count) if here.isdecimal() else count
+
+
+def shared(count: int, of_node: int, place: Place, parts: int = 1) -> Cores:
+    """Return who uses the cores of a process.
+
+    Ranks that a launcher bound to cores of their own share none: then all of them together have
+    no more than the node. Where the number of ranks on the node is unknown, all count.
+
+    Parameters
+    ----------
+    count
+        Cores of this process.
+    of_node
+        Cores of the job on this node.
+    place, parts
+        As in `cores_of`.
+    """
+    ranks = place.world_size if place.local_size is None else place.local_size
+    if place.local_size is None and ranks > 1:
+        whose = f"{ranks} ranks, all counted as on this node"
+    elif ranks > 1 and count * ranks <= of_node:
+        ranks, whose = 1, f"its own of {ranks} ranks on this node"
+    else:
+        whose = f"{ranks} rank{'s' * (ranks > 1)} on this node"
+    if parts > 1:
+        whose += f", {parts} workers each"
+    return Cores(count, ranks * parts, whose)

@@ -1,0 +1,82 @@
+"""The rule by which threads are chosen, alone: cores, ranks, what was asked for, decoding."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from dsprep.reader import defaults
+from dsprep.reader.defaults import Cores, choose, shared, threads_by_rule
+from dsprep.reader.ranks import Place
+
+
+def place(world=1, local=1):
+    return Place(0, world, 0 if local else None, local, "a test")
+
+
+@pytest.mark.parametrize(
+    ("cores", "of_node", "world", "local", "parts", "reading", "decoding"),
+    [
+        (1, 1, 1, 1, 1, 1, 1),
+        (2, 2, 1, 1, 1, 2, 2),
+        (64, 64, 1, 1, 1, 4, 64),
+        (64, 64, 16, 4, 1, 4, 16),  # not bound: all of them use all cores
+        (64, 64, 64, 64, 1, 1, 1),
+        (2, 2, 8, 8, 1, 1, 1),  # at least one
+        (7, 7, 2, 2, 1, 3, 3),
+        (16, 64, 16, 4, 1, 4, 16),  # bound to 16 cores each
+        (16, 16, 16, 4, 1, 4, 4),  # the job has 16 of the node's cores, and shares them
+        (1, 64, 64, 64, 1, 1, 1),
+        (8, 64, 16, None, 1, 1, 1),  # how many are on the node is unknown: all may be
+        (8, 64, 2, None, 1, 4, 4),
+        (64, 64, 1, 1, 8, 4, 8),  # workers of a loader
+        (64, 64, 4, 4, 8, 2, 2),
+        (4, 64, 4, 4, 8, 1, 1),
+    ],
+)
+def test_threads(cores, of_node, world, local, parts, reading, decoding):
+    found = shared(cores, of_node, place(world, local), parts)
+    assert threads_by_rule(found) == reading
+    assert threads_by_rule(found, decoded=True) == decoding
+    chosen = choose("buffered", None, found)
+    assert (chosen.engine, chosen.threads) == ("buffered", reading)
+    assert chosen.why.startswith(f"rule: {reading} of {cores} core")
+
+
+def test_what_was_asked_for_stays():
+    for decoded in (False, True):
+        found = choose("direct", 9, Cores(2, 64, ""), decoded)
+        assert (found.engine, found.threads, found.why) == ("direct", 9, "as asked")
+
+
+@pytest.mark.parametrize(
+    ("cores", "of_node", "where", "parts", "why"),
+    [
+        (2, 2, place(), 1, "rule: 2 of 2 cores, 1 rank on this node"),
+        (8, 8, place(16, 4), 1, "rule: 2 of 8 cores, 4 ranks on this node"),
+        (1, 8, place(8, 8), 1, "rule: 1 of 1 core, its own of 8 ranks on this node"),
+        (8, 8, place(8, None), 1, "rule: 1 of 8 cores, 8 ranks, all counted as on this node"),
+        (8, 8, place(), 4, "rule: 2 of 8 cores, 1 rank on this node, 4 workers each"),
+    ],
+)
+def test_the_reason(cores, of_node, where, parts, why):
+    assert choose("buffered", None, shared(cores, of_node, where, parts)).why == why
+
+
+def test_cores_of_the_job(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    for told, count in (("16", 16), ("128", 64), ("0", 64), ("", 64), ("-4", 64), ("9" * 99, 64)):
+        assert defaults.node_cores({"SLURM_CPUS_ON_NODE": told}) == count
+    assert defaults.node_cores({}) == 64
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert defaults.node_cores({}) == 1
+
+
+def test_nothing_is_kept(tmp_path, monkeypatch):
+    """Nothing is measured, remembered or written."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    first = choose("buffered", None, defaults.cores_of(place()))
+    assert choose("buffered", None, defaults.cores_of(place())) == first
+    assert list(tmp_path.iterdir()) == []
