@@ -36,7 +36,7 @@ from dsprep.formats.base import (
     wanted,
 )
 from dsprep.formats.samples import listed, natural_key
-from dsprep.marks import Mark, Status, changed, status
+from dsprep.marks import Mark, Status, changed, same_file, status
 from dsprep.publishing import restore
 from dsprep.schema import (
     OTHERS,
@@ -802,7 +802,7 @@ class MultiSource(Source):
         before = self._status.setdefault(index, status(path.stat()))
         source = self._opener(path, self.options, self.hint)
         now = status(path.stat())
-        if now != before:
+        if not same_file(before, now):
             source.close()
             raise changed(path, before, now)
         return source

@@ -12,20 +12,15 @@ not noticed here: that takes ``--check full``.
 
 from __future__ import annotations
 
-import hashlib
-import os
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from dsprep import formats
 from dsprep.digests import read_crc32c
 from dsprep.errors import DsprepError
-from dsprep.marks import Mark
+from dsprep.marks import Mark, same_time, sample
 from dsprep.sidecar import Identity
-from dsprep.storage import pread_most
-
-BLOCKS = 16
-BLOCK_NBYTES = 4096
 
 WRITTEN = "it was written to (its time stamp changed)"
 
@@ -70,17 +65,13 @@ def look(path: Path, format: str, known: Identity) -> Look:
     OSError
         If it cannot be looked at, unless it is missing.
     """
-    try:
-        mark, files = Mark.with_files(path)
-    except FileNotFoundError:
-        return Look(["it is missing"], False, None)
-    found = []
-    inode, nbytes, mtime, _ = mark.status
-    if nbytes != known.nbytes:
-        found.append(f"it has {nbytes:,} bytes, expected {known.nbytes:,}")
-    if len(files) != known.files:
-        found.append(f"it has {len(files):,} files, expected {known.files:,}")
-    written = known.mtime_ns is not None and mtime != known.mtime_ns
+    found, mark, files = _sized(path, known, anew=False)
+    if found:
+        found, mark, files = _sized(path, known, anew=True)
+    if mark is None:
+        return Look(found, False, None)
+    inode, _, mtime, _ = mark.status
+    written = known.mtime_ns is not None and not same_time(mtime, known.mtime_ns)
     written = written and known.inode is not None and inode == known.inode
     if found:
         return Look([*found, *([WRITTEN] if written else [])], written, mark)
@@ -89,36 +80,32 @@ def look(path: Path, format: str, known: Identity) -> Look:
         for key, value in known.facts.items():
             if facts.get(key) != value:
                 found.append(f"its {key.replace('_', ' ')} is {facts.get(key)}, expected {value}")
-        if not found and known.sampled and sample(files) != known.sampled:
-            found.append("its content changed (sampled blocks differ)")
+        if not found and known.sampled:
+            mark = replace(mark, sampled=sample(files))
+            if mark.sampled != known.sampled:
+                found.append("its content changed (sampled blocks differ)")
     except DsprepError as error:
         found.append(f"it cannot be read: {error}")
     return Look([*found, *([WRITTEN] if found and written else [])], written, mark)
 
 
-def sample(files: list[tuple[Path, int]]) -> str:
-    """Return the digest of blocks spread over files: the first, the last, and those between."""
-    files = sorted(files)
-    total = sum(size for _, size in files)
-    state = hashlib.blake2b(digest_size=8)
-    last = max(0, total - BLOCK_NBYTES)
-    places = sorted({last * k // (BLOCKS - 1) for k in range(BLOCKS)})
-    number = begin = 0
-    opened = (-1, -1)
+def _sized(
+    path: Path, known: Identity, *, anew: bool
+) -> tuple[list[str], Mark | None, list[tuple[Path, int]]]:
+    """Return how sizes differ from what was recorded, the mark, and the data files.
+
+    `anew`: the server is asked, whatever the client has kept.
+    """
     try:
-        for place in places:
-            while number < len(files) - 1 and place >= begin + files[number][1]:
-                begin += files[number][1]
-                number += 1
-            if not files:
-                break
-            if opened[0] != number:
-                _close(opened[1])
-                opened = number, os.open(files[number][0], os.O_RDONLY | os.O_CLOEXEC)
-            state.update(pread_most(opened[1], BLOCK_NBYTES, place - begin))
-    finally:
-        _close(opened[1])
-    return state.hexdigest()
+        mark, files = Mark.with_files(path, anew=anew)
+    except FileNotFoundError:
+        return ["it is missing"], None, []
+    found = []
+    if mark.status[1] != known.nbytes:
+        found.append(f"it has {mark.status[1]:,} bytes, expected {known.nbytes:,}")
+    if mark.files != known.files:
+        found.append(f"it has {mark.files:,} files, expected {known.files:,}")
+    return found, mark, files
 
 
 def block_crc32c(path: Path, begin: int, end: int) -> int:
@@ -139,8 +126,3 @@ def block_crc32c(path: Path, begin: int, end: int) -> int:
                 crc = read_crc32c(opened.fileno(), low - at, high - at, file, crc)
         at += nbytes
     return crc
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        os.close(fd)

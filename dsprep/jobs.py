@@ -30,10 +30,9 @@ from dsprep.describing import Made, describe, made_by
 from dsprep.errors import DsprepError, ExecutorError, TargetError, UsageError
 from dsprep.formats.base import Format, GroupWriter, Source, State, WriteOptions, Writer
 from dsprep.grouping import Grouping
-from dsprep.identity import sample
 from dsprep.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
-from dsprep.marks import Mark, unchanged
+from dsprep.marks import Mark, sample, unchanged
 from dsprep.plan import PIECE_NBYTES, Cast, Shard, group_pieces, pieces, show_asked, show_nbytes
 from dsprep.publishing import partial_path
 from dsprep.remote import Part, deal, opened, part
@@ -275,12 +274,13 @@ class Output:
 
     def publish(self) -> Report:
         """Put the output in place, then its sidecar; return what was done in all."""
-        began = time.monotonic()
+        began, before = time.monotonic(), len(self.staging.notes)
         self.staging.publish()
         if self.made is not None:
             self.staging.write_sidecar(self.made.content, self.made.companion)
         return replace(
             self.report,
+            notes=(*self.report.notes, *self.staging.notes[before:]),
             bytes_out=tree_nbytes(self.report.target),
             seconds=self.report.seconds + time.monotonic() - began,
         )
@@ -798,16 +798,18 @@ def _would_name(name: str, path: Path) -> bool:
 def _fingerprint(job: Job, source: Source, marks: Sequence[Mark]) -> dict[str, Any]:
     """Return what decides every byte of the output, as JSON.
 
-    Data that look as they did, but were replaced or written to, have another `STATUS`.
+    Data that look as they did, but were replaced or written to, have another `STATUS`; on another
+    node or mount that says nothing.
     """
-    data, status = hashlib.sha256(), hashlib.sha256()
+    data, exact = hashlib.sha256(), hashlib.sha256()
     files: list[tuple[Path, int]] = []
+    places = set[str]()
     for mark in marks[: len(source_paths(source))]:
-        inode, nbytes, mtime, ctime = mark.status
         files += [(p, p.stat().st_size) for p in data_files(mark.path)]
-        line = f"{mark.path}\0{mark.files}\0{nbytes}\0{mtime}\n"
+        line = f"{mark.path}\0{mark.lasting}\n"
         data.update(line.encode("utf-8", "surrogateescape"))
-        status.update(f"{inode}\0{ctime}\0{mark.each}\n".encode())
+        exact.update(f"{mark.exact}\0{mark.sampled}\n".encode())
+        places.add(mark.at)
     data.update(sample(files).encode())
     nbytes = sum(size for _, size in files)
     shards = hashlib.sha256(repr(job.shards).encode()).hexdigest()
@@ -816,7 +818,7 @@ def _fingerprint(job: Job, source: Source, marks: Sequence[Mark]) -> dict[str, A
         "format": job.format.name,
         "source": f"{source_paths(source)[0]}, {nbytes} bytes in all",
         "source as it was": data.hexdigest(),
-        STATUS: status.hexdigest(),
+        STATUS: [*sorted(places), exact.hexdigest()],
         "read as": [f"{f}" for f in source.schema],
         "fields": job.schema.to_json(),
         "options": {k: str(v) for k, v in asdict(job.options).items()},

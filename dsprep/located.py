@@ -24,7 +24,7 @@ from dsprep.layout import codec
 from dsprep.layout.codec import file_path
 from dsprep.layout.extents import Extents, locate
 from dsprep.layout.model import FileLayout
-from dsprep.marks import Mark
+from dsprep.marks import Mark, same_time
 from dsprep.packing import Tables, digest, from_planes
 from dsprep.publishing import restore
 from dsprep.reading.columns import ColumnReader, read_columns
@@ -600,8 +600,9 @@ class Sidecar:
         """Raise `StaleError` if a file of very many, not yet looked at, is another one."""
         known = self.content.files[number].identity
         inode, nbytes, mtime, _ = file.status
-        as_known = (inode, nbytes, mtime) == (known.inode, known.nbytes, known.mtime_ns)
-        if path or as_known or known.inode is None:
+        if path or known.inode is None or known.mtime_ns is None:
+            return
+        if (inode, nbytes) == (known.inode, known.nbytes) and same_time(mtime, known.mtime_ns):
             return
         found = look(file.path, self.content.format, known)
         if found.differences:

@@ -9,17 +9,27 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from dsprep.errors import TargetError
+from dsprep.locking import OWNER, Lock, take
 from dsprep.storage import WORKING
+
+LOCK = "lock"
+"""The lock of a working directory."""
+
+KEPT = (LOCK, f"{LOCK}{OWNER}")
+"""Files of a working directory that stay when what is in it is discarded."""
+
+PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before each look at a name that is just being given to another dataset."""
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-_CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
+_CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.EPERM, errno.EXDEV)
 
 
 def partial_path(target: Path) -> Path:
@@ -37,34 +47,17 @@ def old_path(target: Path) -> Path:
     return partial_path(target) / "old"
 
 
-def lock(root: Path) -> int | None:
-    """Lock the working directory `root`; return the file descriptor, None without locks there.
-
-    Raises
-    ------
-    BlockingIOError
-        If another process has it.
-    """
-    fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise
-    except OSError:  # a file system without locks: the user alone prevents two at once
-        os.close(fd)
-        return None
-    return fd
+def lock(root: Path) -> Lock:
+    """Lock the working directory `root`; see `locking.take`."""
+    return take(root / LOCK)
 
 
-def unlock(held: int | None) -> None:
-    """Release what `lock` returned."""
-    if held is not None:
-        os.close(held)
-
-
-def put(made: Path, target: Path, aside: Path) -> None:
+def put(made: Path, target: Path, aside: Path) -> bool:
     """Give `made` the name `target`; what was there becomes `made` or `aside`, or is gone.
+
+    Returns
+    -------
+    Whether there was no moment without either of them.
 
     Raises
     ------
@@ -73,15 +66,26 @@ def put(made: Path, target: Path, aside: Path) -> None:
     """
     if not os.path.lexists(target) or not (_is_directory(made) or _is_directory(target)):
         made.replace(target)
-        return
+        return True
     if exchange(made, target):
-        return
-    target.rename(aside)
+        return True
+    try:
+        target.rename(aside)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        raise TargetError(
+            "its file system cannot rename this directory, as overlays cannot that have it from "
+            "below; it is still what it was",
+            where=target,
+            fix="remove it and repeat the command, or choose another target",
+        ) from error
     try:
         made.rename(target)
     except BaseException:
         aside.rename(target)
         raise
+    return False
 
 
 def exchange(a: Path, b: Path) -> bool:
@@ -110,24 +114,47 @@ def _is_directory(path: Path) -> bool:
 def restore(target: Path) -> None:
     """Put back what was at `target` if a run was killed between two renames that replace it.
 
+    A run that is between them right now is given a few seconds.
+
     Raises
     ------
     TargetError
-        If it is there, and this process may not rename it.
+        If it is there, and this process may not rename it, or that run has not ended by then.
     """
-    old = old_path(target)
-    if os.path.lexists(target) or not os.path.lexists(old) or not made_path(target).exists():
+    old, busy = old_path(target), ""
+    for pause in PAUSES:
+        time.sleep(pause)
+        if os.path.lexists(target) or not os.path.lexists(old) or not made_path(target).exists():
+            return
+        if not pause:
+            continue  # between two renames of a run there is just a moment
+        try:
+            held = lock(old.parent)
+        except BlockingIOError as error:
+            busy = str(error.strerror)
+            continue
+        except OSError:
+            held = None
+        try:
+            _put_back(old, target)
+        finally:
+            if held is not None:
+                held.release()
+        return
+    raise TargetError(
+        "it is being replaced right now",
+        where=target,
+        found=f"its working directory is {busy}",
+        fix="try again in a moment",
+    )
+
+
+def _put_back(old: Path, target: Path) -> None:
+    if os.path.lexists(target):
         return
     try:
-        held = lock(old.parent)
-    except BlockingIOError:
-        return  # it is being replaced right now
-    except OSError:
-        held = None
-    try:
-        if not os.path.lexists(target):
-            with suppress(FileNotFoundError):  # another process did the same
-                old.rename(target)
+        with suppress(FileNotFoundError):  # another process did the same
+            old.rename(target)
     except OSError as error:
         raise TargetError(
             "a run was killed while it replaced this dataset, and the old one cannot be put back: "
@@ -135,5 +162,3 @@ def restore(target: Path) -> None:
             where=target,
             fix=f"repeat the command that was killed, or rename {old} to {target}",
         ) from error
-    finally:
-        unlock(held)

@@ -86,6 +86,7 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -93,6 +94,7 @@ from typing import Any, Self
 import numpy as np
 
 from dsprep.errors import FormatError
+from dsprep.marks import Mark, same_time
 from dsprep.publishing import partial_path
 from dsprep.schema import Schema, decode_dtype, encode_dtype
 from dsprep.storage import SIDECARS, sync_directory
@@ -364,14 +366,17 @@ def beside(dataset: Path) -> Path:
     where, staged = sidecar_path(dataset), staged_path(dataset)
     if not staged.is_file():
         return where
+    numbered = []
     for path in (where, staged):
-        try:
+        with suppress(OSError, FormatError, IndexError):
             first = read(path).files[0]
-            if (dataset / first.path).stat().st_ino == first.identity.inode:
+            inode, nbytes, mtime, _ = Mark.with_files(dataset / first.path)[0].status
+            who = first.identity
+            if (inode, nbytes) == (who.inode, who.nbytes) and mtime == who.mtime_ns:
                 return path
-        except (OSError, FormatError, IndexError):
-            continue
-    return where
+            timed = who.mtime_ns is not None and same_time(mtime, who.mtime_ns)
+            numbered += [path] if inode == who.inode or (timed and nbytes == who.nbytes) else []
+    return numbered[0] if numbered else where
 
 
 def read(path: Path) -> Content:

@@ -6,8 +6,8 @@ While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/
     What is being made from what; a rerun with another job is refused, not mixed in.
 ``state.json``
     How far it has come: replaced as a whole after the data up to there are durable.
-``lock``
-    Held while a process works on it.
+``lock``, ``lock.owner``
+    Held while a process works on it, and which process that is; see `dsprep.locking`.
 ``data/``
     The output itself, under its final name, renamed to ``DIR/NAME`` when it is complete; after
     that what it replaced, until that is removed.
@@ -23,13 +23,15 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from dsprep import publishing, sidecar
 from dsprep.errors import FormatError, TargetError
-from dsprep.marks import ChangedError
+from dsprep.locking import Lock
+from dsprep.marks import ChangedError, Mark, is_coarse, place, sample, status
 from dsprep.publishing import made_path, partial_path
 from dsprep.sidecar import Content, write_json
 from dsprep.storage import remove, sync_directory
@@ -40,6 +42,11 @@ STATUS = "status of the source"
 ANEW = (
     "begun anew, not continued: the source was replaced or written to since, though its size, time "
     "stamps and sampled blocks are as they were"
+)
+
+RENAMES = (
+    "replaced by two renames, since this file system cannot exchange two names: between them there "
+    "was neither dataset, for a moment"
 )
 
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -66,7 +73,8 @@ class Staging:
     state
         How far an interrupted run of the same job came; None: this one begins anew.
     notes
-        Why it does, if there is something to continue.
+        Why it does, if there is something to continue; whose lock was taken over, and whether two
+        renames replaced what was there.
 
     Raises
     ------
@@ -90,7 +98,7 @@ class Staging:
         publishing.restore(target)
         if restart or not published(target):
             check_target(target, overwrite)
-        self._lock: int | None = None
+        self._lock: Lock | None = None
         self._gone = False
         self.notes: tuple[str, ...] = ()
         self.root.mkdir(exist_ok=True)
@@ -107,8 +115,12 @@ class Staging:
             self._lock = publishing.lock(self.root)
         except BlockingIOError as error:
             raise TargetError(
-                "another process is making it", where=self.target, fix="wait for it to end"
+                "another process is making it",
+                where=self.target,
+                found=f"its working directory is {error.strerror}",
+                fix="wait for it to end",
             ) from error
+        self.notes = self._lock.notes
 
     def _continue(self, job: Mapping[str, Any], restart: bool) -> dict[str, Any] | None:
         """Return the state that an interrupted run of the same job left, or None."""
@@ -117,7 +129,7 @@ class Staging:
             differing = sorted(
                 k for k in {*recorded, *job} if recorded.get(k) != _plain(job.get(k))
             )
-            if differing == [STATUS]:
+            if differing == [STATUS] and _same_place(recorded[STATUS], _plain(job[STATUS])):
                 self._begin_anew(job)
                 return None
             differing = [k for k in differing if k != STATUS]  # another key says more
@@ -141,12 +153,12 @@ class Staging:
         """Begin, since the data from which an interrupted run made it were replaced."""
         check_target(self.target, self._overwrite)
         self._begin(job)
-        self.notes = (ANEW,)
+        self.notes += (ANEW,)
 
     def _begin(self, job: Mapping[str, Any]) -> None:
         """Discard what is left of other runs, and record the job."""
         for path in self.root.iterdir():
-            if path.name != "lock":
+            if path.name not in publishing.KEPT:
                 remove(path)
         self.data.mkdir()
         write_json(job, self.root / "job.json", durable=self.durable)
@@ -170,9 +182,16 @@ class Staging:
         """Record how far the work has come; the caller has made the data durable."""
         if published(self.target):
             return  # all was recorded before
+        self._check_lock()
         if state.get("complete"):
-            state = {**state, "made": _mark(self.made)}
+            mark, files = Mark.with_files(self.made)
+            state = {**state, "made": replace(mark, sampled=sample(files)).to_json()}
         write_json(state, self.root / "state.json", durable=self.durable)
+
+    def _check_lock(self) -> None:
+        """Raise `TargetError` if another process works here now, as this one was taken for dead."""
+        if self._lock is not None:
+            self._lock.check()
 
     @property
     def sidecar(self) -> Path:
@@ -188,7 +207,9 @@ class Staging:
             sync_directory(self.data)
             if self.made.is_dir():
                 sync_directory(self.made)
-        publishing.put(self.made, self.target, publishing.old_path(self.target))
+        self._check_lock()
+        if not publishing.put(self.made, self.target, publishing.old_path(self.target)):
+            self.notes += (RENAMES,)
         if self.durable:
             sync_directory(self.target.parent)
 
@@ -214,7 +235,8 @@ class Staging:
 
     def close(self) -> None:
         """Release the lock; the working directory stays for the next run."""
-        publishing.unlock(self._lock)
+        if self._lock is not None:
+            self._lock.release()
         self._lock = None
 
     def __enter__(self) -> Self:
@@ -239,25 +261,37 @@ def published(target: Path) -> bool:
     """Whether a run has given its complete output the name `target`, and left the record of it."""
     try:
         state = json.loads((partial_path(target) / "state.json").read_bytes())
-        return bool(state.get("complete")) and state["made"] == _mark(target)
-    except (OSError, ValueError, AttributeError, KeyError):
+        if not state.get("complete"):
+            return False
+        before = Mark.from_json(state["made"], target)
+        for path in (target, made_path(target)):
+            if os.path.lexists(path) and _is_renamed(path, before):
+                return path == target
+        return before.is_alike(Mark.with_files(target)[0]) and before.has_sampled()
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return False
+
+
+def _is_renamed(path: Path, mark: Mark) -> bool:
+    """Whether `path` is what was marked under another name, since its inode is; mostly it is."""
+    found = path.lstat()
+    inode, nbytes, mtime, _ = status(found)
+    if mark.at != place(found) or is_coarse(mark.status) or inode != mark.status[0]:
+        return False  # or inodes say nothing
+    return path.is_dir() or (nbytes, mtime) == mark.status[1:3]
 
 
 def discard(root: Path) -> None:
     """Remove a working directory; the record that all is complete goes last."""
     for path in root.iterdir():
-        if path.name != "state.json":
+        if path.name not in ("state.json", *publishing.KEPT):
             remove(path)
     remove(root)
 
 
-def _mark(path: Path) -> list[int]:
-    """Return what a complete output keeps when it gets another name, and what none else has."""
-    stat = path.lstat()
-    if path.is_dir():
-        return [stat.st_ino]
-    return [stat.st_ino, stat.st_size, stat.st_mtime_ns]
+def _same_place(before: Any, now: Any) -> bool:
+    """Whether two values of `STATUS` are of the same node and mounts; else they say nothing."""
+    return not isinstance(before, list) or before[:-1] == now[:-1]
 
 
 def check_target(target: Path, overwrite: bool) -> None:

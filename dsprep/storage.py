@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -160,6 +161,33 @@ def copy_range(source: int, target: int, nbytes: int, at: int, to: int) -> None:
         if moved == 0:
             raise FormatError("a temporary file is shorter than expected", where=f"offset {at}")
         done += moved
+
+
+PATIENCE = 65.0
+"""Seconds for which another node's work may be unseen here: clients of network file systems keep
+attributes and missing names for up to a minute."""
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds before each further look at what another node has written."""
+    left, pause = PATIENCE, 0.02
+    while left > 0:
+        yield min(pause, left)
+        left, pause = left - pause, min(2 * pause, 5.0)
+
+
+def revalidate(path: Path) -> None:
+    """Have the client of a network file system ask its server for a file or directory.
+
+    Opening does that, and for names that it takes for missing, opening the directory.
+    """
+    for each in (path.parent, path):
+        with suppress(OSError):
+            fd = os.open(each, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                os.fstat(fd)
+            finally:
+                os.close(fd)
 
 
 def sync_directory(path: Path) -> None:

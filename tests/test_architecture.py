@@ -17,7 +17,7 @@ HEAVY = ("h5py", "lmdb", "zarr", "tensorflow", "torch", "jax", "numcodecs", "ml_
 # Each layer may import from those above it and, unless it says otherwise, from itself.
 LAYERS = [
     ("errors", "escaping"),
-    ("executors",),
+    ("executors", "locking"),
     ("schema",),
     ("packing", "storage", "grouping", "publishing", "marks"),
     ("laws", "scatter", "spans", "digests"),

@@ -16,7 +16,7 @@ from support import assert_same_batch, random_batch, write_batch
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep import formats, identity, located, sidecar
+from dsprep import formats, located, marks, sidecar
 from dsprep.cli import app
 from dsprep.describing import describe, provenance, refresh
 from dsprep.errors import DsprepError, FormatError
@@ -113,9 +113,9 @@ def flip(file: Path, offset: int) -> None:
 
 def unsampled(file: Path) -> int:
     """Return an offset of which no sampled block tells: in the middle between two."""
-    last = file.stat().st_size - identity.BLOCK_NBYTES
-    at = [last * k // (identity.BLOCKS - 1) for k in range(identity.BLOCKS)]
-    gap = at[8] - (at[7] + identity.BLOCK_NBYTES)
+    last = file.stat().st_size - marks.BLOCK_NBYTES
+    at = [last * k // (marks.BLOCKS - 1) for k in range(marks.BLOCKS)]
+    gap = at[8] - (at[7] + marks.BLOCK_NBYTES)
     assert gap > 8
     return at[8] - gap // 2
 
@@ -284,7 +284,7 @@ def calls_of_open(path: Path, monkeypatch, patched) -> int:
 def test_errors_while_a_sidecar_is_examined_are_told(data, monkeypatch):
     """Whichever read fails, the data are not taken for others."""
     count = calls_of_open(data, monkeypatch, lambda k, real, *args: real(*args))
-    assert count >= identity.BLOCKS // 4
+    assert count >= marks.BLOCKS // 4
 
     for which in range(1, count + 1):
 

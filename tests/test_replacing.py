@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +75,8 @@ def test_old_or_new_whatever_fails(name, options, exchange, tmp_path):
     assert [r for r in results if r["rerun"] != [0, "new", files]] == []
 
 
-def test_kill_between_two_renames_is_repaired_by_opening(tmp_path):
+def test_kill_between_two_renames_is_repaired_by_opening(tmp_path, monkeypatch):
+    monkeypatch.setattr(publishing, "PAUSES", (0.0, 0.01))
     target = tmp_path / "set.zarr"
     make(target, 1)
     made = publishing.made_path(target)
@@ -80,13 +85,72 @@ def test_kill_between_two_renames_is_repaired_by_opening(tmp_path):
     (tmp_path / "new.zarr").rename(made)
     target.rename(publishing.old_path(target))
     held = publishing.lock(publishing.partial_path(target))
-    with pytest.raises(FileNotFoundError):  # a run that is under way is not disturbed
-        dsprep.open(target)
-    assert held is not None
-    publishing.unlock(held)
+    for use in (dsprep.open, dsprep.Sidecar.open):
+        with pytest.raises(TargetError, match=r"being replaced right now .*in use by process"):
+            use(target)  # a run that is under way is not disturbed
+    held.release()
     with dsprep.open(target) as source:
         assert len(source) == 24
     assert target.is_dir()
+
+
+def test_a_reader_waits_for_the_second_rename(tmp_path):
+    target = tmp_path / "set.zarr"
+    make(target, 1)
+    made = publishing.made_path(target)
+    made.parent.mkdir(parents=True)
+    target.rename(made)
+    publishing.old_path(target).mkdir()
+    held = publishing.lock(publishing.partial_path(target))
+    threading.Timer(0.15, made.rename, [target]).start()
+    with dsprep.open(target) as source:
+        assert len(source) == 24
+    held.release()
+
+
+@pytest.mark.parametrize(
+    "refusal", ["ENOSYS", "EINVAL", "EOPNOTSUPP", "EPERM", "ENOTTY", "EXDEV", "no such call"]
+)
+def test_names_that_cannot_be_exchanged(refusal, tmp_path, monkeypatch):
+    """Two renames do, and the report says so; a file takes one."""
+
+    class System:
+        if refusal != "no such call":
+
+            def renameat2(self, *_):
+                ctypes.set_errno(getattr(errno, refusal))
+                return -1
+
+    monkeypatch.setattr(publishing.ctypes, "CDLL", lambda *_, **__: System())
+    make(tmp_path / "origin.h5", 1)
+    for name, notes in (("set.zarr", 1), ("set.h5", 0)):
+        target = tmp_path / name
+        for overwrite in (False, True):
+            report = dsprep.convert(
+                tmp_path / "origin.h5", target, overwrite=overwrite, durable=False
+            )
+            told = [n for n in report.notes if "two renames" in n]
+            assert len(told) == notes * overwrite
+        with dsprep.open(target) as new, dsprep.open(tmp_path / "origin.h5") as origin:
+            assert dsprep.verify(origin, new).same
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+
+def test_a_directory_that_cannot_be_renamed_is_named(tmp_path, monkeypatch):
+    """As that of a lower layer of an overlay."""
+    monkeypatch.setattr(publishing, "exchange", lambda a, b: False)
+
+    def rename(self, target):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
+
+    make(tmp_path / "origin.h5", 1)
+    target = tmp_path / "set.zarr"
+    make(target, 2)
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(TargetError, match=r"cannot rename this directory.* another target"):
+        dsprep.convert(tmp_path / "origin.h5", target, overwrite=True, durable=False)
+    with dsprep.open(target) as source:
+        assert len(source) == 24
 
 
 def test_failing_second_rename_puts_the_old_one_back(tmp_path, monkeypatch):

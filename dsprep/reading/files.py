@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dsprep.errors import FormatError
-from dsprep.marks import Mark, Status, changed, status
+from dsprep.marks import Mark, Status, changed, is_coarse, same_file, status
 from dsprep.schema import Ints
 from dsprep.storage import Inside
 
@@ -60,8 +60,9 @@ class File:
         """
         found = os.fstat(self.fd)
         now = status(found)
-        if now != self.status:
-            if now[:3] != self.status[:3] or found.st_nlink == self._links:
+        if now != self.status and not same_file(self.status, now):
+            renamed = same_file(self.status, (*now[:3], self.status[3]))
+            if not renamed or found.st_nlink == self._links:
                 raise changed(self.path, self.status, now)
             self.status, self._links = now, found.st_nlink
 
@@ -166,7 +167,11 @@ class Files:
             before = mark.status
             if mark.each:  # of many files, only the newest of their change times is known
                 before = (*made.status[:3], min(made.status[3], before[3]))
-        if before is not None and before != made.status:
+        if before is not None and not same_file(before, made.status):
+            raise changed(made.path, before, made.status)
+        if before is None or before[0] == made.status[0] or not is_coarse(before):
+            pass  # else neither another inode nor the same change time says much
+        elif mark is not None and mark.sampled and not mark.each and not mark.has_sampled():
             raise changed(made.path, before, made.status)
         if len(self._known) < KNOWN:
             self._known[key] = made.status

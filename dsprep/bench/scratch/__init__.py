@@ -8,10 +8,9 @@ The name tells what it was made from and how, so that it is used again until tha
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,7 +23,9 @@ from dsprep.describing import Made, dataset_of
 from dsprep.errors import DsprepError, UnsupportedError
 from dsprep.formats.base import Source
 from dsprep.jobs import run_job
+from dsprep.marks import Mark, sample
 from dsprep.repacking import plan_repack, run_repack
+from dsprep.sidecar import write_json
 from dsprep.storage import remove, sync_directory, tree_nbytes
 
 __all__ = ["Forms", "Plan", "Prepared", "discard", "opened", "plan", "prepare"]
@@ -137,9 +138,10 @@ def _make(plan: Plan, item: Item, source: Source, progress: Progress | None) -> 
     try:
         _fill(plan, item, source, partial / item.file, progress)
         made = partial / item.file
-        told = {"from": dict(item.told), "nbytes": tree_nbytes(made)}
-        (partial / MADE).write_text(json.dumps(told))
-        sync_tree(partial)
+        sync_tree(partial)  # which settles the times of what was written
+        mark, files = Mark.with_files(made)
+        mark = replace(mark, sampled=sample(files))
+        write_json({"from": dict(item.told), "mark": mark.to_json()}, partial / MADE)
         remove(item.directory)
         partial.rename(item.directory)
         sync_directory(plan.folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dsprep.errors import TargetError, UsageError
+from dsprep.locking import take
 from dsprep.marks import Mark
 from dsprep.plan import show_nbytes
 from dsprep.storage import free_nbytes, remove, sync_directory
@@ -98,28 +98,27 @@ def locked(folder: Path) -> Iterator[None]:
     TargetError
         If someone does.
     """
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = take(folder / ".lock")
     except BlockingIOError as error:
-        os.close(lock)
         raise TargetError(
-            "another dsprep bench writes there", where=folder, fix="wait for it to end"
+            "another dsprep bench writes there",
+            where=folder,
+            found=f"the folder is {error.strerror}",
+            fix="wait for it to end",
         ) from error
-    except OSError:  # a file system without locks: the user alone prevents two at once
-        pass
     try:
         yield
     finally:
-        os.close(lock)
+        held.release()
 
 
 def identity(files: Sequence[Path]) -> str:
-    """Return what changes when the data do: names, and the status of every file."""
+    """Return what changes when the data do, on any node: names, sizes, times, sampled blocks."""
     state = hashlib.blake2b(digest_size=16)
     for file in files:
         mark = Mark.of(file)
-        line = f"{file}\0{mark.status}\0{mark.files}\0{mark.each}\n"
+        line = f"{file}\0{mark.lasting}\0{mark.exact[1:]}\0{mark.sampled}\n"
         state.update(line.encode("utf-8", "surrogateescape"))
     return state.hexdigest()
 

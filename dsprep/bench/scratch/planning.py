@@ -21,12 +21,12 @@ from dsprep.dataset import find_files, open_dataset
 from dsprep.describing import Made, dataset_of, provenance
 from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, OpenOptions, Source, WriteOptions
+from dsprep.marks import Mark
 from dsprep.plan import probe_nbytes
 from dsprep.repacking import plan_repack
 from dsprep.schema import Schema
 from dsprep.sidecar import SUFFIX, Content
 from dsprep.splitting import SelectedSource
-from dsprep.storage import data_files, tree_nbytes
 from dsprep.through import SidecarSource
 
 BUFFER = 64 << 20
@@ -441,11 +441,9 @@ def complete(item: Item) -> bool:
             return False
         if item.name.startswith("own:"):
             return True
-        then = (item.directory / MADE).stat().st_ctime_ns
-        if any(p.stat().st_ctime_ns > then for p in data_files(item.path)):
-            return False  # written to afterwards, whoever did
-        return told.get("nbytes") == tree_nbytes(item.path)
-    except OSError:
+        then = Mark.from_json(told["mark"], item.path)
+        return then.is_same(Mark.with_files(item.path)[0])  # else written to, whoever did
+    except (OSError, KeyError, TypeError, ValueError):
         return False
 
 

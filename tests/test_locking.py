@@ -1,0 +1,210 @@
+"""One process at a time, where locks are those of a local disk, of one node alone, or refused."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from dsprep import locking
+from dsprep.errors import TargetError
+from dsprep.locking import Owner, take
+from dsprep.staging import Staging
+
+
+def honest(fd, how):
+    """Take the lock as the system does."""
+    return _flock(fd, how)
+
+
+_flock = fcntl.flock
+
+
+def local(fd, how):
+    """Exclude nobody, as between two nodes where locks are of one node alone."""
+
+
+def refusing(number):
+    def flock(fd, how):
+        raise OSError(number, os.strerror(number))
+
+    return flock
+
+
+FLOCKS = {
+    "honest": honest,
+    "local": local,
+    **{errno.errorcode[n]: refusing(n) for n in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)},
+}
+
+
+@pytest.fixture(params=FLOCKS)
+def path(request, tmp_path, monkeypatch):
+    """A lock on each kind of file system, that of another node being watched for a moment."""
+    monkeypatch.setattr(fcntl, "flock", FLOCKS[request.param])
+    monkeypatch.setattr(locking, "QUIET", 0.3)
+    monkeypatch.setattr(locking, "SETTLE", 0.1)
+    return tmp_path / "lock"
+
+
+def record(path):
+    return path.with_name("lock.owner")
+
+
+def left(path, **facts) -> Owner:
+    """Leave the record of a process that is gone, by default of another node."""
+    owner = replace(Owner.this(), **{"host": "node7", "boot": "another", **facts})
+    record(path).write_bytes(owner.dump())
+    return owner
+
+
+def test_a_released_lock_leaves_nothing_and_costs_no_time(path):
+    began = time.monotonic()
+    for _ in range(3):
+        held = take(path)
+        held.check()
+        held.release()
+        held.release()
+        assert held.notes == ()
+    assert time.monotonic() - began < 0.25
+    assert [p.name for p in path.parent.iterdir()] == ["lock"]
+
+
+def test_who_has_it_is_named(path):
+    held = take(path)
+    with pytest.raises(BlockingIOError, match=rf"process {os.getpid()} on {os.uname().nodename}"):
+        take(path)
+    held.check()
+    held.release()
+    take(path).release()
+
+
+def test_a_killed_process_of_this_node_is_seen_at_once(path):
+    child = os.fork()
+    if child == 0:
+        take(path)
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it is not collected yet
+    assert record(path).exists()
+    began = time.monotonic()
+    held = take(path)
+    assert time.monotonic() - began < 0.25
+    assert held.notes == ()
+    held.release()
+    os.waitpid(child, 0)
+
+
+def test_a_number_that_is_used_again_is_no_sign_of_life(path):
+    this = Owner.this()
+    left(path, boot=this.boot, pid=os.getppid(), start=1)
+    take(path).release()
+    assert Owner.this().lives() is False  # of this process, but of no lock that it holds
+
+
+@pytest.mark.parametrize("text", [None, b"", b"{"], ids=["whole", "empty", "half"])
+def test_a_silent_node_is_watched_then_replaced(path, text):
+    left(path)
+    if text is not None:
+        record(path).write_bytes(text)
+    began = time.monotonic()
+    held = take(path)
+    assert 0.3 <= time.monotonic() - began < 3
+    assert len(held.notes) == 1
+    assert ("process" if text is not None else "on node7") in held.notes[0]
+    held.release()
+    assert not record(path).exists()
+
+
+def test_a_node_that_gives_signs_of_life_is_not_disturbed(path, monkeypatch):
+    monkeypatch.setattr(locking, "BEAT", 0.1)
+    monkeypatch.setattr(locking, "QUIET", 5)
+    monkeypatch.setattr(Owner, "lives", lambda self: None)  # as from another node
+    monkeypatch.setattr(fcntl, "flock", local)
+    held = take(path)
+    with pytest.raises(BlockingIOError, match="process"):
+        take(path)
+    held.check()
+    held.release()
+
+
+def test_a_record_that_goes_meanwhile_is_no_obstacle(path, monkeypatch):
+    monkeypatch.setattr(locking, "QUIET", 5)
+    left(path)
+    threading.Timer(0.2, record(path).unlink).start()
+    held = take(path)
+    assert held.notes == ()
+    held.release()
+
+
+def test_of_several_nodes_one_takes_over(path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", local)
+    monkeypatch.setattr(locking, "SETTLE", 0.5)
+    left(path)
+    held, barrier = [], threading.Barrier(4)
+
+    def node():
+        barrier.wait()
+        with suppress(BlockingIOError):
+            held.append(take(path))
+
+    threads = [threading.Thread(target=node) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(held) == 1
+    held[0].check()
+    held[0].release()
+
+
+def test_of_several_nodes_one_begins(path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", local)
+    held, barrier = [], threading.Barrier(4)
+
+    def node():
+        barrier.wait()
+        with suppress(BlockingIOError):
+            held.append(take(path))
+
+    threads = [threading.Thread(target=node) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(held) == 1
+    held[0].release()
+
+
+def test_a_holder_that_slept_publishes_nothing(path):
+    target = path.parent / "out"
+
+    def work():
+        with Staging(target, {"format": "hdf5"}) as staging:
+            (staging.data / "out").write_text("new")
+            staging.save({"shard": 0})
+            left(staging.root / "lock")
+            staging.publish()
+
+    with pytest.raises(TargetError, match=r"process .* on node7 has taken this work over"):
+        work()
+    assert not target.exists()
+    with Staging(target, {"format": "hdf5"}) as staging:  # and the other one is gone as well
+        assert staging.state == {"shard": 0}
+        assert len(staging.notes) == 1
+
+
+def test_a_forked_child_does_not_release(path):
+    held = take(path)
+    child = os.fork()
+    if child == 0:
+        held.release()
+        os._exit(0)
+    os.waitpid(child, 0)
+    held.check()
+    held.release()
