@@ -16,6 +16,7 @@ import pytest
 
 from dsprep.bench import mpi, running, sums
 from dsprep.bench.counters import Counters
+from dsprep.bench.evidence import Seen
 from dsprep.bench.gate import GATE, pack
 from dsprep.bench.reading import Settings, bench_read, plan_read
 from dsprep.bench.results import Epoch, Result
@@ -39,8 +40,7 @@ def result(device: int, opening: int = 0) -> Result:
         skew=0.0,
         counters=Counters(device=device),
         light=0,
-        held=0.0,
-        opening=opening,
+        seen=Seen(held=0.0, counts=True, opening=opening),
     )
     return Result(epochs=(epoch,), peak_rss=MIB)
 

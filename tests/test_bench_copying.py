@@ -13,13 +13,14 @@ import typer
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep.bench import copying
+from dsprep.bench import caches, copying
 from dsprep.bench.copying import Settings, bench_convert, bench_provenance, reading_arguments
 from dsprep.bench.copying import child as copy_child
 from dsprep.bench.copying import running as copy_running
 from dsprep.bench.copying.running import Cold, Taken, run_child, run_cp
 from dsprep.bench.model import MEASURES, Report
 from dsprep.bench.scratch import folder as scratch_folder
+from dsprep.bench.watching import Watch
 from dsprep.cli.bench.copy import register
 from dsprep.errors import FormatError, TargetError, UsageError
 from dsprep.formats.base import OpenOptions
@@ -160,22 +161,41 @@ def test_cold(data, monkeypatch):
     report = bench_convert([str(data)], Settings(to=("hdf5",), repeat=1, cold=True))
     for row in report.rows:
         assert row.problems or row.value("device_bytes") >= data.stat().st_size * 0.9
+        assert row.problems or row.evidence == "from the device"
 
-    state = Cold((data,), True)
     monkeypatch.setattr(copy_running.caches, "drop", lambda files: None)
-    monkeypatch.setattr(copy_running.caches, "held", lambda files: 0.5)
-    assert "50% of the data stayed" in state.settle()
+    monkeypatch.setattr(Watch, "held", lambda watch: 0.5)
     report = bench_convert([str(data)], Settings(to=("hdf5",), repeat=1, cold=True))
-    assert all("not cold" in row.problems[0] for row in report.rows)
-    monkeypatch.setattr(copy_running.caches, "held", lambda files: None)
-    assert state.settle() == ""
-    assert "cannot be told" in state.check(Taken({"device_bytes": 0.0})).problem
-    assert not state.check(Taken({"device_bytes": 1e9})).problem
-    assert not Cold((data,), False).check(Taken({"device_bytes": 0.0})).problem
+    assert all("still held 50% of the files" in row.problems[0] for row in report.rows)
+
+
+def test_copies_share_the_rule_of_readers(data, monkeypatch):
+    """Unseen pages and few bytes of a device are no cold run; a network mount counts none."""
+
+    def judged(device, counts, held, cold=True, all_read=True):
+        monkeypatch.setattr(caches, "counts", lambda files, look: counts)
+        monkeypatch.setattr(Watch, "held", lambda watch: held)
+        state = Cold((data,), cold)
+        taken = Taken({"seconds": 1.0, "device_bytes": device})
+        return state.judged(taken, state.settle(), all_read)
+
+    nbytes = float(data.stat().st_size)
+    assert "0% of the bytes came from a device" in judged(0.0, True, None).problem
+    assert judged(nbytes, True, None).evidence.words == "from the device"
+    assert not judged(0.0, False, None, cold=False).problem
+    shared = judged(0.0, True, 0.0)  # reflinks fetch nothing
+    assert not shared.problem
+    assert shared.evidence.words.startswith("pages dropped")
+    network = judged(0.0, False, 0.0)
+    assert not network.problem
+    assert "device_bytes" not in network.measures
+    assert network.evidence.words.startswith("pages dropped")
+    assert network.evidence.words.endswith("server cache unknown")
+    assert judged(5.0, True, 0.0, all_read=False).evidence.words == "from the device"
 
 
 def test_more_data_than_memory(data, monkeypatch):
-    monkeypatch.setattr(copy_running.caches, "held", lambda files: 0.25)
+    monkeypatch.setattr(Watch, "held", lambda watch: 0.25)
     report = bench_convert([str(data)], Settings(to=("hdf5",), repeat=1))
     assert all("had 25% of the data" in row.notes[-1] for row in report.rows)
     assert not any(row.problems for row in report.rows)

@@ -85,17 +85,40 @@ def test_a_sweep_reads_with_each_value(data, tmp_path):
     assert calls[0] > calls[1]  # smaller groups really were read
 
 
-def test_cold_epochs_come_from_the_device_or_say_that_they_do_not(data, tmp_path):
-    out = tmp_path / "r.json"
-    result = CliRunner().invoke(
-        app, ["bench", "read", str(data), "-s", "group", "-r", "1", "--json", str(out)]
-    )
-    for one in rows(json.loads(out.read_text())).values():
-        if one["problems"]:  # a file system without a device, such as in memory
+def test_cold_epochs_have_evidence_or_say_that_they_were_not(data, tmp_path):
+    out, log = tmp_path / "r.json", tmp_path / "log"
+    arguments = ["bench", "read", str(data), "-s", "group", "-r", "1", "--json", str(out)]
+    result = CliRunner().invoke(app, [*arguments, "--evict-server", f"echo once >> {log}"])
+    report = json.loads(out.read_text())
+    for one in rows(report).values():
+        if one["problems"]:  # a file system in memory
             assert all("not cold" in p for p in one["problems"])
             assert result.exit_code == 1
         else:
-            assert one["measures"]["device_bytes"]["value"] > 0.9 * 600 * 4876
+            assert one["evidence"].endswith(f"server cache dropped by echo once >> {log}")
+            if "device_bytes" in one["measures"]:
+                assert one["measures"]["device_bytes"]["value"] > 0.9 * 600 * 4876
+    assert report["settings"]["evict_server"] == f"echo once >> {log}"
+    assert len(log.read_text().split()) == 1 + len(rows(report))  # tried, then before each epoch
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--evict-server", "echo no route >&2; exit 7"], "exit status 7: no route"),
+        (["--evict-server", "true", "--warm-server"], "contradict"),
+        (["--evict-server", "true", "--warm"], "cold runs"),
+        (["--warm-server", "--warm"], "cold runs"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["read", "convert", "provenance"])
+def test_what_cannot_be_done_about_a_server_is_refused(data, verb, options, words):
+    before = sorted(p.name for p in data.parent.iterdir())
+    cold = [] if verb == "read" or "--warm" in options else ["--cold"]
+    result = CliRunner().invoke(app, ["bench", verb, str(data), "-r", "1", *cold, *options])
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
+    assert sorted(p.name for p in data.parent.iterdir()) == before
 
 
 def test_computation_hides_reading_of_double_buffers_only(data, tmp_path):

@@ -11,6 +11,14 @@ from itertools import pairwise
 
 from dsprep.bench import sweeping
 from dsprep.bench.comparing import apart, flat
+from dsprep.bench.evidence import (
+    ANY,
+    DEVICE,
+    OVER,
+    SERVER_UNKNOWN,
+    SERVER_WARM,
+    UNKNOWN,
+)
 from dsprep.bench.model import MEASURES, Report, Row
 from dsprep.bench.strategies import DUMMY, LIMIT, SETS
 from dsprep.bench.tables import digits, number, show_seconds
@@ -102,7 +110,10 @@ def _rate(nbytes_per_second: float) -> str:
 
 
 def _source(report: Report) -> str:
-    return "cold, from the device" if report.settings.get("cold") else "warm, from the page cache"
+    if not report.settings.get("cold"):
+        return "warm, from the page cache"
+    evidence = next((r.evidence for r in report.rows if r.name == LIMIT), "")
+    return f"cold: {evidence}" if evidence not in ("", DEVICE) else f"cold, {DEVICE}"
 
 
 def _need(report: Report) -> str:
@@ -365,11 +376,29 @@ def _limits(report: Report) -> str:
         told.append("the data came from the page cache, so the storage itself was not measured")
     if number(report.settings, "repeat", 2) < 2 and number(report.settings, "epochs", 2) < 2:
         told.append("each was measured once, so only differences over 10 % are told")
+    told += _unseen(report)
     bad = list(dict.fromkeys(r.name for r in report.all_rows if r.problems))
     if bad:
         have = "has" if len(bad) == 1 else "have"
         told.append(f"{', '.join(bad)} {have} no figures (each row says why)")
     return "; ".join(told) + "."
+
+
+def _unseen(report: Report) -> list[str]:
+    """Return what the evidence of cold runs leaves open."""
+    evidence = [r.evidence for r in report.all_rows if r.evidence]
+    words = {
+        SERVER_UNKNOWN: "whether the server had the data in memory is unknown, and makes up to all "
+        "of the difference to its disks (--evict-server CMD drops its cache, --warm-server fills "
+        "it)",
+        SERVER_WARM: "the server had read the data once before, so its disks count as far only as "
+        "its memory is too small",
+        OVER: "what an interface counts includes all other traffic of the node",
+        ANY: "no interface counted the bytes, so they came from a cache of this node or over a "
+        "network that is not counted",
+        UNKNOWN: "whether the page cache had the data cannot be seen here",
+    }
+    return [told for word, told in words.items() if any(word in e for e in evidence)]
 
 
 # --- copies and provenance -------------------------------------------------------------------

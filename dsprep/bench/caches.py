@@ -1,14 +1,201 @@
-"""The page cache: dropping files from it, and asking what it holds."""
+"""The page cache: dropping files from it, and looking at what it holds.
+
+How it can be looked at depends on the mount, the kernel and whose files they are: `look` tries it
+on a page that has just been read.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from dsprep.reader.caching import resident
+import numpy as np
+
+from dsprep.bench.counters import fetched
 from dsprep.reading.files import File
-from dsprep.storage import data_files, preadv_once
+from dsprep.storage import data_files, is_cached, pread_most, preadv_most, preadv_once
+
+WINDOW = 4 << 30
+"""Bytes that are looked at in one go, which takes a byte of memory per page."""
+
+PROBES = 32
+"""Pages of a file that are tried where only single pages can be."""
+
+TRIAL = 1 << 20
+"""Bytes that are read to see whether the kernel counts them."""
+
+ALL = 0.9
+"""Share of them from which on it does."""
+
+CACHESTAT = 451
+"""Number of ``cachestat(2)``, the same on every architecture that came after Alpha."""
+
+Way: TypeAlias = Callable[[File, int, int], float | None]
+"""Returns the share of a range of a file that is in the page cache, None if it cannot be seen."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the page cache can be looked at here.
+
+    Attributes
+    ----------
+    way
+        The first that saw a page that had just been read; None: nothing saw it.
+    keeps
+        Whether the page cache keeps what is read from this mount. It does not where all is read
+        from the server anew (``direct_io`` of FUSE): then nothing can be held.
+    """
+
+    way: Way | None
+    keeps: bool = True
+
+    def held(self, files: Iterable[Path]) -> float | None:
+        """Return the share of the bytes of files that the page cache has; None if unseen."""
+        if not self.keeps:
+            return 0.0
+        if self.way is None:
+            return None
+        found = total = 0.0
+        for path in files:
+            file = File(path)
+            for at in range(0, file.nbytes, WINDOW):
+                nbytes = min(WINDOW, file.nbytes - at)
+                share = self.way(file, at, nbytes)
+                if share is None:
+                    return None
+                found, total = found + share * nbytes, total + nbytes
+        return found / total if total else 0.0
+
+
+def by_count(file: File, offset: int, nbytes: int) -> float | None:
+    """Return the share of a range that is in the page cache, by ``cachestat(2)`` of Linux 6.5.
+
+    Notes
+    -----
+    It maps nothing, and takes time for what is cached only. None where the kernel does not have it,
+    and on newer ones of files that one may neither write nor owns. A stacked file system
+    (overlayfs) keeps pages with the file below, of which this knows nothing: it reports 0.
+    """
+    span = (ctypes.c_uint64 * 2)(offset, nbytes)
+    found = (ctypes.c_uint64 * 5)()  # cached, dirty, written back, evicted, recently evicted
+    call: Any = ctypes.CDLL(None).syscall
+    number, fd, flags = (ctypes.c_long(n) for n in (CACHESTAT, file.fd, 0))
+    if call(number, fd, ctypes.byref(span), ctypes.byref(found), flags):
+        return None
+    first, last = offset // mmap.PAGESIZE, (offset + nbytes - 1) // mmap.PAGESIZE
+    return min(1.0, float(found[0]) / (last - first + 1))
+
+
+def by_map(file: File, offset: int, nbytes: int) -> float | None:
+    """Return the share of a range that is in the page cache; None where the kernel keeps it secret.
+
+    Notes
+    -----
+    ``mincore(2)`` says of a file that one may neither write nor owns that all of it is there.
+    """
+    if hidden(file):
+        return None
+    low = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    try:
+        memory = mmap.mmap(file.fd, offset + nbytes - low, prot=mmap.PROT_READ, offset=low)
+    except (OSError, ValueError):  # a file system that maps nothing; a range behind the end
+        return None
+    data = np.frombuffer(memory, np.uint8)
+    pages = np.zeros(-(-len(data) // mmap.PAGESIZE), np.uint8)
+    mincore: Any = ctypes.CDLL(None).mincore
+    pointer = ctypes.c_void_p
+    if mincore(pointer(data.ctypes.data), ctypes.c_size_t(len(data)), pointer(pages.ctypes.data)):
+        return None
+    return float((pages & 1).mean())
+
+
+def hidden(file: File) -> bool:
+    """Whether a file is one that this user may neither write nor owns."""
+    owner = os.fstat(file.fd).st_uid
+    return os.geteuid() not in (0, owner) and not os.access(file.path, os.W_OK)
+
+
+def by_trying(file: File, offset: int, nbytes: int) -> float | None:
+    """Return the share of some pages of a range that can be read without waiting."""
+    _advise(file, 0, 0, os.POSIX_FADV_RANDOM)  # or trying a page reads what follows
+    found = []
+    for i in range(PROBES):
+        at = offset + nbytes * i // PROBES
+        share = is_cached(file.fd, at)
+        if share is None:
+            return None
+        found.append(share)
+        if not share:  # trying may have begun to read it
+            _advise(file, at, 1, os.POSIX_FADV_DONTNEED)
+    return float(np.mean(found))
+
+
+_WAYS: tuple[Way, ...] = (by_count, by_map, by_trying)
+"""From the cheapest on."""
+
+
+def look(files: Sequence[Path]) -> Look:
+    """Return how the page cache can be looked at where files are, by trying it on a page."""
+    file = _largest(files)
+    if file is None:
+        return Look(None)
+    at = file.nbytes // 2
+    pread_most(file.fd, 1, at)
+    shares = [way(file, at, 1) for way in _WAYS]
+    seen = next((w for w, share in zip(_WAYS, shares, strict=True) if share), None)
+    if seen is not None:
+        return Look(seen)
+    # That none is seen proves that there is none if ``mincore`` says so, or if the file cannot even
+    # be mapped: else a file below it may have the page.
+    none = shares[1] is not None or (shares[0] is not None and not hidden(file))
+    return Look(None, keeps=not none)
+
+
+def counts(files: Sequence[Path], look: Look) -> bool | None:
+    """Return whether the kernel counts for a process what it fetches from where files are.
+
+    It does if reading some bytes that are not in the page cache adds to ``read_bytes`` of
+    ``/proc/PID/io``, and reading them again does not. None if that cannot be seen.
+    """
+    file = _largest(files)
+    if file is None:
+        return None
+    _advise(file, 0, 0, os.POSIX_FADV_RANDOM)
+    _advise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    nbytes = min(TRIAL, file.nbytes)
+    buffer = memoryview(bytearray(nbytes))
+    answers = set()
+    for part in (4, 2, 6, 1, 7):
+        at = (file.nbytes - nbytes) * part // 8
+        share = 0.0 if not look.keeps else look.way and look.way(file, at, nbytes)
+        if share is not None and share > 1 - ALL:
+            continue
+        before = fetched()
+        preadv_most(file.fd, buffer, at)
+        once = fetched() - before
+        if once >= ALL * nbytes:
+            preadv_most(file.fd, buffer, at)
+            return not look.keeps or fetched() - before - once < ALL * nbytes
+        answers.add(False if share is not None and not once else None)
+    return False if answers == {False} else None
+
+
+def _advise(file: File, offset: int, nbytes: int, advice: int) -> None:
+    with suppress(OSError):
+        os.posix_fadvise(file.fd, offset, nbytes, advice)
+
+
+def _largest(files: Sequence[Path]) -> File | None:
+    path = max(files, key=lambda p: p.stat().st_size, default=None)
+    file = None if path is None else File(path)
+    return file if file is not None and file.nbytes else None
 
 
 def files_of(path: Path) -> list[Path]:
@@ -19,29 +206,18 @@ def files_of(path: Path) -> list[Path]:
 def drop(files: Iterable[Path]) -> None:
     """Drop files from the page cache, as ``posix_fadvise(2)`` can without being root.
 
-    What is not yet on the disk is written first. Pages that a process has mapped stay.
+    What is not yet on the disk is written first. Pages that a process has mapped stay, and all
+    where a file system cannot do it: whether it worked is for `Look.held` to say.
     """
     for path in files:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fdatasync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            with suppress(OSError):
+                os.fdatasync(fd)
+            with suppress(OSError):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
-
-
-def held(files: Iterable[Path]) -> float | None:
-    """Return the share of the bytes of files that is in the page cache; None if it is not told."""
-    found = total = 0.0
-    for path in files:
-        file = File(path)
-        if not file.nbytes:
-            continue
-        share = resident(file, 0, file.nbytes)
-        if share is None:
-            return None
-        found, total = found + share * file.nbytes, total + file.nbytes
-    return found / total if total else 0.0
 
 
 def fill(files: Iterable[Path]) -> None:

@@ -15,12 +15,14 @@ from dataclasses import replace
 from typing import Any
 
 from dsprep.bench import caches, computing, counters, sums
+from dsprep.bench.evidence import Seen
 from dsprep.bench.gate import ERROR, RESULT, Gate
 from dsprep.bench.orphan import end_with_parent
 from dsprep.bench.results import Epoch, Result
 from dsprep.bench.strategies import find
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Task
+from dsprep.bench.watching import Server, Watch
 from dsprep.errors import DsprepError
 
 now = time.perf_counter
@@ -42,11 +44,17 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
         task.share(0)
         if not task.cold:
             strategy.open()
+        elif task.warm_server and task.rank == 0:
+            caches.fill(task.drop)
+        watch = Watch(task.drop, tries=task.rank == 0) if task.cold else None
         epochs = []
         for number in range(task.warmup + task.epochs):
-            held, opening = _made_cold(task, strategy, wait) if task.cold else (None, 0)
-            found = _epoch(task, strategy, number, wait, compute, held)
-            found = replace(found, opening=opening)
+            seen = None if watch is None else _made_cold(task, strategy, wait, watch)
+            came = None if watch is None else watch.received()
+            found = _epoch(task, strategy, number, wait, compute)
+            if watch is not None and seen is not None and came is not None:
+                seen = replace(seen, received=watch.received() - came)
+            found = replace(found, seen=seen)
             if number >= task.warmup:
                 epochs.append(found)
         peak = counters.peak_rss()
@@ -59,23 +67,20 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
         strategy.close()
 
 
-def _made_cold(
-    task: Task, strategy: Strategy, wait: Callable[[], None]
-) -> tuple[float | None, int]:
-    """Close, drop the files from the page cache, and open again.
-
-    Returns the share that the page cache still held, and the bytes that opening fetched.
-    """
+def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None], watch: Watch) -> Seen:
+    """Close, drop the files from the page cache, and open again; return what that showed."""
     strategy.close()
     wait()  # nobody has anything mapped
     if task.rank == 0 or task.everywhere:
         caches.drop(task.drop)
     wait()
-    held = caches.held(task.drop)
+    if task.rank == 0:
+        Server(evict=task.evict_server).drop()
+    seen = watch.before()
     wait()
     before = counters.count().device
     strategy.open()
-    return held, counters.count().device - before
+    return watch.opened(seen, counters.count().device - before)
 
 
 def _epoch(
@@ -84,7 +89,6 @@ def _epoch(
     number: int,
     wait: Callable[[], None],
     compute: Callable[[], object],
-    held: float | None,
 ) -> Epoch:
     """Run one epoch, with the clock on."""
     light = sums.lightly(task.schema) if strategy.delivers else None
@@ -127,7 +131,6 @@ def _epoch(
         skew=skew,
         counters=after - before,
         light=None if light is None else summed % 2**64,
-        held=held,
         excess=excess,
     )
 

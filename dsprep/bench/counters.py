@@ -75,6 +75,11 @@ def count() -> Counters:
     return total
 
 
+def fetched() -> int:
+    """Return the bytes that were fetched for this process alone."""
+    return _io("self").device
+
+
 def peak_rss() -> int:
     """Return the bytes of memory that this process and those it runs held at their peaks."""
     pids = ["self", *map(str, descendants(os.getpid()))]

@@ -49,6 +49,7 @@ MEASURES: dict[str, Unit] = {
     "read_calls": Unit("1", "read system calls in an epoch", -1),
     "asked_bytes": Unit("B", "asked for by read calls in an epoch"),
     "device_bytes": Unit("B", "that came from the device in an epoch"),
+    "network_bytes": Unit("B", "that the mount or an interface received in an epoch"),
     "major_faults": Unit("1", "page faults that had to read, in an epoch", -1),
     "context_switches": Unit("1", "voluntary and other, in an epoch", -1),
     "cpu_seconds": Unit("s", "of processors, user and system, in an epoch", -1),
@@ -92,6 +93,8 @@ class Row:
         Remarks that do not touch the numbers.
     runs
         Epochs that were measured, over all repeats.
+    evidence
+        Of cold runs: what shows that they were, in a few words.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Row:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     runs: int = 0
+    evidence: str = ""
 
     def value(self, name: str) -> float | None:
         """Return the median of a measure, None if it was not taken."""
@@ -114,6 +118,7 @@ class Row:
             "runs": self.runs,
             "problems": list(self.problems),
             "notes": list(self.notes),
+            "evidence": self.evidence,
             "measures": {k: m.to_json(k) for k, m in self.measures.items()},
         }
 
@@ -132,6 +137,7 @@ class Row:
             tuple(map(str, json["problems"])),
             tuple(map(str, json.get("notes", ()))),
             int(json.get("runs", 0)),
+            str(json.get("evidence", "")),
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from dsprep.bench import caches, computing, scratch, sums, sweeping
 from dsprep.bench.answer import TODAY, answer
+from dsprep.bench.evidence import server_words
 from dsprep.bench.machine import describe
 from dsprep.bench.model import Point, Report, Sweep
 from dsprep.bench.results import Result
@@ -17,6 +18,7 @@ from dsprep.bench.running import TIMEOUT, Failure, run
 from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, find
 from dsprep.bench.summary import Facts, against_limit, row
 from dsprep.bench.task import Task
+from dsprep.bench.watching import Server
 from dsprep.dataset import find_files, open_dataset
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.executors.launched import launched
@@ -53,6 +55,8 @@ class Settings:
         How often each strategy runs, in new processes.
     timeout
         Seconds that a run may take.
+    warm_server, evict_server
+        What is done about the server's cache; see `dsprep.bench.watching.Server`.
     """
 
     batch_size: int = 32
@@ -72,6 +76,13 @@ class Settings:
     seed: int = 0
     check: bool = True
     timeout: float = TIMEOUT
+    warm_server: bool = False
+    evict_server: str | None = None
+
+    @property
+    def server(self) -> Server:
+        """What is done about the server's cache."""
+        return Server(self.warm_server, self.evict_server)
 
 
 LARGEST = {"ranks": 1024, "threads": 1024, "batch_size": 2**31 - 1, "timeout": 7 * 86400}
@@ -228,19 +239,21 @@ def bench_read(
         its row.
     """
     first = work.plans[0]
+    settings = work.points[0][1]
+    settings.server.drop()  # a command that fails is found before anything is converted
     with scratch.opened(work.plans) as prepare:
         progress(0, work.runs, "preparing")
         made = [prepare(plan) for plan in work.plans]
         progress(0, work.runs, "checksum of the dataset")
         with open_dataset(list(work.data), work.reading) as source:
             expected = sums.of_source(source, first.samples)
-        settings = work.points[0][1]
         facts = Facts(
             expected=expected,
             payload=expected.nbytes,
             cold=settings.cold,
             computes=settings.compute != "none",
             checked=settings.check,
+            server=server_words(settings.warm_server, settings.evict_server),
         )
         jobs = [
             (value, one, _tasks(work.names, one, plan, forms))
@@ -318,6 +331,7 @@ def _points(settings: Settings, sweep: str | None) -> list[tuple[str, Settings]]
 
 def _check(settings: Settings) -> None:
     """Raise `UsageError` if a setting is beyond all sense."""
+    settings.server.check(settings.cold)
     for name, largest in LARGEST.items():
         value = getattr(settings, name)
         if value is not None and not value <= largest:  # nor is it NaN
@@ -373,6 +387,8 @@ def _tasks(
             engine=settings.engine,
             compute=settings.compute,
             cold=settings.cold,
+            warm_server=settings.warm_server,
+            evict_server=settings.evict_server,
             check=settings.check,
             drop=tuple(files),
         )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dsprep.bench.counters import Counters
+from dsprep.bench.evidence import Seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +30,10 @@ class Epoch:
         What the kernel counted.
     light
         The light sum of what was delivered; None where nothing is.
-    held
-        In cold runs, the share of the files that the page cache held when the epoch began.
     excess
         Whether there were more batches than steps.
-    opening
-        In cold runs, bytes that came from the device when the dataset was opened.
+    seen
+        What shows whether the epoch was cold; None if it was not meant to be.
     """
 
     samples: int
@@ -44,9 +43,8 @@ class Epoch:
     skew: float
     counters: Counters
     light: int | None
-    held: float | None
     excess: bool = False
-    opening: int = 0
+    seen: Seen | None = None
 
     @property
     def exposed(self) -> float:
@@ -82,8 +80,10 @@ class Result:
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Result:
         """Return the result that `to_json` wrote."""
-        epochs = tuple(
-            Epoch(**{**e, "waits": tuple(e["waits"]), "counters": Counters(**e["counters"])})
-            for e in json["epochs"]
-        )
-        return cls(**{**json, "epochs": epochs})
+        return cls(**{**json, "epochs": tuple(map(_epoch, json["epochs"]))})
+
+
+def _epoch(json: Mapping[str, Any]) -> Epoch:
+    seen = None if json["seen"] is None else Seen.from_json(json["seen"])
+    told = {"waits": tuple(json["waits"]), "counters": Counters(**json["counters"]), "seen": seen}
+    return Epoch(**{**json, **told})

@@ -7,16 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dsprep.bench.evidence import COLD, SERVER_UNKNOWN, Evidence, weakest
 from dsprep.bench.model import Measure, Row
 from dsprep.bench.results import Epoch, Result
 from dsprep.bench.running import Failure
 from dsprep.bench.strategies import DUMMY, LIMIT, find
 from dsprep.bench.sums import Sums
-
-COLD = 0.9
-"""Share of the values' bytes that has to come from the device in a cold run."""
-HELD = 0.02
-"""Share of the files that the page cache may hold when a cold epoch begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +33,8 @@ class Facts:
         Whether steps do work.
     checked
         Whether all that was delivered was compared.
+    server
+        What was done about the server's cache, in words.
     """
 
     expected: Sums
@@ -45,6 +43,7 @@ class Facts:
     computes: bool
     checked: bool = True
     stored: int | None = None
+    server: str = SERVER_UNKNOWN
 
     @property
     def least(self) -> int:
@@ -76,13 +75,22 @@ def row(name: str, runs: Sequence[list[Result] | Failure], facts: Facts) -> Row:
     if problems or not done:
         return Row(name, words, problems=tuple(dict.fromkeys(problems)))
     epochs = [each for run in done for each in zip(*(r.epochs for r in run), strict=True)]
+    found = [e for ranks in epochs if (e := _evidence(ranks, facts)) is not None]
+    evidence = weakest(found) if name != DUMMY else None
     taken: dict[str, list[float]] = {}
     for ranks in epochs:
         for key, value in _measures(ranks, facts).items():
             taken.setdefault(key, []).append(value)
     taken["peak_rss_bytes"] = [max(r.peak_rss for r in run) for run in done]
     measures = {key: spread(values) for key, values in taken.items()}
-    return Row(name, words, measures, notes=_notes(name, measures, facts), runs=len(epochs))
+    return Row(
+        name,
+        words,
+        measures,
+        notes=_notes(name, measures, facts),
+        runs=len(epochs),
+        evidence="" if evidence is None else evidence.words,
+    )
 
 
 def spread(values: Sequence[float]) -> Measure:
@@ -121,11 +129,15 @@ def _measures(ranks: Sequence[Epoch], facts: Facts) -> dict[str, float]:
         "gb_per_second": facts.payload / max(seconds, 1e-9) / 1e9,
         "read_calls": float(sum(e.counters.calls for e in ranks)),
         "asked_bytes": float(sum(e.counters.asked for e in ranks)),
-        "device_bytes": float(sum(e.counters.device for e in ranks)),
         "major_faults": float(sum(e.counters.faults for e in ranks)),
         "context_switches": float(sum(e.counters.switches for e in ranks)),
         "cpu_seconds": sum(e.counters.cpu for e in ranks),
     }
+    evidence = _evidence(ranks, facts)
+    if evidence is None or evidence.counts is not False:
+        found["device_bytes"] = float(sum(e.counters.device for e in ranks))
+    if evidence is not None and evidence.counts is not True and evidence.network is not None:
+        found["network_bytes"] = float(evidence.network)
     if facts.computes:
         computing = float(np.mean([e.computing for e in ranks]))
         found["compute_seconds"] = computing
@@ -148,7 +160,8 @@ def _problems(name: str, run: Sequence[Result], facts: Facts) -> list[str]:
             if light != expected.light:
                 found.append("wrong samples: some are missing, repeated or damaged in an epoch")
         if facts.cold and name != DUMMY:
-            found += _warm(ranks, facts)
+            evidence = _evidence(ranks, facts)
+            found += [evidence.problem] if evidence is not None and evidence.problem else []
     told = [r.full for r in run if r.full is not None]
     if told and (
         sum(told) % 2**64 != expected.full or sum(r.checked for r in run) != expected.samples
@@ -157,26 +170,19 @@ def _problems(name: str, run: Sequence[Result], facts: Facts) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _warm(ranks: Sequence[Epoch], facts: Facts) -> list[str]:
-    """Return why an epoch was not cold."""
-    held = max((e.held for e in ranks if e.held is not None), default=0.0)
-    if held > HELD:
-        return [f"not cold: the page cache still held {held:.0%} of the files"]
+def _evidence(ranks: Sequence[Epoch], facts: Facts) -> Evidence | None:
+    """Return what shows whether an epoch was cold; None if it was not meant to be."""
+    seen = [e.seen for e in ranks if e.seen is not None]
+    if not facts.cold or not seen:
+        return None
     device = sum(e.counters.device for e in ranks)
-    if device >= COLD * facts.least:
-        return []
-    opening = sum(e.opening for e in ranks)
-    if device + opening >= COLD * facts.least:
-        share = max(0.0, 1 - device / facts.least)
-        why = f"opening the files brought in {share:.0%} of the bytes before the clock started"
-        return [f"not cold: {why}; they are too few to be read cold (--warm)"]
-    return [f"not cold: {device / facts.least:.0%} of the bytes came from a device"]
+    return Evidence.of(seen, device, facts.least, facts.server)
 
 
 def _notes(name: str, measures: dict[str, Measure], facts: Facts) -> tuple[str, ...]:
     notes = []
-    device = measures["device_bytes"].value / facts.least
-    if not facts.cold and device > 1 - COLD and name != DUMMY:
+    device = measures["device_bytes"].value / facts.least if not facts.cold else 0.0
+    if device > 1 - COLD and name != DUMMY:
         notes.append(f"{device:.0%} of the bytes came from a device, not from the page cache")
     if not facts.checked and find(name).load().delivers:
         notes.append("what it delivered was not compared in full (--no-check)")

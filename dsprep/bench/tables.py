@@ -99,6 +99,7 @@ _READ = (
     Column("read_calls", "reads", 11),
     Column("asked_bytes", "asked", 15),
     Column("device_bytes", "device", 9),
+    Column("network_bytes", "network", 9),
     Column("major_faults", "faults", 16),
     Column("context_switches", "switches", 17),
     Column("peak_rss_bytes", "RSS", 10),
@@ -112,6 +113,7 @@ _COPY = (
     Column("read_bytes", "read", 5),
     Column("size_bytes", "result", 3),
     Column("device_bytes", "device", 6),
+    Column("network_bytes", "network", 6),
     Column("peak_rss_bytes", "RSS", 4),
     Column("cpu_seconds", "CPU", 7),
 )
@@ -122,6 +124,7 @@ _PROVENANCE = (
     Column("read_bytes", "read", 1),
     Column("locate_per_second", "places/s", 4),
     Column("device_bytes", "device", 7),
+    Column("network_bytes", "network", 7),
     Column("size_bytes", "size", 5),
     Column("peak_rss_bytes", "RSS", 6),
     Column("cpu_seconds", "CPU", 8),
@@ -175,10 +178,10 @@ def tables(report: Report) -> list[Table]:
 
 
 def footnotes(rows: Iterable[Row]) -> list[str]:
-    """Return the notes of rows, each once, with the strategies that it is about."""
+    """Return the evidence and notes of rows, each once, with the strategies that it is about."""
     about: dict[str, list[str]] = {}
     for row in rows:
-        for text in row.notes:
+        for text in (*([f"cold: {row.evidence}"] if row.evidence else []), *row.notes):
             names = about.setdefault(text, [])
             if row.name not in names:
                 names.append(row.name)
@@ -273,19 +276,19 @@ def show(row: Row, column: Column, *, spread: bool | None = None) -> str:
 def csv_text(report: Report) -> str:
     """Return the rows as CSV: a line for each strategy, or each strategy and point of the sweep.
 
-    The columns of `HEADER` come first, then every measure that some row has, in full precision,
-    headed by name and unit, with its least and most behind it.
+    The columns of `HEADER` come first, then the evidence of cold runs, then every measure that some
+    row has, in full precision, headed by name and unit, with its least and most behind it.
     """
     taken = {name for row in report.all_rows for name in row.measures}
     names = [name for name in MEASURES if name in taken]
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n").writerow
     ends = ("", " least", " most")
-    write([*HEADER, *(f"{n}{end} [{MEASURES[n].unit}]" for n in names for end in ends)])
+    write([*HEADER, "evidence", *(f"{n}{end} [{MEASURES[n].unit}]" for n in names for end in ends)])
 
     def add(row: Row, parameter: str, value: str) -> None:
         cells: list[object] = [row.name, parameter, value, row.runs]
-        cells += ["; ".join(row.problems), "; ".join(row.notes)]
+        cells += ["; ".join(row.problems), "; ".join(row.notes), row.evidence]
         for name in names:
             m = row.measures.get(name)
             cells += ["", "", ""] if m is None else [repr(m.value), repr(m.least), repr(m.most)]

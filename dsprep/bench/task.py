@@ -56,6 +56,10 @@ class Task:
         Whether the data are dropped from the page cache before each epoch.
     everywhere
         Whether every rank drops them: where ranks are on several nodes; else the first one does.
+    warm_server
+        Whether all is read once before the first cold epoch, for the server to have it in memory.
+    evict_server
+        The command that drops the cache of the server before each cold epoch.
     check
         Whether all that is delivered is summed up, in one more epoch that is not measured.
     key
@@ -85,6 +89,8 @@ class Task:
     compute: str = "none"
     cold: bool = False
     everywhere: bool = False
+    warm_server: bool = False
+    evict_server: str | None = None
     check: bool = True
     key: str = ""
     drop: tuple[Path, ...] = ()

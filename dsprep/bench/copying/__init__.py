@@ -20,11 +20,13 @@ from dsprep.bench import caches
 from dsprep.bench.answer import answer
 from dsprep.bench.copying.child import LIBRARIES, WALKS
 from dsprep.bench.copying.running import Cold, Taken, run_child, run_cp
+from dsprep.bench.evidence import weakest
 from dsprep.bench.machine import describe
 from dsprep.bench.model import MEASURES, Kind, Measure, Report, Row
 from dsprep.bench.scratch.folder import check_free, working
 from dsprep.bench.scratch.planning import first_samples
 from dsprep.bench.summary import spread
+from dsprep.bench.watching import Server
 from dsprep.dataset import find_files, open_dataset
 from dsprep.describing import dataset_of
 from dsprep.errors import FormatError
@@ -80,6 +82,8 @@ class Settings:
         Whether the data are dropped from the page cache before each run, or read into it.
     sync
         Whether all that is written is on the disk when the time is taken.
+    warm_server, evict_server
+        What is done about the server's cache; see `dsprep.bench.watching.Server`.
     buffer_size, shuffle
         Of ``repack``, as its options have them.
     """
@@ -88,8 +92,15 @@ class Settings:
     repeat: int = 3
     cold: bool = False
     sync: bool = False
+    warm_server: bool = False
+    evict_server: str | None = None
     buffer_size: str = "auto"
     shuffle: str = "none"
+
+    @property
+    def server(self) -> Server:
+        """What is done about the server's cache."""
+        return Server(self.warm_server, self.evict_server)
 
 
 @dataclass(frozen=True)
@@ -109,9 +120,10 @@ class Subject:
         """Bytes of the files."""
         return int(self.facts["nbytes"])
 
-    def cold(self, cold: bool) -> Cold:
-        """Return the state of the page cache to begin with."""
-        return Cold(tuple(f for path in self.files for f in caches.files_of(path)), cold)
+    def cold(self, settings: Settings) -> Cold:
+        """Return the state of the caches to begin with."""
+        files = [f for path in self.files for f in caches.files_of(path)]
+        return Cold(files, settings.cold, settings.server)
 
 
 @dataclass
@@ -226,8 +238,9 @@ def _bench_writing(
     settings, reading = settings or Settings(), reading or OpenOptions()
     for to in settings.to:
         formats.load(to)
+    settings.server.check(settings.cold)
     subject = look(data, reading)
-    cold = subject.cold(settings.cold)
+    cold = subject.cold(settings)
     with working(data, subject.dataset, folder) as place:
         fix = "name another folder with --scratch"
         check_free(place, int(ROOM * max(subject.nbytes, subject.payload)), fix)
@@ -288,6 +301,7 @@ def bench_provenance(
     And tell how fast places are computed from the sidecar that it wrote.
     """
     settings, reading = settings or Settings(), reading or OpenOptions()
+    settings.server.check(settings.cold)
     subject = look(data, reading)
     libraries = _libraries(subject.format)
     told = {
@@ -330,10 +344,11 @@ def bench_provenance(
             _Way(LOCATE, "places of random samples, from the sidecar", locate, all_read=False),
         ]
         _warm_up(place, (), subject.format)
-        _run_in_turn(ways, settings.repeat, subject.cold(settings.cold), progress)
+        _run_in_turn(ways, settings.repeat, subject.cold(settings), progress)
         machine = describe(subject.dataset)
     rows = _rows(ways, subject, settings.cold)
-    shown = {"repeat": settings.repeat, "cold": settings.cold}
+    names = ("repeat", "cold", "warm_server", "evict_server")
+    shown = {name: getattr(settings, name) for name in names}
     return _report("provenance", command, machine, subject, shown, rows)
 
 
@@ -379,13 +394,11 @@ def _run_in_turn(ways: Sequence[_Way], repeat: int, cold: Cold, progress: Progre
             progress(number * len(ways) + i, total, way.name)
             if way.failed:
                 continue
-            problem, lacking = cold.settle(), cold.lacking()
+            seen, lacking = cold.settle(), cold.lacking()
             taken = way.run()
             if lacking:
                 taken.more["lacking"] = lacking
-            if way.all_read and taken.measures:
-                taken = cold.check(taken)
-            way.runs.append(taken if taken.problem else replace(taken, problem=problem))
+            way.runs.append(cold.judged(taken, seen, way.all_read))
     progress(total, total, "done")
 
 
@@ -415,7 +428,9 @@ def _row(way: _Way, base: _Way | None, subject: Subject, cold: bool) -> Row:
             found["ratio"] = spread([a.measures["seconds"] / b["seconds"] for a, b in pairs])
     told = _notes(way, base, subject)
     ordered = {name: found[name] for name in MEASURES if name in found}
-    return Row(way.name, way.words, ordered, notes=told, runs=len(way.runs))
+    evidence = weakest([t.evidence for t in way.runs if t.evidence is not None])
+    words = "" if evidence is None else evidence.words
+    return Row(way.name, way.words, ordered, notes=told, runs=len(way.runs), evidence=words)
 
 
 def _notes(way: _Way, base: _Way | None, subject: Subject) -> tuple[str, ...]:

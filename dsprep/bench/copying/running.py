@@ -16,14 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.bench import caches
+from dsprep.bench.evidence import COLD, HELD, Evidence, Seen, server_words
 from dsprep.bench.scratch.folder import sync_tree
+from dsprep.bench.watching import Server, Watch
 from dsprep.storage import remove, sync_directory, tree_nbytes
-
-STILL_HELD = 0.02
-"""Share of the data in the page cache from which on a run was not cold."""
-
-FETCHED = 0.9
-"""Share of the data that a cold run has to fetch where the kernel does not tell what it holds."""
 
 ARGUMENTS = 1 << 20
 """Bytes of arguments that every system takes."""
@@ -43,55 +39,81 @@ class Taken:
         Why it does not count; empty if it does.
     more
         What else the process told.
+    evidence
+        Of cold runs: what shows that it was one.
     """
 
     measures: dict[str, float]
     startup: float | None = None
     problem: str = ""
     more: dict[str, Any] = field(default_factory=dict)
+    evidence: Evidence | None = None
 
 
-@dataclass(frozen=True)
 class Cold:
-    """The state of the page cache that runs begin with.
+    """The state of the caches that runs begin with.
 
-    Attributes
+    Parameters
     ----------
     files
         The files that are read.
     cold
-        Whether they are dropped from it, or read into it.
+        Whether they are dropped from the page cache, or read into it.
+    server
+        What is done about the cache of the server.
     """
 
-    files: tuple[Path, ...]
-    cold: bool
+    def __init__(self, files: Sequence[Path], cold: bool, server: Server | None = None) -> None:
+        self.files, self.cold, self.server = tuple(files), cold, server or Server()
+        self._watch = Watch(self.files, tries=cold)
+        self._words = server_words(self.server.warm, self.server.evict)
 
-    def settle(self) -> str:
-        """Bring about the state; return why that did not work, else nothing."""
-        if not self.cold:
+    def settle(self) -> Seen | None:
+        """Bring about the state; return what is seen of a cold one.
+
+        Raises
+        ------
+        UsageError
+            If the server's cache cannot be dropped.
+        """
+        if not self.cold or self.server.warm:
             caches.fill(self.files)
-            return ""
+        if not self.cold:
+            return None
         caches.drop(self.files)
-        held = caches.held(self.files)
-        if held is not None and held > STILL_HELD:
-            return f"not cold: {held:.0%} of the data stayed in the page cache"
-        return ""
+        self.server.drop()
+        return replace(self._watch.before(), received=self._watch.received())
 
     def lacking(self) -> str:
         """Return how much of the data the page cache could not take, if it was to have all."""
-        held = None if self.cold else caches.held(self.files)
-        if held is None or held > 1 - STILL_HELD:
+        held = None if self.cold else self._watch.held()
+        if held is None or held > 1 - HELD:
             return ""
         return f"not all warm: the page cache had {held:.0%} of the data"
 
-    def check(self, taken: Taken) -> Taken:
-        """Return what a run that read all took, with a problem if the data were not fetched."""
-        if not self.cold or caches.held(self.files[:1]) is not None:
+    def judged(self, taken: Taken, seen: Seen | None, all_read: bool) -> Taken:
+        """Return what a run took with the evidence that it was cold, and what contradicts it.
+
+        Parameters
+        ----------
+        seen
+            What `settle` returned.
+        all_read
+            Whether it had to fetch all bytes of the files.
+        """
+        if seen is None or not taken.measures:
             return taken
-        nbytes = sum(f.stat().st_size for f in self.files)
-        if taken.measures.get("device_bytes", nbytes) < FETCHED * nbytes:
-            return replace(taken, problem="it cannot be told whether the data came from the device")
-        return taken
+        seen = replace(seen, received=self._watch.received() - seen.received)
+        least = sum(f.stat().st_size for f in self.files) if all_read else None
+        device = int(taken.measures.get("device_bytes", 0))
+        if seen.counts and seen.held is not None and least and device < COLD * least:
+            seen = replace(seen, counts=None)  # a copy may share what it copies, and fetch nothing
+        found = Evidence.of([seen], device, least, self._words)
+        if found.counts is False:
+            taken.measures.pop("device_bytes", None)
+            if found.network is not None:
+                taken.measures["network_bytes"] = float(found.network)
+        return replace(taken, evidence=found, problem=taken.problem or found.problem)
 
 
 def run_child(task: dict[str, Any], folder: Path, sync: Path | None = None) -> Taken:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.bench.options import HOW, Csv, Html, Json, Repeat, command_line
+from dsprep.cli.bench.options import (
+    HOW,
+    Csv,
+    EvictServer,
+    Html,
+    Json,
+    Repeat,
+    WarmServer,
+    command_line,
+)
 from dsprep.cli.report import fail, guarded, run_bar
 from dsprep.cli.usage import Command
 
@@ -105,6 +114,8 @@ def convert(
     data: Data,
     to: To = [],  # noqa: B006 (typer copies it)
     cold: Cold = False,
+    warm_server: WarmServer = False,
+    evict_server: EvictServer = None,
     repeat: Repeat = 3,
     sync: Sync = False,
     scratch: Scratch = None,
@@ -123,7 +134,14 @@ def convert(
     from dsprep.cli.bench.output import check_targets
 
     check_targets(json=json, html=html, csv=csv)
-    settings = Settings(repeat=repeat, cold=cold, sync=sync, to=_targets(to))
+    settings = Settings(
+        repeat=repeat,
+        cold=cold,
+        sync=sync,
+        warm_server=warm_server,
+        evict_server=evict_server,
+        to=_targets(to),
+    )
     with run_bar() as update:
         report = bench_convert(
             data,
@@ -155,6 +173,8 @@ def repack(
         ),
     ] = "none",
     cold: Cold = False,
+    warm_server: WarmServer = False,
+    evict_server: EvictServer = None,
     repeat: Repeat = 3,
     sync: Sync = False,
     scratch: Scratch = None,
@@ -177,6 +197,8 @@ def repack(
         repeat=repeat,
         cold=cold,
         sync=sync,
+        warm_server=warm_server,
+        evict_server=evict_server,
         buffer_size=buffer_size,
         shuffle=shuffle,
         to=_targets(to),
@@ -196,6 +218,8 @@ def repack(
 def provenance(
     data: Data,
     cold: Cold = False,
+    warm_server: WarmServer = False,
+    evict_server: EvictServer = None,
     repeat: Repeat = 3,
     scratch: Scratch = None,
     json: Json = None,
@@ -215,7 +239,7 @@ def provenance(
     with run_bar() as update:
         report = bench_provenance(
             data,
-            Settings(repeat=repeat, cold=cold),
+            Settings(repeat=repeat, cold=cold, warm_server=warm_server, evict_server=evict_server),
             reading=reading,
             folder=scratch,
             command=command_line(),

@@ -18,6 +18,25 @@ Repeat: TypeAlias = Annotated[
         "--repeat", "-r", metavar="N", min=1, help="Runs of each, in turn.", rich_help_panel=HOW
     ),
 ]
+WarmServer: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--warm-server",
+        help="Cold runs from a server that has the data in its memory: read all once before, then "
+        "drop the pages of this node only.",
+        rich_help_panel=HOW,
+    ),
+]
+EvictServer: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CMD",
+        help="Cold runs from a server without them: a shell command that drops its cache, run "
+        "before each (ssh SERVER 'echo 3 > /proc/sys/vm/drop_caches').",
+        show_default=False,
+        rich_help_panel=HOW,
+    ),
+]
 Json: TypeAlias = Annotated[
     Path | None,
     typer.Option(

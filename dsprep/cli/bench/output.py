@@ -117,7 +117,7 @@ def drawn(table: Table, room: int) -> list[tuple[str, str]]:
     sizes = {c: max(map(len, (c.heading, *cells[c]))) for c in table.columns}
     kept = set(table.columns)
     while kept and label + sum(sizes[c] + GAP for c in kept) > room:
-        kept.remove(max(kept, key=lambda c: c.rank))
+        kept.remove(max(kept, key=lambda c: (c.rank, c.measure)))
     shown = [c for c in table.columns if c in kept]
     head = "".join(f"{c.heading:>{sizes[c] + GAP}}" for c in shown)
     across = label + sum(sizes[c] + GAP for c in shown)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.bench.options import HOW, Csv, Html, Json, Repeat, command_line
+from dsprep.cli.bench.options import (
+    HOW,
+    Csv,
+    EvictServer,
+    Html,
+    Json,
+    Repeat,
+    WarmServer,
+    command_line,
+)
 from dsprep.cli.report import guarded, note, run_bar
 from dsprep.cli.usage import Command
 
@@ -102,6 +111,8 @@ def read(
             rich_help_panel=HOW,
         ),
     ] = True,
+    warm_server: WarmServer = False,
+    evict_server: EvictServer = None,
     epochs: Annotated[
         int,
         typer.Option("--epochs", "-E", metavar="N", min=1, help="Per run.", rich_help_panel=HOW),
@@ -255,6 +266,8 @@ def read(
         seed=seed,
         check=check,
         timeout=timeout,
+        warm_server=warm_server,
+        evict_server=evict_server,
     )
     most = None if limit == "all" else parse_nbytes(limit)
     if transfer_size is not None:

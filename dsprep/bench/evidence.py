@@ -1,0 +1,236 @@
+"""Whether what was read was cold, and by what that is known: pure.
+
+Pages that lay in the page cache before show that a run was warm. Where the kernel counts what a
+process fetches, as from a device of this machine, the bytes have to be there too. Elsewhere, on
+most network mounts, it counts nothing: then the run has its figures, with words for what was seen.
+Whether a server had the data in memory is not seen from here at all, and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsprep.bench.received import Received
+
+COLD = 0.9
+"""Share of the bytes that has to be fetched in a cold run."""
+
+HELD = 0.02
+"""Share of the files that the page cache may hold when a cold run begins."""
+
+DEVICE, UNKNOWN = "from the device", "coldness unknown"
+SERVER = "server cache"
+SERVER_UNKNOWN, SERVER_WARM = f"{SERVER} unknown", f"{SERVER} warm"
+OVER, ANY = "of the bytes over ", "over any interface"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What one process saw of one cold run.
+
+    Attributes
+    ----------
+    held
+        Share of the files that the page cache held when it began; None: it cannot be seen.
+    keeps
+        Whether the page cache keeps anything that is read from the mount.
+    counts
+        Whether the kernel counts for processes what they fetch from the mount; None: unknown.
+    remote
+        Whether another machine is mounted, as far as the mount is named after it.
+    opening, opened
+        Bytes that were counted while the files were opened, and the share of them that the page
+        cache held then; None: not looked at.
+    received
+        What the node received meanwhile.
+    node
+        Processes with the same one see the same of it.
+    """
+
+    held: float | None = None
+    keeps: bool = True
+    counts: bool | None = None
+    remote: bool = False
+    opening: int = 0
+    opened: float | None = None
+    received: Received = field(default_factory=Received)
+    node: str = ""
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Seen:
+        """Return what `dataclasses.asdict` made JSON of."""
+        return cls(**{**json, "received": Received(**json["received"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What is known about one cold run, of all its processes.
+
+    Attributes
+    ----------
+    held, keeps, counts, remote, opening, opened
+        As in `Seen`, over all of them.
+    device
+        Bytes that the kernel counted for the processes.
+    mount, interfaces
+        Bytes that their nodes received; see `dsprep.bench.received.Received`.
+    least
+        Bytes that have to be fetched; None if that is not known.
+    server
+        What was done about the server's cache, in words.
+    """
+
+    held: float | None
+    keeps: bool
+    counts: bool | None
+    remote: bool
+    opening: int
+    opened: float | None
+    device: int
+    mount: int | None
+    interfaces: Mapping[str, int]
+    least: int | None
+    server: str = SERVER_UNKNOWN
+
+    @classmethod
+    def of(cls, seen: Sequence[Seen], device: int, least: int | None, server: str) -> Evidence:
+        """Return what the processes of a run saw together.
+
+        What a node received is that of one of its processes, and not of each.
+        """
+        held = [s.held for s in seen]
+        opened = [s.opened for s in seen if s.opened is not None]
+        answers = [s.counts for s in seen if s.counts is not None]
+        nodes: dict[str, list[Received]] = {}
+        for each in seen:
+            nodes.setdefault(each.node, []).append(each.received)
+        mounts = [_most(r.mount for r in of) for of in nodes.values()]
+        names = {n for s in seen for n in s.received.interfaces}
+        received = {
+            n: sum(max(r.interfaces.get(n, 0) for r in of) for of in nodes.values())
+            for n in sorted(names)
+        }
+        return cls(
+            held=None if None in held else max((h for h in held if h is not None), default=None),
+            keeps=any(s.keeps for s in seen),
+            counts=answers[0] if answers else None,
+            remote=any(s.remote for s in seen),
+            opening=sum(s.opening for s in seen),
+            opened=max(opened, default=None),
+            device=device,
+            mount=None if None in mounts else sum(m for m in mounts if m is not None),
+            interfaces=received,
+            least=None if least is None else max(1, least),
+            server=server,
+        )
+
+    @property
+    def network(self) -> int | None:
+        """Bytes that came over the network; None if that is not counted."""
+        if self.mount is not None:
+            return self.mount
+        return self.interfaces[self._interface] if self._interface else None
+
+    @property
+    def problem(self) -> str:
+        """Why the run was not cold; empty if nothing shows that."""
+        if self.held is not None and self.held > HELD:
+            told = f"not cold: the page cache still held {self.held:.0%} of the files"
+            if self.held < 1 - HELD:
+                return told
+            return f"{told}; where files live in memory (tmpfs) nothing is cold (--warm)"
+        if self.least is None:
+            return ""
+        fetched, before = self.device / self.least, self.opening / self.least
+        few = "they are too few to be read cold (--warm)"
+        if self.counts:
+            if fetched >= COLD:
+                return ""
+            if fetched + before >= COLD:
+                share = max(0.0, 1 - fetched)
+                why = f"opening the files brought in {share:.0%} of the bytes"
+                return f"not cold: {why} before the clock started; {few}"
+            where = "the server" if self.remote else "a device"
+            return f"not cold: {fetched:.0%} of the bytes came from {where}"
+        if self.opened is not None and self.opened > 1 - COLD:
+            why = f"opening the files brought in {self.opened:.0%} of them"
+            return f"not cold: {why} before the clock started; {few}"
+        if self.held is None and self.counts is None and 0 < fetched < COLD:
+            return f"not cold: {fetched:.0%} of the bytes came from a device"
+        if self.held is None and self.mount is not None and self.mount < COLD * self.least:
+            share = self.mount / self.least
+            return f"not cold: {share:.0%} of the bytes came from the server"
+        return ""
+
+    @property
+    def words(self) -> str:
+        """What it is known by, in a few words."""
+        if self._fetched and not self.remote:
+            bare = self.server == SERVER_UNKNOWN
+            return DEVICE if bare else f"{DEVICE}, {self.server}"
+        told = []
+        if self.held is not None and not self._fetched:
+            told.append("pages dropped" if self.keeps else "no client cache")
+        told += self._bytes()
+        if told:
+            return ", ".join([*told, self.server])
+        return UNKNOWN if self.server == SERVER_UNKNOWN else f"{UNKNOWN}, {self.server}"
+
+    @property
+    def _fetched(self) -> bool:
+        """Whether the kernel counted enough for the processes, as far as it counts here."""
+        if self.least is None:
+            return bool(self.counts)
+        return self.counts is not False and self.device >= COLD * self.least
+
+    def _bytes(self) -> list[str]:
+        """Return how many bytes came from where, if anything counted them."""
+        if self.least is None:
+            return []
+        if self._fetched:
+            return [f"{self.device / self.least:.2f}x of the bytes from the server"]
+        if self.mount is not None:
+            return [f"{self.mount / self.least:.2f}x of the bytes from the server"]
+        if self.counts is None and self.device:
+            return [f"{self.device / self.least:.2f}x of the bytes from a device"]
+        if not self._interface:
+            return []
+        share = self.interfaces[self._interface] / self.least
+        if share >= COLD:
+            return [f"{share:.2f}x {OVER}{self._interface}"]
+        return [f"at most {share:.2f}x of them {ANY}"] if self.remote else []
+
+    @property
+    def _interface(self) -> str:
+        """The interface that received most: this machine's own (lo) only if it alone had enough."""
+        enough = COLD * (self.least or 1)
+        order = sorted(self.interfaces, key=lambda n: (n == "lo", -self.interfaces[n]))
+        return next(
+            (n for n in order if self.interfaces[n] >= enough),
+            max(order, key=lambda n: self.interfaces[n], default=""),
+        )
+
+
+def weakest(found: Sequence[Evidence]) -> Evidence | None:
+    """Return the evidence that says least, of several runs; None of none."""
+
+    def share(one: Evidence) -> float:
+        came = one.device if one._fetched else one.network or 0
+        return came / (one.least or 1)
+
+    unseen = [e for e in found if e.held is None]
+    return min(unseen or found, key=share, default=None)
+
+
+def server_words(warm: bool, evict: str | None) -> str:
+    """Return what was done about the server's cache."""
+    if evict is not None:
+        return f"{SERVER} dropped by {evict}"
+    return SERVER_WARM if warm else SERVER_UNKNOWN
+
+
+def _most(values: Any) -> int | None:
+    found = list(values)
+    return None if None in found or not found else max(found)

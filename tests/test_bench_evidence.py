@@ -1,0 +1,472 @@
+"""Cold runs have figures wherever the data lie, and say what shows that they were cold."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from itertools import count
+
+import numpy as np
+import pytest
+
+from dsprep.bench import caches, child, page, received, watching
+from dsprep.bench.counters import Counters
+from dsprep.bench.evidence import Evidence, Seen, server_words, weakest
+from dsprep.bench.machine import Mount
+from dsprep.bench.model import Report, Row
+from dsprep.bench.received import Received
+from dsprep.bench.results import Epoch, Result
+from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.summary import Facts, row
+from dsprep.bench.sums import Sums
+from dsprep.bench.tables import csv_text, footnotes
+from dsprep.bench.task import Task
+from dsprep.bench.watching import Server, Watch
+from dsprep.errors import UsageError
+from dsprep.reading.files import File
+from dsprep.schema import Schema
+
+LEAST = 10_000_000
+UNKNOWN = "server cache unknown"
+
+
+def evidence(*seen, device=0, least=LEAST, server=UNKNOWN):
+    return Evidence.of(seen, device, least, server)
+
+
+def over(mount=None, node="a", **interfaces):
+    return {"received": Received(mount, interfaces), "node": node}
+
+
+# --- what is known from what was seen ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seen", "device", "words"),
+    [
+        (Seen(held=0.0, counts=True), LEAST, "from the device"),
+        (Seen(counts=True), LEAST, "from the device"),
+        (Seen(held=0.0), LEAST, "from the device"),
+        (Seen(held=0.0, counts=False), 0, f"pages dropped, {UNKNOWN}"),
+        (Seen(held=0.0), 0, f"pages dropped, {UNKNOWN}"),
+        (Seen(held=0.0, keeps=False, counts=False), 0, f"no client cache, {UNKNOWN}"),
+        (
+            Seen(held=0.0, counts=False, **over(eth0=10_200_000, lo=10**9)),
+            0,
+            f"pages dropped, 1.02x of the bytes over eth0, {UNKNOWN}",
+        ),
+        (
+            Seen(held=0.0, counts=False, **over(eth0=500, lo=10_100_000)),
+            0,
+            f"pages dropped, 1.01x of the bytes over lo, {UNKNOWN}",
+        ),
+        (
+            Seen(held=0.0, counts=False, remote=True, **over(eth0=300_000, lo=10)),
+            0,
+            f"pages dropped, at most 0.03x of them over any interface, {UNKNOWN}",
+        ),
+        (Seen(held=0.0, counts=False, **over(eth0=300_000)), 0, f"pages dropped, {UNKNOWN}"),
+        (
+            Seen(held=0.0, counts=False, **over(9_900_000, eth0=10**9)),
+            0,
+            f"pages dropped, 0.99x of the bytes from the server, {UNKNOWN}",
+        ),
+        (
+            Seen(counts=False, **over(eth0=12_000_000)),
+            0,
+            f"1.20x of the bytes over eth0, {UNKNOWN}",
+        ),
+        (
+            Seen(held=0.0, counts=True, remote=True),
+            10_100_000,
+            f"1.01x of the bytes from the server, {UNKNOWN}",
+        ),
+        (  # it compresses
+            Seen(held=0.0),
+            4_000_000,
+            f"pages dropped, 0.40x of the bytes from a device, {UNKNOWN}",
+        ),
+        (Seen(counts=False), 10**9, "coldness unknown"),  # it counts the page cache's bytes too
+        (Seen(), 0, "coldness unknown"),
+    ],
+)
+def test_each_run_says_by_what_it_is_known(seen, device, words):
+    found = evidence(seen, device=device)
+    assert found.problem == ""
+    assert found.words == words
+    assert Seen.from_json(json.loads(json.dumps(asdict(seen)))) == seen
+
+
+@pytest.mark.parametrize(
+    ("seen", "device", "why"),
+    [
+        (Seen(held=0.4, counts=False), 0, "still held 40%"),
+        (Seen(held=1.0), 0, "tmpfs"),
+        (Seen(held=0.0, counts=True), 5_000_000, "50% of the bytes came from a device"),
+        (Seen(held=0.0, counts=True, remote=True), 0, "0% of the bytes came from the server"),
+        (Seen(held=0.0, counts=True, opening=5_000_000), 5_000_000, "opening the files brought"),
+        (Seen(held=0.0, counts=False, opened=0.5), 0, "opening the files brought in 50%"),
+        (Seen(), 5_000_000, "50% of the bytes came from a device"),
+        (Seen(counts=False, **over(1_000_000)), 0, "10% of the bytes came from the server"),
+    ],
+)
+def test_what_was_warm_has_no_figures(seen, device, why):
+    assert why in evidence(seen, device=device).problem
+
+
+def test_what_a_node_received_counts_once_per_node():
+    one, two = over(eth0=6_000_000), over(eth0=5_000_000, node="b")
+    found = evidence(*(Seen(held=0.0, counts=c, **o) for c, o in ((False, one), (None, one))))
+    assert found.interfaces == {"eth0": 6_000_000}
+    found = evidence(*(Seen(held=0.0, counts=c, **o) for c, o in ((False, one), (None, two))))
+    assert found.interfaces == {"eth0": 11_000_000}
+    assert found.counts is False
+    assert evidence(Seen(held=0.0, **over(1)), Seen(held=None, **over(2))).held is None
+    assert evidence(Seen(held=0.0, **over(1)), Seen(**over(None, node="b"))).mount is None
+
+
+def test_the_state_of_the_server_s_cache_is_said():
+    seen = Seen(held=0.0, counts=False)
+    assert (
+        evidence(seen, server=server_words(True, None)).words == "pages dropped, server cache warm"
+    )
+    dropped = server_words(False, "ssh nas drop")
+    assert evidence(seen, server=dropped).words.endswith("server cache dropped by ssh nas drop")
+    assert evidence(Seen(), server=dropped).words.startswith("coldness unknown, server cache")
+    assert evidence(Seen(counts=True), device=LEAST, server=dropped).words.startswith(
+        "from the dev"
+    )
+
+
+def test_a_row_has_the_weakest_evidence_of_its_runs():
+    two = [evidence(Seen(held=0.0, counts=False, **over(n))) for n in (10**7, 9_100_000)]
+    assert weakest(two) is two[1]
+    unseen = evidence(Seen(counts=False, **over(10**8)))
+    assert weakest([*two, unseen]) is unseen
+    assert weakest([]) is None
+
+
+def test_rows_tables_and_pages_have_it():
+    epoch = Epoch(
+        samples=10,
+        seconds=1.0,
+        waits=(0.5, 0.5),
+        computing=0.0,
+        skew=0.0,
+        counters=Counters(),
+        light=0,
+        seen=Seen(held=0.0, counts=False, **over(eth0=10_200_000)),
+    )
+    result = Result(epochs=(epoch,), peak_rss=1)
+    assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
+    facts = Facts(expected=Sums(10), payload=LEAST, cold=True, computes=False)
+    found = row("h5py", [[result]], facts)
+    assert found.problems == ()
+    assert found.value("network_bytes") == 10_200_000
+    assert found.value("device_bytes") is None
+    words = f"pages dropped, 1.02x of the bytes over eth0, {UNKNOWN}"
+    assert found.evidence == words
+    assert Row.from_json(found.to_json()) == found
+    assert footnotes([found]) == [f"h5py: cold: {words}"]
+    report = Report("read", "c", "2025-06-01", {}, {}, {"cold": True}, (found,))
+    assert words in csv_text(report)
+    assert words in page.html(report)
+
+
+# --- looking at the page cache ----------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(np.random.default_rng(0).bytes(3 << 20))
+    return path
+
+
+def ways(monkeypatch, **answers):
+    """Make the ways of looking answer the same always."""
+    made = tuple(
+        lambda file, offset, nbytes, a=answers[name]: a for name in ("counted", "mapped", "probed")
+    )
+    monkeypatch.setattr(caches, "_WAYS", made)
+    return made
+
+
+def test_the_ways_of_looking_agree(file):
+    opened = File(file)
+    os.pread(opened.fd, opened.nbytes, 0)
+    found = {way(opened, 0, opened.nbytes) for way in caches._WAYS}
+    assert found <= {1.0, None}
+    assert caches.by_map(opened, 0, opened.nbytes) == 1.0
+    assert caches.look([file]).held([file]) == 1.0
+    assert caches.look([]).held([]) is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "hidden", "chosen", "keeps"),
+    [
+        ({"counted": 1.0, "mapped": 1.0, "probed": 1.0}, False, 0, True),
+        ({"counted": None, "mapped": 1.0, "probed": 1.0}, False, 1, True),  # an old kernel
+        ({"counted": 0.0, "mapped": 1.0, "probed": None}, False, 1, True),  # overlayfs
+        ({"counted": None, "mapped": None, "probed": 1.0}, True, 2, True),
+        ({"counted": None, "mapped": None, "probed": None}, True, None, True),
+        ({"counted": 0.0, "mapped": None, "probed": None}, True, None, True),
+        ({"counted": 0.0, "mapped": None, "probed": None}, False, None, False),  # direct_io
+        ({"counted": 0.0, "mapped": 0.0, "probed": None}, False, None, False),
+        ({"counted": None, "mapped": 0.0, "probed": 0.0}, False, None, False),
+    ],
+)
+def test_the_page_cache_is_looked_at_as_the_mount_allows(
+    file, monkeypatch, answers, hidden, chosen, keeps
+):
+    made = ways(monkeypatch, **answers)
+    monkeypatch.setattr(caches, "hidden", lambda file: hidden)
+    look = caches.look([file])
+    assert look == caches.Look(None if chosen is None else made[chosen], keeps)
+    expected = 0.0 if not keeps else None if chosen is None else 1.0
+    assert look.held([file]) == expected
+
+
+def test_single_pages_are_tried_without_changing_them(file):
+    opened = File(file)
+    os.posix_fadvise(opened.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if caches.by_trying(opened, 0, opened.nbytes) is None:
+        pytest.skip("this file system cannot read without waiting")
+    caches.drop([file])
+    before = caches.by_map(opened, 0, opened.nbytes)
+    caches.by_trying(opened, 0, opened.nbytes)
+    assert caches.by_map(opened, 0, opened.nbytes) <= before + 0.05
+
+
+@pytest.mark.parametrize(
+    ("cold", "warm", "keeps", "expected"),
+    [
+        (1.0, 0.0, True, True),
+        (1.0, 1.0, True, False),  # as ZFS counts: what programs ask for
+        (1.0, 1.0, False, True),  # nothing is kept, so all is fetched again
+        (0.0, 0.0, True, False),
+        (0.4, 0.0, True, None),  # it compresses
+    ],
+)
+def test_what_the_kernel_counts_is_tried(file, monkeypatch, cold, warm, keeps, expected):
+    nbytes, total, seen = caches.TRIAL, 0.0, set()
+    real = caches.preadv_most
+
+    def read(fd, view, at):
+        nonlocal total
+        total += nbytes * (warm if at in seen else cold)
+        seen.add(at)
+        return real(fd, view, at)
+
+    monkeypatch.setattr(caches, "preadv_most", read)
+    monkeypatch.setattr(caches, "fetched", lambda: int(total))
+    look = caches.Look(lambda file, offset, nbytes: 0.0, keeps)
+    assert caches.counts([file], look) is expected
+    assert caches.counts([file], caches.Look(lambda *a: 1.0)) is None  # in memory
+    seen.clear()
+    if expected is False and not cold:  # unseen pages may have been there
+        assert caches.counts([file], caches.Look(None)) is None
+
+
+# --- what counts on the way -------------------------------------------------------------------
+
+STATS = """device proc mounted on /proc with fstype proc
+device nas:/vol/a mounted on /data with fstype nfs4 statvers=1.1
+\topts:\trw,vers=4.2,rsize=1048576
+\tbytes:\t911 12 313 14 5150 16 17 18
+\tRPC iostats version: 1.1  p/v: 100003/4 (nfs)
+device nas:/vol/b mounted on /data/with\\040blank with fstype nfs statvers=1.1
+\tbytes:\t1 2 3 4 777 6 7 8
+device nas:/vol/c mounted on /odd with fstype nfs statvers=1.1
+\tbytes:\tx
+"""
+
+
+def test_nfs_counts_for_each_mount():
+    assert received.nfs(STATS, "/data") == 5150
+    assert received.nfs(STATS, "/data/with blank") == 777
+    for point in ("/odd", "/proc", "/none"):
+        assert received.nfs(STATS, point) is None
+
+
+def osc(nbytes):
+    return (
+        "snapshot_time             1700000123.456789 secs.nsecs\n"
+        "req_waittime              31 samples [usecs] 90 812 7310 2300110\n"
+        + (
+            f"read_bytes                7 samples [bytes] 4096 1048576 {nbytes} 999\n"
+            * bool(nbytes)
+        )
+        + "write_bytes               2 samples [bytes] 4096 8192 12288 1\n"
+    )
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Make a root with what a client of Lustre, two interfaces and an InfiniBand port show."""
+
+    def write(path, text):
+        at = tmp_path / "root" / path
+        at.parent.mkdir(parents=True, exist_ok=True)
+        at.write_text(text)
+
+    lustre = "sys/kernel/debug/lustre"
+    write(f"{lustre}/osc/big-OST0000-osc-ffff9a/stats", osc(1000))
+    write(f"{lustre}/osc/big-OST0001-osc-ffff9a/stats", osc(0))
+    write(f"{lustre}/mdc/big-MDT0000-mdc-ffff9a/stats", osc(24))
+    write(f"{lustre}/osc/other-OST0000-osc-ffff9b/stats", osc(5))
+    write(f"{lustre}/llite/big-ffff9a/stats", osc(10**9))  # asked for, from the page cache too
+    head = "Inter-|   Receive        |  Transmit\n face |bytes    packets errs|bytes    packets\n"
+    write("proc/net/dev", f"{head}    lo: 50 1 0 50 1\nhsn0:123456 9 0 1 1\n bad: x\n")
+    write("sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data", "250\n")
+    write("proc/self/mountstats", STATS)
+    write("proc/sys/kernel/random/boot_id", "0-1-2\n")
+    return tmp_path / "root"
+
+
+def mount(source, kind, point="/data"):
+    return Mount("0:9", point, kind, (), source)
+
+
+def test_what_was_received_until_now(root, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    expected = {"lo": 50, "hsn0": 123456, "mlx5_0 port 1": 1000}
+    sources = {
+        mount("nas:/vol/a", "nfs4"): 5150,
+        mount("10.9.0.1@tcp:10.9.0.2@tcp:/big", "lustre"): 1024,
+        mount("10.9.0.1@tcp:/other/sub", "lustre"): 5,
+        mount("10.9.0.1@tcp:/none", "lustre"): None,
+        mount("10.9.0.1@tcp:/*", "lustre"): None,
+        mount("nas:/vol", "fuse.glusterfs"): None,
+    }
+    for where, nbytes in sources.items():
+        assert received.received(where, root) == Received(nbytes, expected), where
+    assert received.received(None, root / "empty") == Received()
+    assert received.node(root).startswith("0-1-2")
+    later = Received(6000, {"lo": 40, "hsn0": 123460, "new": 1})
+    assert later - received.received(mount("nas:/vol/a", "nfs4"), root) == Received(
+        850, {"lo": 0, "hsn0": 4}
+    )
+
+
+def test_lustre_that_only_lctl_reads(root, tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "lctl"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\necho "{osc(333)}{osc(3)}"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    found = received.received(mount("10.9.0.1@tcp:/far", "lustre"), root)
+    assert found.mount == 336
+    assert (tmp_path / "args").read_text().split()[-2:] == ["osc.far-*.stats", "mdc.far-*.stats"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("nas:/vol", True),
+        ("user@nas:", True),
+        ("//nas/share", True),
+        ("10.1.1.1@tcp:/big", True),
+        ("/dev/sda1", False),
+        ("/dev/disk/by-path/pci-0000:00", False),
+        ("overlay", False),
+    ],
+)
+def test_mounts_named_after_machines(source, expected):
+    assert received.remote(mount(source, "x")) is expected
+    assert not received.remote(None)
+
+
+# --- whole runs -------------------------------------------------------------------------------
+
+
+class Nothing(Strategy):
+    """Delivers numbers of samples only."""
+
+    def open(self):
+        return
+
+    def close(self):
+        return
+
+    def epoch(self, number):
+        yield from (len(b) for b in self.task.batches(number))
+
+    def size(self, item):
+        return item
+
+
+Nothing.delivers = False
+
+
+@pytest.fixture
+def task(file):
+    return Task(
+        strategy="pread-limit",
+        path=file,
+        schema=Schema(()),
+        samples=10,
+        batch_size=4,
+        drop=(file,),
+        cold=True,
+        check=False,
+    )
+
+
+def ran(task, **facts):
+    told = {"expected": Sums(10), "payload": 3 << 20, "cold": True, "computes": False, **facts}
+    return row("pread-limit", [[child.run(task, Nothing(task), lambda: None)]], Facts(**told))
+
+
+def test_a_mount_that_counts_nothing_gives_figures(task, monkeypatch):
+    """As GlusterFS and sshfs: pages can be dropped, and nothing comes from a device."""
+    monkeypatch.setattr(caches, "counts", lambda files, look: False)
+    monkeypatch.setattr(caches.Look, "held", lambda look, files: 0.0)
+    monkeypatch.setattr(watching, "mount_under", lambda path: mount("nas:/v", "fuse.glusterfs"))
+    traffic = count(0, 3 << 20)
+    monkeypatch.setattr(watching, "received", lambda mount: Received(None, {"eth0": next(traffic)}))
+    found = ran(replace(task, epochs=2))
+    assert found.problems == ()
+    assert found.value("samples_per_second") > 0
+    assert found.evidence == f"pages dropped, 1.00x of the bytes over eth0, {UNKNOWN}"
+
+
+def test_where_nothing_can_be_seen_it_is_said(task, monkeypatch):
+    ways(monkeypatch, counted=None, mapped=None, probed=None)
+    monkeypatch.setattr(caches, "fetched", lambda: 0)
+    monkeypatch.setattr(watching, "received", lambda mount: Received())
+    found = ran(task)
+    assert found.problems == ()
+    assert found.evidence == "coldness unknown"
+
+
+def test_a_server_s_cache_is_filled_once_or_dropped_before_each_epoch(task, tmp_path, monkeypatch):
+    done = []
+    real = caches.fill
+    monkeypatch.setattr(caches, "fill", lambda files: done.append(real(files)))
+    log = tmp_path / "log"
+    ran(replace(task, epochs=3, evict_server=f"echo x >> {log}"))
+    assert log.read_text() == "x\n" * 3
+    assert not done
+    ran(replace(task, epochs=3, warm_server=True))
+    assert len(done) == 1
+    ran(replace(task, rank=1, world_size=1, warm_server=True, evict_server="exit 1"))
+    assert len(done) == 1  # the first rank does it
+
+
+def test_a_command_that_fails_is_an_error(task, monkeypatch):
+    with pytest.raises(UsageError, match="exit status 3: no such host"):
+        ran(replace(task, evict_server="echo no such host >&2; exit 3"))
+    monkeypatch.setattr(watching, "TIMEOUT", 0.05)
+    with pytest.raises(UsageError, match="nothing after"):
+        Server(evict="sleep 5").drop()
+    Server().drop()
+
+
+def test_files_that_are_many_are_looked_at_once(file, monkeypatch):
+    monkeypatch.setattr(caches, "counts", lambda files, look: False)
+    watch = Watch([file])
+    assert watch.opened(Seen(), 5).opened is not None
+    monkeypatch.setattr(watching, "MANY", 0)
+    assert watch.opened(Seen(), 5).opened is None
