@@ -27,7 +27,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -37,9 +36,15 @@ from dsprep.gathering import LONG, take
 from dsprep.permutation import Permutation
 from dsprep.scatter import scatter
 from dsprep.schema import Arena, Array, Batch, Bytes, DType, Field, Ints, Ragged, Schema
-from dsprep.storage import Buffer, as_bytes, pwrite_all
+from dsprep.storage import Buffer, as_bytes, pread_into, pwrite_all
 
 _FEW = 1 << 20  # bytes up to which memory is not kept
+
+WINDOW_NBYTES = 4 << 20
+"""Bytes of the columns of indexes that are in memory at a time, at least two of them."""
+
+STRIP_NBYTES = 1 << 20
+"""Bytes of an index that are read at a time, at least a row."""
 
 
 @dataclass
@@ -258,30 +263,39 @@ class BucketReader:
         self._memory = _Memory()
         self._paths = [d / "runs" for d in directories]
         self._data: list[int] = []
+        self._tables: list[_Table] = []
+        row = index_row_nbytes(self._buckets)
         try:
             for path in self._paths:
                 self._data.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                self._tables.append(_Table(path.with_name("index"), row))
+            sizes = [os.fstat(fd).st_size for fd in self._data]
+            self._begins = np.append(np.int64(0), np.cumsum(sizes))
+            self._firsts = self._columns(0, 1)[:, 0]
         except BaseException:
             self.close()
             raise
-        sizes = [os.fstat(fd).st_size for fd in self._data]
-        self._begins = np.append(np.int64(0), np.cumsum(sizes))
-        width = index_row_nbytes(self._buckets) // 8
-        self._indexes = [self._rows(d / "index", width) for d in directories]
-        self._firsts = np.concatenate([rows[:, 0] for rows in self._indexes])
+        self._window = 0, np.zeros((len(self._firsts), 0), np.int64)
 
-    def _rows(self, path: Path, width: int) -> Any:
-        if not len(self._order):
-            return np.zeros((0, width), np.int64)
-        return np.memmap(path, np.int64, "r").reshape(-1, width)
+    def _columns(self, first: int, count: int) -> Ints:
+        """Return columns of all indexes."""
+        return np.concatenate([table.columns(first, count) for table in self._tables])
 
-    def _column(self, number: int) -> Ints:
-        """Return a column of all indexes, its offsets counted from the first file on."""
-        columns = [
-            rows[:, number] + begin
-            for rows, begin in zip(self._indexes, self._begins.tolist(), strict=False)
-        ]
-        return np.concatenate(columns)
+    def _edges(self, bucket: int) -> Ints:
+        """Return where the segments of a bucket begin and end, counted from the first file on.
+
+        Buckets are read in order: some columns are read at a time, as memory allows.
+        """
+        first, window = self._window
+        at = 1 + bucket - first
+        if at < 0 or at + 2 > window.shape[1]:
+            count = max(2, WINDOW_NBYTES // (8 * max(1, len(self._firsts))))
+            first, at = 1 + bucket, 0
+            window = self._columns(first, min(count, self._buckets + 2 - first))
+            rows = [len(table) for table in self._tables]
+            window += np.repeat(self._begins[:-1], rows)[:, None]
+            self._window = first, window
+        return window[:, at : at + 2]
 
     def load(self, bucket: int) -> Batch:
         """Return the samples of a bucket in their new order, in memory of their own."""
@@ -294,7 +308,7 @@ class BucketReader:
         if edges[0] or (counts < 0).any():
             raise FormatError("a temporary file is damaged", where=self._paths[0])
         runs = np.flatnonzero(counts)
-        at, ends = self._column(1 + bucket)[runs], self._column(2 + bucket)[runs]
+        at, ends = np.ascontiguousarray(self._edges(bucket)[runs].T)
         parts = _Runs(at, edges[runs], counts[runs])
         targets = {f.name: _Target(f, target, self._memory) for f in self._schema if not f.ragged}
         lengths = {f.name: np.empty(len(samples), np.int64) for f in self._schema if f.ragged}
@@ -333,6 +347,42 @@ class BucketReader:
         """Close the files."""
         while self._data:
             os.close(self._data.pop())
+        while self._tables:
+            self._tables.pop().close()
+
+
+class _Table:
+    """The index of a `RunWriter`, of which columns are read.
+
+    By ``pread`` and not from a mapping: some file systems map no files, and a page that a server
+    does not deliver would kill the process.
+    """
+
+    def __init__(self, path: Path, row_nbytes: int) -> None:
+        self._path, self._width = path, row_nbytes // 8
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._rows, rest = divmod(os.fstat(self._fd).st_size, row_nbytes)
+        if rest:
+            self.close()
+            raise FormatError("a temporary file is damaged", where=path)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def columns(self, first: int, count: int) -> Ints:
+        """Return so many columns of all rows."""
+        out = np.empty((self._rows, count), np.int64)
+        step = max(1, STRIP_NBYTES // (8 * self._width))
+        strip = np.empty((min(step, self._rows), self._width), np.int64)
+        for row in range(0, self._rows, step):
+            rows = strip[: self._rows - row]
+            pread_into(self._fd, rows, row * 8 * self._width, self._path)
+            out[row : row + step] = rows[:, first : first + count]
+        return out
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ from dsprep.plan import PIECE_NBYTES, Shard, pieces, probe_nbytes, show_nbytes
 from dsprep.schema import Arena, Batch, Ints, Schema, concatenate, empty_batch
 from dsprep.sidecar import write_json
 from dsprep.splitting import DerivedSource, SelectedSource
-from dsprep.storage import copy_range, remove, sync_directory
+from dsprep.storage import copy_range, pread_into, remove, sync_directory
 from dsprep.through import SidecarSource
 from dsprep.transfer import ShardCopy
 
@@ -387,8 +388,7 @@ class ShuffledSource(DerivedSource):
             return runs >= int(state["end"]) and index >= int(state["runs"]) * row
         if index < row or index % row:
             return False
-        table = np.memmap(self.scratch / "index", np.int64, "r").reshape(-1, row // 8)
-        return runs == int(table[-1, -1])
+        return runs == int(_ints(self.scratch / "index", index // 8 - 1, 1)[0])
 
     def _save(self, journal: dict[str, Any]) -> None:
         write_json(journal, self.scratch / _JOURNAL, durable=self.durable)
@@ -465,26 +465,28 @@ class ShuffledSource(DerivedSource):
     def _all_sizes(self) -> Ints:
         """Return the bytes of all samples in the new order."""
         out = np.empty(len(self), np.int64)
-        recorded: Ints | None = None
+        recorded: Callable[[int, int], Ints] | None = None
         for start in range(0, len(self), _STEP):
             stop = min(start + _STEP, len(self))
             sizes = self.base.sizes(start, stop) if recorded is None else None
             if sizes is None:
                 recorded = self._recorded_sizes() if recorded is None else recorded
-                sizes = recorded[start:stop]
+                sizes = recorded(start, stop)
             out[self._order.inverse(np.arange(start, stop, dtype=np.int64))] = sizes
         return out
 
-    def _recorded_sizes(self) -> Ints:
-        """Return the bytes of all samples in source order, as they were when read."""
+    def _recorded_sizes(self) -> Callable[[int, int], Ints]:
+        """Return what gives the bytes of samples in source order, as they were when read."""
         self.prepare()
         if self.how == "buckets":
-            return np.memmap(self.scratch / "sizes", np.int64, "r", shape=(len(self),))
+            path = self.scratch / "sizes"
+            return lambda start, stop: _ints(path, start, stop - start)
         cache = self._cache
         if cache is None:
             raise UsageError("the source is closed")
         with cache.bucket(0, 0) as held:
-            return payload_sizes(self.schema, held.batch)
+            sizes = payload_sizes(self.schema, held.batch)
+        return lambda start, stop: sizes[start:stop]
 
     def resident_nbytes(self) -> int:
         """Return what is held besides the samples asked for: buckets, or what `base` holds."""
@@ -542,6 +544,17 @@ def _payload(source: Source) -> tuple[int, bool]:
             return probe_nbytes(source, 0, count) * count, False
         total += int(sizes.sum())
     return total, True
+
+
+def _ints(path: Path, start: int, count: int) -> Ints:
+    """Return some of the numbers of a file of int64."""
+    out = np.empty(count, np.int64)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pread_into(fd, out, 8 * start, path)
+    finally:
+        os.close(fd)
+    return out
 
 
 def _choose(base: Source, payload: int, mean: int, memory_nbytes: int) -> How:

@@ -7,6 +7,7 @@ addresses Python's calls cannot take; a test checks it.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -203,13 +204,26 @@ def revalidate(path: Path) -> None:
                 os.close(fd)
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in the directory `path` durable."""
+NEVER = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY)
+"""What a file system answers that does not have a call, whatever it is asked to do by it."""
+
+
+def sync_directory(path: Path) -> bool:
+    """Make the names in the directory `path` durable; return False where that cannot be asked for.
+
+    Some network file systems, and some over FUSE, sync no directories: there names are as durable
+    as the server keeps them.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in NEVER:
+            raise
+        return False
     finally:
         os.close(fd)
+    return True
 
 
 def remove(path: Path) -> None:

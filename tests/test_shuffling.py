@@ -118,6 +118,8 @@ def tiny(monkeypatch):
     """Pieces so small that a few samples make many runs and buckets."""
     monkeypatch.setattr(shuffling, "PIECE_NBYTES", 64)
     monkeypatch.setattr(shuffling, "SEGMENT_NBYTES", 16)
+    monkeypatch.setattr(buckets, "WINDOW_NBYTES", 32)
+    monkeypatch.setattr(buckets, "STRIP_NBYTES", 1)
 
 
 @pytest.mark.parametrize(

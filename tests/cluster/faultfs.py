@@ -278,6 +278,7 @@ class FaultFS:
         self._handles: dict[int, Handle] = {}
         self._next = itertools.count(2)
         self._hanging: dict[int, tuple[threading.Event, bool]] = {}
+        self.ended = threading.Event()
         self._calls: dict[int, Callable[..., Any]] = {
             1: self.lookup, 3: self.getattr, 4: self.setattr, 5: self.readlink, 6: self.symlink,
             8: self.mknod, 9: self.mkdir, 10: self.unlink, 11: self.rmdir, 12: self.rename,
@@ -312,6 +313,7 @@ class FaultFS:
         with contextlib.suppress(OSError):
             _check(LIBC.umount2(os.fsencode(self.mountpoint), detach))
         self.wake()
+        self.ended.set()
 
     def wake(self) -> None:
         """End the reads that hang."""
@@ -327,7 +329,8 @@ class FaultFS:
             except OSError as e:
                 if e.errno in (errno.EINTR, errno.EAGAIN, errno.ENOENT):
                     continue
-                return  # ENODEV: unmounted
+                self.ended.set()  # ENODEV: unmounted
+                return
             self._answer(memoryview(buffer)[:got])
 
     def _answer(self, request: memoryview) -> None:
@@ -508,11 +511,15 @@ class FaultFS:
             return False
         facts = os.stat(name, dir_fd=parent.fd, follow_symlinks=False)
         node = self._nodes.get(self._ids.get((facts.st_dev, facts.st_ino), 0))
-        if node is None or not node.opens or stat.S_ISDIR(facts.st_mode) or node.hidden:
+        if node is None or not node.opens or stat.S_ISDIR(facts.st_mode):
             return False
+        if node.hidden and node.hidden[1] == name and prefix.startswith(".nfs"):
+            raise OSError(errno.EBUSY, "")  # as Linux answers on NFS; libfuse renames it again
         self.faults.fire("silly")
         hidden = f"{prefix}{node.id:08x}{next(self._next):08x}"
         os.rename(name, hidden, src_dir_fd=parent.fd, dst_dir_fd=parent.fd)
+        if node.hidden:
+            os.close(node.hidden[0])
         node.hidden = (os.dup(parent.fd), hidden)
         return True
 
@@ -868,11 +875,13 @@ def main() -> None:
     parser.add_argument("mountpoint", type=Path)
     parser.add_argument("--fault", action="append", default=[], metavar="NAME[=VALUE]")
     parser.add_argument("--only", default="*", metavar="GLOB", help="names whose data are hit")
+    parser.add_argument("--seed", type=int, default=1, help="of the fault `inodes`, if not given")
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--until-eof", action="store_true", help="end when stdin ends")
     args = parser.parse_args()
     try:
-        faults = Faults(args.fault, args.only)
+        seeded = (f"inodes={args.seed}" if f == "inodes" else f for f in args.fault)
+        faults = Faults(list(seeded), args.only)
     except ValueError as e:
         parser.error(str(e))
     os.umask(0)
@@ -885,9 +894,8 @@ def main() -> None:
         sys.exit(f"faultfs: {args.mountpoint}: {e}")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: system.unmount())
-    servers = [threading.Thread(target=system.serve, daemon=True) for _ in range(args.threads)]
-    for server in servers:
-        server.start()
+    for _ in range(args.threads):
+        threading.Thread(target=system.serve, daemon=True).start()
 
     def listen() -> None:
         for line in sys.stdin:
@@ -897,10 +905,9 @@ def main() -> None:
 
     print("ready", flush=True)
     threading.Thread(target=listen, daemon=True).start()
-    for server in servers:
-        while server.is_alive():  # signals are handled between waits
-            server.join(0.2)
-    os._exit(0)  # no thread may be left waiting for a hung read
+    while not system.ended.wait(0.2):  # signals are handled between waits
+        pass
+    os._exit(0)  # whatever is still open there, or hangs: the kernel answers ENOTCONN
 
 
 if __name__ == "__main__":
