@@ -4,7 +4,8 @@ A file on a parallel file system is cut into stripes, which lie on its storage t
 read that begins and ends with a stripe asks no more targets than it must. Lustre tells its stripes
 by ``lfs getstripe`` (manual pages ``lfs-getstripe(1)``, ``lfs-setstripe(1)``): a file or directory
 has one layout, or is *composite*, with a layout for each of several ranges of bytes, perhaps in
-several mirrors. Elsewhere the block size of the file system is all that can be learnt.
+several mirrors, on the metadata target, or with room to extend. Elsewhere the block size of the
+file system is all that can be learnt.
 
 Nothing here changes a layout.
 """
@@ -31,6 +32,9 @@ LUSTRE_DEFAULT = 1 << 20
 
 LUSTRE_UNIT = 64 << 10
 """Bytes of which every stripe size of Lustre is a multiple."""
+
+RELEASED = "80000001"
+"""How ``lfs`` before 2.10 prints the pattern of a file that is in the archive alone."""
 
 TIMEOUT = 20.0
 """Seconds to wait for ``lfs``."""
@@ -75,7 +79,9 @@ class Stripe:
 class Component:
     """One layout of a Lustre file, for the bytes ``start .. end``; `end` None: to the end.
 
-    `count` is the number of targets, -1 for all of them; `flags` as ``lfs`` prints them.
+    `count` is the number of stripes that lie side by side, below 0 for as many as there are
+    targets, or a multiple of them; `flags` as ``lfs`` prints them; `mirror` the number of the copy;
+    `targets` the storage targets of a file's objects, empty where none are listed.
     """
 
     start: int
@@ -84,11 +90,36 @@ class Component:
     count: int
     pattern: str
     flags: frozenset[str]
+    mirror: str = ""
+    targets: frozenset[int] = frozenset()
+
+    @property
+    def valid(self) -> bool:
+        """Whether its bytes are those of the file, as an outdated mirror's are not."""
+        return not self.flags & {"stale", "offline", "parity"} and "parity" not in self.pattern
+
+    @property
+    def striped(self) -> bool:
+        """Whether its bytes lie on storage targets: not on a metadata target, or nowhere yet."""
+        return "mdt" not in self.pattern and "extension" not in self.flags and self.count != 0
+
+    @property
+    def preferred(self) -> bool:
+        """Whether its mirror is the one to read."""
+        return bool(self.flags & {"prefer", "prefrd"})
 
     def covered(self, nbytes: int) -> int:
         """Return how many of the first `nbytes` bytes of a file it holds."""
         end = nbytes if self.end is None else min(self.end, nbytes)
         return max(0, end - self.start)
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A command that would give new files a layout, never run here, and why that one."""
+
+    command: str
+    why: str
 
 
 def as_asked(text: str, path: Path) -> Stripe:
@@ -140,21 +171,88 @@ def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
 TARGETS = ((1 << 30, 1), (10 << 30, 4), (100 << 30, 16))
 """Below how many bytes a file is given how many storage targets; larger ones: all (-1)."""
 
+LARGE = TARGETS[0][0]
+"""Bytes of a file from which on it never lies on a single target."""
 
-def hint(stripe: Stripe, file_nbytes: int, directory: str = "DIR") -> str:
-    """Return the command that would give new files in `directory` these stripes, never run here.
+MOST = 128
+"""Targets from which on all are asked for (-1)."""
 
-    A large file that many processes read from one storage target would have the bandwidth of that
-    target alone, so it gets the more of them the larger it is. For stripes that Lustre does not
-    have, so small are they, it is said what to ask for instead.
+DIFFERS = 16
+"""How many times the smallest file the largest has to be for a progressive layout."""
+
+
+def hint(
+    stripe: Stripe,
+    outputs: Sequence[Sequence[int]],
+    directory: str = "DIR",
+    *,
+    group_nbytes: int = 0,
+    ranks: int | None = None,
+) -> Hint:
+    """Return the command that would give new files in `directory` stripes that fit their readers.
+
+    A target has a fixed bandwidth, which all share that read from it at once. So files that are as
+    many as the ranks lie on one target each, and one that many ranks share lies on as many as read
+    it at once. Where that is not known size decides: the larger a file the more targets.
+
+    Parameters
+    ----------
+    stripe
+        To what groups are aligned.
+    outputs
+        Bytes of the files of each output; ranks read one output at a time.
+    group_nbytes
+        What a rank reads at a time; 0 if unknown.
+    ranks
+        Processes that will read; None if unknown.
     """
-    count = next((targets for nbytes, targets in TARGETS if file_nbytes < nbytes), -1)
-    nbytes, more = stripe.nbytes, ""
-    if nbytes % LUSTRE_UNIT:
-        nbytes, more = LUSTRE_DEFAULT, " (on Lustre, with --stripe-size 1MiB)"
+    size, more = stripe.nbytes, ""
+    if size % LUSTRE_UNIT:
+        size, more = LUSTRE_DEFAULT, " (on Lustre, with --stripe-size 1MiB)"
+    largest = max(outputs, key=max)
+    most, least = max(largest), min(map(max, outputs))
+    readers = None if ranks is None else -(-ranks // len(largest))
+    if len(largest) > 1 and readers == 1:
+        count = 1
+        why = f"{len(largest):,} files for {ranks:,} ranks keep enough targets busy with one each"
+    elif readers is None:
+        count = next((targets for nbytes, targets in TARGETS if most < nbytes), -1)
+        why = "by size; --ranks gives how many will read at once"
+    else:
+        count = _shared(most, size, group_nbytes, readers)
+        told = "rank reads" if readers == 1 else "ranks read"
+        file = "the file" if len(largest) == 1 else "each file"
+        why = f"{readers:,} {told} {file} at once, {_spread(count)}"
+    where = f"{shlex.quote(directory)}{more}"
+    ends = [(end, few) for end, few in TARGETS if size <= end < most and (few < count or count < 0)]
+    parts = []
+    if most >= DIFFERS * least:
+        parts = [f"-E {_unit(end)} -S {_unit(size)} -c {few}" for end, few in ends]
+    if parts:
+        why += "; the outputs differ much in size, so what is small lies on few"
+        parts.append("-E -1")
+    command = " ".join(["lfs setstripe", *parts, f"-S {_unit(size)} -c {count} {where}"])
+    return Hint(command, f"{why}; files that exist keep their layout")
+
+
+def _shared(nbytes: int, size: int, group_nbytes: int, readers: int) -> int:
+    """Return the targets for a file that so many ranks read at once, -1 for all."""
+    groups = -(-nbytes // group_nbytes) if group_nbytes else readers
+    least = TARGETS[1][1] if nbytes >= LARGE else 1
+    count = min(max(least, min(readers, groups)), max(1, -(-nbytes // size)))
+    return count if count < MOST else -1
+
+
+def _spread(count: int) -> str:
+    if count == 1:
+        return "by one group or stripe, which lies on one target"
+    return f"from {'all' if count < 0 else count} targets, not from the bandwidth of one"
+
+
+def _unit(nbytes: int) -> str:
+    """Return a size as ``lfs`` takes it."""
     units = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
-    size = next(f"{nbytes // unit}{suffix}" for suffix, unit in units if nbytes % unit == 0)
-    return f"lfs setstripe -S {size} -c {count} {shlex.quote(directory)}{more}"
+    return next(f"{nbytes // unit}{suffix}" for suffix, unit in units if nbytes % unit == 0)
 
 
 def _existing(path: Path) -> Path:
@@ -245,7 +343,10 @@ def _lustre(at: Path, expected_nbytes: int | None, kind: str) -> Stripe | None:
         end = "the end" if chosen.end is None else f"{chosen.end}"
         which = components.index(chosen) + 1
         source += f", component {which} of {len(components)} (bytes {chosen.start} to {end})"
-    targets = chosen.count if chosen.count > 0 else None
+    targets = len(chosen.targets) or (chosen.count if chosen.count > 0 else None)
+    several = "overstriped" in chosen.pattern
+    if several and not chosen.targets:
+        targets = None
     if targets == 1:
         matters = False
         advice = (
@@ -256,8 +357,12 @@ def _lustre(at: Path, expected_nbytes: int | None, kind: str) -> Stripe | None:
         matters = True
         spread = "all" if targets is None else f"{targets}"
         advice = f"files are striped over {spread} storage targets: aligned groups ask fewer"
+        if several:
+            advice += ", on which they have several stripes each"
     if nbytes != stripe:
         advice += f" (stripes of {stripe} bytes are no power of two; {nbytes} divides them)"
+    if "released" in chosen.pattern or chosen.pattern == RELEASED:
+        advice += "; the file is in the archive alone, and the first read brings it back"
     return Stripe(
         nbytes=nbytes,
         source=source,
@@ -289,9 +394,11 @@ def _lfs(arguments: Sequence[str]) -> str:
 
 
 _PAIR = re.compile(
-    r"(?:^|\s)(?:lmm_)?(lcme_id|lcme_flags|lcme_extent\.e_start|lcme_extent\.e_end"
-    r"|stripe_count|stripe_size|pattern):[ \t]*(\S+)"
+    r"(?:^|\s)(?:lmm_)?(lcme_id|lcme_mirror_id|lcme_flags|lcme_extent\.e_start|lcme_extent\.e_end"
+    r"|stripe_count|stripe_size|pattern|l_ost_idx):[ \t]*([^\s,]+(?:,[^\s,]+)*)"
 )
+_OBJECT = re.compile(r"^\s+(\d+)\s+\d+\s+0x[0-9a-f]+\s", re.MULTILINE)
+"""A line of the table under ``obdidx``: the target, and the object there."""
 
 
 def parse_layout(text: str) -> list[Component]:
@@ -299,15 +406,20 @@ def parse_layout(text: str) -> list[Component]:
 
     Understood are files (``lmm_stripe_size: 1048576``), defaults of directories (``stripe_count:
     1 stripe_size: ...`` in one line), composite layouts of both, and ``--yaml``. A composite
-    layout begins each part with ``lcme_id``. What is incomplete or no number is left out.
+    layout begins each part with ``lcme_id``. What is incomplete or no number is left out, as are
+    parts without stripes: room for extension, and what is not Lustre's (``foreign``).
     """
     parts: list[dict[str, str]] = [{}]
+    targets: list[set[int]] = [set(map(int, _OBJECT.findall(text)))]
     for key, value in _PAIR.findall(text):
         if key == "lcme_id":
             parts.append({})
+            targets.append(set())
+        if key == "l_ost_idx" and value.isdecimal():
+            targets[-1].add(int(value))
         parts[-1].setdefault(key, value)
     found = []
-    for part in parts:
+    for part, places in zip(parts, targets, strict=True):
         try:
             start, end = part.get("lcme_extent.e_start", "0"), part.get("lcme_extent.e_end", "EOF")
             component = Component(
@@ -317,6 +429,8 @@ def parse_layout(text: str) -> list[Component]:
                 int(part["stripe_count"]),
                 part.get("pattern", "raid0"),
                 frozenset(part.get("lcme_flags", "0").split(",")),
+                part.get("lcme_mirror_id", ""),
+                frozenset(places),
             )
         except (KeyError, ValueError):
             continue
@@ -328,18 +442,26 @@ def parse_layout(text: str) -> list[Component]:
 def choose(components: Sequence[Component], expected_nbytes: int | None) -> Component | None:
     """Return the component that holds the data, or None if there is none.
 
-    That is the one with most of the expected bytes; without an expectation the last that holds
-    data, and where none does, as for a directory, the last of all. Outdated mirrors, room for
-    extension and what lies on the metadata server do not count.
+    Of several mirrors one that is complete is read, and a preferred one first. In it that is the
+    component with most of the expected bytes; without an expectation the last that holds data, and
+    where none does, as for a directory, the last of all. Outdated mirrors, room for extension and
+    what lies on the metadata server do not count.
     """
-    usable = [
-        c
-        for c in components
-        if not c.flags & {"stale", "extension"} and "mdt" not in c.pattern and c.count != 0
-    ]
-    if not usable:
+    mirrors: dict[str, list[Component]] = {}
+    for c in components:
+        mirrors.setdefault(c.mirror, []).append(c)
+
+    def better(of: list[Component]) -> tuple[bool, bool]:
+        valid = [c for c in of if c.valid]
+        nbytes = expected_nbytes or 0
+        return sum(c.covered(nbytes) for c in valid) >= nbytes, any(c.preferred for c in valid)
+
+    usable = {m: [c for c in of if c.valid and c.striped] for m, of in mirrors.items()}
+    name = max((m for m in mirrors if usable[m]), key=lambda m: better(mirrors[m]), default=None)
+    if name is None:
         return None
+    of = usable[name]
     if expected_nbytes:
-        best = max(usable, key=lambda c: c.covered(expected_nbytes))
-        return best if best.covered(expected_nbytes) else usable[0]
-    return ([c for c in usable if "init" in c.flags] or usable)[-1]
+        best = max(of, key=lambda c: c.covered(expected_nbytes))
+        return best if best.covered(expected_nbytes) else of[0]
+    return ([c for c in of if "init" in c.flags] or of)[-1]

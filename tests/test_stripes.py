@@ -6,9 +6,11 @@ import os
 
 import h5py
 import pytest
+from typer.testing import CliRunner
 
 import dsprep
 from dsprep import stripes
+from dsprep.cli import app
 from dsprep.errors import UsageError
 from dsprep.repacking import plan_repack
 from dsprep.stripes import as_asked, choose, detect, hint, parse_layout
@@ -129,6 +131,205 @@ EXTENDED = """
 """
 
 
+# As ``lfs getstripe`` prints them of Lustre 2.10 to 2.16, with numbers of our own.
+
+
+def component(number, start, end, size, count, *, mirror=0, flags="init", pattern="raid0", osts=()):
+    """A part of a composite file."""
+    objects = "".join(
+        f"      - {i:>3}: {{ l_ost_idx: {o:>3}, l_fid: [0x1000{o:x}0000:0x{17 + i:x}:0x0] }}\n"
+        for i, o in enumerate(osts)
+    )
+    return (
+        f"    lcme_id:             {number}\n"
+        f"    lcme_mirror_id:      {mirror}\n"
+        f"    lcme_flags:          {flags}\n"
+        f"    lcme_extent.e_start: {start}\n"
+        f"    lcme_extent.e_end:   {end}\n"
+        f"      lmm_stripe_count:  {count}\n"
+        f"      lmm_stripe_size:   {size}\n"
+        f"      lmm_pattern:       {pattern}\n"
+        "      lmm_layout_gen:    0\n"
+        f"      lmm_stripe_offset: {osts[0] if osts else -1}\n"
+        + (f"      lmm_objects:\n{objects}" if osts else "")
+        + "\n"
+    )
+
+
+def composite(*parts, mirrors=1):
+    head = f"  lcm_layout_gen:    6\n  lcm_mirror_count:  {mirrors}\n"
+    return f"{head}  lcm_entry_count:   {len(parts)}\n{''.join(parts)}"
+
+
+PROGRESSIVE = composite(  # the last part was not written to yet
+    component(1, 0, 16 * MIB, MIB, 1, osts=(3,)),
+    component(2, 16 * MIB, 512 * MIB, 2 * MIB, 4, osts=(5, 0, 1, 2)),
+    component(3, 512 * MIB, "EOF", 8 * MIB, -1, flags="0"),
+)
+DATA_ON_METADATA = composite(
+    component(1, 0, MIB, MIB, 0, pattern="mdt").replace("stripe_offset", "mdt_index"),
+    component(2, MIB, "EOF", 4 * MIB, 6, osts=(1, 2, 3, 4, 5, 0)),
+)
+OLD_COPY = composite(  # the copy that is preferred for reading is outdated behind 1 GiB
+    component(65537, 0, 1 << 30, MIB, 2, mirror=1, flags="init,prefer", osts=(0, 1)),
+    component(65538, 1 << 30, "EOF", MIB, 2, mirror=1, flags="init,stale,prefer", osts=(2, 3)),
+    component(131073, 0, "EOF", 4 * MIB, 8, mirror=2, osts=(4, 5, 6, 7, 8, 9, 10, 11)),
+    mirrors=2,
+)
+PREFERRED = composite(
+    component(65537, 0, "EOF", MIB, 2, mirror=1, osts=(0, 1)),
+    component(131073, 0, 64 * MIB, 2 * MIB, 1, mirror=2, flags="init,prefrd", osts=(4,)),
+    component(
+        131074, 64 * MIB, "EOF", 16 * MIB, 4, mirror=2, flags="init,prefrd", osts=(5, 6, 7, 8)
+    ),
+    component(196609, 0, "EOF", 32 * MIB, 3, mirror=3, flags="init,offline", osts=(9, 10, 11)),
+    mirrors=3,
+)
+NOT_SYNCED = composite(
+    component(65537, 0, "EOF", 2 * MIB, 4, mirror=1, osts=(0, 1, 2, 3)),
+    component(131073, 0, "EOF", MIB, 1, mirror=2, flags="init,stale,nosync", osts=(4,)).replace(
+        "    lcme_extent.e_start",
+        "    lcme_timestamp:      '2024-02-03T04:05:06+0000'\n    lcme_extent.e_start",
+        1,
+    ),
+    mirrors=2,
+)
+WITH_PARITY = composite(
+    component(65537, 0, "EOF", 2 * MIB, 8, mirror=1, osts=range(8)),
+    component(
+        131073, 0, "EOF", 2 * MIB, 2, mirror=2, flags="init,parity", pattern="parity"
+    ).replace(
+        "    lcme_extent.e_start",
+        "    lcme_dstripe_count:  8\n    lcme_cstripe_count:  2\n    lcme_extent.e_start",
+        1,
+    ),
+    mirrors=2,
+)
+SELF_EXTENDING = composite(  # room for extension has a size of its own in place of stripes
+    component(1, 0, 256 * MIB, MIB, 1, osts=(7,)),
+    component(2, 256 * MIB, 1 << 30, MIB, 0, flags="extension").replace(
+        f"lmm_stripe_size:   {MIB}", f"lmm_extension_size: {64 * MIB}"
+    ),
+    component(3, 1 << 30, 1 << 30, 4 * MIB, 4, flags="0"),
+    component(4, 1 << 30, "EOF", MIB, 0, flags="extension").replace(
+        f"lmm_stripe_size:   {MIB}", f"lmm_extension_size: {256 * MIB}"
+    ),
+)
+OVERSTRIPED = """lmm_stripe_count:  6
+lmm_stripe_size:   2097152
+lmm_pattern:       raid0,overstriped
+lmm_layout_gen:    0
+lmm_stripe_offset: 1
+\tobdidx\t\t objid\t\t objid\t\t group
+\t     1\t           812\t        0x32c\t             0
+\t     0\t           790\t        0x316\t             0
+\t     1\t           813\t        0x32d\t             0
+\t     0\t           791\t        0x317\t             0
+\t     1\t           814\t        0x32e\t             0
+\t     0\t           792\t        0x318\t             0
+
+"""
+OVERSTRIPED_DEFAULT = (
+    "stripe_count:  -2 stripe_size:   4194304 "
+    "pattern:       raid0,overstriped stripe_offset: -1\n\n"
+)
+RELEASED = """lmm_stripe_count:  3
+lmm_stripe_size:   1048576
+lmm_pattern:       raid0,released
+lmm_layout_gen:    2
+lmm_stripe_offset: 0
+
+"""
+FOREIGN = "lfm_value:     'pool/31d2/container/77aa'\n\n"
+FOREIGN_DETAILED = (
+    "lfm_magic:         0x0BD70BD0\nlfm_length:          24\nlfm_type:          0x000A0002 (daos)\n"
+    f"lfm_flags:          0x00000000\n{FOREIGN}"
+)
+HSM_PART = composite(
+    component(65537, 0, "EOF", 2 * MIB, 4, mirror=1, flags="init,stale", osts=(0, 1, 2, 3)),
+    "    lcme_id:             131073\n    lcme_mirror_id:      2\n    lcme_flags:          init\n"
+    "    lcme_extent.e_start: 0\n    lcme_extent.e_end:   EOF\n"
+    "      lhm_magic:         0x0BD70BD0\n      lhm_pattern:       foreign\n"
+    "      lhm_length:        72\n      lhm_type:          0x00000001 (posix)\n"
+    "      lhm_flags:         exists,archived\n",
+    mirrors=2,
+)
+YAML = """lmm_stripe_count:  2
+lmm_stripe_size:   8388608
+lmm_pattern:       raid0
+lmm_layout_gen:    0
+lmm_stripe_offset: 4
+lmm_pool:          flash
+lmm_objects:
+      - l_ost_idx: 4
+        l_fid:     0x100040000:0x9:0x0
+      - l_ost_idx: 6
+        l_fid:     0x100060000:0xb:0x0
+"""
+YAML_PARTS = """lcm_layout_gen:    3
+lcm_mirror_count:  1
+lcm_entry_count:   2
+components:
+  - lcme_id:             1
+    lcme_mirror_id:      0
+    lcme_flags:          init
+    lcme_extent.e_start: 0
+    lcme_extent.e_end:   4194304
+    sub_layout:
+      lmm_stripe_count:  1
+      lmm_stripe_size:   1048576
+      lmm_pattern:       raid0
+      lmm_layout_gen:    0
+      lmm_stripe_offset: 2
+      lmm_objects:
+      - l_ost_idx: 2
+        l_fid:     0x100020000:0x9:0x0
+  - lcme_id:             2
+    lcme_mirror_id:      0
+    lcme_flags:          0
+    lcme_extent.e_start: 4194304
+    lcme_extent.e_end:   EOF
+    sub_layout:
+      lmm_stripe_count:  12
+      lmm_stripe_size:   16777216
+      lmm_pattern:       raid0
+      lmm_layout_gen:    0
+      lmm_stripe_offset: -1
+"""
+IN_A_POOL = (
+    "stripe_count:  5 stripe_size:   4194304 pattern:       raid0 stripe_offset: -1 "
+    "pool:          flash\n\n"
+)
+INHERITED = (
+    "(Default) lmm_fid:           [0x200000401:0x5:0x0]\n"
+    "stripe_count:  -1 stripe_size:   1048576 pattern:       raid0 stripe_offset: -1\n\n"
+)
+WITH_DIRECTORY_STRIPES = (  # of the directory over metadata targets, which are no stripes of files
+    "lmv_stripe_count: 4 lmv_stripe_offset: 1 lmv_hash_type: crush\n"
+    "mdtidx\t\t FID[seq:oid:ver]\n     1\t\t [0x240000401:0x2:0x0]\n"
+    "stripe_count:  2 stripe_size:   1048576 pattern:       raid0 stripe_offset: -1\n"
+)
+DEFAULT_PARTS = """  lcm_layout_gen:    0
+  lcm_mirror_count:  1
+  lcm_entry_count:   2
+    lcme_id:             N/A
+    lcme_mirror_id:      N/A
+    lcme_flags:          0
+    lcme_extent.e_start: 0
+    lcme_extent.e_end:   67108864
+      stripe_count:  1 stripe_size:   1048576 pattern:       raid0 stripe_offset: -1
+
+    lcme_id:             N/A
+    lcme_mirror_id:      N/A
+    lcme_flags:          0
+    lcme_extent.e_start: 67108864
+    lcme_extent.e_end:   EOF
+      stripe_count:  8 stripe_size:   4194304 pattern:       raid0 stripe_offset: -1 pool: disk
+
+"""
+NOTHING = (None, None)
+
+
 @pytest.mark.parametrize(
     ("text", "expected", "size", "count"),
     [
@@ -147,11 +348,40 @@ EXTENDED = """
         (MIRRORED, 1 << 30, MIB, 1),
         (EXTENDED, None, MIB, 1),
         (EXTENDED, 1 << 40, MIB, 1),
+        (PROGRESSIVE, None, 2 * MIB, 4),
+        (PROGRESSIVE, 10 * MIB, MIB, 1),
+        (PROGRESSIVE, 10 << 30, 8 * MIB, -1),
+        (DATA_ON_METADATA, None, 4 * MIB, 6),
+        (DATA_ON_METADATA, 1000, 4 * MIB, 6),
+        (OLD_COPY, None, MIB, 2),
+        (OLD_COPY, 500 * MIB, MIB, 2),
+        (OLD_COPY, 100 << 30, 4 * MIB, 8),
+        (PREFERRED, None, 16 * MIB, 4),
+        (PREFERRED, 30 * MIB, 2 * MIB, 1),
+        (PREFERRED, 1 << 30, 16 * MIB, 4),
+        (NOT_SYNCED, 1 << 30, 2 * MIB, 4),
+        (WITH_PARITY, 1 << 30, 2 * MIB, 8),
+        (SELF_EXTENDING, None, MIB, 1),
+        (SELF_EXTENDING, 512 * MIB, MIB, 1),
+        (OVERSTRIPED, None, 2 * MIB, 6),
+        (OVERSTRIPED_DEFAULT, 1 << 40, 4 * MIB, -2),
+        (RELEASED, 1 << 30, MIB, 3),
+        (FOREIGN, None, *NOTHING),
+        (FOREIGN_DETAILED, 1 << 30, *NOTHING),
+        (HSM_PART, 1 << 30, *NOTHING),
+        (YAML, 1 << 30, 8 * MIB, 2),
+        (YAML_PARTS, None, MIB, 1),
+        (YAML_PARTS, 1 << 30, 16 * MIB, 12),
+        (IN_A_POOL, None, 4 * MIB, 5),
+        (INHERITED, None, MIB, -1),
+        (WITH_DIRECTORY_STRIPES, None, MIB, 2),
+        (DEFAULT_PARTS, None, 4 * MIB, 8),
+        (DEFAULT_PARTS, 20 * MIB, MIB, 1),
     ],
 )
 def test_the_component_that_holds_the_data(text, expected, size, count):
     chosen = choose(parse_layout(text), expected)
-    assert (chosen.size, chosen.count) == (size, count)
+    assert (chosen and chosen.size, chosen and chosen.count) == (size, count)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +432,34 @@ def test_lustre(lustre, tmp_path):
     lustre(OLD_DIRECTORY)
     found = detect(tmp_path)
     assert (found.nbytes, found.targets, found.matters) == (MIB, None, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes", "targets", "matters", "words"),
+    [
+        (OVERSTRIPED, 2 * MIB, 2, True, "several stripes each"),
+        (OVERSTRIPED_DEFAULT, 4 * MIB, None, True, "over all storage targets"),
+        (OVERSTRIPED.replace("     0\t", "     1\t"), 2 * MIB, 1, False, "one storage target"),
+        (RELEASED, MIB, 3, True, "the first read brings it back"),
+        (RELEASED.replace("raid0,released", "80000001"), MIB, 3, True, "first read brings it back"),
+        (YAML, 8 * MIB, 2, True, "over 2 storage targets"),
+        (PROGRESSIVE, 2 * MIB, 4, True, "over 4 storage targets"),
+        (INHERITED, MIB, None, True, "over all storage targets"),
+    ],
+)
+def test_what_a_layout_means(lustre, tmp_path, text, nbytes, targets, matters, words):
+    lustre(text)
+    found = detect(tmp_path)
+    assert (found.nbytes, found.targets, found.matters) == (nbytes, targets, matters)
+    assert words in found.advice
+
+
+@pytest.mark.parametrize("text", [FOREIGN, HSM_PART])
+def test_what_has_no_stripes_of_lustre_goes_by_its_block_size(lustre, tmp_path, text):
+    lustre(text)
+    found = detect(tmp_path)
+    assert "lfs getstripe" not in found.source
+    assert found.matters is None
 
 
 def test_stripes_that_are_no_power_of_two(lustre, tmp_path):
@@ -276,20 +534,89 @@ def test_as_asked(tmp_path):
             as_asked(text, tmp_path)
 
 
-def test_the_hint(tmp_path):
-    """A large file is never put on one storage target."""
+GIB = 1 << 30
 
-    def line(text, file_nbytes=1 << 20):
-        return hint(as_asked(text, tmp_path), file_nbytes)
 
-    assert line("1MiB") == "lfs setstripe -S 1M -c 1 DIR"
-    assert line("1MiB", 2 << 30) == "lfs setstripe -S 1M -c 4 DIR"
-    assert line("4GiB", 1 << 40) == "lfs setstripe -S 4G -c -1 DIR"
-    assert line("512KiB") == "lfs setstripe -S 512K -c 1 DIR"
-    # Lustre has none below 64 KiB, and groups must be aligned to what it has
-    assert line("4KiB") == ("lfs setstripe -S 1M -c 1 DIR (on Lustre, with --stripe-size 1MiB)")
-    assert line("64KiB") == "lfs setstripe -S 64K -c 1 DIR"
-    assert hint(as_asked("1MiB", tmp_path), 1, "my data").endswith(" 'my data'")
+@pytest.mark.parametrize(
+    ("stripe", "outputs", "more", "command", "words"),
+    [
+        # How many read is unknown: size decides.
+        ("1MiB", [[MIB]], {}, "-S 1M -c 1 DIR", "--ranks"),
+        ("1MiB", [[2 * GIB]], {}, "-S 1M -c 4 DIR", "by size"),
+        ("4GiB", [[1 << 40]], {}, "-S 4G -c -1 DIR", "by size"),
+        ("512KiB", [[MIB]], {}, "-S 512K -c 1 DIR", ""),
+        ("64KiB", [[MIB]], {}, "-S 64K -c 1 DIR", ""),
+        # Lustre has none below 64 KiB, and groups must be aligned to what it has.
+        ("4KiB", [[MIB]], {}, "-S 1M -c 1 DIR (on Lustre, with --stripe-size 1MiB)", ""),
+        # One file that many ranks share: as many targets as read it at once, never one.
+        ("1MiB", [[40 * GIB]], {"ranks": 64}, "-S 1M -c 64 DIR", "64 ranks read the file at once"),
+        ("1MiB", [[40 * GIB]], {"ranks": 4096}, "-S 1M -c -1 DIR", "from all targets"),
+        ("1MiB", [[40 * GIB]], {"ranks": 1}, "-S 1M -c 4 DIR", "1 rank reads the file"),
+        ("1MiB", [[40 * GIB] * 8], {"ranks": 64}, "-S 1M -c 8 DIR", "8 ranks read each file"),
+        ("1MiB", [[40 * GIB] * 9], {"ranks": 64}, "-S 1M -c 8 DIR", "8 ranks read each file"),
+        # No more than there are groups or stripes.
+        (
+            "1MiB",
+            [[200 * MIB]],
+            {"ranks": 64, "group_nbytes": 20 * MIB},
+            "-S 1M -c 10 DIR",
+            "64 ranks",
+        ),
+        ("4MiB", [[16 * MIB]], {"ranks": 64}, "-S 4M -c 4 DIR", "64 ranks"),
+        ("4MiB", [[3 * MIB]], {"ranks": 64}, "-S 4M -c 1 DIR", "on one target"),
+        # As many files as ranks: one target each, however large.
+        ("1MiB", [[20 * GIB] * 64], {"ranks": 64}, "-S 1M -c 1 DIR", "64 files for 64 ranks"),
+        ("1MiB", [[20 * GIB] * 100 + [5]], {"ranks": 64}, "-S 1M -c 1 DIR", "one each"),
+        # Ranks read one output at a time.
+        (
+            "1MiB",
+            [[90 * GIB], [20 * GIB], [20 * GIB]],
+            {"ranks": 3},
+            "-S 1M -c 4 DIR",
+            "3 ranks read the file",
+        ),
+        # Outputs of very different sizes: a progressive layout.
+        (
+            "1MiB",
+            [[200 * GIB], [2 * GIB]],
+            {"ranks": 32},
+            "-E 1G -S 1M -c 1 -E 10G -S 1M -c 4 -E 100G -S 1M -c 16 -E -1 -S 1M -c 32 DIR",
+            "differ much in size",
+        ),
+        (
+            "1MiB",
+            [[20 * GIB], [MIB]],
+            {},
+            "-E 1G -S 1M -c 1 -E 10G -S 1M -c 4 -E -1 -S 1M -c 16 DIR",
+            "differ much in size",
+        ),
+        ("1MiB", [[20 * GIB] * 3 + [MIB]], {}, "-S 1M -c 16 DIR", ""),  # the rest, in a last file
+        ("1MiB", [[100 * MIB], [MIB]], {}, "-S 1M -c 1 DIR", ""),
+        ("4GiB", [[90 * GIB], [MIB]], {}, "-E 10G -S 4G -c 4 -E -1 -S 4G -c 16 DIR", ""),
+    ],
+)
+def test_the_hint(tmp_path, stripe, outputs, more, command, words):
+    """Stripes fit how many read at once; a large file that is shared is never on one target."""
+    found = hint(as_asked(stripe, tmp_path), outputs, **more)
+    assert found.command == f"lfs setstripe {command}"
+    assert words in found.why
+    assert "files that exist keep their layout" in found.why
+
+
+def test_the_hint_names_the_directory(tmp_path):
+    assert hint(as_asked("1MiB", tmp_path), [[1]], "my data").command.endswith(" 'my data'")
+
+
+def test_a_plan_for_lustre_has_the_hint(lustre, tmp_path):
+    lustre(DIRECTORY)
+    source = tmp_path / "a.h5"
+    with h5py.File(source, "w") as file:
+        file.create_dataset("x", (64, 1 << 18), "u1", chunks=(1, 1 << 18))
+    arguments = ["repack", "-n", str(source), str(tmp_path / "b.h5"), "-b", "4MiB", "--ranks", "2"]
+    done = CliRunner().invoke(app, arguments)
+    told = " ".join(done.output.split())
+    assert f"lfs setstripe -S 1M -c 2 {tmp_path}" in told
+    assert "2 ranks read the file at once" in told
 
 
 def test_a_repack_expects_the_bytes_of_its_largest_file(lustre, tmp_path):

@@ -162,7 +162,9 @@ def repack(
     ranks: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Processes that will read: warns if groups are too few."
+            metavar="N",
+            min=1,
+            help="Processes that will read: warns if groups are too few, and fits stripes to them.",
         ),
     ] = None,
     epochs: Annotated[
@@ -251,7 +253,7 @@ def repack(
             return
         if not json:
             if dry_run or voice() > Voice.quiet:
-                _print_plan(plan)
+                _print_plan(plan, ranks)
             else:
                 for line in plan.warnings:
                     note(line)
@@ -340,7 +342,7 @@ def _seed(text: str) -> int | None:
     return int(text)
 
 
-def _print_plan(plan: Plan) -> None:
+def _print_plan(plan: Plan, ranks: int | None) -> None:
     from dsprep.plan import show_nbytes
     from dsprep.repacking import inodes
     from dsprep.stripes import hint
@@ -366,8 +368,14 @@ def _print_plan(plan: Plan) -> None:
         if job.scratch:
             rows.append(("working", f"{show_nbytes(job.scratch)} of files meanwhile"))
     if stripe.file_system.startswith("lustre"):
-        largest = max(p.nbytes for part in plan.parts for p in part.layout.plans)
-        rows.append(("stripes", hint(stripe, largest, str(plan.parts[0].job.target.parent))))
+        told = hint(
+            stripe,
+            [[p.nbytes for p in part.layout.plans] for part in plan.parts],
+            str(plan.parts[0].job.target.parent),
+            group_nbytes=max(p.group_nbytes for part in plan.parts for p in part.layout.plans),
+            ranks=ranks,
+        )
+        rows.append(("stripes", f"{told.command} ({told.why})"))
     print_rows(rows)
     for line in plan.warnings:
         note(line)
