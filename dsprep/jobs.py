@@ -709,7 +709,8 @@ def count_workers(
         memory = max(256 << 20, free_memory() // 4)
     unit = 0
     if not job.groupings:
-        unit = job.format.unit(job.schema, job.options) * job.payload // max(1, job.samples)
+        unit = min(job.format.unit(job.schema, job.options), max(map(len, job.shards)))
+        unit = unit * job.payload // max(1, job.samples)
     each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
     if each + resident > memory:
         least = each + max(resident, min(each, most))

@@ -6,6 +6,10 @@ computed. Then it goes on from the checkpoint: every batch and every weight has 
 
     python examples/train_jax.py
     XLA_FLAGS=--xla_force_host_platform_device_count=4 python examples/train_jax.py
+    srun -N 2 --ntasks-per-node 2 python examples/train_jax.py
+
+In a job of several processes each of them makes the data for itself, in its own folder for
+temporary files, and reads its part of every batch.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import dsprep
 from dsprep.jax import Batches
+from dsprep.reader.ranks import detect
 from dsprep.synth import synth
 
 FIELDS = ("train_frames", "train_unit_par")
@@ -35,13 +40,11 @@ def make(folder: Path, samples: int, scale: float) -> Path:
     return folder / "neuron.h5"
 
 
-def network(probes: int, parameters: int) -> list[jax.Array]:
+def network(probes: int, parameters: int) -> list[np.ndarray]:
     """Return the weights of three convolutions over time, and of a linear layer."""
     rng = np.random.default_rng(0)
     shapes = [(5, probes, 16), (5, 16, 32), (5, 32, 64), (64, parameters)]
-    return [
-        jnp.asarray(rng.normal(0, np.prod(s[:-1]) ** -0.5, s).astype(np.float32)) for s in shapes
-    ]
+    return [rng.normal(0, np.prod(s[:-1]) ** -0.5, s).astype(np.float32) for s in shapes]
 
 
 def predict(weights: list[jax.Array], x: jax.Array) -> jax.Array:
@@ -71,7 +74,7 @@ def train(
         for batch in batches:
             x, y = (batch[field] for field in FIELDS)
             weights, loss = step(weights, x, y)
-            seen.append(zlib.crc32(np.asarray(x)))
+            seen.append(zlib.crc32(b"".join(bytes(p.data) for p in x.addressable_shards)))
             if len(seen) == save:
                 saved = {"weights": weights, "batches": batches.state_dict()}
     return seen, weights, float(loss), saved
@@ -85,8 +88,11 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="a multiple of the devices")
     parser.add_argument("--epochs", type=int, default=2)
     options = parser.parse_args()
+    if detect().world_size > 1:
+        jax.distributed.initialize()  # asks SLURM or MPI, as dsprep does
     mesh = Mesh(np.array(jax.devices()), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
+    everywhere = NamedSharding(mesh, PartitionSpec())
     with tempfile.TemporaryDirectory() as name:
         path = make(Path(name), options.samples, options.scale)
         arguments = {"drop_last": True, "seed": 1, "fields": FIELDS, "sharding": sharding}
@@ -94,7 +100,7 @@ def main() -> None:
         frames, values = (batches.reader.schema[field] for field in FIELDS)
         steps = len(batches)
         half = steps * (options.epochs - 1) + steps // 2
-        weights = network(frames.shape[1], values.shape[0])
+        weights = jax.device_put(network(frames.shape[1], values.shape[0]), everywhere)
         whole, best, loss, saved = train(batches, weights, options.epochs, half)
 
         other = Batches(path, options.batch_size, **arguments)
@@ -103,9 +109,11 @@ def main() -> None:
     assert rest == whole[half:], "other batches came after the checkpoint"
     if jax.default_backend() == "cpu":
         for a, b in zip(best, again, strict=True):
-            assert (a == b).all(), "other weights came out"
-    print(f"{options.epochs} epochs of {steps} steps on {len(jax.devices())} device(s), {loss:.4f}")
-    print(f"resumed after step {half}: the same {len(rest)} batches")
+            assert (np.asarray(a) == np.asarray(b)).all(), "other weights came out"
+    if jax.process_index() == 0:
+        devices = f"{len(jax.devices())} device(s) of {jax.process_count()} process(es)"
+        print(f"{options.epochs} epochs of {steps} steps on {devices}, {loss:.4f}")
+        print(f"resumed after step {half}: the same {len(rest)} batches")
 
 
 if __name__ == "__main__":

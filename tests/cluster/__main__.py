@@ -10,7 +10,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from cluster import jobs, readers
+from cluster.cases import Cases
 from cluster.lab import NODES, Lab
+
+TRIALS = {"jobs": jobs.trying, "readers": readers.trying}
+"""What is tried on a lab, by the name on the command line."""
 
 
 def check(lab: Lab) -> list[str]:
@@ -52,9 +57,10 @@ def check(lab: Lab) -> list[str]:
 def main() -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(prog="python tests/cluster", description=__doc__)
-    parser.add_argument("what", choices=("check", "shell"))
+    parser.add_argument("what", choices=("check", "shell", *TRIALS))
     parser.add_argument("--nodes", type=int, default=2, choices=range(1, len(NODES) + 1))
     parser.add_argument("--systems", help="names, with commas between; all if not given")
+    parser.add_argument("--only", help="cases that have this in their names")
     asked = parser.parse_args()
     if os.geteuid():
         parser.error("namespaces and mounts take root")
@@ -68,6 +74,10 @@ def main() -> int:
             node = lab.nodes[lab.names[0]]
             node.start(["bash", "-i"], lab.env(node.name), stdin=None).wait()
             return 0
+        if asked.what in TRIALS:
+            cases = Cases(asked.only)
+            TRIALS[asked.what](lab, cases, list(lab.systems))
+            return cases.end()
         wrong = check(lab)
     for text in wrong:
         print(text)

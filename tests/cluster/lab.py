@@ -77,8 +77,14 @@ class Lab:
             f"{self.fabric.address} labctl\n"
             + "".join(f"10.77.0.{n} {name}\n" for name, n in numbers.items())
         )
+        names = self.base / "nsswitch"
+        names.write_text("passwd: files\ngroup: files\nhosts: files\n")  # nobody else answers
         # Nodes take over these mounts, each as its own copy.
-        self.fabric.run(f"mount --bind {hosts} /etc/hosts && mount -t tmpfs run /run", check=True)
+        self.fabric.run(
+            f"mount --bind {hosts} /etc/hosts && mount --bind {names} /etc/nsswitch.conf &&"
+            " mount -t tmpfs run /run",
+            check=True,
+        )
         for system in self.systems.values():
             if not system.network:
                 system.serve(self.fabric, None)  # type: ignore[arg-type]  # not served

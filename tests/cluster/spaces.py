@@ -8,6 +8,7 @@ made it. Nothing is left then: no process, no mount, no loop device, no interfac
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -124,7 +125,8 @@ class Space:
     def end(self) -> None:
         """End all its processes at once, as if its power failed."""
         if self._held.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ends with the fabric just now
+                os.kill(self.pid, signal.SIGKILL)
         self._held.wait(20)
         for pipe in (self._held.stdin, self._held.stdout):
             if pipe is not None:
