@@ -132,3 +132,16 @@ def test_verify_says_which_side_lacks_a_field(train, tmp_path):
 def test_help_and_check_agree_on_a_missing_sidecar(train):
     assert "all but --check write it first" in run("provenance", "--help").out
     assert "there is no sidecar" in fails("provenance", train, "--check", code=2)
+
+
+@pytest.mark.parametrize("suffix", ["h5", "zarr"])
+def test_few_samples_take_no_memory_for_more_of_them(suffix, tmp_path):
+    # A chunk of the labels has room for a million samples, of which there are five.
+    path = tmp_path / "ragged.h5"
+    with h5py.File(path, "w") as file:
+        file["label"] = np.arange(5, dtype="<i1")
+        file["x/values"] = np.zeros(500_000, "<f4")
+        file["x/first"], file["x/count"] = np.arange(5) * 100_000, np.full(5, 100_000)
+        file["x"].attrs["dsprep_kind"] = "array"
+    words = ("convert", path, tmp_path / f"out.{suffix}", "--compress", "gzip", "--memory", "64MB")
+    run(*words)
