@@ -167,8 +167,7 @@ def run_job(job: Job, source: Source, **options: Any) -> Report:
     """Do what `job` says; see `making` for the parameters."""
     with making(job, source, **options) as output:
         report = output.publish()
-        output.discard()
-    return report
+        return replace(report, notes=(*report.notes, *output.discard()))
 
 
 @contextmanager
@@ -285,9 +284,11 @@ class Output:
             seconds=self.report.seconds + time.monotonic() - began,
         )
 
-    def discard(self) -> None:
-        """Remove what the output replaced, and the record that it is complete."""
+    def discard(self) -> tuple[str, ...]:
+        """Remove what the output replaced, and the record that it is complete; return notes."""
+        before = len(self.staging.notes)
         self.staging.discard()
+        return self.staging.notes[before:]
 
 
 def _shuffle(shuffled: ShuffledSource, staging: Staging, executor: Executor | None) -> None:

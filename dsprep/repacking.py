@@ -559,9 +559,11 @@ def run_repack(
             )
             for part in plan.parts
         ]
-        done = [(p, o.publish()) for p, o in zip(plan.parts, outputs, strict=True)]
-        for output in outputs:
-            output.discard()
+        reports = [output.publish() for output in outputs]
+        done = [
+            (part, replace(report, notes=(*report.notes, *output.discard())))
+            for part, report, output in zip(plan.parts, reports, outputs, strict=True)
+        ]
     seconds = sum(report.seconds for _, report in done)
     found = _break_even(plan.source, done[0][1].sidecar, seconds) if measure else None
     return RepackReport(plan=plan, parts=tuple(done), break_even=found)

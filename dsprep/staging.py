@@ -23,6 +23,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +35,7 @@ from dsprep.locking import Lock
 from dsprep.marks import ChangedError, Mark, is_coarse, place, sample, status
 from dsprep.publishing import made_path, partial_path
 from dsprep.sidecar import Content, write_json
-from dsprep.storage import remove, sync_directory
+from dsprep.storage import HIDDEN, remove, sync_directory
 
 STATUS = "status of the source"
 """The key of a job that does not count by itself: if only it differs, a run begins anew."""
@@ -47,6 +48,11 @@ ANEW = (
 RENAMES = (
     "replaced by two renames, since this file system cannot exchange two names: between them there "
     "was neither dataset, for a moment"
+)
+
+LEFT = (
+    "files that were replaced are still open in another process, and stay until it ends; then "
+    "remove"
 )
 
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -73,8 +79,8 @@ class Staging:
     state
         How far an interrupted run of the same job came; None: this one begins anew.
     notes
-        Why it does, if there is something to continue; whose lock was taken over, and whether two
-        renames replaced what was there.
+        Why it does, if there is something to continue; whose lock was taken over, whether two
+        renames replaced what was there, and whether that could not be removed.
 
     Raises
     ------
@@ -158,8 +164,13 @@ class Staging:
     def _begin(self, job: Mapping[str, Any]) -> None:
         """Discard what is left of other runs, and record the job."""
         for path in self.root.iterdir():
-            if path.name not in publishing.KEPT:
-                remove(path)
+            kept = path.name in publishing.KEPT or path.name.startswith(HIDDEN)
+            if not kept and not remove(path):
+                raise TargetError(
+                    "files that an earlier run left or replaced are still open",
+                    where=path,
+                    fix="repeat the command when the processes that read them have ended",
+                )
         self.data.mkdir()
         write_json(job, self.root / "job.json", durable=self.durable)
 
@@ -229,9 +240,15 @@ class Staging:
         sidecar.write(content, path, companion, durable=self.durable, within=self.root)
 
     def discard(self) -> None:
-        """Remove the working directory."""
-        discard(self.root)
+        """Remove the working directory, and release the lock, which is in it."""
+        gone = discard(self.root)
         self._gone = True
+        self.close()
+        if not gone:  # it had the lock, under another name as long as that was open
+            with suppress(OSError):  # or it has what another process reads, or works in already
+                self.root.rmdir()
+        if not gone and self.root.exists():
+            self.notes += (f"{LEFT} {self.root}",)
 
     def close(self) -> None:
         """Release the lock; the working directory stays for the next run."""
@@ -281,12 +298,12 @@ def _is_renamed(path: Path, mark: Mark) -> bool:
     return path.is_dir() or (nbytes, mtime) == mark.status[1:3]
 
 
-def discard(root: Path) -> None:
-    """Remove a working directory; the record that all is complete goes last."""
+def discard(root: Path) -> bool:
+    """Remove a working directory, the record that all is complete last; see `storage.remove`."""
     for path in root.iterdir():
         if path.name not in ("state.json", *publishing.KEPT):
             remove(path)
-    remove(root)
+    return remove(root)
 
 
 def _same_place(before: Any, now: Any) -> bool:

@@ -226,12 +226,51 @@ def sync_directory(path: Path) -> bool:
     return True
 
 
-def remove(path: Path) -> None:
-    """Remove a file or a whole directory, if it is there."""
-    if path.is_dir() and not path.is_symlink():
+HIDDEN = (".nfs", ".fuse_hidden")
+"""How names begin under which clients of NFS and FUSE keep removed files that are still open."""
+
+
+def remove(path: Path) -> bool:
+    """Remove a file or a whole directory, if it is there.
+
+    Returns
+    -------
+    Whether it is gone: files that are open may stay as `HIDDEN`, and then the directories they
+    are in.
+    """
+    if not path.is_dir() or path.is_symlink():
+        return _unlinked(path)
+    try:
         shutil.rmtree(path)
-    else:
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        return _remove_around(path)
+    return True
+
+
+def _remove_around(path: Path) -> bool:
+    """Remove a directory, except for what is `HIDDEN` in it; return whether it is gone."""
+    for each in list(path.iterdir()):
+        if each.is_dir() and not each.is_symlink():
+            _remove_around(each)
+        else:
+            _unlinked(each)
+    if any(name.startswith(HIDDEN) for _, _, names in os.walk(path) for name in names):
+        return False
+    path.rmdir()
+    return True
+
+
+def _unlinked(path: Path) -> bool:
+    """Unlink a file, if it is there; return False if it is `HIDDEN` and still open."""
+    try:
         path.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno != errno.EBUSY or not path.name.startswith(HIDDEN):
+            raise
+        return False
+    return True
 
 
 SIDECARS = (".dsprep.json", ".dsprep.bin")
@@ -286,8 +325,8 @@ class Inside:
 def data_files(path: Path) -> Iterator[Path]:
     """Yield the files that hold the data of `path`: itself, or all under a directory.
 
-    Not among them are LMDB's lock file, which readers create and change, and what is beside
-    datasets that are parts of the directory.
+    Not among them are LMDB's lock file, which readers create and change, what is beside datasets
+    that are parts of the directory, and removed files that are still open (`HIDDEN`).
     """
     if not path.is_dir():
         yield path
@@ -295,6 +334,7 @@ def data_files(path: Path) -> Iterator[Path]:
     for directory, folders, names in os.walk(path):
         folders[:] = [f for f in folders if not f.endswith(WORKING)]
         kept = (n for n in names if n != "lock.mdb" and not n.endswith(SIDECARS))
+        kept = (n for n in kept if not n.startswith(HIDDEN))
         yield from (Path(directory, n) for n in kept)
 
 

@@ -175,7 +175,7 @@ def test_a_leftover_of_other_options_is_told_in_words(train, tmp_path, monkeypat
     assert '"samples": 20' in done.stderr
     assert "--restart to discard what it left" in done.stderr
     times = train.stat().st_mtime_ns
-    os.utime(train, ns=(times, times + 10**9))
+    os.utime(train, ns=(times, times + 10**10))
     done = run(train, tmp_path / "o.h5", "-b", 10)
     assert "source as it was differs; repeat the command" in done.stderr
 

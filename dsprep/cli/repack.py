@@ -265,7 +265,6 @@ def repack(
         if dry_run:
             say("Nothing was written (--dry-run).")
             return
-        job = plan.parts[0].job
         payload = sum(p.job.payload for p in plan.parts)
         samples = sum(p.job.samples for p in plan.parts)
         before = {id(part): (0, 0) for part in plan.parts}
@@ -291,7 +290,7 @@ def repack(
     if json:
         print_json({**_plan_json(plan), **_report_json(report)})
         return
-    for line in (*source.notes, *job.losses):
+    for line in dict.fromkeys(line for _, done in report.parts for line in done.notes):
         note(line)
     if measure and report.break_even is None and samples:
         remark("when the rewrite pays was not measured: the sidecar has no places of such groups")
