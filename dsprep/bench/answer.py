@@ -41,7 +41,18 @@ OURS = ("provenance", "dsprep", LIMIT, DUMMY, *NO_PRODUCT)
 BUSY = 90.0
 """Percent of utilisation that MLPerf Storage asks of most workloads."""
 
-PARALLEL = ("lustre", "gpfs", "beegfs", "ceph", "panfs", "wekafs", "pvfs", "orangefs", "daos")
+PARALLEL = (
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "glusterfs",
+    "ceph",
+    "panfs",
+    "wekafs",
+    "pvfs",
+    "orangefs",
+    "daos",
+)
 RATE, WAIT = "samples_per_second", "exposed_seconds"
 
 _OVERLAP, _GRANULARITY = "overlap", "larger reads"
@@ -388,11 +399,10 @@ def _unseen(report: Report) -> list[str]:
     """Return what the evidence of cold runs leaves open."""
     evidence = [r.evidence for r in report.all_rows if r.evidence]
     words = {
-        SERVER_UNKNOWN: "whether the server had the data in memory is unknown, and makes up to all "
-        "of the difference to its disks (--evict-server CMD drops its cache, --warm-server fills "
-        "it)",
-        SERVER_WARM: "the server had read the data once before, so its disks count as far only as "
-        "its memory is too small",
+        SERVER_UNKNOWN: "whether the server had the data in memory is unknown, so its disks may "
+        "have had no part in this (--evict-server CMD drops its cache, --warm-server fills it)",
+        SERVER_WARM: "the server had read all data before, so its disks count only for what its "
+        "memory cannot keep",
         OVER: "what an interface counts includes all other traffic of the node",
         ANY: "no interface counted the bytes, so they came from a cache of this node or over a "
         "network that is not counted",
