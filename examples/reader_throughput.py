@@ -6,22 +6,25 @@ plain ``preadv`` of the same groups in the same order into two buffers of the sa
 The runs alternate; printed is the median of the ratios, and the fastest runs.
 (Rows of x that are no multiple of 64 bytes are copied more slowly, by other readers too.)
 
-    python examples/reader_throughput.py --gigabytes 1 --runs 7 --sample 19200 --group 8MiB
+    python examples/reader_throughput.py --gigabytes 1 --runs 7 --sample 3072 19200 --group 8MiB
 
 The Reader gets its default arguments unless --threads or --engine is given, and plain ``preadv`` as
-many threads as there are cores, or --threads. --directory is where the dataset lies: on the mount
-that is to be measured. With --cold the files are dropped from this machine's page cache before each
+many threads as there are cores, or --threads. With --directory the dataset is copied to that mount,
+and read there. Cold means that the files are dropped from this machine's page cache before each
 run; what a file server has in its own stays there.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import shutil
 import statistics
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -128,48 +131,58 @@ def epoch(reader: dsprep.Reader) -> float:
     return time.perf_counter() - began
 
 
+def compare(path: Path, cold: bool, options: argparse.Namespace) -> str:
+    """Measure both in turn; return what was found, in a line."""
+    threads = options.threads or len(os.sched_getaffinity(0))
+    asked = {"io_threads": options.threads, "engine": options.engine}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    groups = groups_of(path)
+    ratios, best = [], {}
+    with dsprep.Reader(path, options.batch_size, rank=0, world_size=1, **asked) as reader:
+        choice, payload = reader.choice, reader.samples * reader.schema.fixed_nbytes
+        for run in range(options.runs + 1):  # the first one does not count
+            seconds = {}
+            for which in ("plain", "Reader") if run % 2 else ("Reader", "plain"):
+                if cold:
+                    drop(path)
+                seconds[which] = plain(groups, threads, run) if which == "plain" else epoch(reader)
+            if run:
+                ratios.append(seconds["plain"] / seconds["Reader"])
+                best = {w: min(s, best.get(w, s)) for w, s in seconds.items()}
+    return (
+        f"{statistics.median(ratios):.2f} of plain preadv by {threads} "
+        f"({min(ratios):.2f} to {max(ratios):.2f}; plain {payload / best['plain'] / 1e9:.2f} GB/s, "
+        f"Reader {payload / best['Reader'] / 1e9:.2f} GB/s, {choice.engine} by {choice.threads}, "
+        f"{choice.why})"
+    )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=0.05)
-    parser.add_argument("--sample", type=int, default=19200, help="bytes of x")
-    parser.add_argument("--group", default="8MiB", help="bytes or samples of a group")
+    parser.add_argument("--sample", type=int, nargs="+", default=[19200], help="bytes of x")
+    parser.add_argument("--group", nargs="+", default=["8MiB"], help="bytes or samples of a group")
+    parser.add_argument("--state", nargs="+", default=["warm"], choices=["warm", "cold"])
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--threads", type=int, help="of both; else as many as cores, and default")
+    parser.add_argument("--engine", choices=["buffered", "direct", "mapped"])
     parser.add_argument("--to", default="hdf5", choices=["hdf5", "lmdb", "tfrecord", "zarr"])
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--cold", action="store_true")
-    parser.add_argument("--directory", help="where to write; a temporary directory")
-    parser.add_argument("--engine", choices=["buffered", "direct", "mapped"])
+    parser.add_argument("--directory", help="on which mount to read; else where temporary files go")
     options = parser.parse_args()
-    threads = options.threads or len(os.sched_getaffinity(0))
-    asked = {"io_threads": options.threads, "engine": options.engine}
-    asked = {name: value for name, value in asked.items() if value is not None}
-    with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        path = make(Path(name), options.gigabytes, options.sample, options.group, options.to)
-        groups = groups_of(path)
-        reader = dsprep.Reader(path, options.batch_size, rank=0, world_size=1, **asked)
-        choice = reader.choice
-        payload = reader.samples * reader.schema.fixed_nbytes
-        ratios, best = [], {}
-        for run in range(options.runs + 1):
-            seconds = {}
-            for which in ("plain", "reader") if run % 2 else ("reader", "plain"):
-                if options.cold:
-                    drop(path)
-                seconds[which] = plain(groups, threads, run) if which == "plain" else epoch(reader)
-            if run:
-                ratios.append(seconds["plain"] / seconds["reader"])
-                best = {w: min(s, best.get(w, s)) for w, s in seconds.items()}
-        reader.close()
-    print(
-        f"{options.to}, samples of {options.sample} B, groups of {groups[0][2] / 2**20:.1f} MiB, "
-        f"{'cold' if options.cold else 'warm'}; plain by {threads}, "
-        f"Reader {choice.engine} by {choice.threads} ({choice.why}): "
-        f"{statistics.median(ratios):.2f} of plain preadv "
-        f"({min(ratios):.2f} to {max(ratios):.2f}; plain {payload / best['plain'] / 1e9:.2f} GB/s, "
-        f"Reader {payload / best['reader'] / 1e9:.2f} GB/s)"
-    )
+    for sample, group in itertools.product(options.sample, options.group):
+        with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+            path = make(Path(name), options.gigabytes, sample, group, options.to)
+            if options.directory:
+                there = stack.enter_context(tempfile.TemporaryDirectory(dir=options.directory))
+                path = shutil.copytree(name, Path(there) / "data") / path.name
+            for state in options.state:
+                words = compare(path, state == "cold", options)
+                print(
+                    f"{options.to}, samples of {sample} B, groups of {group}, {state}: {words}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
