@@ -45,7 +45,7 @@ class Permutation:
         self._table: tuple[Ints, Ints] | None = None
         if count <= SORTED:
             hashes = _mix(np.arange(count, dtype=np.uint64), self._keys[0])
-            order = np.argsort(hashes, kind="stable").astype(np.int64)
+            order = np.argsort(hashes).astype(np.int64)  # `_mix` is a bijection: none are equal
             places = np.empty_like(order)
             places[order] = np.arange(count)
             self._table = order, places

@@ -175,7 +175,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
             path = make(Path(name), options.gigabytes, sample, group, options.to)
             if options.directory:
-                there = stack.enter_context(tempfile.TemporaryDirectory(dir=options.directory))
+                there = stack.enter_context(
+                    tempfile.TemporaryDirectory(dir=options.directory, ignore_cleanup_errors=True)
+                )
                 path = shutil.copytree(name, Path(there) / "data") / path.name
             for state in options.state:
                 words = compare(path, state == "cold", options)

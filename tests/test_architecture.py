@@ -175,6 +175,21 @@ def test_one_place_of_the_command_line_prints():
                 )
 
 
+def test_lines_that_are_said_are_lines():
+    """A newline inside one would be printed as an escape."""
+    for name, path in modules():
+        for node in ast.walk(ast.parse(path.read_text())) if name.startswith("cli") else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("say", "note", "remark"):
+                texts = (c.value for a in node.args for c in _pieces(a))
+                assert not any("\n" in str(text) for text in texts), f"{name}:{node.lineno}"
+
+
+def _pieces(argument):
+    """Constants of which a text is made, not those that it is joined or split by."""
+    values = argument.values if isinstance(argument, ast.JoinedStr) else [argument]
+    return [v for v in values if isinstance(v, ast.Constant)]
+
+
 def test_nothing_is_unpickled_or_evaluated():
     for name, path in modules():
         tree = ast.parse(path.read_text())

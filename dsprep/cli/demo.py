@@ -102,9 +102,11 @@ def _run(directory: Path, json: bool) -> None:
     same = all(step.same for step in steps)
     if not json and same:
         say(
-            f"\n{len(steps)} conversions, each compared with the first dataset: nothing changed. "
-            f"The last of each is\nrepacked: one read fetches {GROUP} samples, at places that its "
-            "sidecar tells.\n"
+            "",
+            f"{len(steps)} conversions, each compared with the first dataset: nothing changed. "
+            "The last of each is",
+            f"repacked: one read fetches {GROUP} samples, at places that its sidecar tells.",
+            "",
         )
     read = _read(directory)
     right = same and not any(row.problems for row in read.rows)
@@ -118,12 +120,14 @@ def _run(directory: Path, json: bool) -> None:
 
         say(
             f"Reading {read.dataset['samples']:,} samples of {MEASURED} from the page cache, "
-            "against plain preadv:\n"
+            "against plain preadv:",
+            "",
         )
         show(replace(read, answer=()))
         say(
             "Next: dsprep inspect DATA, dsprep provenance DATA, dsprep repack DATA OUT, "
-            "dsprep bench read DATA,\ndsprep --help"
+            "dsprep bench read DATA,",
+            "dsprep --help",
         )
     if not right:
         raise typer.Exit(1)
