@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,6 +117,15 @@ def test_each_run_says_by_what_it_is_known(seen, device, words):
 )
 def test_what_was_warm_has_no_figures(seen, device, why):
     assert why in evidence(seen, device=device).problem
+
+
+def test_traffic_of_others_is_no_figure():
+    few, enough = over(eth0=1000), over(eth0=11_000_000)
+    assert evidence(Seen(held=0.0, **few)).network is None
+    assert evidence(Seen(held=0.0, remote=True, **few)).network == 1000
+    assert evidence(Seen(held=0.0, **enough)).network == 11_000_000
+    assert evidence(Seen(held=0.0, **over(5, eth0=10**9))).network == 5
+    assert evidence(Seen(held=0.0)).network is None
 
 
 def test_what_a_node_received_counts_once_per_node():
@@ -267,6 +280,51 @@ def test_what_the_kernel_counts_is_tried(file, monkeypatch, cold, warm, keeps, e
     seen.clear()
     if expected is False and not cold:  # unseen pages may have been there
         assert caches.counts([file], caches.Look(None)) is None
+
+
+FUSE = """
+import json, subprocess, sys
+from dataclasses import asdict
+from pathlib import Path
+from dsprep.bench import caches
+from dsprep.bench.watching import Watch
+
+program, backing, mount, *faults = sys.argv[1:]
+command = [sys.executable, program, backing, mount, *(f"--fault={f}" for f in faults)]
+served = subprocess.Popen(
+    [*command, "--until-eof"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+)
+assert served.stdout.readline().strip() == "ready"
+file = Path(mount, "data")
+watch = Watch([file])
+with file.open("rb") as kept:
+    caches.fill([file])
+    before = watch.before()
+    caches.drop([file])
+    print(json.dumps([asdict(before), asdict(watch.before())]))
+served.stdin.close()
+sys.exit(served.wait(10))
+"""
+
+
+@pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="no /dev/fuse here")
+@pytest.mark.parametrize(("faults", "keeps"), [(["eio-fsync"], True), (["no-mmap"], False)])
+def test_a_fuse_mount_without_a_device(file, tmp_path, faults, keeps):
+    """Nothing is counted for the process there; past the page cache nothing is kept either."""
+    program = Path(__file__).parent / "cluster" / "faultfs.py"
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    command = [sys.executable, "-c", FUSE, str(program), str(file.parent), str(mount), *faults]
+    spaces = [] if shutil.which("unshare") is None else ["unshare", "-Urm"]
+    if not spaces or subprocess.run([*spaces, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces of users and mounts here")
+    done = subprocess.run([*spaces, *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    filled, dropped = map(Seen.from_json, json.loads(done.stdout))
+    assert (filled.keeps, filled.counts) == (keeps, False)
+    assert dropped.held == 0.0
+    words = "pages dropped" if keeps else "no client cache"
+    assert evidence(replace(dropped, received=Received())).words == f"{words}, {UNKNOWN}"
 
 
 # --- what counts on the way -------------------------------------------------------------------

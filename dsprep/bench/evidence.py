@@ -128,10 +128,11 @@ class Evidence:
 
     @property
     def network(self) -> int | None:
-        """Bytes that came over the network; None if that is not counted."""
-        if self.mount is not None:
+        """Bytes that came over the network; None if nothing that is counted can be they."""
+        if self.mount is not None or not self._interface:
             return self.mount
-        return self.interfaces[self._interface] if self._interface else None
+        came = self.interfaces[self._interface]
+        return came if self.remote or came >= COLD * (self.least or 1) else None
 
     @property
     def problem(self) -> str:
