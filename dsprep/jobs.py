@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,9 +45,11 @@ from dsprep.storage import (
     data_files,
     free_memory,
     free_nbytes,
+    node,
     remove,
     sync_directory,
     tree_nbytes,
+    wait_for,
 )
 from dsprep.through import SidecarSource
 from dsprep.transfer import CHECKPOINT_NBYTES, Done, ShardCopy
@@ -437,6 +439,8 @@ class _ShardTask:
         As in `run_job`.
     samples
         The shard's samples as the user counts them, for messages.
+    node
+        Where the directories were made; see `storage.node`.
     """
 
     job: Job
@@ -448,6 +452,15 @@ class _ShardTask:
     threads: int
     durable: bool
     samples: tuple[int, int]
+    node: str
+
+
+class _Written(NamedTuple):
+    """A shard that is complete: payload bytes copied, its bytes, and the node that wrote it."""
+
+    copied: int
+    nbytes: int
+    node: str
 
 
 THREADS_PER_TASK = 2
@@ -479,8 +492,11 @@ def _hand_out(
         if i not in done
     )
     missing = len(job.shards) - len(done)
-    for task, nbytes in executors.run(executor, _do_shard, tasks, count=missing):
-        samples, copied = samples + len(job.shards[task.number]), copied + nbytes
+    for task, written in executors.run(executor, _do_shard, tasks, count=missing):
+        wait_for(task.path, written.node, written.nbytes)
+        if task.job.groupings:
+            wait_for(staging.root / f"groups-{task.number}.json", written.node)
+        samples, copied = samples + len(job.shards[task.number]), copied + written.copied
         if progress is not None:
             progress(samples, before + copied)
     staging.save({"shard": len(job.shards), "samples": 0, "writer": None, "complete": True})
@@ -509,11 +525,12 @@ def _shard_task(
         THREADS_PER_TASK,
         staging.durable,
         (shard.start, shard.stop),
+        node(),
     )
 
 
-def _do_shard(task: _ShardTask) -> int:
-    """Write a shard; return the payload bytes copied."""
+def _do_shard(task: _ShardTask) -> _Written:
+    """Write a shard."""
     try:
         return _copied(task)
     except DsprepError as error:
@@ -530,7 +547,9 @@ def _told_of(task: _ShardTask, error: str) -> ExecutorError:
     )
 
 
-def _copied(task: _ShardTask) -> int:
+def _copied(task: _ShardTask) -> _Written:
+    for directory in (task.attempts, task.path.parent):
+        wait_for(directory, task.node)
     # In a directory of this attempt: another one may be under way if a worker seemed lost.
     own = Path(tempfile.mkdtemp(prefix=f"{task.number}-", dir=task.attempts))
     made = own / task.path.name
@@ -551,7 +570,7 @@ def _copied(task: _ShardTask) -> int:
         (own / "shard.json").replace(task.root / f"shard-{task.number}.json")
         sync_directory(task.root)
     remove(own)
-    return nbytes
+    return _Written(nbytes, tree_nbytes(task.path), node())
 
 
 def _put(made: Path, path: Path, own: Path) -> None:

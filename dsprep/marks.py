@@ -25,13 +25,11 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from dsprep.errors import DsprepError, FormatError
-from dsprep.locking import boot
-from dsprep.storage import data_files, pauses, pread_most, revalidate
+from dsprep.storage import data_files, node, pauses, pread_most, revalidate
 
 Status: TypeAlias = tuple[int, int, int, int]
 """Inode, size, time stamp and change time of a file, both in ns."""
@@ -68,12 +66,6 @@ def same_file(before: Status, now: Status) -> bool:
 def is_coarse(found: Status) -> bool:
     """Whether a change time says too little, being of whole seconds; it may be the time stamp."""
     return found[3] % SECOND == 0
-
-
-@lru_cache
-def node() -> str:
-    """Return a word for this node since its start."""
-    return f"{os.uname().nodename} {boot()}"
 
 
 def place(found: os.stat_result) -> str:

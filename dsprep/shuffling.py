@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from dsprep.buckets import BucketReader, RunWriter, index_row_nbytes, payload_sizes
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import UsageError
 from dsprep.formats.base import Layout, Source, State
 from dsprep.gathering import take
 from dsprep.permutation import Permutation
@@ -37,7 +37,7 @@ from dsprep.plan import PIECE_NBYTES, Shard, pieces, probe_nbytes, show_nbytes
 from dsprep.schema import Arena, Batch, Ints, Schema, concatenate, empty_batch
 from dsprep.sidecar import write_json
 from dsprep.splitting import DerivedSource, SelectedSource
-from dsprep.storage import copy_range, pread_into, remove, sync_directory
+from dsprep.storage import copy_range, node, pread_into, remove, sync_directory, wait_for
 from dsprep.through import SidecarSource
 from dsprep.transfer import ShardCopy
 
@@ -78,6 +78,8 @@ class FirstPass:
         Into how many ranges of samples it is cut.
     durable
         Whether to wait for the disk.
+    node
+        Where `attempts` was made; see `storage.node`.
     """
 
     directory: Path
@@ -89,6 +91,7 @@ class FirstPass:
     piece_nbytes: int
     parts: int
     durable: bool
+    node: str
 
     def range(self, part: int) -> tuple[int, int]:
         """Return the samples of a part, half-open."""
@@ -101,6 +104,7 @@ class FirstPass:
     def deal(self, part: int, base: Source, offset: int) -> None:
         """Deal the samples of a part; sample `offset` of all is the first one of `base`."""
         start, stop = self.range(part)
+        wait_for(self.attempts, self.node)
         own = Path(tempfile.mkdtemp(prefix=f"{part}-", dir=self.attempts))
         order = Permutation(self.seed, self.samples)
         writer = RunWriter(own, self.schema, order, self.per_bucket, None)
@@ -204,12 +208,14 @@ class ShuffledSource(DerivedSource):
         self._sizes: Ints | None = None
         self._selected: SelectedSource | None = None
         self._dealt = 0  # into so many parts, if by several processes
+        self._node = node()  # whose word it is that they are there
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process reads the buckets, once they are there, and never the source itself.
         unshared = ("_cache", "_lock", "_sizes_lock", "_sizes", "_selected", "_local")
         state = {k: v for k, v in vars(self).items() if k not in unshared}
-        return {**state, "base": _Dealt(self.base), "scratch": self.scratch.absolute()}
+        scratch = self.scratch.absolute()
+        return {**state, "base": _Dealt(self.base), "scratch": scratch, "_node": node()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -253,6 +259,8 @@ class ShuffledSource(DerivedSource):
             if self.how == "buckets":
                 if not isinstance(self.base, _Dealt):
                     self._deal(progress or (lambda done, total: None))
+                for path in self._directories():
+                    wait_for(path / "runs", self._node)
                 reader = BucketReader(
                     self._directories(), self.schema, self._order, self._per_bucket
                 )
@@ -328,13 +336,14 @@ class ShuffledSource(DerivedSource):
             piece_nbytes=self._piece_nbytes,
             parts=parts,
             durable=self.durable,
+            node=node(),
         )
 
     def dealt(self, first_pass: FirstPass) -> None:
         """Record that all parts of the first pass are there."""
-        missing = [p for p in self._parts(first_pass.parts) if not p.is_dir()]
-        if missing:
-            raise FormatError("a part of the first pass is missing", where=missing[0])
+        for path in self._parts(first_pass.parts):
+            if not path.is_dir():
+                wait_for(path / "runs", "any")
         if self.schema.ragged:
             with (self.scratch / "sizes").open("wb") as out:
                 for part in range(first_pass.parts):

@@ -85,6 +85,7 @@ import json
 import os
 import secrets
 import stat
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -97,13 +98,15 @@ from dsprep.errors import FormatError
 from dsprep.marks import Mark, same_time
 from dsprep.publishing import partial_path
 from dsprep.schema import Schema, decode_dtype, encode_dtype
-from dsprep.storage import SIDECARS, sync_directory
+from dsprep.storage import SIDECARS, revalidate, sync_directory
 
 VERSION = 1
 NAMES = SIDECARS
 SUFFIX, COMPANION = NAMES
 LARGEST = 1 << 60
 """Numbers of samples are smaller."""
+PAUSES = (0.0, 0.1, 0.3, 1.2)
+"""Seconds before each look at a sidecar that ends too early."""
 MAX_NBYTES = 256 << 20
 """No sidecar is larger; a larger file is not read into memory."""
 
@@ -388,14 +391,29 @@ def read(path: Path) -> Content:
         If it is not one.
     """
     try:
-        if path.stat().st_size > MAX_NBYTES:
-            raise FormatError("the sidecar is too large", where=path)
-        content = json.loads(path.read_bytes())
+        content = json.loads(_read_whole(path))
     except (ValueError, RecursionError) as error:
         raise FormatError("the sidecar is not JSON", where=path, found=error) from error
     if not isinstance(content, dict):
         raise FormatError("the sidecar is not a JSON object", where=path)
     return Content.from_json(content, path)
+
+
+def _read_whole(path: Path) -> bytes:
+    """Return the bytes of a sidecar, which may just have replaced a shorter one.
+
+    A client that keeps attributes ends it where the other one ended.
+    """
+    data = b""
+    for pause in PAUSES:
+        time.sleep(pause)
+        if path.stat().st_size > MAX_NBYTES:
+            raise FormatError("the sidecar is too large", where=path)
+        data = path.read_bytes()
+        if data.rstrip().endswith(b"}"):
+            break
+        revalidate(path)
+    return data
 
 
 def write(

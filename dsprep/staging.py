@@ -19,11 +19,11 @@ While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -107,7 +107,6 @@ class Staging:
         self._lock: Lock | None = None
         self._gone = False
         self.notes: tuple[str, ...] = ()
-        self.root.mkdir(exist_ok=True)
         try:
             self._take_lock()
             self.put_sidecar()
@@ -117,16 +116,23 @@ class Staging:
             raise
 
     def _take_lock(self) -> None:
-        try:
-            self._lock = publishing.lock(self.root)
-        except BlockingIOError as error:
-            raise TargetError(
-                "another process is making it",
-                where=self.target,
-                found=f"its working directory is {error.strerror}",
-                fix="wait for it to end",
-            ) from error
-        self.notes = self._lock.notes
+        for last in (False, True):
+            self.root.mkdir(exist_ok=True)
+            try:
+                self._lock = publishing.lock(self.root)
+            except FileNotFoundError:  # another process has just ended, and removed it
+                if last:
+                    raise
+            except BlockingIOError as error:
+                raise TargetError(
+                    "another process is making it",
+                    where=self.target,
+                    found=f"its working directory is {error.strerror}",
+                    fix="wait for it to end",
+                ) from error
+            else:
+                self.notes = self._lock.notes
+                return
 
     def _continue(self, job: Mapping[str, Any], restart: bool) -> dict[str, Any] | None:
         """Return the state that an interrupted run of the same job left, or None."""
@@ -241,13 +247,10 @@ class Staging:
 
     def discard(self) -> None:
         """Remove the working directory, and release the lock, which is in it."""
-        gone = discard(self.root)
+        gone = _clear(self.root)
+        self.close()  # what is removed while it is open stays, where clients give it another name
         self._gone = True
-        self.close()
-        if not gone:  # it had the lock, under another name as long as that was open
-            with suppress(OSError):  # or it has what another process reads, or works in already
-                self.root.rmdir()
-        if not gone and self.root.exists():
+        if not (_remove_empty(self.root) and gone):
             self.notes += (f"{LEFT} {self.root}",)
 
     def close(self) -> None:
@@ -298,12 +301,44 @@ def _is_renamed(path: Path, mark: Mark) -> bool:
     return path.is_dir() or (nbytes, mtime) == mark.status[1:3]
 
 
-def discard(root: Path) -> bool:
-    """Remove a working directory, the record that all is complete last; see `storage.remove`."""
-    for path in root.iterdir():
-        if path.name not in ("state.json", *publishing.KEPT):
-            remove(path)
-    return remove(root)
+def discard(root: Path) -> None:
+    """Remove a working directory of which this process has not the lock."""
+    _clear(root)
+    _remove_empty(root)
+
+
+def _clear(root: Path) -> bool:
+    """Remove what is in a working directory, the record that all is complete last.
+
+    Returns
+    -------
+    Whether it is gone; see `storage.remove`.
+    """
+    names = ("state.json", *publishing.KEPT)
+    gone = [remove(path) for path in root.iterdir() if path.name not in names]
+    return remove(root / "state.json") and all(gone)
+
+
+def _remove_empty(root: Path) -> bool:
+    """Remove a working directory of which nothing but the lock is left.
+
+    Returns
+    -------
+    Whether it is gone, or another process works there already.
+    """
+    lock, record = (root / name for name in publishing.KEPT)
+    if record.exists():
+        return True
+    remove(lock)
+    try:
+        root.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return any(not p.name.startswith(HIDDEN) for p in root.iterdir())
+    return True
 
 
 def _same_place(before: Any, now: Any) -> bool:

@@ -13,12 +13,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from dsprep.errors import FormatError
+from dsprep.errors import FormatError, TargetError
+from dsprep.locking import boot
 from dsprep.schema import Array
 
 Result = TypeVar("Result")
@@ -188,6 +190,48 @@ def pauses() -> Iterator[float]:
     while left > 0:
         yield min(pause, left)
         left, pause = left - pause, min(2 * pause, 5.0)
+
+
+@lru_cache
+def node() -> str:
+    """Return a word for this node since its start."""
+    return f"{os.uname().nodename} {boot()}"
+
+
+def wait_for(path: Path, by: str, nbytes: int | None = None) -> None:
+    """Wait until a file or directory that another process has completed is seen here.
+
+    Parameters
+    ----------
+    by
+        The `node` of that process; nothing is looked at if it is this one.
+    nbytes
+        Its bytes; of a directory those of its data files.
+
+    Raises
+    ------
+    TargetError
+        If it is not seen after `PATIENCE`.
+    """
+    if by == node():
+        return
+    found: int | None = None
+    for pause in (0.0, *pauses()):
+        time.sleep(pause)
+        revalidate(path)
+        found = None
+        with suppress(FileNotFoundError):
+            found = path.stat().st_size if nbytes is None else tree_nbytes(path)
+        if found is not None and nbytes in (None, found):
+            return
+    raise TargetError(
+        f"another node has completed it, and it is not seen from here after {PATIENCE:.0f} s",
+        where=path,
+        expected=None if nbytes is None else f"{nbytes:,} bytes",
+        found="nothing there" if found is None else f"{found:,} bytes",
+        fix="take a file system that all nodes share; if this is one, have its client keep "
+        "attributes for a shorter time: actimeo=1 or noac for NFS, attr_timeout=1 for FUSE",
+    )
 
 
 def revalidate(path: Path) -> None:

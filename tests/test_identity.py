@@ -192,7 +192,8 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_sidecar_is_not_overlooked(damage, typed, tmp_path):
+def test_a_damaged_sidecar_is_not_overlooked(damage, typed, tmp_path, monkeypatch):
+    monkeypatch.setattr(sidecar, "PAUSES", (0.0,))
     path = sidecar_path(typed)
     path.write_text(DAMAGE[damage](path.read_text()))
     for use in (dsprep.open, provenance):
@@ -205,7 +206,8 @@ def test_a_damaged_sidecar_is_not_overlooked(damage, typed, tmp_path):
         assert source.schema != SCHEMA
 
 
-def test_types_that_are_named_are_used(tmp_path):
+def test_types_that_are_named_are_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(sidecar, "PAUSES", (0.0,))
     path = tmp_path / "one.lmdb"
     schema = Schema((Field("x", np.dtype("<u2"), (40, 3)),))
     batch = random_batch(schema, COUNT, seed=1)

@@ -199,7 +199,8 @@ GOOD = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2)),)).to_json()
         ),
     ],
 )
-def test_damage_is_one_clear_error(text, tmp_path):
+def test_damage_is_one_clear_error(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(sidecar, "PAUSES", (0.0,))
     (tmp_path / "x").write_bytes(text)
     with pytest.raises(FormatError, match="sidecar"):
         sidecar.read(tmp_path / "x")
