@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Self
 
 from dsprep.errors import TargetError
+from dsprep.storage import pread_most, pwrite_all
 
 BEAT = 5.0
 """Seconds after which a holder raises its count."""
@@ -169,10 +170,9 @@ class Lock:
             self._owner = replace(self._owner, count=self._owner.count + 1)
             try:
                 with self._record.open("r+b", buffering=0) as file:  # closing it tells the server
-                    if self._token not in file.read(_NBYTES):
+                    if self._token not in pread_most(file.fileno(), _NBYTES, 0):
                         return
-                    file.seek(0)
-                    file.write(self._owner.dump())
+                    pwrite_all(file.fileno(), [self._owner.dump()], 0)
             except OSError:  # a file server that is away: `check` will say so
                 continue
 
@@ -294,7 +294,7 @@ def _create(path: Path, owner: Owner) -> bool:
         return False
     try:
         try:
-            os.write(fd, owner.dump())
+            pwrite_all(fd, [owner.dump()], 0)
         finally:
             os.close(fd)
     except BaseException:
@@ -309,7 +309,7 @@ def _read(path: Path) -> bytes | None:
         with path.open("rb", buffering=0) as file:
             with suppress(OSError):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            return file.read(_NBYTES)
+            return pread_most(file.fileno(), _NBYTES, 0)
     except FileNotFoundError:
         return None
 

@@ -17,9 +17,9 @@ HEAVY = ("h5py", "lmdb", "zarr", "tensorflow", "torch", "jax", "numcodecs", "ml_
 # Each layer may import from those above it and, unless it says otherwise, from itself.
 LAYERS = [
     ("errors", "escaping"),
-    ("executors", "locking"),
+    ("executors",),
     ("schema",),
-    ("packing", "storage", "grouping", "publishing", "marks"),
+    ("packing", "storage", "grouping", "locking", "publishing", "marks"),
     ("laws", "scatter", "spans", "digests"),
     ("layout", "filters"),
     ("formats.base", "formats.samples"),

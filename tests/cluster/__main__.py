@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from cluster import jobs, readers
+from cluster import jobs, readers, table, trials
 from cluster.cases import Cases
 from cluster.lab import NODES, Lab
 
@@ -57,10 +57,16 @@ def check(lab: Lab) -> list[str]:
 def main() -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(prog="python tests/cluster", description=__doc__)
-    parser.add_argument("what", choices=("check", "shell", *TRIALS))
+    parser.add_argument("what", choices=("check", "shell", "table", "speeds", "trials", *TRIALS))
     parser.add_argument("--nodes", type=int, default=2, choices=range(1, len(NODES) + 1))
     parser.add_argument("--systems", help="names, with commas between; all if not given")
-    parser.add_argument("--only", help="cases that have this in their names")
+    parser.add_argument("--only", help="cases, or verbs, that have this in their names")
+    parser.add_argument("--count", type=int, default=500, help="trials")
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--gigabytes", type=float, default=0.5, help="what speeds reads")
+    parser.add_argument("--runs", type=int, default=5)
     asked = parser.parse_args()
     if os.geteuid():
         parser.error("namespaces and mounts take root")
@@ -78,7 +84,18 @@ def main() -> int:
             cases = Cases(asked.only)
             TRIALS[asked.what](lab, cases, list(lab.systems))
             return cases.end()
-        wrong = check(lab)
+        if asked.what == "trials":
+            last = ""
+            numbers = range(asked.first, asked.first + asked.count)
+            for last in trials.run(lab, numbers, asked.seed, asked.minutes):
+                print(last, flush=True)
+            return 0 if last.endswith(" 0 findings") else 1
+        if asked.what == "table":
+            wrong = table.table(lab, asked.only)
+        elif asked.what == "speeds":
+            wrong = table.speeds(lab, asked.gigabytes, asked.runs)
+        else:
+            wrong = check(lab)
     for text in wrong:
         print(text)
     return 1 if wrong else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -281,28 +282,58 @@ class Rclone(FileSystem):
 
 @dataclass
 class Faults(FileSystem):
-    """The lab's own over FUSE, which does what few others do, over a directory of the store."""
+    """The lab's own over FUSE, which does what few others do, over a directory of the store.
 
-    faults: tuple[str, ...] = field(default=())
-    packages = ("fusermount3",)
+    Attributes
+    ----------
+    faults
+        What it does from the beginning; ``{node}`` is the last number of the node's address.
+    """
+
+    faults: tuple[str, ...] = ()
+    running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
     def serve(self, fabric: Fabric, store: Node) -> None:
         """Make the directory."""
         self.made_of.mkdir(parents=True, exist_ok=True)
 
     def mount(self, node: Node) -> None:
-        """Mount it, each node with a seed of its own."""
-        told = " ".join(f"--fault {fault}" for fault in self.faults)
-        log = self.base / node.name / f"{self.name}.log"
-        node.start(
-            f"mkdir -p {self.root} {log.parent} && exec {sys.executable} {HERE / 'faultfs.py'}"
-            f" {self.made_of} {self.root} --seed {node.address.rpartition('.')[2]} {told}"
-            f" > {log} 2>&1"
-        )
-        wait_for(
-            f"{self.name} on {node.name}",
-            lambda: not node.run(f"mountpoint -q {self.root}").returncode,
-        )
+        """Mount it, on each node by a process of its own."""
+        number = node.address.rpartition(".")[2]
+        command = [sys.executable, str(HERE / "faultfs.py"), str(self.made_of), str(self.root)]
+        for fault in self.faults:
+            command += ["--fault", fault.replace("{node}", number)]
+        log = (self.base / node.name / f"{self.name}.log").open("a")
+        node.run(f"mkdir -p {self.root}", check=True)
+        with log:
+            self.running[node.name] = node.start(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        started = self.running[node.name].stdout
+        if started is None or started.readline() != "ready\n":
+            raise OSError(f"{self.name} cannot be mounted on {node.name}")
+
+    def tell(self, node: str, command: str) -> str:
+        """Arm or disarm faults on a node; return the answer."""
+        running = self.running[node]
+        assert running.stdin is not None
+        assert running.stdout is not None
+        running.stdin.write(f"{command}\n")
+        running.stdin.flush()
+        return running.stdout.readline()
+
+
+BARE = (
+    *("no-odirect", "no-mmap", "no-flock", "no-posix-locks", "no-rename2", "no-links", "no-xattr"),
+    *("no-symlinks", "no-copy-file-range", "no-fallocate", "no-dir-fsync", "silly"),
+)
+"""What the poorest mounts lack."""
+
+ODD = ("coarse=1", "clock=-60", "inodes={node}", "blksize=0x400000", "local-locks")
+"""Times of whole seconds by a clock that is late; inode numbers that each mount makes up."""
 
 
 def all_of(base: Path) -> dict[str, FileSystem]:
@@ -320,5 +351,10 @@ def all_of(base: Path) -> dict[str, FileSystem]:
         Sshfs("sshfs", base),
         MooseFs("moosefs", base),
         Rclone("rclone", base),
+        Faults("faults", base),
+        Faults("faults-bare", base, BARE),
+        Faults("faults-odd", base, ODD),
+        Faults("faults-stale", base, ("stale=5", "local-locks")),
+        Faults("faults-short", base, ("short=0.3", "short-write=0.3")),
     ]
     return {f.name: f for f in found}

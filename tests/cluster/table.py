@@ -1,0 +1,68 @@
+"""Tables of what works where, and of how fast the Reader is there."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from cluster import verbs
+from cluster.lab import ROOT, Lab, Worker
+
+
+def table(lab: Lab, wanted: str | None) -> list[str]:
+    """Print what every verb does on every file system; return what is wrong."""
+    only = [n for n, _ in verbs.STEPS if wanted is None or wanted in n]
+    first = Worker(lab, lab.names[0])
+    counts = [n for n in (1, 2, 4) if n <= len(lab.names)]
+    reference = {}
+    for nodes in counts:
+        reference[nodes] = verbs.Trial(lab, first, lab.base / "reference", nodes)
+        for name, found in verbs.run(reference[nodes], None, only).items():
+            if found.word != "works":
+                return [
+                    f"{name} on a local disk, {nodes} nodes: {line}"
+                    for line in found.lines(lab.base)
+                ]
+    wrong, told = [], []
+    print("| file system | nodes | " + " | ".join(n for n, _ in verbs.STEPS) + " |")
+    print("|---" * (2 + len(list(verbs.STEPS))) + "|")
+    for system in lab.systems.values():
+        for nodes in counts:
+            found = verbs.run(verbs.Trial(lab, first, system.root, nodes), reference[nodes], only)
+            words = [found[n].word if n in found else "" for n, _ in verbs.STEPS]
+            print(f"| {system.name} | {nodes} | " + " | ".join(words) + " |", flush=True)
+            for verb, outcome in found.items():
+                lines = [f"{system.name}, {nodes}, {verb}: {x}" for x in outcome.lines(lab.base)]
+                print(*lines, sep="\n", end="\n" * bool(lines), file=sys.stderr, flush=True)
+                told += lines
+                wrong += lines if outcome.wrong else []
+    print("", *told, sep="\n")
+    return wrong
+
+
+def speeds(lab: Lab, gigabytes: float, runs: int) -> list[str]:
+    """Print the Reader's share of plain preadv on every file system; return what fails."""
+    node, wrong = lab.nodes[lab.names[0]], []
+    script = ROOT / "examples" / "reader_throughput.py"
+    print("| file system | 19.2 kB, warm | cold | 192 kB, warm | cold | plain preadv, warm |")
+    print("|---|---|---|---|---|---|")
+    for system in lab.systems.values():
+        cells, rates = [], []
+        for sample in (19_200, 192_000):
+            for cold in ((), ("--cold",)):
+                told = ["--gigabytes", gigabytes, "--runs", runs, "--group", "32MiB", *cold]
+                told += ["--directory", system.root, "--sample", sample]
+                command = [sys.executable, str(script), *map(str, told)]
+                printed = node.run(command, timeout=600, env=lab.env(node.name)).stdout
+                found = re.search(
+                    r"([\d.]+) of plain preadv \((.*) to (.*); plain (\S+) G", printed
+                )
+                if found is None:
+                    wrong.append(f"{system.name}: {printed[-500:]}")
+                    cells.append("failed")
+                    continue
+                cells.append(f"{found[1]} ({found[2]}-{found[3]})")
+                rates.append(found[4])
+        rate = f"{rates[0]} GB/s" if rates else ""
+        print(f"| {system.name} | {' | '.join(cells)} | {rate} |", flush=True)
+    return wrong
