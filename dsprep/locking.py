@@ -26,12 +26,11 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
 from dsprep.errors import TargetError
-from dsprep.storage import pread_most, pwrite_all
+from dsprep.storage import boot, pread_most, pwrite_all
 
 BEAT = 5.0
 """Seconds after which a holder raises its count."""
@@ -118,15 +117,6 @@ class Owner:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
-
-
-@lru_cache
-def boot() -> str:
-    """Return a word for this start of this kernel; empty if it is not told."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _space() -> str:

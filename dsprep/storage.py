@@ -20,7 +20,6 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from dsprep.errors import FormatError, TargetError
-from dsprep.locking import boot
 from dsprep.schema import Array
 
 Result = TypeVar("Result")
@@ -190,6 +189,15 @@ def pauses() -> Iterator[float]:
     while left > 0:
         yield min(pause, left)
         left, pause = left - pause, min(2 * pause, 5.0)
+
+
+@lru_cache
+def boot() -> str:
+    """Return a word for this start of this kernel; empty if it is not told."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 @lru_cache
