@@ -22,8 +22,7 @@ WarmServer: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--warm-server",
-        help="Cold runs from a server that has the data in its memory: read all once before, then "
-        "drop the pages of this node only.",
+        help="Read all once before; drop this node's pages only.",
         rich_help_panel=HOW,
     ),
 ]
@@ -31,8 +30,7 @@ EvictServer: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="CMD",
-        help="Cold runs from a server without them: a shell command that drops its cache, run "
-        "before each (ssh SERVER 'echo 3 > /proc/sys/vm/drop_caches').",
+        help="Run before each cold run, to drop the server's cache.",
         show_default=False,
         rich_help_panel=HOW,
     ),
