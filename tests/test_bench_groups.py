@@ -24,6 +24,7 @@ from dsprep.bench.strategies.lmdbio import records as lmdbio_records
 from dsprep.bench.strategies.lmdbio.dealing import Deal
 from dsprep.bench.task import Task
 from dsprep.errors import DsprepError, UsageError
+from dsprep.reader.engines import direct
 from dsprep.schema import Ragged
 
 COUNT = 103
@@ -195,6 +196,18 @@ def test_the_limit_reads_directly(places):
         pytest.skip("no direct reads on this file system")
     finally:
         strategy.close()
+
+
+@pytest.mark.filterwarnings("ignore::dsprep.reader.engines.fallback.EngineWarning")
+@pytest.mark.parametrize("name", ["dsprep", "pread-limit"])
+def test_no_figures_of_another_engine_than_the_one_that_was_asked_for(name, places, monkeypatch):
+    monkeypatch.setattr(direct, "_dio_align", lambda fd: (0, 0))
+    strategy = made(name, places, engine="direct")
+    with pytest.raises(UsageError, match="O_DIRECT is refused here"):  # noqa: PT012
+        strategy.open()
+        assert name == "pread-limit", "which opens the files when it reads them"
+        list(strategy.epoch(0))
+    strategy.close()
 
 
 def test_what_the_limit_cannot_read_is_told(places):
