@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from dsprep.bench import caches, child, page, received, watching
+from dsprep.bench.answer import answer
 from dsprep.bench.counters import Counters
-from dsprep.bench.evidence import Evidence, Seen, server_words, weakest
+from dsprep.bench.evidence import UNKEPT, Evidence, Seen, server_words, weakest
 from dsprep.bench.machine import Mount
 from dsprep.bench.model import Report, Row
 from dsprep.bench.received import Received
@@ -488,6 +489,19 @@ def test_a_mount_that_counts_nothing_gives_figures(task, monkeypatch):
     assert found.problems == ()
     assert found.value("samples_per_second") > 0
     assert found.evidence == f"pages dropped, 1.00x of the bytes over eth0, {UNKNOWN}"
+
+
+def test_what_no_page_cache_keeps_is_not_called_warm(task, monkeypatch):
+    warm = replace(task, cold=False)
+    assert UNKEPT not in ran(warm, cold=False).notes
+    monkeypatch.setattr(caches, "look", lambda files: caches.Look(None, keeps=False))
+    found = ran(warm, cold=False)
+    assert found.evidence == ""
+    assert UNKEPT in found.notes
+    report = Report("read", "c", "2025-06-01", {}, {}, {"cold": False}, (found,))
+    words = " ".join(answer(report))
+    assert "warm, but not in the page cache" in words
+    assert "came from the page cache" not in words
 
 
 def test_where_nothing_can_be_seen_it_is_said(task, monkeypatch):

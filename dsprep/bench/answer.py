@@ -17,6 +17,7 @@ from dsprep.bench.evidence import (
     OVER,
     SERVER_UNKNOWN,
     SERVER_WARM,
+    UNKEPT,
     UNKNOWN,
 )
 from dsprep.bench.model import MEASURES, Report, Row
@@ -121,9 +122,11 @@ def _rate(nbytes_per_second: float) -> str:
 
 
 def _source(report: Report) -> str:
+    limit = next((r for r in report.rows if r.name == LIMIT), None)
     if not report.settings.get("cold"):
-        return "warm, from the page cache"
-    evidence = next((r.evidence for r in report.rows if r.name == LIMIT), "")
+        kept = limit is None or UNKEPT not in limit.notes
+        return "warm, from the page cache" if kept else "warm, but not in the page cache"
+    evidence = "" if limit is None else limit.evidence
     return f"cold: {evidence}" if evidence not in ("", DEVICE) else f"cold, {DEVICE}"
 
 
@@ -383,7 +386,8 @@ def _limits(report: Report) -> str:
     kind = _parallel(report)
     where = f"one client of {kind}, with what else ran on it" if kind else "no parallel file system"
     told = [f"All this is one machine and {where}"]
-    if not report.settings.get("cold"):
+    kept = not any(UNKEPT in r.notes for r in report.all_rows)
+    if not report.settings.get("cold") and kept:
         told.append("the data came from the page cache, so the storage itself was not measured")
     if number(report.settings, "repeat", 2) < 2 and number(report.settings, "epochs", 2) < 2:
         told.append("each was measured once, so only differences over 10 % are told")

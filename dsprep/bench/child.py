@@ -47,9 +47,10 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
         elif task.warm_server and task.rank == 0:
             caches.fill(task.drop)
         watch = Watch(task.drop, tries=task.rank == 0) if task.cold else None
+        warm = None if task.cold else Seen(keeps=caches.look(task.drop).keeps)
         epochs = []
         for number in range(task.warmup + task.epochs):
-            seen = None if watch is None else _made_cold(task, strategy, wait, watch)
+            seen = warm if watch is None else _made_cold(task, strategy, wait, watch)
             came = None if watch is None else watch.received()
             found = _epoch(task, strategy, number, wait, compute)
             if watch is not None and seen is not None and came is not None:

@@ -23,6 +23,7 @@ HELD = 0.02
 DEVICE, UNKNOWN = "from the device", "coldness unknown"
 SERVER = "server cache"
 SERVER_UNKNOWN, SERVER_WARM = f"{SERVER} unknown", f"{SERVER} warm"
+UNKEPT = "nothing of this mount stays in the page cache, so warm reads ask the server, too"
 OVER, ANY = "of the bytes over ", "over any interface"
 
 

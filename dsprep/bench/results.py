@@ -33,7 +33,7 @@ class Epoch:
     excess
         Whether there were more batches than steps.
     seen
-        What shows whether the epoch was cold; None if it was not meant to be.
+        What shows whether the epoch was cold, or could be warm; None if nobody looked.
     """
 
     samples: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dsprep.bench.evidence import COLD, SERVER_UNKNOWN, Evidence, weakest
+from dsprep.bench.evidence import COLD, SERVER_UNKNOWN, UNKEPT, Evidence, weakest
 from dsprep.bench.model import Measure, Row
 from dsprep.bench.results import Epoch, Result
 from dsprep.bench.running import Failure
@@ -87,7 +87,7 @@ def row(name: str, runs: Sequence[list[Result] | Failure], facts: Facts) -> Row:
         name,
         words,
         measures,
-        notes=_notes(name, measures, facts),
+        notes=_notes(name, measures, epochs, facts),
         runs=len(epochs),
         evidence="" if evidence is None else evidence.words,
     )
@@ -179,8 +179,13 @@ def _evidence(ranks: Sequence[Epoch], facts: Facts) -> Evidence | None:
     return Evidence.of(seen, device, facts.least, facts.server)
 
 
-def _notes(name: str, measures: dict[str, Measure], facts: Facts) -> tuple[str, ...]:
+def _notes(
+    name: str, measures: dict[str, Measure], epochs: Sequence[Sequence[Epoch]], facts: Facts
+) -> tuple[str, ...]:
     notes = []
+    seen = [e.seen for ranks in epochs for e in ranks if e.seen is not None]
+    if not facts.cold and name != DUMMY and any(not s.keeps for s in seen):
+        notes.append(UNKEPT)
     device = measures["device_bytes"].value / facts.least if not facts.cold else 0.0
     if device > 1 - COLD and name != DUMMY:
         notes.append(f"{device:.0%} of the bytes came from a device, not from the page cache")

@@ -239,6 +239,7 @@ def _bench_writing(
     for to in settings.to:
         formats.load(to)
     settings.server.check(settings.cold)
+    settings.server.drop()  # a command that fails is found before anything is read
     subject = look(data, reading)
     cold = subject.cold(settings)
     with working(data, subject.dataset, folder) as place:
@@ -302,6 +303,7 @@ def bench_provenance(
     """
     settings, reading = settings or Settings(), reading or OpenOptions()
     settings.server.check(settings.cold)
+    settings.server.drop()  # a command that fails is found before anything is read
     subject = look(data, reading)
     libraries = _libraries(subject.format)
     told = {
