@@ -37,7 +37,9 @@ class Files:
     def replace(self, path: Path, parts: Sequence[Buffer]) -> None:
         """Write a whole file."""
         with self.opened(path) as fd:
-            os.ftruncate(fd, pwrite_all(fd, parts, 0))
+            nbytes = pwrite_all(fd, parts, 0)
+            if os.fstat(fd).st_size > nbytes:
+                os.ftruncate(fd, nbytes)
 
     def sync(self) -> None:
         """Make all that has been written durable."""
