@@ -18,7 +18,7 @@ from support import assert_same_batch, random_batch
 from test_marks import COUNT, SCHEMA, SHARDS, Inline, data_file, interrupted, made, replace
 
 import dsprep
-from dsprep import jobs, marks, sidecar, staging, storage
+from dsprep import jobs, marks, shuffling, sidecar, staging, storage
 from dsprep.bench import scratch
 from dsprep.dataset import MultiSource
 from dsprep.errors import TargetError
@@ -247,6 +247,24 @@ def test_shards_that_are_seen_late(format, tmp_path, monkeypatch):
         )
         with dsprep.open(path) as now, dsprep.open(target) as out:
             assert dsprep.verify(now, out).same
+
+
+def test_the_first_pass_of_a_shuffle_by_another_node(tmp_path, monkeypatch):
+    """Workers wait for the directory in which they write, and for what others have dealt."""
+    (path,) = made("hdf5", tmp_path / "one", 1, 1, beside=True)
+    waited = []
+    monkeypatch.setattr(shuffling, "_choose", lambda *_: "buckets")
+    monkeypatch.setattr("dsprep.remote.PART_NBYTES", 4000)
+    monkeypatch.setattr(shuffling, "node", lambda: "another")
+    monkeypatch.setattr(shuffling, "wait_for", lambda p, by: (waited.append(p), wait_for(p, by)))
+    target = tmp_path / "out"
+    options = {"buffer_size": 10, "stripe_size": "4KiB", "shuffle": 3, "samples_per_file": 20}
+    dsprep.repack(path, target, to="hdf5", executor=Inline(), durable=False, **options)
+    names = {p.name for p in waited}
+    assert any(name.startswith("part-of-run-") for name in names)
+    assert "runs" in names
+    with dsprep.open(target) as out, dsprep.open(path) as source:
+        assert sorted(out[:]["y"].tolist()) == sorted(source[:]["y"].tolist())
 
 
 def test_nothing_is_open_when_it_is_removed(tmp_path, monkeypatch):
