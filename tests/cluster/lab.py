@@ -127,6 +127,7 @@ class Lab:
             "TMPDIR": str(home / "tmp"),
             "HOME": str(home),
             "GLOO_SOCKET_IFNAME": "eth0",
+            "OMP_NUM_THREADS": "1",  # all nodes share the cores of this machine
             "PYTHONDONTWRITEBYTECODE": "1",
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
