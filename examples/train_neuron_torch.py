@@ -116,11 +116,10 @@ def train_on(data: Path, options: argparse.Namespace) -> None:
         save = range(options.save_every, sys.maxsize, options.save_every), options.checkpoint
         resume = options.checkpoint if options.checkpoint.exists() else None
     done = train(data, options.batch_size, options.epochs, options.device, save, resume)
-    weights = zlib.crc32(b"".join(p.numpy().tobytes() for p in done.weights))
     if place.rank == 0:
         what = "continued" if resume else "trained"
         print(f"{what} with {place}: {len(done.batches)} steps, loss {done.loss:.4f}")
-        print(f"weights {weights:08x}")
+        print("its last batches", *(f"{crc:08x}" for crc in done.batches[-5:]))
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -2,6 +2,7 @@
 
 ``mpiexec -n 4 python executor_job.py all ORIGIN FOLDER``: everything of `do_all`.
 ``mpiexec -n 4 python executor_job.py kill ORIGIN TARGET``: `killed`, in which a rank is killed.
+``mpiexec -n 4 python executor_job.py stop ORIGIN TARGET``: the command line, where a rank stops.
 """
 
 from __future__ import annotations
@@ -115,6 +116,29 @@ def killing(task: jobs._ShardTask) -> int:
     return nbytes
 
 
+def stopping(task: jobs._ShardTask) -> int:
+    """Write a shard, or answer no more: as a rank whose node is lost."""
+    if task.number == 2:
+        (task.root / "stopped").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return do_shard(task)
+
+
+def stopped(origin: Path, target: Path) -> None:
+    """Run the command line, with a rank that stops."""
+    import executor_job
+    from mpi4py import MPI
+
+    from dsprep.cli import main
+
+    jobs._do_shard = executor_job.stopping
+    if MPI.COMM_WORLD.Get_rank() == 0:
+        target.with_name("first").write_text(str(os.getpid()))
+    words = [origin / "mixed.tfrecord", target, "--to", "tfrecord", "--samples-per-file", 30]
+    sys.argv = ["dsprep", "convert", *map(str, words)]
+    main()
+
+
 def twice(task: jobs._ShardTask) -> int:
     """Write a shard twice at the same time."""
     done = []
@@ -141,6 +165,8 @@ def slow(task: int) -> int:
 
 def main() -> None:
     what, origin, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    if what == "stop":
+        stopped(origin, target)
     with opened("mpi") as executor:
         if what == "all":
             do_all(origin, target, executor)

@@ -204,6 +204,27 @@ def interrupt(origin, target, monkeypatch, after):
             )
 
 
+@needs["mpi"]
+def test_the_first_rank_ends_though_another_one_answers_no_more(origin, tmp_path):
+    words = [MPIEXEC, "-n", "3", sys.executable, SCRIPT, "stop", origin, tmp_path / "set"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(list(map(str, words)), start_new_session=True, **pipes) as job:
+        try:
+            end = time.monotonic() + 60
+            while not (tmp_path / ".set.dsprep-partial" / "stopped").exists():
+                assert job.poll() is None, job.communicate()
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            os.kill(int((tmp_path / "first").read_text()), signal.SIGTERM)
+            _, printed = job.communicate(timeout=30)
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGTERM)
+    assert printed.count("dsprep: error: ended by SIGTERM; run the same command again") == 1
+    assert "Traceback" not in printed
+    assert job.returncode
+
+
 @pytest.mark.parametrize("then", POOLS)
 def test_interrupted_threads(then, pool, origin, whole, tmp_path, monkeypatch):
     interrupt(origin, tmp_path / "set", monkeypatch, 80)

@@ -23,6 +23,7 @@ import typer
 from dsprep.cli.ending import ended, heeding
 from dsprep.errors import DsprepError
 from dsprep.escaping import printable, printable_json
+from dsprep.executors.launched import leave
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -98,7 +99,11 @@ def _plainly(command: Callable[..., R], args: Any, kwargs: Any) -> R:
             1,
         )
     except KeyboardInterrupt as error:
-        fail(*ended(error))
+        what, code = ended(error)
+        try:
+            fail(what, code)
+        finally:
+            leave(code)
 
 
 def _causes(error: BaseException) -> None:

@@ -136,10 +136,12 @@ def run(
                 yield from _next(running, done)
         while running:
             yield from _next(running, done)
-    except (KeyboardInterrupt, GeneratorExit):
+    except (KeyboardInterrupt, GeneratorExit) as error:
         # Nobody waits for what is under way; where that can be stopped, it is: it leaves nothing
         # that a later run takes for complete.
         getattr(executor, "stop", lambda: None)()
+        if isinstance(error, KeyboardInterrupt) and not getattr(executor, "waited_for", True):
+            running.clear()
         raise
     except (BrokenProcessPool, CancelledError) as error:
         raise ExecutorError(

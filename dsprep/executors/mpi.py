@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from dsprep.errors import MissingExtra, UsageError
@@ -39,9 +39,14 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
             fix="start it with mpiexec -n 4 dsprep ..., or srun -n 4 dsprep ...",
         )
     pool: Any
-    with MPICommExecutor(MPI.COMM_WORLD, root=0) as pool:  # others work here until all is done
-        if pool is not None:
-            pool.advice = ADVICE
+    with ExitStack() as stack:
+        pool = stack.enter_context(MPICommExecutor(MPI.COMM_WORLD, root=0))
+        if pool is None:  # this rank has worked until all was done
+            raise SystemExit(0)
+        pool.advice = ADVICE
+        pool.waited_for = False
+        try:
             yield pool
-    if pool is None:
-        raise SystemExit(0)
+        except KeyboardInterrupt:
+            stack.pop_all()  # other ranks may be lost, and are not waited for: see `launched.leave`
+            raise

@@ -66,21 +66,28 @@ PASSING = ("created", "command", "mtime_ns", "inode")
 """Keys of a sidecar that differ from run to run."""
 
 
-def digests(folder: Path, root: Path) -> dict[str, str]:
+def digests(folder: Path, root: Path, name: str = "") -> dict[str, str]:
     """Return a digest of every file of a folder, but for when and where it was made.
 
     Parameters
     ----------
     root
         Where the file system is mounted, which stands in sidecars.
+    name
+        Of an output, which stands in its sidecar and in the names of its files: only these count.
     """
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "lock.mdb"):
+        told = str(path.relative_to(folder))
+        if name and not told.lstrip(".").startswith((f"{name}.", f"{name}/")):
+            continue
         data = path.read_bytes()
         if path.suffix == ".json":
             data = json.dumps(_plain(json.loads(data)), sort_keys=True).encode()
             data = data.replace(str(root).encode(), b"ROOT")
-        found[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
+            data = data.replace(name.encode(), b"NAME") if name else data
+        told = told.replace(name, "NAME") if name else told
+        found[told] = hashlib.sha256(data).hexdigest()
     return found
 
 
@@ -94,7 +101,7 @@ def main() -> None:
     """Print the digests of a folder: the file systems are seen on nodes only."""
     import sys
 
-    print(json.dumps(digests(Path(sys.argv[1]), Path(sys.argv[2]))))
+    print(json.dumps(digests(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])))
 
 
 if __name__ == "__main__":

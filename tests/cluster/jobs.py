@@ -16,7 +16,7 @@ from .spaces import Node, Space, wait_for
 
 HERE = Path(__file__).parent
 DSPREP = "python -m dsprep"
-SMALLER = f"python {HERE / 'smaller.py'}"
+SLOWER = f"python {HERE / 'slower.py'}"
 REFERENCE = "ext4"
 TIMEOUT = 120.0
 
@@ -35,7 +35,7 @@ VERBS = {
     " --samples-per-file 7 --compress zstd:1",
     "repack": f"{DSPREP} repack -q {{i}}/cosmo {{o}}/grouped --to hdf5 -b 8 --stripe-size 64KiB"
     " --samples-per-file 16 --no-measure",
-    "repack --shuffle, buckets": f"{SMALLER} repack -q {{i}}/neuron {{o}}/shuffled --to hdf5"
+    "repack --shuffle, buckets": f"{SLOWER} repack -q {{i}}/neuron {{o}}/shuffled --to hdf5"
     " -b 512KiB --stripe-size 64KiB --samples-per-file 300 --shuffle 1 --memory 72MB --no-measure",
     "repack --split": f"{DSPREP} repack -q {{i}}/cosmo {{o}}/set --to lmdb -b 8 --stripe-size 4KiB"
     " --samples-per-file 16 --shuffle 2 --split train=0.7,val=0.3 --no-measure",
@@ -164,10 +164,10 @@ def check_same(found: dict[str, str], expected: dict[str, str]) -> None:
     )
 
 
-def seen(lab: Lab, node: Node, folder: Path, root: Path) -> dict[str, str]:
-    """Return the digests of what a node sees in a folder."""
+def seen(lab: Lab, node: Node, folder: Path, root: Path, *name: str) -> dict[str, str]:
+    """Return the digests of what a node sees in a folder; of an output if it has a name."""
     done = node.run(
-        ["python", str(HERE / "cases.py"), str(folder), str(root)],
+        ["python", str(HERE / "cases.py"), str(folder), str(root), *name],
         env=lab.env(node.name),
         check=True,
     )
@@ -181,8 +181,9 @@ PORT = 8786
 
 
 @contextmanager
-def workers(lab: Lab, per_node: int = 2) -> Iterator[str]:
+def workers(lab: Lab, per_node: int = 2, preload: bool = False) -> Iterator[str]:
     """Start Dask's scheduler on the first node and workers on the last two; give its address."""
+    more = f" --preload {HERE / 'slower.py'}" if preload else ""
     first = lab.nodes[lab.names[0]]
     address = f"tcp://{first.address}:{PORT}"
     started = [
@@ -194,7 +195,7 @@ def workers(lab: Lab, per_node: int = 2) -> Iterator[str]:
     ]
     try:
         for name in lab.names[-2:]:
-            started += [worker(lab, name, address, i) for i in range(per_node)]
+            started += [worker(lab, name, address, i, more) for i in range(per_node)]
         wait_for("Dask's workers", lambda: connected(lab) >= 2 * per_node, 60)
         yield address
     finally:
@@ -206,12 +207,12 @@ def workers(lab: Lab, per_node: int = 2) -> Iterator[str]:
             lab.nodes[name].run("pkill -f 'dask worker'")
 
 
-def worker(lab: Lab, name: str, address: str, number: int) -> subprocess.Popen[str]:
-    """Start a worker of Dask on a node."""
+def worker(lab: Lab, name: str, address: str, number: int, more: str) -> subprocess.Popen[str]:
+    """Start a worker of Dask on a node; it pauses if `slower` is loaded."""
     return lab.nodes[name].start(
-        f"exec dask worker {address} --nthreads 1 --no-dashboard --no-nanny"
+        f"exec dask worker {address} --nthreads 1 --no-dashboard --no-nanny{more}"
         f" --local-directory {lab.base}/{name}/tmp > {lab.base}/{name}/worker-{number}.log 2>&1",
-        lab.env(name),
+        lab.env(name, {"DSPREP_LAB_PAUSE": "0.4"}),
     )
 
 

@@ -118,6 +118,13 @@ class Lab:
             self.slurm.join(node)
         return node
 
+    def serve_again(self) -> None:
+        """Start the store anew, after its end, with what it serves."""
+        self.store = self._node(STORE)
+        for system in self.systems.values():
+            if system.network:
+                system.serve(self.fabric, self.store)
+
     def env(self, node: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of programs on a node: this dsprep, this Python."""
         home = self.base / node
