@@ -41,12 +41,13 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
     pool: Any
     with ExitStack() as stack:
         pool = stack.enter_context(MPICommExecutor(MPI.COMM_WORLD, root=0))
-        if pool is None:  # this rank has worked until all was done
-            raise SystemExit(0)
-        pool.advice = ADVICE
-        pool.waited_for = False
-        try:
-            yield pool
-        except KeyboardInterrupt:
-            stack.pop_all()  # other ranks may be lost, and are not waited for: see `launched.leave`
-            raise
+        if pool is not None:  # other ranks have worked until all was done
+            pool.advice = ADVICE
+            pool.waited_for = False
+            try:
+                yield pool
+            except KeyboardInterrupt:
+                stack.pop_all()  # some may be lost; nobody waits for them: see `launched.leave`
+                raise
+    if pool is None:
+        raise SystemExit(0)

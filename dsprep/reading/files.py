@@ -7,6 +7,7 @@ import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from dsprep.errors import FormatError
@@ -47,7 +48,8 @@ class File:
 
     def __del__(self) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
+            with suppress(OSError):  # of a mount whose server went away; it was only read
+                os.close(self.fd)
 
     def size(self) -> int:
         """Return its size now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,9 +181,11 @@ PORT = 8786
 
 
 @contextmanager
-def workers(lab: Lab, per_node: int = 2, preload: bool = False) -> Iterator[str]:
-    """Start Dask's scheduler on the first node and workers on the last two; give its address."""
-    more = f" --preload {HERE / 'slower.py'}" if preload else ""
+def workers(lab: Lab, per_node: int = 2, slow: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Start Dask's scheduler on the first node and workers on the last two; give its address.
+
+    `slow`: the environment of workers that load `slower`.
+    """
     first = lab.nodes[lab.names[0]]
     address = f"tcp://{first.address}:{PORT}"
     started = [
@@ -195,7 +197,7 @@ def workers(lab: Lab, per_node: int = 2, preload: bool = False) -> Iterator[str]
     ]
     try:
         for name in lab.names[-2:]:
-            started += [worker(lab, name, address, i, more) for i in range(per_node)]
+            started += [worker(lab, name, address, i, slow) for i in range(per_node)]
         wait_for("Dask's workers", lambda: connected(lab) >= 2 * per_node, 60)
         yield address
     finally:
@@ -207,12 +209,15 @@ def workers(lab: Lab, per_node: int = 2, preload: bool = False) -> Iterator[str]
             lab.nodes[name].run("pkill -f 'dask worker'")
 
 
-def worker(lab: Lab, name: str, address: str, number: int, more: str) -> subprocess.Popen[str]:
-    """Start a worker of Dask on a node; it pauses if `slower` is loaded."""
+def worker(
+    lab: Lab, name: str, address: str, number: int, slow: Mapping[str, str] | None
+) -> subprocess.Popen[str]:
+    """Start a worker of Dask on a node."""
+    more = f" --preload {HERE / 'slower.py'}" if slow else ""
     return lab.nodes[name].start(
         f"exec dask worker {address} --nthreads 1 --no-dashboard --no-nanny{more}"
         f" --local-directory {lab.base}/{name}/tmp > {lab.base}/{name}/worker-{number}.log 2>&1",
-        lab.env(name, {"DSPREP_LAB_PAUSE": "0.4"}),
+        lab.env(name, slow),
     )
 
 

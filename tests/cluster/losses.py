@@ -19,7 +19,8 @@ from .spaces import Node, Space, wait_for
 
 WITHIN = 60.0
 """Seconds in which all have ended that worked with what was lost."""
-PAUSE = {"DSPREP_LAB_PAUSE": "0.4"}
+PAUSE = "0.4"
+"""Seconds for each of 24 tasks."""
 SLOWER = f"python {HERE / 'slower.py'}"
 VERBS = {
     "repack": "repack -q {i}/cosmo {o} --to hdf5 -b 4 --stripe-size 64KiB --samples-per-file 4"
@@ -28,10 +29,6 @@ VERBS = {
     "provenance": "provenance -q {i}/parts --checksums --out {o}.dsprep.json",
 }
 PARTS = "convert -q {i}/cosmo {i}/parts --to tfrecord --samples-per-file 4"
-BEGUN = {
-    "repack": "{d}/.{n}.dsprep-partial/shard-3.json",
-    "convert": "{d}/.{n}.dsprep-partial/shard-3.json",
-}
 
 
 class Trial:
@@ -42,6 +39,7 @@ class Trial:
         self.root = lab.systems[system].root
         self.folder = self.root / "losses"
         self.first = lab.nodes[lab.names[0]]
+        self.mark = lab.base / "mark"
         self.expected: dict[str, dict[str, str]] = {}
 
     def make(self) -> None:
@@ -67,27 +65,22 @@ class Trial:
         """Return the digests of an output and its sidecar."""
         return seen(self.lab, self.first, self.folder, self.root, name)
 
-    def start(self, where: Space, before: Sequence[str], words: str, **env: str) -> Any:
+    def start(self, where: Space, before: Sequence[str], words: str) -> Any:
         """Start a command."""
+        self.mark.unlink(missing_ok=True)
+        slow = {"DSPREP_LAB_PAUSE": PAUSE, "DSPREP_LAB_MARK": str(self.mark)}
         return where.start(
             [*before, *shlex.split(words)],
-            self.lab.env(self.lab.names[0], {**PAUSE, **env}),
+            self.lab.env(self.lab.names[0], slow),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
 
-    def begun(self, verb: str, name: str, job: subprocess.Popen[str]) -> None:
+    def begun(self, job: subprocess.Popen[str]) -> None:
         """Wait until a command is in the middle."""
-        if verb in BEGUN:
-            path = BEGUN[verb].format(d=self.folder, n=name)
-            what = f"test -e {path}"
-            wait_for(
-                "the middle", lambda: not self.first.run(what).returncode or job.poll() is not None
-            )
-        else:
-            time.sleep(6)
-        assert job.poll() is None, f"too late, it has ended: {job.communicate()[0]}"
+        wait_for("the middle", lambda: self.mark.exists() or job.poll() is not None, 60)
+        assert job.poll() is None, f"it has ended: {job.communicate()[0]}"
 
     # --- a node ------------------------------------------------------------------------------
 
@@ -105,7 +98,7 @@ class Trial:
             where: Space = login if way == "srun" else lab.fabric
             job = self.start(where, mpi(lab, way, names), f"{SLOWER} {self.line(verb, name)}")
             try:
-                self.begun(verb, name, job)
+                self.begun(job)
                 lab.nodes[names[which]].end()
                 notes.append(ended(job, 1))
                 rest = [n for n in lab.names if n != names[which]][:2]
@@ -127,12 +120,13 @@ class Trial:
         if not self.cases.wanted(what):
             return
         lab, name = self.lab, f"{verb}dask"
-        with self.cases.case(what) as notes, workers(lab, preload=True) as address:
+        slow = {"DSPREP_LAB_PAUSE": PAUSE, "DSPREP_LAB_MARK": str(self.mark)}
+        with self.cases.case(what) as notes, workers(lab, slow=slow) as address:
             lost = lab.names[-1]
             words = f"{DSPREP} {self.line(verb, name)} --executor dask --scheduler {address}"
             job = self.start(self.first, (), words)
             try:
-                self.begun(verb, name, job)
+                self.begun(job)
                 lab.nodes[lost].end()
                 notes.append(ended(job, 0, TIMEOUT))
             finally:
@@ -163,8 +157,9 @@ class Trial:
                 )
                 time.sleep(2)
                 lab.nodes[lost].end()
-                torch = bool(options.get("torch"))  # whose launcher prints where it noticed
-                notes += [ended(process, None, traceback=torch)[:200] for process in running]
+                # Of torchrun, which prints where it noticed it, and of programs that do
+                text: list[str] | None = [] if options.get("torch") else None
+                notes += [ended(process, None, text=text)[:200] for process in running]
             finally:
                 for process in running:
                     stop(process)
@@ -184,7 +179,7 @@ class Trial:
         with self.cases.case(what) as notes:
             job = self.start(self.first, (), f"{SLOWER} {self.line(verb, name)}")
             try:
-                self.begun(verb, name, job)
+                self.begun(job)
                 self.lab.store.end()
                 time.sleep(away)
                 self.lab.serve_again()
@@ -215,12 +210,15 @@ class Trial:
                 lab.store.end()
                 time.sleep(away)
                 lab.serve_again()
-                notes.append(ended(running, None, TIMEOUT, traceback=True))
+                printed: list[str] = []
+                notes.append(ended(running, None, TIMEOUT, printed))
             finally:
                 stop(running)
             self.mounted_again()
             if running.returncode:
-                assert "data.h5" in notes[0], notes[0]
+                lasts = printed[0].strip().splitlines()[-1]
+                assert "data.h5" in lasts, printed[0]
+                assert printed[0].count("Traceback") == 1, printed[0]
             else:
                 found = json.loads((folder / f"{job}-0.json").read_text())["found"]
                 assert sorted(found["0"]) == list(range(SAMPLES)), "not every sample once"
@@ -253,21 +251,28 @@ def mpi(lab: Lab, way: str, names: Sequence[str]) -> list[str]:
 
 
 def ended(
-    job: subprocess.Popen[str], code: int | None, within: float = WITHIN, traceback: bool = False
+    job: subprocess.Popen[str],
+    code: int | None,
+    within: float = WITHIN,
+    text: list[str] | None = None,
 ) -> str:
-    """Wait for the end of a job; return how it ended, in a line.
+    """Wait for the end of a job; return how it ended, in a line; what it printed goes to `text`.
 
     Raises
     ------
     AssertionError
-        If it ended with another status than `code` (1: any but 0), or by a traceback.
+        If it ended with another status than `code` (1: any but 0), or, without `text`, by a
+        traceback.
     """
     began = time.monotonic()
     printed, _ = job.communicate(timeout=within)
     seconds = time.monotonic() - began
     good = code is None or bool(job.returncode) == bool(code)
     assert good, f"exit status {job.returncode}: {printed[-1500:]}"
-    assert traceback or "Traceback" not in printed, printed[-3000:]
+    if text is None:
+        assert "Traceback" not in printed, printed[-3000:]
+    else:
+        text.append(printed)
     lines = [x for x in printed.splitlines() if x.strip() and "dsprep: note:" not in x]
     told = " / ".join(lines[-3:])
     return f"ended with {job.returncode} after {seconds:.0f} s{': ' if told else ''}{told[-400:]}"

@@ -57,7 +57,7 @@ SlurmctldLogFile={self.base}/log/ctld.log
 MpiDefault=pmi2
 ReturnToService=2
 SlurmdTimeout=15
-KillWait=2
+KillWait=5
 SlurmdParameters=config_overrides
 MessageTimeout=10
 SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0,sched_min_interval=100000
