@@ -51,6 +51,14 @@ def meet(folder: Path, job: str, place: Place, where: str) -> None:
 
 
 def main() -> None:
+    """Do what is asked; an error of dsprep is a line, as in a program of a user."""
+    try:
+        run()
+    except dsprep.errors.DsprepError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+def run() -> None:
     """Read, and note what came."""
     if sys.argv[1] == "make":
         make(Path(sys.argv[2]))
