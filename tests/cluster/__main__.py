@@ -10,11 +10,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from cluster import jobs, readers, table, trials
+from cluster import batch, jobs, losses, readers, table, trials
 from cluster.cases import Cases
 from cluster.lab import NODES, Lab
 
-TRIALS = {"jobs": jobs.trying, "readers": readers.trying}
+TRIALS = {
+    "jobs": jobs.trying,
+    "readers": readers.trying,
+    "batch": batch.trying,
+    "losses": losses.trying,
+}
 """What is tried on a lab, by the name on the command line."""
 
 

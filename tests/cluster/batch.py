@@ -12,6 +12,7 @@ from pathlib import Path
 from .cases import Cases
 from .jobs import DSPREP, TIMEOUT, Way, check_same, seen
 from .lab import ROOT, Lab
+from .readers import Launcher, ended, launchers
 from .spaces import Node, wait_for
 
 EXAMPLES = ROOT / "examples"
@@ -98,6 +99,16 @@ def trying(lab: Lab, cases: Cases, systems: Sequence[str]) -> None:
             if cases.wanted(what):
                 with cases.case(what) as notes:
                     notes.append(trained(lab, root, script, data))
+        for launcher in launchers(lab, lab.names[:2]):
+            script, data = EXAMPLES / "train_neuron_torch.py", root / "neuron.h5"
+            what = f"train_neuron_torch.py: {launcher.name}, {system}"
+            if launcher.name == "torchrun" and cases.wanted(what):
+                with cases.case(what):
+                    run_by(launcher, [script, data, "--batch-size", 8], "trained with rank 0 of 4")
+            what = f"train_jax.py: {launcher.name}"
+            if launcher.name == "srun" and system == systems[0] and cases.wanted(what):
+                with cases.case(what):
+                    run_by(launcher, [EXAMPLES / "train_jax.py"], "4 device(s) of 4 process(es)")
         what = f"slurm_bench.sh, {system}"
         if cases.wanted(what):
             with cases.case(what):
@@ -175,6 +186,13 @@ def trained(lab: Lab, root: Path, script: str, data: str) -> str:
     assert abs(float(one) - float(other)) < 1e-3, f"another loss: {one}, {other}"
     steps = re.search(r"continued with .*? (\d+) steps", text)
     return f"{steps[1]} steps after the restart" if steps else text
+
+
+def run_by(launcher: Launcher, program: Sequence[object], words: str) -> None:
+    """Run a program in all ranks; it has to print some words."""
+    codes, printed = ended(launcher.start([str(w) for w in program]), TIMEOUT)
+    assert not any(codes), f"exit status {codes}: {printed[-1500:]}"
+    assert words in printed, printed[-1500:]
 
 
 def benched(lab: Lab, root: Path) -> None:
