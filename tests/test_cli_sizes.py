@@ -142,6 +142,6 @@ def test_few_samples_take_no_memory_for_more_of_them(suffix, tmp_path):
         file["label"] = np.arange(5, dtype="<i1")
         file["x/values"] = np.zeros(500_000, "<f4")
         file["x/first"], file["x/count"] = np.arange(5) * 100_000, np.full(5, 100_000)
-        file["x"].attrs["dsprep_kind"] = "array"
+        file["x"].attrs["dsprep_kind"] = np.bytes_("array")
     words = ("convert", path, tmp_path / f"out.{suffix}", "--compress", "gzip", "--memory", "64MB")
     assert run(*words).code == 0
