@@ -92,15 +92,25 @@ class Trials:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.findings: list[str] = []
         self.errors: dict[str, Counter[str]] = {}
+        self.systems: list[str] = []
+        self.lacking: list[str] = []
         for system in lab.systems.values():
-            root = self._root(system.name)
-            self._must("make_directory", path=str(root))
-            self._must("write", path=str(root / "origin.h5"))
-            for name in TARGETS:
-                source = root / "origin.h5"
-                self._must("dsprep", argv=["convert", str(source), str(root / name)])
-                grouped = str(root / name.replace("set", "set-groups"))
-                self._must("dsprep", argv=["repack", str(source), grouped, "-b", "32"])
+            try:
+                self._prepare(self._root(system.name))
+            except RuntimeError as error:
+                self.lacking.append(f"{system.name}: {error}")
+            else:
+                self.systems.append(system.name)
+
+    def _prepare(self, root: Path) -> None:
+        """Make the datasets of a file system."""
+        self._must("make_directory", path=str(root))
+        self._must("write", path=str(root / "origin.h5"))
+        for name in TARGETS:
+            source = root / "origin.h5"
+            self._must("dsprep", argv=["convert", str(source), str(root / name)])
+            grouped = str(root / name.replace("set", "set-groups"))
+            self._must("dsprep", argv=["repack", str(source), grouped, "-b", "32"])
 
     def _root(self, system: str) -> Path:
         return self.lab.systems[system].root / f"trials-{self.node}"
@@ -212,9 +222,10 @@ class Trials:
 def run(lab: Lab, numbers: range, seed: int, minutes: float) -> Iterator[str]:
     """Do trials on the first node, until all are done or the time is over."""
     end = time.monotonic() + 60 * minutes
-    systems = list(lab.systems)
-    injecting = [n for n, s in lab.systems.items() if isinstance(s, Faults)]
     trials = Trials(lab, lab.names[0])
+    yield from (f"left out: {line}" for line in trials.lacking)
+    systems = trials.systems
+    injecting = [n for n in systems if isinstance(lab.systems[n], Faults)]
     done = 0
     for number in numbers:
         if time.monotonic() > end:
