@@ -255,7 +255,10 @@ SUBNET_ALL = "10.77.0.0/24"
 
 
 class Rclone(FileSystem):
-    """An object-like mount: files are uploaded when they are closed, directories are cached."""
+    """An object-like mount: files are uploaded when they are closed, directories are cached.
+
+    What is removed while it is uploaded comes back, so that most outputs are refused there.
+    """
 
     packages = ("rclone",)
 
