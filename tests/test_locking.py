@@ -10,10 +10,14 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
+import h5py
+import numpy as np
 import pytest
 
+import dsprep
 from dsprep import locking
-from dsprep.errors import TargetError
+from dsprep.errors import FormatError, TargetError
+from dsprep.formats.hdf5 import guard
 from dsprep.locking import Owner, take
 from dsprep.staging import Staging
 
@@ -208,3 +212,19 @@ def test_a_forked_child_does_not_release(path):
     os.waitpid(child, 0)
     held.check()
     held.release()
+
+
+def test_an_hdf5_file_whose_lock_is_released_late_is_read(tmp_path, monkeypatch):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.arange(5)
+    with (tmp_path / "x.h5").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        monkeypatch.setattr(guard, "LOCKED", (0.01,))
+        with pytest.raises(FormatError, match="another program has the file open for writing"):
+            dsprep.open(tmp_path / "x.h5")
+        monkeypatch.setattr(guard, "LOCKED", (0.01,) * 500)
+        timer = threading.Timer(0.1, fcntl.flock, (held, fcntl.LOCK_UN))
+        timer.start()
+        with dsprep.open(tmp_path / "x.h5") as source:
+            assert len(source) == 5
+        timer.join()

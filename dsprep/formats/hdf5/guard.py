@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,6 +127,11 @@ def import_plugins() -> bool:
     return bool(hdf5plugin.__name__)
 
 
+LOCKED = (0.05, 0.15, 0.8, 1.0)
+"""Seconds before each further try to open a file that is locked: a file system over FUSE releases
+locks some time after the file was closed."""
+
+
 def open_file(path: Path) -> Any:
     """Open a file for reading.
 
@@ -134,15 +140,19 @@ def open_file(path: Path) -> Any:
     """
     import h5py
 
-    try:
-        return h5py.File(path, "r", rdcc_nbytes=_CHUNK_CACHE)
-    except BlockingIOError as error:
-        raise FormatError(
-            "another program has the file open for writing",
-            where=path,
-            fix="wait for it, or set HDF5_USE_FILE_LOCKING=FALSE if it is gone",
-        ) from error
-    except OSError as error:
-        if "lock" not in str(error):
-            raise
-        return h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE)
+    for pause in (*LOCKED, None):
+        try:
+            return h5py.File(path, "r", rdcc_nbytes=_CHUNK_CACHE)
+        except BlockingIOError as error:
+            if pause is None:
+                raise FormatError(
+                    "another program has the file open for writing",
+                    where=path,
+                    fix="wait for it, or set HDF5_USE_FILE_LOCKING=FALSE if it is gone",
+                ) from error
+            time.sleep(pause)
+        except OSError as error:
+            if "lock" not in str(error):
+                raise
+            break
+    return h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE)
