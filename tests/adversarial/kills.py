@@ -24,7 +24,7 @@ from adversarial import judging, making
 from adversarial.judging import Tally
 from dsprep import jobs, plan
 from dsprep.errors import DsprepError
-from dsprep.staging import partial_path
+from dsprep.publishing import KEPT, partial_path
 
 COUNT = 250
 Work = Callable[..., Callable[[], object]]
@@ -239,8 +239,10 @@ def trial(case: Case, known: Known, here: Path, folder: Path, rng: np.random.Gen
     working = partial_path(here / case.target)
     complete = state == "new" and not (working / "state.json").exists()
     if complete and known.old is None and working.exists():
-        working.rmdir()  # killed before its last act
-        state = "new, an empty folder beside it"
+        for name in KEPT:  # killed before its last acts
+            (working / name).unlink(missing_ok=True)
+        working.rmdir()
+        state = "new, a lock beside it"
     elif not complete or known.old is not None:
         again = judging.forked(known.work(here), folder)
         wrong = judging.complaint(again, refused=False)
