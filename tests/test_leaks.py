@@ -285,3 +285,24 @@ def test_processes_give_back_what_cannot_be_sent():
         with pytest.raises(Exception, match="pickle"):
             pool.submit(lambda: 1).result()
         assert pool.submit(os.getpid).result() != os.getpid()
+
+
+@pytest.mark.parametrize("through", ["library", "sidecar"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_was_read_is_closed_though_the_server_is_gone(suffix, through, tmp_path, monkeypatch):
+    path = make(tmp_path / f"data{suffix}")
+    close = os.close
+
+    def failing(fd):
+        close(fd)
+        raise OSError(5, "Input/output error")
+
+    source = dsprep.open(path, through=through)
+    if suffix == ".h5" and through == "library":
+        close(source._file.id.get_vfd_handle())
+    expected = source[3]["y"] if suffix != ".h5" else None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", failing)
+        source.close()
+        del source
+    assert expected is None or expected.shape == ()

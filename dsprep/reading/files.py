@@ -7,13 +7,12 @@ import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from dsprep.errors import FormatError
 from dsprep.marks import Mark, Status, changed, is_coarse, same_file, status
 from dsprep.schema import Ints
-from dsprep.storage import Inside
+from dsprep.storage import Inside, let_go
 
 KEPT = 64
 """Files that stay open at most."""
@@ -48,8 +47,7 @@ class File:
 
     def __del__(self) -> None:
         if self.fd >= 0:
-            with suppress(OSError):  # of a mount whose server went away; it was only read
-                os.close(self.fd)
+            let_go(self.fd)
 
     def size(self) -> int:
         """Return its size now."""

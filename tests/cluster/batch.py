@@ -94,17 +94,21 @@ def trying(lab: Lab, cases: Cases, systems: Sequence[str]) -> None:
         if cases.wanted(what):
             with cases.case(what) as notes:
                 notes.append(repacked(lab, first, root))
-        for script, data in (("cosmoflow", "cosmo.h5"), ("neuron", "neuron.h5")):
+        for script, data, epochs in (("cosmoflow", "cosmo.h5", 6), ("neuron", "neuron.h5", 1)):
             what = f"slurm_train.sh with train_{script}_torch.py, requeued, {system}"
             if cases.wanted(what):
                 with cases.case(what) as notes:
-                    notes.append(trained(lab, root, script, data))
+                    notes.append(trained(lab, root, script, data, epochs))
         for launcher in launchers(lab, lab.names[:2]):
             script, data = EXAMPLES / "train_neuron_torch.py", root / "neuron.h5"
             what = f"train_neuron_torch.py: {launcher.name}, {system}"
             if launcher.name == "torchrun" and cases.wanted(what):
                 with cases.case(what):
-                    run_by(launcher, [script, data, "--batch-size", 8], "trained with rank 0 of 4")
+                    run_by(
+                        launcher,
+                        [script, data, "--batch-size", 8, "--epochs", 1],
+                        "trained with rank 0 of 4",
+                    )
             what = f"train_jax.py: {launcher.name}"
             if launcher.name == "srun" and system == systems[0] and cases.wanted(what):
                 with cases.case(what):
@@ -162,7 +166,7 @@ def repacked(lab: Lab, node: Node, root: Path) -> str:
     return again[0]
 
 
-def trained(lab: Lab, root: Path, script: str, data: str) -> str:
+def trained(lab: Lab, root: Path, script: str, data: str, epochs: int) -> str:
     """Train without a break, and with one: the batches are the same, and nearly the loss.
 
     Sums over ranks are added up in another order before the first step and after it.
@@ -170,7 +174,7 @@ def trained(lab: Lab, root: Path, script: str, data: str) -> str:
     found = []
     for requeued in (False, True):
         checkpoint = root / f"{script}-{requeued}.pt"
-        more = ("--epochs", "12", "--save-every", "5", "--batch-size", "4")
+        more = ("--epochs", epochs, "--save-every", "5", "--batch-size", "4")
         example = EXAMPLES / f"train_{script}_torch.py"
         job = Job(lab, [EXAMPLES / "slurm_train.sh", root / data, example, checkpoint, *more])
         if requeued:

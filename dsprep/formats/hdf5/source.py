@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from dsprep.formats.hdf5.tables import Table
 from dsprep.formats.hdf5.walk import walk
 from dsprep.layout.model import FileLayout
 from dsprep.schema import Arena, Batch, Field, FieldSpec, Schema
+from dsprep.storage import let_go
 
 
 class Hdf5Source(Source):
@@ -458,10 +460,11 @@ class Hdf5Source(Source):
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError, RuntimeError):  # as `let_go`
+                self._file.close()
             self._file = None
         if self._fd >= 0:
-            os.close(self._fd)
+            let_go(self._fd)
             self._fd = -1
 
 

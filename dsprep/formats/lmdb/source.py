@@ -36,7 +36,7 @@ from dsprep.layout.model import FileLayout
 from dsprep.scatter import NEAR
 from dsprep.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
 from dsprep.spans import move_spans, packed, ranges, read_spans
-from dsprep.storage import pread_most
+from dsprep.storage import let_go, pread_most
 
 _U8 = np.dtype(np.uint8)
 _PROBED = 1 << 24  # bytes of a value that is looked into when the file is opened
@@ -90,7 +90,7 @@ class LmdbSource(Source):
     def close(self) -> None:
         """Close the file."""
         if self._fd >= 0:
-            os.close(self._fd)
+            let_go(self._fd)
             self._fd = -1
 
     # --- what there is -----------------------------------------------------------------------

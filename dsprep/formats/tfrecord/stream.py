@@ -25,7 +25,7 @@ from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import group_gzip
 from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Index, Scan, is_header
 from dsprep.schema import Ints
-from dsprep.storage import pread_into, pread_most
+from dsprep.storage import let_go, pread_into, pread_most
 
 Packing: TypeAlias = Literal["gzip", "zlib"]
 
@@ -371,7 +371,7 @@ class PackedFile:
 def _close(file: PlainFile | PackedFile) -> None:
     fd, file.fd = file.fd, -1
     if fd >= 0:
-        os.close(fd)
+        let_go(fd)
 
 
 def open_stream(path: Path) -> PlainFile | PackedFile:

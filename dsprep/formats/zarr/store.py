@@ -25,7 +25,7 @@ import numpy as np
 
 from dsprep.digests import Members, check_member, read_crc32
 from dsprep.errors import FormatError
-from dsprep.storage import Inside, pread_exact
+from dsprep.storage import Inside, let_go, pread_exact
 
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 """Keys of which at least one is at the root of every store."""
@@ -237,7 +237,7 @@ class Directory(Store):
             self._inside.check(fd, path)
             yield Chunk(fd, 0, facts.st_size, path)
         finally:
-            os.close(fd)
+            let_go(fd)
 
     def library(self) -> tuple[Any, str]:
         """See `Store.library`."""

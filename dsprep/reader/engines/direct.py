@@ -24,7 +24,7 @@ from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.reading.files import File
 from dsprep.scatter import fill
 from dsprep.schema import Bytes, Ints
-from dsprep.storage import as_bytes, pread_into, preadv_once
+from dsprep.storage import as_bytes, let_go, pread_into, preadv_once
 
 WINDOW = 4 << 20
 """Bytes read at a time, and of memory of each thread that reads."""
@@ -137,7 +137,7 @@ class Opened:
 
     def __del__(self) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
+            let_go(self.fd)
 
     def read(self, file: File, memory: Bytes, offset: int, least: int) -> int:
         """Read whole blocks from `offset` on, of which the first `least` bytes must come.
