@@ -28,6 +28,7 @@ PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds before each look at a name that is just being given to another dataset."""
 
 _AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
 _RENAME_EXCHANGE = 2
 _CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.EPERM, errno.EXDEV)
 
@@ -61,10 +62,16 @@ def put(made: Path, target: Path, aside: Path) -> bool:
 
     Raises
     ------
+    FileExistsError
+        If the server has `target`, which this client does not see.
     OSError
         If a name cannot be changed; `target` is still what it was, or is `made`.
     """
-    if not os.path.lexists(target) or not (_is_directory(made) or _is_directory(target)):
+    if not os.path.lexists(target):
+        if not _rename(made, target, _RENAME_NOREPLACE):
+            made.replace(target)
+        return True
+    if not (_is_directory(made) or _is_directory(target)):
         made.replace(target)
         return True
     if exchange(made, target):
@@ -96,10 +103,15 @@ def exchange(a: Path, b: Path) -> bool:
     OSError
         If it can, and fails.
     """
+    return _rename(a, b, _RENAME_EXCHANGE)
+
+
+def _rename(a: Path, b: Path, flags: int) -> bool:
+    """Rename `a` to `b` by ``renameat2``; return False where the system cannot do what is asked."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False
-    if call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
+    if call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), flags) == 0:
         return True
     number = ctypes.get_errno()
     if number in _CANNOT:

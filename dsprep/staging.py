@@ -35,7 +35,7 @@ from dsprep.locking import Lock
 from dsprep.marks import ChangedError, Mark, is_coarse, place, sample, status
 from dsprep.publishing import made_path, partial_path
 from dsprep.sidecar import Content, write_json
-from dsprep.storage import HIDDEN, remove, sync_directory
+from dsprep.storage import HIDDEN, remove, revalidate, sync_directory
 
 STATUS = "status of the source"
 """The key of a job that does not count by itself: if only it differs, a run begins anew."""
@@ -225,8 +225,15 @@ class Staging:
             if self.made.is_dir():
                 sync_directory(self.made)
         self._check_lock()
-        if not publishing.put(self.made, self.target, publishing.old_path(self.target)):
-            self.notes += (RENAMES,)
+        try:
+            if not publishing.put(self.made, self.target, publishing.old_path(self.target)):
+                self.notes += (RENAMES,)
+        except FileExistsError as error:
+            raise TargetError(
+                "another node has made it meanwhile, which this one does not see yet",
+                where=self.target,
+                fix="look at it after a minute; to replace it, repeat the command with --overwrite",
+            ) from error
         if self.durable:
             sync_directory(self.target.parent)
 
@@ -348,6 +355,7 @@ def _same_place(before: Any, now: Any) -> bool:
 
 def check_target(target: Path, overwrite: bool) -> None:
     """Raise `TargetError` if `target` exists and may not be replaced, or has no directory."""
+    revalidate(target)  # a client may not have seen what another node has made
     if not target.parent.is_dir():
         raise TargetError("there is no such directory", where=target.parent, fix="create it first")
     if not os.path.lexists(target):

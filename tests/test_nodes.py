@@ -393,6 +393,27 @@ def test_a_complete_output_is_known_after_a_remount(format, tmp_path, mount, mon
         assert dsprep.verify(a, b).same
 
 
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_another_node_has_made_meanwhile_is_not_replaced(kind, tmp_path, monkeypatch):
+    """Though this one does not see it: the server is asked by the rename itself."""
+    target = tmp_path / "out"
+    real = os.path.lexists
+    with staging.Staging(target, {"format": "hdf5"}) as stage:
+        for path in (stage.data / "out", target):
+            if kind == "file":
+                path.write_text(str(path))
+            else:
+                path.mkdir()
+                (path / "x").write_text(str(path))
+        stage.save({"complete": True})
+        monkeypatch.setattr(os.path, "lexists", lambda p: p != target and real(p))
+        with pytest.raises(TargetError, match="another node has made it"):
+            stage.publish()
+    assert (target if kind == "file" else target / "x").read_text() == str(
+        target if kind == "file" else target / "x"
+    ).removesuffix("/x")
+
+
 def test_another_dataset_is_not_taken_for_the_output(tmp_path):
     """Though it has the inode that the output had, and the record says that it is complete."""
     target = tmp_path / "out"
