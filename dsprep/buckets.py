@@ -36,7 +36,7 @@ from dsprep.gathering import LONG, take
 from dsprep.permutation import Permutation
 from dsprep.scatter import scatter
 from dsprep.schema import Arena, Array, Batch, Bytes, DType, Field, Ints, Ragged, Schema
-from dsprep.storage import Buffer, as_bytes, pread_into, pwrite_all
+from dsprep.storage import Buffer, as_bytes, close, pread_into, pwrite_all, sync
 
 _FEW = 1 << 20  # bytes up to which memory is not kept
 
@@ -162,7 +162,7 @@ class RunWriter(Writer):
     def sync(self) -> None:
         """Make all that has been written durable."""
         for fd in (self._data, self._index, self._sizes):
-            os.fdatasync(fd)
+            sync(fd, data=True)
 
     def finish(self) -> None:
         """Wait for the disk if `durable`, and close the files."""
@@ -172,10 +172,9 @@ class RunWriter(Writer):
 
     def close(self) -> None:
         """Close the files."""
-        if self._open:
-            for fd in (self._data, self._index, self._sizes):
-                os.close(fd)
-        self._open = False
+        was_open, self._open = self._open, False
+        if was_open:
+            close(self._data, self._index, self._sizes)
 
 
 def _cut(fd: int, nbytes: int) -> None:

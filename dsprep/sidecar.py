@@ -98,7 +98,7 @@ from dsprep.errors import FormatError
 from dsprep.marks import Mark, same_time
 from dsprep.publishing import partial_path
 from dsprep.schema import Schema, decode_dtype, encode_dtype
-from dsprep.storage import SIDECARS, revalidate, sync_directory
+from dsprep.storage import SIDECARS, revalidate, sync, sync_directory
 
 VERSION = 1
 NAMES = SIDECARS
@@ -476,10 +476,12 @@ def _replace(path: Path, content: bytes, durable: bool, within: Path | None = No
             file.write(content)
             file.flush()
             if durable:
-                os.fsync(file.fileno())
+                sync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and not error.filename:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     if durable:
         sync_directory(path.parent)

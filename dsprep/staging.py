@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dsprep import publishing, sidecar
-from dsprep.errors import FormatError, TargetError
+from dsprep.errors import DsprepError, FormatError, TargetError
 from dsprep.locking import Lock
 from dsprep.marks import ChangedError, Mark, is_coarse, place, sample, status
 from dsprep.publishing import made_path, partial_path
@@ -49,6 +49,8 @@ RENAMES = (
     "replaced by two renames, since this file system cannot exchange two names: between them there "
     "was neither dataset, for a moment"
 )
+
+AGAIN = "run the same command again to continue"
 
 LEFT = (
     "files that were replaced are still open in another process, and stay until it ends; then "
@@ -280,7 +282,9 @@ class Staging:
             if changed or not (self.root / "state.json").exists():
                 self.discard()  # there is nothing to continue
             elif isinstance(error, KeyboardInterrupt):
-                error.add_note("run the same command again to continue")
+                error.add_note(AGAIN)
+            elif isinstance(error, OSError) and not isinstance(error, DsprepError):
+                error.add_note(f"when that is over, {AGAIN}")
         self.close()
 
 

@@ -118,14 +118,27 @@ def is_cached(fd: int, offset: int) -> bool | None:
         return None
 
 
-def _again(call: Callable[..., Result], *arguments: Any) -> Result:
+def _again(call: Callable[..., Result], fd: int, what: Any, offset: int) -> Result:
     """Return what a system call returns; EAGAIN is tried again (EINTR is by Python itself)."""
-    for pause in PAUSES:
+    pauses = iter(PAUSES)
+    while True:
         try:
-            return call(*arguments)
-        except BlockingIOError:
-            time.sleep(pause)
-    return call(*arguments)
+            return call(fd, what, offset)
+        except OSError as error:
+            pause = next(pauses, None) if isinstance(error, BlockingIOError) else None
+            if pause is None:
+                raise _named(error, fd, offset) from error
+        time.sleep(pause)
+
+
+def _named(error: OSError, fd: int, offset: int | None = None) -> OSError:
+    """Return an error of a system call on a descriptor with the name of the file in it."""
+    try:
+        path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 (it is no real path)
+    except OSError:
+        return error
+    at = "" if offset is None else f" at offset {offset}"
+    return OSError(error.errno, f"{error.strerror}{at}", path)
 
 
 def _ends_early(where: object, offset: int, expected: int, found: int) -> FormatError:
@@ -164,13 +177,13 @@ def pwrite_all(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
 
 def _pwrite_call(fd: int, views: list[memoryview], size: int, offset: int) -> None:
     """Write at most `IOV_MAX` views of `size` bytes together, in one call if the kernel can."""
-    wrote = os.pwritev(fd, views, offset)
-    while wrote < size:  # interrupted, or the disk is nearly full
-        offset, size = offset + wrote, size - wrote
+    while (wrote := _again(os.pwritev, fd, views, offset)) < size:
+        if not wrote:
+            raise _named(OSError(errno.EIO, "nothing can be written"), fd, offset)
+        offset, size = offset + wrote, size - wrote  # interrupted, or the disk is nearly full
         while wrote >= len(views[0]):
             wrote -= len(views.pop(0))
         views[0] = views[0][wrote:]
-        wrote = os.pwritev(fd, views, offset)
 
 
 def copy_range(source: int, target: int, nbytes: int, at: int, to: int) -> None:
@@ -180,9 +193,11 @@ def copy_range(source: int, target: int, nbytes: int, at: int, to: int) -> None:
         try:
             moved = os.copy_file_range(source, target, nbytes - done, at + done, to + done)
         except OSError:  # across file systems, or a kernel that cannot
+            moved = 0
+        if not moved:  # some file systems say so instead
             chunk = pread_most(source, min(nbytes - done, 8 << 20), at + done)
             moved = pwrite_all(target, [chunk], to + done)
-        if moved == 0:
+        if not moved:
             raise FormatError("a temporary file is shorter than expected", where=f"offset {at}")
         done += moved
 
@@ -263,6 +278,33 @@ def revalidate(path: Path) -> None:
                 os.fstat(fd)
             finally:
                 os.close(fd)
+
+
+def sync(fd: int, *, data: bool = False) -> None:
+    """Make a file durable, or only its `data`; an error names it."""
+    try:
+        (os.fdatasync if data else os.fsync)(fd)
+    except OSError as error:
+        raise _named(error, fd) from error
+
+
+def close(*fds: int) -> None:
+    """Close files that were written to, all of them; an error names the first that it is of.
+
+    Servers with quotas may report only now that there is no space. Descriptors are closed then,
+    too, and must not be closed again.
+    """
+    failed: OSError | None = None
+    for fd in fds:
+        path = None
+        with suppress(OSError):
+            path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 (it is no real path)
+        try:
+            os.close(fd)
+        except OSError as error:
+            failed = failed or OSError(error.errno, error.strerror, path)
+    if failed is not None:
+        raise failed
 
 
 NEVER = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY)

@@ -89,7 +89,8 @@ def _plainly(command: Callable[..., R], args: Any, kwargs: Any) -> R:
     except OSError as error:
         _causes(error)
         where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror or error}", 1)
+        notes = getattr(error, "__notes__", ())
+        fail("; ".join((f"{where}{error.strerror or error}", *notes)), 1)
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsprep.errors import FormatError, TargetError, UsageError
 from dsprep.schema import Ints
-from dsprep.storage import sync_directory
+from dsprep.storage import sync, sync_directory
 
 SLICE = 1 << 16
 """Samples whose places are held in memory at a time."""
@@ -94,7 +94,7 @@ def _write(path: Path, output: Output) -> None:
         for data in output.content():
             file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.fileno())
 
 
 def check_inside(offsets: Ints, lengths: Ints, path: Path, what: str, before: int = 0) -> None:

@@ -37,8 +37,10 @@ from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Epoch, Share
 from dsprep.schema import Arena, Batch, Bytes, Ragged, Schema, concatenate
 
-JOIN_SECONDS = 60.0
-"""How long `Pipeline.close` waits for a read that is under way."""
+JOIN_SECONDS = 5.0
+"""How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come
+back, as from a server that is away, is left to itself: it keeps its file and its memory alive, and
+ends when the read does."""
 
 
 @dataclass(frozen=True)
@@ -431,10 +433,10 @@ class Pipeline:
         self._pools.stop()
         for _ in self._threads[1:]:
             self._jobs.put(None)
-        me = threading.current_thread()
+        me, end = threading.current_thread(), time.monotonic() + JOIN_SECONDS
         for thread in self._threads:
             if thread is not me:
-                thread.join(JOIN_SECONDS)
+                thread.join(max(0.0, end - time.monotonic()))
         # Nothing of what is left is read any more; a consumer in another thread may wait for it.
         while not self._jobs.empty():
             job = self._jobs.get()

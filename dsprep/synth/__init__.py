@@ -25,7 +25,7 @@ from dsprep.dataset import check_replaceable
 from dsprep.errors import TargetError, UsageError
 from dsprep.publishing import put
 from dsprep.sidecar import NAMES
-from dsprep.storage import remove, sync_directory
+from dsprep.storage import remove, sync, sync_directory
 from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20
 from dsprep.synth.job import Hint, Job, Progress, Recipe
 
@@ -226,7 +226,7 @@ def _files(path: Path) -> list[Path]:
 def _sync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        sync(fd)
     finally:
         os.close(fd)
 

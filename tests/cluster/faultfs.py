@@ -124,7 +124,7 @@ class Faults:
         self._armed: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._reads = 0
-        self._again: tuple[int, int, int] | None = None
+        self._again: tuple[str, int, int, int] | None = None
         self.random = random.Random(7)
         for word in words:
             self.arm(word)
@@ -185,8 +185,8 @@ class Faults:
             rule = self._armed.get(name)
             if not self._concerns(node) or (rule is None and self._again is None):
                 return
-            if self._again is not None:  # the kernel's own second try of a failed readahead
-                inside = self._again[0] == node.id and self._again[1] <= offset < self._again[2]
+            if self._again is not None and self._again[0] == name:  # the kernel's own second try
+                inside = self._again[1] == node.id and self._again[2] <= offset < self._again[3]
                 if inside and rule is None:
                     self._again = None
                     raise OSError(getattr(errno, name.upper()), "")
@@ -206,7 +206,7 @@ class Faults:
             if word == "once":
                 del self._armed[name]
                 if cached:
-                    self._again = (node.id, offset, offset + size)
+                    self._again = (name, node.id, offset, offset + size)
             raise OSError(getattr(errno, name.upper()), "")
 
     def write(self, node: Node, size: int) -> None:
@@ -789,7 +789,7 @@ class Mounted:
     """The file system in a process of its own, for a test: mounted while in `with`."""
 
     def __init__(self, backing: Path, mountpoint: Path, *faults: str, only: str = "*") -> None:
-        self.backing, self.path = backing, mountpoint
+        self.backing, self.path, self.faults = backing, mountpoint, faults
         self._words = [sys.executable, "-P", __file__, str(backing), str(mountpoint), "--until-eof"]
         self._words += ["--only", only, *(w for fault in faults for w in ("--fault", fault))]
 
@@ -822,6 +822,16 @@ class Mounted:
 
     def counts(self) -> dict[str, int]:
         return json.loads(self.tell("counts"))
+
+    @contextlib.contextmanager
+    def without(self, *names: str) -> Iterator[None]:
+        """Disarm some of what it was mounted with."""
+        for name in names:
+            self.disarm(name)
+        try:
+            yield
+        finally:
+            self.arm(*(f for f in self.faults if f.partition("=")[0] in names))
 
     @contextlib.contextmanager
     def armed(self, *faults: str) -> Iterator[None]:

@@ -31,7 +31,7 @@ from dsprep.formats.hdf5.group_sums import Sums
 from dsprep.formats.hdf5.group_writer import told
 from dsprep.layout.model import Groups
 from dsprep.schema import Arena, Array, Batch, Ints
-from dsprep.storage import Buffer, pread_into, pwrite_all, remove
+from dsprep.storage import Buffer, close, pread_into, pwrite_all, remove, sync
 
 _INT = np.dtype("<i8")
 
@@ -116,15 +116,13 @@ class PackedGroups(GroupWriter):
 
     def sync(self) -> None:
         """Make the spool durable."""
-        os.fdatasync(self._data)
-        os.fdatasync(self._index)
+        sync(self._data, data=True)
+        sync(self._index, data=True)
 
     def close(self) -> None:
         """Close the spool."""
-        for fd in (self._data, self._index):
-            if fd >= 0:
-                os.close(fd)
-        self._data, self._index = -1, -1
+        both, self._data, self._index = (self._data, self._index), -1, -1
+        close(*(fd for fd in both if fd >= 0))
 
     # --- when all are there ---
 
@@ -136,9 +134,9 @@ class PackedGroups(GroupWriter):
         if self.durable:
             fd = os.open(self._path, os.O_RDWR)
             try:
-                os.fsync(fd)
+                sync(fd)
             finally:
-                os.close(fd)
+                close(fd)
         self._found = self._told(table[:, -1])
         self.close()
 

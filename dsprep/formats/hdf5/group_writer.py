@@ -21,6 +21,7 @@ from dsprep.formats.hdf5.group_sums import Segment, Sums
 from dsprep.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
 from dsprep.schema import Arena, Array, Batch, Ints
+from dsprep.storage import close, sync
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +69,12 @@ class PlacedGroups(GroupWriter):
 
     def sync(self) -> None:
         """Make what has been written durable."""
-        os.fdatasync(self._fd)
+        sync(self._fd, data=True)
 
     def finish(self) -> None:
         """See `Writer.finish`; the file has been complete since the last piece."""
         if self.durable:
-            os.fsync(self._fd)
+            sync(self._fd)
         self._sums.complete(self._path)
         self.close()
 
@@ -83,9 +84,9 @@ class PlacedGroups(GroupWriter):
 
     def close(self) -> None:
         """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            close(fd)
 
 
 def ranges(file: GroupedFile, addresses: Ints) -> tuple[Ints, Ints]:

@@ -35,10 +35,12 @@ from dsprep.formats.hdf5.writer import contiguous
 from dsprep.schema import Arena, Array, Batch, Ragged, Schema
 from dsprep.storage import (
     Buffer,
+    close,
     copy_range,
     pread_into,
     pwrite_all,
     remove,
+    sync,
 )
 
 _INT = np.dtype("<i8")
@@ -157,15 +159,13 @@ class SpoolWriter(Writer):
 
     def sync(self) -> None:
         """Make the spool durable."""
-        os.fdatasync(self._data)
-        os.fdatasync(self._index)
+        sync(self._data, data=True)
+        sync(self._index, data=True)
 
     def close(self) -> None:
         """Close the spool."""
-        for fd in (self._data, self._index):
-            if fd >= 0:
-                os.close(fd)
-        self._data, self._index = -1, -1
+        both, self._data, self._index = (self._data, self._index), -1, -1
+        close(*(fd for fd in both if fd >= 0))
 
     # --- when all are there ---
 
@@ -189,9 +189,9 @@ class SpoolWriter(Writer):
         try:
             self._fill(fd, offsets, streams)
             if self.durable:
-                os.fsync(fd)
+                sync(fd)
         finally:
-            os.close(fd)
+            close(fd)
         self.close()
 
     def clean(self) -> None:

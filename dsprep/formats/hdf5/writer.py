@@ -22,7 +22,7 @@ from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.placement import Placement, placement_of
 from dsprep.formats.hdf5.plan import FieldPlan
 from dsprep.schema import Arena, Array, Batch, DType, Schema, has_padding, new_array
-from dsprep.storage import pwrite_all
+from dsprep.storage import close, pwrite_all, sync
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,19 +70,19 @@ class PlacedWriter(Writer):
 
     def sync(self) -> None:
         """Make what has been written durable."""
-        os.fdatasync(self._fd)
+        sync(self._fd, data=True)
 
     def finish(self) -> None:
         """See `Writer.finish`; the file has been complete since the last piece."""
         if self.durable:
-            os.fsync(self._fd)
+            sync(self._fd)
         self.close()
 
     def close(self) -> None:
         """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            close(fd)
 
 
 def places(path: Path, plans: Sequence[FieldPlan], count: int) -> list[Placement | None]:

@@ -32,7 +32,7 @@ from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_size, 
 from dsprep.formats.lmdb.values import MAX_VALUE, Part, Values, join, total_lengths
 from dsprep.schema import Arena, Batch, Bytes, Ints, Schema
 from dsprep.spans import move_spans, packed, ranges
-from dsprep.storage import Buffer, as_bytes, pwrite_all, sync_directory
+from dsprep.storage import Buffer, as_bytes, close, pwrite_all, sync, sync_directory
 
 SCATTERED = 8 << 10
 """Mean bytes of a value from which on its parts are written from where they are."""
@@ -312,7 +312,7 @@ class LmdbWriter(Writer):
 
     def sync(self) -> None:
         """Make all that has been written durable."""
-        os.fdatasync(self._fd)
+        sync(self._fd, data=True)
 
     def finish(self) -> None:
         """Write the metas, which make it an LMDB file."""
@@ -323,15 +323,15 @@ class LmdbWriter(Writer):
         empty = Meta(PSIZE, nbytes, EMPTY, 1, 0)
         full = Meta(PSIZE, nbytes, main, pages - 1, 1 if self._count else 0)
         if self.durable:
-            os.fdatasync(self._fd)  # the pages before the metas that point to them
+            sync(self._fd, data=True)  # the pages before the metas that point to them
         pwrite_all(self._fd, [empty.pack(0), full.pack(1)], 0)
         if self.durable:
-            os.fsync(self._fd)
+            sync(self._fd)
             sync_directory(self._path.parent)
         self.close()
 
     def close(self) -> None:
         """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            close(fd)

@@ -24,7 +24,7 @@ from dsprep.grouping import Grouping
 from dsprep.laws import Explicit, Law, affine
 from dsprep.layout.model import Blocks, Groups
 from dsprep.schema import Arena, Array, Batch, Ints, Schema
-from dsprep.storage import pwrite_all
+from dsprep.storage import close, pwrite_all, sync
 
 
 @dataclass
@@ -139,13 +139,13 @@ class TFRecordGroupWriter(GroupWriter):
 
     def sync(self) -> None:
         """Make all that has been written durable."""
-        os.fdatasync(self._fd)
+        sync(self._fd, data=True)
 
     def finish(self) -> None:
         """Cut off what an interrupted run may have left behind the end, and close."""
         os.ftruncate(self._fd, self._end)
         if self.durable:
-            os.fsync(self._fd)
+            sync(self._fd)
         self.close()
 
     def groups(self) -> Groups:
@@ -199,7 +199,7 @@ class TFRecordGroupWriter(GroupWriter):
         """Close the file; closing twice is allowed."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            close(fd)
 
 
 def lengthened(block: Array, last: int, padding: int) -> list[bytes | Array]:

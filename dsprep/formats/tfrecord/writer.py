@@ -20,7 +20,7 @@ from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.build import Assembly, Template
 from dsprep.formats.tfrecord.example import view
 from dsprep.schema import Arena, Batch, Schema
-from dsprep.storage import pwrite_all
+from dsprep.storage import close, pwrite_all, sync
 
 GZIP_LEVEL = 4
 """The level unless one is asked for; higher ones cost more time than they save space."""
@@ -108,17 +108,17 @@ class TFRecordWriter(Writer):
 
     def sync(self) -> None:
         """Make all that has been written durable."""
-        os.fdatasync(self._fd)
+        sync(self._fd, data=True)
 
     def finish(self) -> None:
         """Cut off what an interrupted run may have left behind the end, and close."""
         os.ftruncate(self._fd, self._end)
         if self.durable:
-            os.fsync(self._fd)
+            sync(self._fd)
         self.close()
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            close(fd)

@@ -13,7 +13,7 @@ import numpy as np
 from dsprep.formats.zarr.carriers import without_padding
 from dsprep.formats.zarr.grid import ArrayPlan
 from dsprep.schema import Arena, Array
-from dsprep.storage import Buffer, pwrite_all, sync_directory
+from dsprep.storage import Buffer, close, pwrite_all, sync, sync_directory
 
 
 class Files:
@@ -30,7 +30,7 @@ class Files:
         try:
             yield fd
         finally:
-            os.close(fd)
+            close(fd)
             with self._lock:
                 self._dirty.add(path)
 
@@ -48,7 +48,7 @@ class Files:
         for path in sorted(dirty):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.fdatasync(fd)
+                sync(fd, data=True)
             finally:
                 os.close(fd)
         for folder in sorted({p.parent for p in dirty}):

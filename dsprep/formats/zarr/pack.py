@@ -10,7 +10,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from dsprep.storage import sync_directory
+from dsprep.storage import sync, sync_directory
 
 BLOCK = 4 << 20
 
@@ -33,7 +33,7 @@ def pack(root: Path, path: Path, durable: bool) -> None:
                 add(target, root, member)
         if durable:
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
     if durable:
         sync_directory(path.parent)
 

@@ -152,9 +152,10 @@ class Opened:
                 got = preadv_once(self.fd, as_bytes(memory)[have:], offset + have)
             except OSError as error:
                 if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-                    raise _refused(file.path, f"to read it: {error.strerror}") from error
-                text = f"{error.strerror} at offset {offset + have}"
-                raise OSError(error.errno, text, str(file.path)) from error
+                    raise _refused(
+                        file.path, f"to read it: {os.strerror(error.errno or 0)}"
+                    ) from error
+                raise
             calls += 1
             if have + got >= least:
                 return calls

@@ -1,0 +1,488 @@
+"""Every verb on file systems that do without something, and on one that fails at the wrong moment.
+
+The file system is `cluster.faultfs`, over FUSE. It is mounted by a process with mounts of its own,
+in which the tests below run: nothing is mounted for anybody else, and nothing stays when it ends,
+however that happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from cluster import faultfs
+from cluster.faultfs import Mounted
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep import shuffling
+from dsprep.cli import app
+from dsprep.errors import ReadError
+from dsprep.reader.engines.fallback import EngineWarning
+
+TARGETS = (".h5", ".lmdb", ".tfrecord", ".zarr", ".zarr.zip")
+ENGINES = ("buffered", "direct", "mapped")
+COUNT = 90
+GROUPS: dict[str, Any] = {"buffer_size": 8, "stripe_size": 4096, "memory": "40MB", "workers": 1}
+ORDER: dict[str, Any] = {"seed": 5, "check_order": False}
+MODES = {
+    "calls-missing": (
+        "no-odirect", "no-flock", "no-posix-locks", "no-rename2", "no-links", "no-symlinks",
+        "no-fallocate", "no-copy-file-range=EINVAL", "no-xattr", "no-dir-fsync", "blksize",
+        "stale=1",
+    ),
+    "past-the-cache": ("no-mmap", "short", "short-write", "silly=.nfs", "local-locks", "stale=1"),
+    "odd-attributes": (
+        "big-inodes", "inodes=7", "coarse", "clock=60", "silly=.fuse_hidden", "stale=60",
+    ),
+}  # fmt: skip
+"""What may be missing or odd; together, so that few mounts suffice."""
+
+OF_A_COPY = ("mtime_ns", "inode", "sampled", "lineage")
+"""What of a sidecar is of one copy of the data alone."""
+
+SECONDS = 60.0
+"""How long one test may take here before its file system is ended."""
+
+
+# --- in the process that has mounts of its own ------------------------------------------------
+
+
+class Here:
+    """What the functions below work on.
+
+    Attributes
+    ----------
+    base
+        A directory on the disk.
+    source
+        A dataset in it.
+    """
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.source = base / "source.h5"
+        rng = np.random.default_rng(1)
+        with h5py.File(self.source, "w") as file:
+            file["x"] = rng.random((COUNT, 300), np.float32)
+            file["y"] = np.arange(COUNT)
+        self._stack = contextlib.ExitStack()
+
+    @cache  # noqa: B019 (one of it in a process)
+    def mounted(self, mode: str) -> Mounted:
+        """Return a file system: of a mode, or one that has all it should have."""
+        backing, at = self.base / f"{mode}-backing", self.base / f"{mode}-mount"
+        backing.mkdir()
+        at.mkdir()
+        return self._stack.enter_context(Mounted(backing, at, *MODES.get(mode, ("stale=1",))))
+
+    @cache  # noqa: B019
+    def expected(self, target: str) -> tuple[dict[str, str], str]:
+        """Return the files and the samples of a target on the disk."""
+        at = self.base / "plain"
+        at.mkdir(exist_ok=True)
+        return do_verbs(at / target, target, self.source)
+
+    def folder(self, target: str, mode: str = "") -> Path:
+        """Return a directory of a file system that is empty."""
+        at = self.mounted(mode).path / target
+        shutil.rmtree(at, ignore_errors=True)
+        return at
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def do_verbs(at: Path, target: str, source: Path) -> tuple[dict[str, str], str]:
+    """Do everything to a dataset in a directory; return its files, and what was read."""
+    at.mkdir()
+    source = Path(shutil.copy(source, at / "source.h5"))
+    made, grouped = at / f"made{target}", at / f"grouped{target}"
+    dsprep.convert(source, made)
+    dsprep.provenance(made, checksums=True)
+    assert dsprep.check(made, full=True) == []
+    same(source, made)
+    dsprep.repack(made, grouped, shuffle=3, split="train=0.8,test=0.2", **GROUPS)
+    train = at / f"grouped-train{target}"
+    assert dsprep.check(train, full=True) == []
+    dsprep.open(train, through="strict").close()
+    dsprep.convert(source, made, overwrite=True)
+    same(source, made)
+    assert not [p for p in at.iterdir() if p.name.startswith(".")]
+    return files(at), samples(train)
+
+
+def same(a: Path, b: Path) -> None:
+    with dsprep.open(a) as one, dsprep.open(b) as other:
+        assert dsprep.verify(one, other).same
+
+
+def files(at: Path) -> dict[str, str]:
+    """Return a digest of every file; of sidecars, of what does not differ from copy to copy."""
+    found = {}
+    for path in sorted(at.rglob("*")):
+        if path.is_file() and path.name != "lock.mdb":
+            data = path.read_bytes()
+            if path.name.endswith(".dsprep.json"):
+                data = json.dumps(_lasting(json.loads(data))).encode()
+            found[str(path.relative_to(at))] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def _lasting(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {
+            k: _lasting(v)
+            for k, v in content.items()
+            if k not in ("mtime_ns", "inode", "lineage", "sampled")
+        }
+    return [_lasting(v) for v in content] if isinstance(content, list) else content
+
+
+def samples(path: Path) -> str:
+    """Return a digest of an epoch, the same by every engine and where it is resumed."""
+    found = set()
+    for engine in ENGINES:
+        options: dict[str, Any] = {
+            "engine": engine,
+            "io_threads": 2,
+            "seed": 5,
+            "check_order": False,
+        }
+        with dsprep.Reader(path, 16, **options) as reader:
+            whole = [_bytes(batch) for batch in reader]
+        with dsprep.Reader(path, 16, **options) as reader:
+            loop = iter(reader)
+            parts = [_bytes(next(loop)) for _ in range(2)]
+            state = reader.state_dict()
+            del loop
+        with dsprep.Reader(path, 16, **options) as reader:
+            reader.load_state_dict(state)
+            parts += [_bytes(batch) for batch in reader]
+        assert parts == whole
+        found.add(hashlib.sha256(b"".join(whole)).hexdigest())
+    with dsprep.Reader(
+        path, 16, readers_per_node=1, node_key=str(path), seed=5, check_order=False
+    ) as reader:
+        found.add(hashlib.sha256(b"".join(map(_bytes, reader))).hexdigest())
+    assert len(found) == 1
+    return found.pop()
+
+
+def _bytes(batch: Any) -> bytes:
+    return b"".join(np.asarray(column).tobytes() for column in batch.values())
+
+
+def verbs(here: Here, mode: str, target: str) -> None:
+    """All of it gives the files and the samples that it gives on the disk."""
+    expected = here.expected(target)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", EngineWarning)
+        found = do_verbs(here.folder(target, mode), target, here.source)
+    assert found == expected
+    refused = {
+        str(w.message).partition(": ")[2].partition(" ")[0]
+        for w in said
+        if w.category is EngineWarning
+    }
+    assert refused == {"calls-missing": {"O_DIRECT"}, "past-the-cache": {"mmap"}}.get(mode, set())
+
+
+def failing_writes(here: Here, target: str) -> None:
+    """What cannot be written is reported with the file, publishes nothing, and is continued."""
+    fs, at = here.mounted(""), here.folder(target)
+    at.mkdir()
+    old, new = at / f"old{target}", at / f"new{target}"
+    dsprep.convert(here.source, old)
+    before = files(at)
+    for fault, number in (
+        ("enospc=20000", errno.ENOSPC),
+        ("enospc-close", errno.ENOSPC),
+        ("eio-fsync", errno.EIO),
+    ):
+        calls: list[Callable[[], Any]] = [
+            lambda: dsprep.convert(here.source, new),
+            lambda: dsprep.convert(here.source, old, overwrite=True),
+            lambda: dsprep.repack(
+                here.source,
+                at / f"groups{target}",
+                buffer_size=8,
+                shuffle=1,
+                memory="40MB",
+                workers=1,
+            ),
+        ]
+        for call in calls:
+            with fs.armed(fault), pytest.raises(OSError, match=str(at)) as caught:
+                call()
+            assert caught.value.errno == number
+            assert files_published(at) == before
+        for call in calls[:1]:
+            call()
+        assert files_published(at) == before | {
+            name.replace("old", "new"): digest for name, digest in before.items()
+        }
+        for path in list(at.iterdir()):
+            if path.name.startswith((".", "new")):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def files_published(at: Path) -> dict[str, str]:
+    return {name: digest for name, digest in files(at).items() if not name.startswith(".")}
+
+
+def failing_reads(here: Here, target: str) -> None:
+    """A read that fails reaches the consumer with file, offset and sample; the next one works."""
+    fs, at = here.mounted("past-the-cache"), here.folder(target, "past-the-cache")
+    at.mkdir()
+    path = at / f"grouped{target}"
+    with fs.without("short", "short-write"):
+        dsprep.repack(here.source, path, **GROUPS)
+        for engine, fault in (("buffered", "eio"), ("direct", "estale")):
+            with dsprep.Reader(
+                path, 16, engine=engine, shuffle="none", check_order=False
+            ) as reader:
+                fs.arm(f"{fault}=once")
+                with pytest.raises(
+                    ReadError, match=rf"sample \d+ cannot be read: .* at offset \d+: '{path}"
+                ):
+                    list(reader)
+                assert sum(len(batch["y"]) for batch in reader) == COUNT
+    for verb in (
+        lambda: dsprep.convert(path, here.base / f"never{target}"),
+        lambda: dsprep.provenance(path),
+        lambda: same(here.source, path),
+    ):
+        with fs.armed("eio=always"), pytest.raises(OSError, match=f"at offset .*{at}") as caught:
+            verb()
+        assert caught.value.errno == errno.EIO
+    assert not (here.base / f"never{target}").exists()
+    with fs.armed("eio=always"):
+        assert "cannot be read" in str(dsprep.check(path, full=True)[0])
+
+
+def replaced_while_read(here: Here, kind: str) -> None:
+    """What a reader holds open stays, under another name; a run that replaces it says where."""
+    fs, at = here.mounted(""), here.folder("held")
+    at.mkdir()
+    with fs.armed(f"silly={kind}"):
+        made = at / "made.zarr"
+        dsprep.convert(here.source, made)
+        held = [path.open("rb") for path in made.rglob("*") if path.is_file()]
+        try:
+            report = dsprep.convert(here.source, made, overwrite=True)
+            assert [n for n in report.notes if "still open" in n and str(at / ".made.zarr") in n]
+            with pytest.raises(dsprep.DsprepError, match="still open"):
+                dsprep.convert(here.source, made, overwrite=True)
+        finally:
+            for file in held:
+                file.close()
+        assert not dsprep.convert(here.source, made, overwrite=True).notes
+        assert [p.name for p in sorted(at.iterdir())] == ["made.zarr", "made.zarr.dsprep.json"]
+        same(here.source, made)
+
+
+def interrupted_reader(here: Here) -> None:
+    """A loop whose read hangs is left by an interrupt."""
+    fs, at = here.mounted("past-the-cache"), here.folder("hang", "past-the-cache")
+    at.mkdir()
+    path = at / "grouped.h5"
+    dsprep.repack(here.source, path, **GROUPS)
+    with dsprep.Reader(path, 16, check_order=False) as reader, fs.armed("hang=40"):
+        timer = threading.Timer(1, os.kill, [os.getpid(), signal.SIGINT])
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), reader:
+            list(reader)
+        assert time.monotonic() - began < 20
+    with dsprep.Reader(path, 16, check_order=False) as reader:
+        assert sum(len(batch["y"]) for batch in reader) == COUNT
+
+
+def interrupted_command(here: Here) -> None:
+    """A command whose read hangs says what it waits for, and a second interrupt leaves."""
+    fs, at = here.mounted("past-the-cache"), here.folder("hang-command", "past-the-cache")
+    at.mkdir()
+    source = Path(shutil.copy(here.source, at / "source.h5"))
+    dsprep.provenance(source)
+    words = [sys.executable, "-m", "dsprep", "convert", str(source), str(here.base / "hung.h5")]
+    with fs.armed("hang=40"):
+        running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        while "hang" not in fs.counts() or fs.counts()["hang"] < 2:  # it is reading
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        assert running.stderr is not None
+        assert "waiting for reads" in running.stderr.readline()
+        running.send_signal(signal.SIGINT)
+        assert "left at once" in running.stderr.readline()
+    assert running.wait(20) == 130  # the kernel keeps it until the server has answered
+    running.stderr.close()
+    assert not (here.base / "hung.h5").exists()
+
+
+def bench(here: Here, mode: str) -> None:
+    """What reads fastest is measured on it."""
+    at = here.folder("bench", mode)
+    at.mkdir()
+    path = Path(shutil.copy(here.source, at / "source.h5"))
+    words = [
+        "-s",
+        "pread-limit",
+        "-s",
+        "dsprep",
+        "--warm",
+        "--repeat",
+        1,
+        "--json",
+        at / "report.json",
+    ]
+    done = CliRunner().invoke(app, ["bench", "read", str(path), *map(str, words)])
+    assert done.exit_code == 0, done.output
+    report = json.loads((at / "r.json").read_text())
+    assert [row["problems"] for row in report["strategies"]] == [[], []]
+
+
+def serve(base: Path) -> None:
+    """Run what stdin asks for, one JSON list in a line, and answer each with a traceback."""
+    die_with_parent = 1
+    ctypes.CDLL(None).prctl(die_with_parent, signal.SIGKILL)
+    os.environ["XDG_CACHE_HOME"] = str(base / "cache")
+    shuffling._choose = lambda *_: "buckets"
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    here = Here(base)
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        text = ""
+        try:
+            globals()[name](here, *arguments)
+        except BaseException:
+            text = traceback.format_exc()
+        print(json.dumps(text), file=answers, flush=True)
+    here.close()
+
+
+# --- in the process of the tests ---------------------------------------------------------------
+
+
+def private(at: Path) -> list[str]:
+    """Return how a command gets mounts of its own; skip where it cannot mount FUSE."""
+    if not Path("/dev/fuse").exists():
+        pytest.skip("there is no /dev/fuse")
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no program unshare (util-linux)")
+    why = ""
+    for words in (["unshare", "-m"], ["unshare", "-Urm"]):
+        server = [sys.executable, faultfs.__file__, str(at), str(at), "--until-eof"]
+        probe: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        done = subprocess.run([*words, *server], **probe)
+        if done.stdout.startswith("ready"):
+            return words
+        why = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "it is refused"
+    pytest.skip(f"a FUSE file system cannot be mounted here: {why}")
+
+
+class Worker:
+    """The process that has mounts of its own."""
+
+    def __init__(self, base: Path) -> None:
+        words = [*private(base), sys.executable, __file__, str(base)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(words, **pipes, text=True, start_new_session=True)
+
+    def __call__(self, name: str, *arguments: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        if self.process.poll() is not None:
+            pytest.fail("the process with the mounts has ended")
+        timer = threading.Timer(SECONDS, self.kill)
+        timer.start()
+        try:
+            self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
+            self.process.stdin.flush()
+            text = self.process.stdout.readline()
+        finally:
+            timer.cancel()
+        if text != '""\n':
+            pytest.fail(json.loads(text) if text else "it hung, or died", pytrace=False)
+
+    def kill(self) -> None:
+        """End it with its file systems, so that nothing can hang in them."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    made = Worker(tmp_path_factory.mktemp("faults"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_verb_gives_the_same(worker, mode, target):
+    worker("verbs", mode, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_cannot_be_written_is_not_published(worker, target):
+    worker("failing_writes", target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_cannot_be_read_is_named(worker, target):
+    worker("failing_reads", target)
+
+
+@pytest.mark.parametrize("kind", [".nfs", ".fuse_hidden"])
+def test_files_that_are_read_while_they_are_replaced(worker, kind):
+    worker("replaced_while_read", kind)
+
+
+def test_an_interrupt_leaves_a_loop_whose_read_hangs(worker):
+    worker("interrupted_reader")
+
+
+def test_an_interrupt_leaves_a_command_whose_read_hangs(worker):
+    worker("interrupted_command")
+
+
+@pytest.mark.parametrize("mode", ["calls-missing", "past-the-cache"])
+def test_reading_is_measured(worker, mode):
+    worker("bench", mode)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
