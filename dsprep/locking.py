@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Self
 
 from dsprep.errors import TargetError
-from dsprep.storage import boot, pread_most, pwrite_all
+from dsprep.storage import boot, close, pread_most, pwrite_all
 
 BEAT = 5.0
 """Seconds after which a holder raises its count."""
@@ -286,7 +286,7 @@ def _create(path: Path, owner: Owner) -> bool:
         try:
             pwrite_all(fd, [owner.dump()], 0)
         finally:
-            os.close(fd)
+            close(fd)
     except BaseException:
         path.unlink(missing_ok=True)
         raise

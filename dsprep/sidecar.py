@@ -409,7 +409,10 @@ def _read_whole(path: Path) -> bytes:
         time.sleep(pause)
         if path.stat().st_size > MAX_NBYTES:
             raise FormatError("the sidecar is too large", where=path)
-        data = path.read_bytes()
+        try:
+            data = path.read_bytes()
+        except OSError as error:  # an error of reading does not name the file
+            raise OSError(error.errno, error.strerror, str(path)) from error
         if data.rstrip().endswith(b"}"):
             break
         revalidate(path)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Format
+from dsprep.storage import pread_most
 
 FORMATS = {
     "hdf5": "dsprep.formats.hdf5:Hdf5",
@@ -135,7 +136,7 @@ def foreign(path: Path) -> FormatError | None:
     if not path.is_file():
         return None
     with path.open("rb") as file:
-        head = file.read(64)
+        head = pread_most(file.fileno(), 64, 0)
     for start, (what, fix) in _FOREIGN.items():
         if head.startswith(start):
             return FormatError(what, where=path, expected=", ".join(FORMATS), fix=fix)

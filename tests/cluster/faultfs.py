@@ -79,13 +79,18 @@ def _times(text: str) -> tuple[str, int]:
     return word, int(number or "0", 0)
 
 
+def _hang(text: str) -> tuple[float, int]:
+    seconds, _, least = text.partition(":")
+    return float(seconds or 30), int(least or "0", 0)
+
+
 FAULTS: dict[str, tuple[Callable[[str], Any], str]] = {
     "short": (_number(0.5), "reads return fewer bytes, with this probability; no page cache"),
     "short-write": (_number(0.5), "writes take fewer bytes, with this probability; no page cache"),
     "eio": (_times, "reads fail with EIO: once, every:K, at:OFFSET, always"),
     "estale": (_times, "reads fail with ESTALE, likewise"),
-    "hang": (_number(30), "the next read takes so many seconds, whatever signal arrives"),
-    "hang-intr": (_number(30), "the next read takes so many seconds, or until a signal arrives"),
+    "hang": (_hang, "the next read (SECONDS:BYTES: of so many at least) takes so many seconds"),
+    "hang-intr": (_hang, "likewise, or until a signal arrives"),
     "slow": (_number(0.02), "each read and each write takes so many seconds"),
     "no-odirect": (_errno(errno.EINVAL), "open refuses O_DIRECT, with this error"),
     "no-mmap": (_whole(1), "no page cache: no shared mappings (ENODEV)"),
@@ -600,10 +605,12 @@ class FaultFS:
         fh, offset, size = struct.unpack_from("<QQI", body)
         handle = self._handles[fh]
         for name, interruptible in (("hang", False), ("hang-intr", True)):
-            if (seconds := self.faults.take(name, handle.node)) is not None:
+            if size < (self.faults.get(name) or (0, 0))[1]:
+                continue
+            if (hang := self.faults.take(name, handle.node)) is not None:
                 event = threading.Event()
                 self._hanging[unique] = event, interruptible
-                event.wait(seconds)
+                event.wait(hang[0])
                 del self._hanging[unique]
                 if event.is_set() and interruptible:
                     raise InterruptedError(errno.EINTR, "")

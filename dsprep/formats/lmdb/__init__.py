@@ -31,6 +31,7 @@ from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
 from dsprep.formats.lmdb.values import Values
 from dsprep.grouping import Grouping, GroupPlan
 from dsprep.schema import Schema
+from dsprep.storage import pread_most
 
 DATA = "data.mdb"
 """The file in the directory of an environment."""
@@ -58,7 +59,7 @@ class Lmdb(Format):
         if not data_file(path).is_file():
             return False
         with data_file(path).open("rb") as file:
-            return looks_like(file.read(32))
+            return looks_like(pread_most(file.fileno(), 32, 0))
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open an environment; every leaf page is read once and checked."""

@@ -24,6 +24,7 @@ from dsprep.formats.base import (
 from dsprep.formats.samples import listed
 from dsprep.grouping import Grouping, GroupPlan
 from dsprep.schema import Schema
+from dsprep.storage import pread_most
 
 
 class TFRecord(Format):
@@ -43,7 +44,7 @@ class TFRecord(Format):
         if not path.is_file():
             return False
         with path.open("rb") as file:
-            found = holds_records(file.read(1024))
+            found = holds_records(pread_most(file.fileno(), 1024, 0))
         return path.name.lower().endswith(self.suffixes) if found is None else found
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

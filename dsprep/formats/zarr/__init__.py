@@ -36,6 +36,7 @@ from dsprep.formats.zarr.grid import ArrayPlan, plan_arrays, show
 from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, Zip
 from dsprep.grouping import Grouping, GroupPlan
 from dsprep.schema import Schema, renamed
+from dsprep.storage import pread_most
 
 DOCUMENTS = 2048
 """Bytes allowed for the metadata of an array, for `Zarr.estimate`."""
@@ -63,7 +64,7 @@ class Zarr(Format):
             if not path.is_file():
                 return False
             with path.open("rb") as file:
-                if file.read(4) not in (b"PK\3\4", b"PK\5\6"):
+                if pread_most(file.fileno(), 4, 0) not in (b"PK\3\4", b"PK\5\6"):
                     return False
                 with zipfile.ZipFile(file) as members:
                     names = members.namelist()
