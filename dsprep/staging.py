@@ -50,6 +50,11 @@ RENAMES = (
     "was neither dataset, for a moment"
 )
 
+UNSYNCED = (
+    "this file system syncs no directories: data are synced, names are as durable as its server "
+    "keeps them"
+)
+
 AGAIN = "run the same command again to continue"
 
 LEFT = (
@@ -236,8 +241,8 @@ class Staging:
                 where=self.target,
                 fix="look at it after a minute; to replace it, repeat the command with --overwrite",
             ) from error
-        if self.durable:
-            sync_directory(self.target.parent)
+        if self.durable and not sync_directory(self.target.parent):
+            self.notes += (UNSYNCED,)
 
     def put_sidecar(self) -> None:
         """Put the sidecar beside the output that has been published, if it is not there."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,12 +35,13 @@ class Ended(KeyboardInterrupt):
 
 
 @contextmanager
-def heeding() -> Iterator[None]:
+def heeding(say: Callable[[str], None]) -> Iterator[None]:
     """Raise `Ended` when one of `ENDING` comes, unless it is ignored or has another handler.
 
     A second interrupt does not raise `KeyboardInterrupt` again, but ends the process.
+    `say` prints a line to stderr.
     """
-    waiting = threading.Timer(PATIENCE, _say, [WAITING])
+    waiting = threading.Timer(PATIENCE, say, [WAITING])
     waiting.daemon = True
 
     def end(number: int, frame: object) -> None:
@@ -54,7 +54,7 @@ def heeding() -> Iterator[None]:
         raise KeyboardInterrupt
 
     def leave(number: int, frame: object) -> None:
-        _say("dsprep: error: interrupted twice, left at once")
+        say("dsprep: error: interrupted twice, left at once")
         os._exit(INTERRUPTED)
 
     before: dict[int, Any] = {}
@@ -71,10 +71,6 @@ def heeding() -> Iterator[None]:
         waiting.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def ended(error: KeyboardInterrupt) -> tuple[str, int]:

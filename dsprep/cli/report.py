@@ -76,7 +76,7 @@ def guarded(command: Callable[..., R]) -> Callable[..., R]:
 def _plainly(command: Callable[..., R], args: Any, kwargs: Any) -> R:
     """Call a command; leave with one line on stderr and an exit code where the user is wrong."""
     try:
-        with heeding(), warnings.catch_warnings():
+        with heeding(lambda line: say(line, err=True)), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "sidecar ignored")  # a note says it too
             return command(*args, **kwargs)
     except DsprepError as error:
