@@ -360,17 +360,29 @@ def _copy_shards(
         def save(samples: int, position: State, index: int = index) -> None:
             staging.save({"shard": index, "samples": samples, "writer": position})
 
-        for piece in _write_shard(
-            job, source, writer, index, done, threads, staging.root, staging.durable, save
-        ):
-            samples, copied = samples + piece.samples, copied + piece.nbytes
-            if progress is not None:
-                progress(samples, before + copied)
-        if staging.durable:
-            staging.save({"shard": index + 1, "samples": 0, "writer": None})
-        writer.clean()
+        with _while_written(job.shards[index].name):
+            for piece in _write_shard(
+                job, source, writer, index, done, threads, staging.root, staging.durable, save
+            ):
+                samples, copied = samples + piece.samples, copied + piece.nbytes
+                if progress is not None:
+                    progress(samples, before + copied)
+            if staging.durable:
+                staging.save({"shard": index + 1, "samples": 0, "writer": None})
+            writer.clean()
     staging.save({"shard": len(job.shards), "samples": 0, "writer": None, "complete": True})
     return resumed, copied
+
+
+@contextmanager
+def _while_written(name: str) -> Iterator[None]:
+    """Say what was being written in an error of the system that names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, f"{error.strerror} (while {name} was written)") from error
 
 
 def _write_shard(

@@ -306,3 +306,17 @@ def test_what_was_read_is_closed_though_the_server_is_gone(suffix, through, tmp_
         source.close()
         del source
     assert expected is None or expected.shape == ()
+
+
+def test_an_error_without_a_name_says_what_was_written(tmp_path, monkeypatch):
+    path = make(tmp_path / "data.h5")
+
+    def failing(copy):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("dsprep.jobs.ShardCopy.run", failing)
+    words = ["convert", path, tmp_path / "out", "--to", "zarr", "--samples-per-file", "15"]
+    done = CliRunner().invoke(app, list(map(str, words)))
+    told = "Input/output error (while out-00000-of-00003.zarr was written)"
+    assert f"dsprep: error: {told}\n" in done.stderr
+    assert done.exit_code == 1

@@ -286,6 +286,8 @@ def stop(job: subprocess.Popen[str]) -> None:
 
 def trying(lab: Lab, cases: Cases, systems: Sequence[str]) -> None:
     """Try all losses on some file systems; with four nodes."""
+    if len(lab.names) < 4:
+        raise SystemExit("losses takes --nodes 4: three work, one starts them")
     for number, system in enumerate(systems):
         trial = Trial(lab, cases, system)
         with cases.case(f"data for losses, {system}"):
