@@ -781,3 +781,17 @@ def test_hostile_sidecars_are_refused_or_harmless(format, grouped, tmp_path, mon
             raise AssertionError(f"{done}: {error!r}") from error
         assert threads() == 0
     assert refused > 40
+
+
+def test_a_file_of_which_nothing_can_be_asked_any_more(made, monkeypatch):
+    # As on a mount whose server went away: descriptors are refused, in reading and behind it.
+    def refused(file):
+        raise OSError(errno.EBADFD, os.strerror(errno.EBADFD))
+
+    for name, what in (("size", "cannot be read"), ("check_same", "is not given out")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"dsprep.reading.files.File.{name}", refused)
+            if name == "size":
+                failing(patch, errno.ENOTCONN, 0)
+            with dsprep.Reader(made["groups"], 5) as reader, pytest.raises(ReadError, match=what):
+                list(reader)

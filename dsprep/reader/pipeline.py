@@ -315,9 +315,9 @@ class Pipeline:
             return error
         sample = int(fill.samples[0])
         if part is not None and part.file is not None:
-            end = part.file.size()
-            at = max(end, part.start) if end < part.stop else part.start
-            with suppress(OSError, DsprepError):  # another file may be gone, too
+            with suppress(OSError, DsprepError):  # this file, or another one, may be gone, too
+                end = part.file.size()
+                at = max(end, part.start) if end < part.stop else part.start
                 sample = self._filler.sample_at(fill, part.file, at)
         found = ReadError(f"sample {sample} cannot be read: {error}", sample)
         found.__cause__ = error
@@ -408,6 +408,10 @@ class Pipeline:
                 file.check_same()
         except FormatError as error:
             raise ReadError(str(error), int(fill.samples[0])) from error
+        except OSError as error:  # the server is gone that it was read from
+            sample = int(fill.samples[0]) if len(fill.samples) else -1
+            why = f"whether {file.path} changed is unknown: {error.strerror or error}"
+            raise ReadError(f"sample {sample} is not given out: {why}", sample) from error
         return fill
 
     def _batch(self, pieces: Sequence[Slice], count: int) -> Batch:
