@@ -180,18 +180,25 @@ class Lock:
         )
 
     def release(self) -> None:
-        """Give the lock back; a second time, or in a forked child, nothing is done."""
+        """Give the lock back; a second time, or in a forked child, nothing is done.
+
+        Raises
+        ------
+        OSError
+            If the record cannot be removed: others wait until this process has ended.
+        """
         if self._done.is_set() or self._pid != os.getpid():
             return
         self._done.set()
         self._thread.join(1)
         _held.discard(self._owner.token)
-        with suppress(OSError):
+        try:
             data = _read(self._record)
             if data is not None and self._token in data:
-                self._record.unlink()
-        if self._fd >= 0:
-            os.close(self._fd)
+                self._record.unlink(missing_ok=True)
+        finally:
+            if self._fd >= 0:
+                os.close(self._fd)
 
 
 def take(path: Path) -> Lock:

@@ -53,8 +53,13 @@ def lock(root: Path) -> Lock:
     return take(root / LOCK)
 
 
-def put(made: Path, target: Path, aside: Path) -> bool:
+def put(made: Path, target: Path, aside: Path, exchanging: bool = True) -> bool:
     """Give `made` the name `target`; what was there becomes `made` or `aside`, or is gone.
+
+    Parameters
+    ----------
+    exchanging
+        Whether two names may be exchanged, after which inodes and times alone tell what is where.
 
     Returns
     -------
@@ -74,7 +79,7 @@ def put(made: Path, target: Path, aside: Path) -> bool:
     if not (_is_directory(made) or _is_directory(target)):
         made.replace(target)
         return True
-    if exchange(made, target):
+    if exchanging and exchange(made, target):
         return True
     try:
         target.rename(aside)
@@ -151,7 +156,8 @@ def restore(target: Path) -> None:
             _put_back(old, target)
         finally:
             if held is not None:
-                held.release()
+                with suppress(OSError):  # it was put back, or why not is on its way
+                    held.release()
         return
     raise TargetError(
         "it is being replaced right now",

@@ -24,6 +24,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -233,7 +234,10 @@ class Staging:
                 sync_directory(self.made)
         self._check_lock()
         try:
-            if not publishing.put(self.made, self.target, publishing.old_path(self.target)):
+            mark = _complete(self.target)
+            fine = mark is None or not is_coarse(mark.status)
+            aside = publishing.old_path(self.target)
+            if not publishing.put(self.made, self.target, aside, exchanging=fine):
                 self.notes += (RENAMES,)
         except FileExistsError as error:
             raise TargetError(
@@ -282,7 +286,10 @@ class Staging:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and not self._gone:
+        if error is None or self._gone:
+            self.close()
+            return
+        with suppress(OSError):  # the error that is under way says more
             changed = isinstance(error, ChangedError) and not published(self.target)
             if changed or not (self.root / "state.json").exists():
                 self.discard()  # there is nothing to continue
@@ -290,22 +297,39 @@ class Staging:
                 error.add_note(AGAIN)
             elif isinstance(error, OSError) and not isinstance(error, DsprepError):
                 error.add_note(f"when that is over, {AGAIN}")
-        self.close()
+        with suppress(OSError):
+            self.close()
 
 
 def published(target: Path) -> bool:
     """Whether a run has given its complete output the name `target`, and left the record of it."""
+    mark, made = _complete(target), made_path(target)
+    if mark is None:
+        return False
+    try:
+        staged = os.path.lexists(made)
+        if staged and is_coarse(mark.status):
+            return False  # names are not exchanged there
+        for path in (target, made):
+            if os.path.lexists(path) and _is_renamed(path, mark):
+                return path == target
+        return _is_content(mark) and not (staged and _is_content(replace(mark, path=made)))
+    except OSError:
+        return False
+
+
+def _complete(target: Path) -> Mark | None:
+    """Return what the output of `target` was when it was complete; None if no record says that."""
     try:
         state = json.loads((partial_path(target) / "state.json").read_bytes())
-        if not state.get("complete"):
-            return False
-        before = Mark.from_json(state["made"], target)
-        for path in (target, made_path(target)):
-            if os.path.lexists(path) and _is_renamed(path, before):
-                return path == target
-        return before.is_alike(Mark.with_files(target)[0]) and before.has_sampled()
+        return Mark.from_json(state["made"], target) if state.get("complete") else None
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
-        return False
+        return None
+
+
+def _is_content(mark: Mark) -> bool:
+    """Whether what lies there now has the sizes, times and sampled blocks of a mark."""
+    return mark.is_alike(Mark.with_files(mark.path)[0]) and mark.has_sampled()
 
 
 def _is_renamed(path: Path, mark: Mark) -> bool:

@@ -426,6 +426,48 @@ def test_another_dataset_is_not_taken_for_the_output(tmp_path):
     assert not staging.published(target)
 
 
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_an_old_dataset_is_not_taken_for_the_output_where_times_are_coarse(
+    kind, tmp_path, monkeypatch
+):
+    """Though only bytes differ that are not sampled, and times are whole seconds."""
+    blocks = [bytes([i]) * marks.BLOCK_NBYTES for i in range(64)]
+    contents = {"old": b"".join(blocks), "new": b"".join([*blocks[:6], b"\1" * 4096, *blocks[7:]])}
+    target = tmp_path / "out"
+
+    def write(path, content):
+        if kind == "directory":
+            path.mkdir()
+            path = path / "x"
+        path.write_bytes(contents[content])
+
+    def stat(self, *, follow_symlinks=True, real=Path.stat):
+        return Rounded(real(self, follow_symlinks=follow_symlinks))
+
+    monkeypatch.setattr(Path, "stat", stat)
+    write(target, "old")
+    with staging.Staging(target, {"format": "hdf5"}, overwrite=True) as stage:
+        write(stage.data / "out", "new")
+        stage.save({"complete": True})
+        assert not staging.published(target)
+        stage.publish()
+        assert staging.published(target)
+    found = target / "x" if kind == "directory" else target
+    assert found.read_bytes() == contents["new"]
+
+
+class Rounded:
+    """A status whose times are whole seconds, all the same."""
+
+    def __init__(self, found):
+        self._found = found
+
+    def __getattr__(self, name):
+        if name in ("st_mtime_ns", "st_ctime_ns"):
+            return 1_790_000_000 * 10**9
+        return getattr(self._found, name)
+
+
 def test_what_a_benchmark_has_kept_is_used_on_servers_whose_clocks_differ(tmp_path, mount):
     """The times of its files come from several servers, and are compared with none of another."""
     (path,) = made("hdf5", tmp_path / "one", 1, 1, beside=True)
