@@ -576,13 +576,14 @@ def _copied(task: _ShardTask) -> _Written:
         (own / "groups-0.json").replace(task.root / f"groups-{task.number}.json")
     if task.durable:
         write_json({"nbytes": nbytes}, own / "shard.json")
+    stored = tree_nbytes(made)  # before another attempt can take its place
     _put(made, task.path, own)
     if task.durable:
         sync_directory(task.path.parent)
         (own / "shard.json").replace(task.root / f"shard-{task.number}.json")
         sync_directory(task.root)
     remove(own)
-    return _Written(nbytes, tree_nbytes(task.path), node())
+    return _Written(nbytes, stored, node())
 
 
 def _put(made: Path, path: Path, own: Path) -> None:
