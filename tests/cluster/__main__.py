@@ -66,6 +66,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=2, choices=range(1, len(NODES) + 1))
     parser.add_argument("--systems", help="names, with commas between; all if not given")
     parser.add_argument("--only", help="cases, or verbs, that have this in their names")
+    parser.add_argument("--counts", help="nodes of the table: 1,2,4 if not given")
     parser.add_argument("--count", type=int, default=500, help="trials")
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     parser.add_argument("--seed", type=int, default=0)
@@ -96,7 +97,9 @@ def main() -> int:
                 print(last, flush=True)
             return 0 if last.endswith(" 0 findings") else 1
         if asked.what == "table":
-            wrong = table.table(lab, asked.only)
+            told = asked.counts or "1,2,4"
+            counts = [n for n in map(int, told.split(",")) if n <= asked.nodes]
+            wrong = table.table(lab, asked.only, counts)
         elif asked.what == "speeds":
             wrong = table.speeds(lab, asked.gigabytes, asked.runs)
         else:
