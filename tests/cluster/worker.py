@@ -73,10 +73,13 @@ def reader(
     `meet` is called before the Reader is closed.
     """
     import dsprep as package
+    from dsprep.reader.engines.fallback import EngineWarning
 
     labels: list[int] = []
-    notes = io.StringIO()
-    with contextlib.redirect_stderr(notes), package.Reader(path, **options) as made:
+    with (
+        warnings.catch_warnings(record=True, action="always") as noted,
+        package.Reader(path, **options) as made,
+    ):
         if state is not None:
             made.load_state_dict(state)
         for step, batch in enumerate(made):
@@ -86,7 +89,8 @@ def reader(
             if stop is not None and step + 1 == stop:
                 break
         kept = made.state_dict()
-    return {"wrong": "", "labels": labels, "state": kept, "err": notes.getvalue()}
+    said = "".join(f"dsprep: note: {w.message}\n" for w in noted if w.category is EngineWarning)
+    return {"wrong": "", "labels": labels, "state": kept, "err": said}
 
 
 def digest(path: str) -> dict[str, Any]:
