@@ -232,7 +232,7 @@ def reads_while_computing(name, places, monkeypatch):
     seen = []
 
     class Slow:
-        name = "slow"
+        name = "buffered"
 
         def __init__(self):
             self._real = dsprep.reader.engines.buffered.Buffered()
@@ -245,7 +245,7 @@ def reads_while_computing(name, places, monkeypatch):
             return self._real.read(*call)
 
     monkeypatch.setattr(group, "make", lambda name: Slow())
-    monkeypatch.setattr("dsprep.reader.loader.make", lambda name, otherwise: Slow())
+    monkeypatch.setattr("dsprep.reader.loader.make", lambda name: Slow())
     strategy = made(name, places)
     strategy.open()
     items = iter(strategy.epoch(0))
