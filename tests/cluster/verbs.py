@@ -259,9 +259,9 @@ class Trial:
             with tempfile.TemporaryDirectory(dir=self.lab.base) as folder:
                 answer = self._over_nodes([script, "ranks", folder, told], 60)
                 ranks = [json.loads(p.read_text()) for p in Path(folder).iterdir()]
-            if not self._judge(f"reader {options}", answer):
-                continue
             labels: list[int] = []
+            if not self._judge(f"reader {options}", answer):
+                self.outcome.wrong.append(f"{len(ranks)} ranks came to an end")
             for found in ranks:
                 self._judge(f"reader {options}", found)
                 labels += found.get("labels", ())

@@ -127,6 +127,8 @@ def ranks(folder: str, argument: str) -> None:
         trace = "" if ours else traceback.format_exc()
         found = {"error": f"{type(error).__name__}: {error}", "trace": trace}
     Path(folder, f"{os.uname().nodename}-{os.getpid()}").write_text(json.dumps(found))
+    if "error" in found:
+        MPI.COMM_WORLD.Abort(1)  # the others wait for this rank
 
 
 def make_directory(path: str) -> dict[str, Any]:
