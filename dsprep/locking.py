@@ -10,15 +10,17 @@ killed leaves one. Who finds a record decides:
 - of another one: by whether the count changes within `QUIET` seconds of the own clock. No two
   clocks are compared.
 
-A record that is taken over is replaced by one rename, of several at once the last one stays, and
-all of them look again after `SETTLE` seconds. A holder that slept meanwhile finds that out by
-`Lock.check`, before it records or publishes anything.
+A record that is taken over is replaced by one rename of a file that only one process can have made,
+since its name follows from the record. One of another node is looked at again after `SETTLE`
+seconds. A holder that slept meanwhile finds that out by `Lock.check`, before it records or
+publishes anything.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -40,6 +42,9 @@ QUIET = 15.0
 
 SETTLE = 1.0
 """Seconds after which a record that was taken over is looked at again."""
+
+LATE = (0.1, 0.4, 1.5, 3.0)
+"""Seconds before each further try to lock what a process of this node, now gone, had locked."""
 
 OWNER = ".owner"
 """How the name of the record ends, after that of the lock."""
@@ -150,7 +155,6 @@ class Lock:
         self._record, self._fd, self._owner, self._pid = record, fd, owner, os.getpid()
         self._token = owner.token.encode()  # the rest of a record may be just being written
         self._done = threading.Event()
-        _held.add(owner.token)
         self._thread = threading.Thread(target=self._beat, name="dsprep-lock", daemon=True)
         self._thread.start()
 
@@ -218,14 +222,19 @@ def take(path: Path) -> Lock:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(fd, record)
         except BlockingIOError:
             raise _busy(Owner.parse(_read(record) or b""), path) from None
         except OSError:  # a file system without locks: the record decides
             os.close(fd)
             fd = -1
         own = Owner.this()
-        notes = _claim(record, own, alone=fd >= 0)
+        _held.add(own.token)  # before another thread can see its record
+        try:
+            notes = _claim(record, own)
+        except BaseException:
+            _held.discard(own.token)
+            raise
     except BaseException:
         if fd >= 0:
             os.close(fd)
@@ -233,10 +242,29 @@ def take(path: Path) -> Lock:
     return Lock(record, fd, own, notes)
 
 
-def _claim(record: Path, own: Owner, *, alone: bool) -> tuple[str, ...]:
-    """Leave the own record; return a note if another one was there.
+def _flock(fd: int, record: Path) -> None:
+    """Lock an open file; of a holder that has ended, a server may take some time to see that.
 
-    `alone`: no other process of this node does the same at this time.
+    Raises
+    ------
+    BlockingIOError
+        If someone else who lives, or may live, has locked it.
+    """
+    for pause in LATE:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = Owner.parse(_read(record) or b"")
+            if owner is None or owner.lives() is not False:
+                raise
+            time.sleep(pause)
+        else:
+            return
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _claim(record: Path, own: Owner) -> tuple[str, ...]:
+    """Leave the own record; return a note if another one was there.
 
     Raises
     ------
@@ -254,23 +282,30 @@ def _claim(record: Path, own: Owner, *, alone: bool) -> tuple[str, ...]:
             break
         if lives or _read(record) is not None or time.monotonic() > deadline:
             raise _busy(other, record)
-    temporary = record.with_name(f"{record.name}.{own.token}")
+    # Of those that find it stale, one takes its place: the one whose file has the name of it.
+    claim = record.with_name(f"{record.name}.{_word(found)}")
+    notes = _claim(claim, own)
     try:
-        if not _create(temporary, own):
-            raise _busy(None, record)
-        temporary.replace(record)
+        if _word(_read(record)) != _word(found):
+            raise _busy(Owner.parse(_read(record) or b""), record)
+        claim.replace(record)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        claim.unlink(missing_ok=True)
         raise
-    if lives is None or not alone:
-        time.sleep(SETTLE)
+    if lives is None:
+        time.sleep(SETTLE)  # a client that keeps old records may have taken it over, too
         now = Owner.parse(_read(record) or b"")
         if now is None or now.token != own.token:
             raise _busy(now, record)
-    if lives is None:
         who = other or "a process that left no name"
-        return (f"taken over from {who}, which gave no sign of life for {QUIET:.0f} s",)
-    return ()
+        notes += (f"taken over from {who}, which gave no sign of life for {QUIET:.0f} s",)
+    return notes
+
+
+def _word(record: bytes | None) -> str:
+    """Return a word for whose record this is."""
+    owner = Owner.parse(record or b"")
+    return hashlib.sha256(record or b"").hexdigest()[:16] if owner is None else owner.token
 
 
 def _is_quiet(record: Path, before: bytes) -> bool:

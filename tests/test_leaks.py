@@ -228,7 +228,7 @@ def test_an_ignored_signal_stays_ignored():
     code = (
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "from dsprep.cli.ending import heeding\n"
-        "with heeding(): signal.raise_signal(signal.SIGTERM)"
+        "with heeding(print): signal.raise_signal(signal.SIGTERM)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -185,6 +185,25 @@ def test_of_several_nodes_one_begins(path, monkeypatch):
     held[0].release()
 
 
+def test_a_lock_that_the_server_keeps_after_its_holder_is_awaited(path, monkeypatch):
+    times = []
+
+    def late(fd, how):
+        times.append(how)
+        if len(times) < 3:
+            raise BlockingIOError(errno.EAGAIN, "still held")
+        return honest(fd, how)
+
+    take(path).release()
+    gone = replace(Owner.this(), pid=2**22 + 1, token="gone")
+    path.with_name("lock.owner").write_bytes(gone.dump())
+    monkeypatch.setattr(locking, "LATE", (0.01, 0.01))
+    monkeypatch.setattr(fcntl, "flock", late)
+    held = take(path)
+    assert len(times) == 3
+    held.release()
+
+
 def test_a_holder_that_slept_publishes_nothing(path):
     target = path.parent / "out"
 

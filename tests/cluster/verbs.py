@@ -260,10 +260,12 @@ class Trial:
                 answer = self._over_nodes([script, "ranks", folder, told], 60)
                 ranks = [json.loads(p.read_text()) for p in Path(folder).iterdir()]
             labels: list[int] = []
-            if not self._judge(f"reader {options}", answer):
-                self.outcome.wrong.append(f"{len(ranks)} ranks came to an end")
             for found in ranks:
                 self._judge(f"reader {options}", found)
+            if not self._judge(f"reader {options}", answer):
+                self.outcome.wrong.append(f"{len(ranks)} ranks came to an end")
+                continue
+            for found in ranks:
                 labels += found.get("labels", ())
             if sorted(labels) != everything:
                 what = f"{len(set(labels))} labels of {len(labels)}: {answer['out'][-300:]}"
