@@ -14,7 +14,8 @@ def table(lab: Lab, wanted: str | None, counts: list[int]) -> list[str]:
 
     By `counts` nodes together: where nodes have mounts of their own, and on ext4.
     """
-    only = [n for n, _ in verbs.STEPS if wanted is None or wanted in n]
+    words = wanted.split(",") if wanted else [""]
+    only = [n for n, _ in verbs.STEPS if any(word in n for word in words)]
     first = Worker(lab, lab.names[0])
     reference = {}
     for nodes in counts:

@@ -90,6 +90,7 @@ def reader(
             if stop is not None and step + 1 == stop:
                 break
         kept = made.state_dict()
+        meet()
     said = "".join(f"dsprep: note: {w.message}\n" for w in noted if w.category is EngineWarning)
     return {"wrong": "", "labels": labels, "state": kept, "err": said}
 
