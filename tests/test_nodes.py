@@ -426,6 +426,26 @@ def test_another_dataset_is_not_taken_for_the_output(tmp_path):
     assert not staging.published(target)
 
 
+def test_times_of_an_output_that_are_learnt_late_are_no_change_of_it(tmp_path, monkeypatch):
+    """Other nodes wrote it, and this one has it locked."""
+    (source,) = made("hdf5", tmp_path / "one", 1, 1, beside=False)
+    real, tries = jobs._describe, []
+
+    def late(*arguments):
+        tries.append(arguments)
+        if len(tries) < 3:
+            raise ChangedError("the file changed while it was read")
+        return real(*arguments)
+
+    monkeypatch.setattr(jobs, "_describe", late)
+    monkeypatch.setattr(jobs, "SETTLING", (0.0, 0.0))
+    dsprep.convert(source, tmp_path / "set", executor=Inline(), **SHARDS)
+    assert len(tries) == 3
+    tries.clear()
+    with pytest.raises(ChangedError):
+        dsprep.convert(source, tmp_path / "alone", **SHARDS)
+
+
 @pytest.mark.parametrize("kind", ["file", "directory"])
 def test_an_old_dataset_is_not_taken_for_the_output_where_times_are_coarse(
     kind, tmp_path, monkeypatch
