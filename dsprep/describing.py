@@ -303,8 +303,9 @@ def describe(
         Who looks at the files, if there are several; None: threads of this process.
     """
     paths, path = [p for p, _ in files], sidecar.sidecar_path(dataset)
+    marks = tuple(replace(Mark.of(p.absolute()), locked=True) for p in paths)
     try:
-        with open_native(format, paths, OpenOptions(), schema, survey=True) as source:
+        with open_native(format, paths, OpenOptions(), schema, survey=True, marks=marks) as source:
             made = make(
                 format,
                 source,

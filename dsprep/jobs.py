@@ -32,7 +32,7 @@ from dsprep.formats.base import Format, GroupWriter, Source, State, WriteOptions
 from dsprep.grouping import Grouping
 from dsprep.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
-from dsprep.marks import ChangedError, Mark, sample, unchanged
+from dsprep.marks import Mark, sample, unchanged
 from dsprep.plan import PIECE_NBYTES, Cast, Shard, group_pieces, pieces, show_asked, show_nbytes
 from dsprep.publishing import partial_path
 from dsprep.remote import Part, deal, opened, part
@@ -240,22 +240,8 @@ def making(
         yield Output(staging, made, report)
 
 
-SETTLING = (2.0, 10.0)
-"""Seconds before each further look at an output that other nodes wrote: nobody else writes there,
-but a client may still learn its last time stamps."""
-
-
 def _described(job: Job, source: Source, staging: Staging, executor: Executor | None) -> Made:
     """Write the sidecar of a complete output that has not got its name, and return it."""
-    for pause in SETTLING if executor is not None else ():
-        try:
-            return _describe(job, source, staging, executor)
-        except ChangedError:
-            time.sleep(pause)
-    return _describe(job, source, staging, executor)
-
-
-def _describe(job: Job, source: Source, staging: Staging, executor: Executor | None) -> Made:
     made = describe(
         job.format,
         job.schema,

@@ -112,6 +112,9 @@ class Mark:
         On which node and mount it was taken.
     sampled
         The digest of sampled blocks, where the change time is coarse; see `sample`.
+    locked
+        Whether this job writes it and nobody else can: sizes alone are compared then, since
+        clients may for long show other times of what one of them wrote.
     """
 
     path: Path
@@ -121,6 +124,7 @@ class Mark:
     times: str = ""
     at: str = ""
     sampled: str = ""
+    locked: bool = False
 
     @classmethod
     def of(cls, path: Path) -> Self:
@@ -191,7 +195,8 @@ class Mark:
             now = self._now(anew=True)
             if now is not None and self.is_same(now):
                 return
-            if not far or (now is not None and now.status[2] >= self.status[2]):
+            newer = now is not None and now.status[2] >= self.status[2]
+            if not far or (newer and not self.locked):
                 break  # clients keep what is older, not what is newer
         if now is None or now.status[1:] != self.status[1:]:
             raise changed(self.path, self.status, None if now is None else now.status)
@@ -224,6 +229,8 @@ class Mark:
 
     def is_same(self, now: Mark) -> bool:
         """Whether what is there `now` is what it was; its digest is taken where that decides."""
+        if self.locked:
+            return (self.status[1], self.files) == (now.status[1], now.files)
         if not self.is_alike(now):
             return False
         here = self.at == now.at
