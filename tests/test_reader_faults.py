@@ -404,7 +404,7 @@ def test_an_interrupt_while_waiting(made):
         real = scatter._call
         def slow(*args):
             if threading.active_count() and reading.is_set():
-                print("waiting", flush=True)
+                os.write(1, b"waiting\\n")  # at once: print writes the line and its end apart
                 time.sleep(0.5)
             return real(*args)
         reading = threading.Event()
