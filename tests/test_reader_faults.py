@@ -424,6 +424,7 @@ def test_an_interrupt_while_waiting(made):
     with script(made["groups"], body) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
+        time.sleep(0.2)  # until the consumer waits, too
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=40)
     assert process.returncode == 0, err

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 
 from dsprep.reader.memory import Block
 from dsprep.reading.files import File
@@ -108,7 +108,8 @@ class Fill:
     files
         That are read.
     done
-        Set when all is there, or `error` is.
+        Not empty once all is there, or `error` is. Not an event: an interrupt within its `wait`,
+        which is written in Python, may become a RuntimeError.
     """
 
     samples: Ints
@@ -117,7 +118,7 @@ class Fill:
     parts: list[Part] = field(default_factory=list)
     ragged: dict[str, Ragged] = field(default_factory=dict)
     files: set[File] = field(default_factory=set)
-    done: threading.Event = field(default_factory=threading.Event)
+    done: SimpleQueue[None] = field(default_factory=SimpleQueue)
     error: BaseException | None = None
     missing: int = 0
     _staged: dict[str, Bytes] = field(default_factory=dict)

@@ -25,6 +25,10 @@ Allocate: TypeAlias = Callable[[int], mmap.mmap]
 """Gives memory of at least that many bytes: anonymous, shared with other processes, pinned."""
 
 
+Returned: TypeAlias = "SimpleQueue[weakref.ref[Bytes] | None]"
+"""Leases that have ended; None wakes who waits."""
+
+
 class Stopped(Exception):
     """The reader is being closed."""
 
@@ -51,25 +55,29 @@ class Block:
         Its size, a multiple of the page.
     address
         Of its first byte.
+    lent
+        Its lease, while it has one that comes back.
     """
 
     def __init__(self, memory: mmap.mmap, at: int, nbytes: int) -> None:
         self.memory, self.at, self.nbytes = memory, at, nbytes
         self.address = int(np.frombuffer(memory, np.uint8, 1, at).ctypes.data)
-        self._lease: weakref.ref[Bytes] | None = None
+        self.lent: weakref.ref[Bytes] | None = None
 
     def view(self) -> Bytes:
         """Return all of it as uint8; whoever takes this sees to it that the block is not free."""
         return np.frombuffer(self.memory, np.uint8, self.nbytes, self.at)
 
-    def lease(self, back: SimpleQueue[Block | None] | None) -> Bytes:
-        """Return all of it as uint8; once nothing refers to that any more, the block goes `back`.
+    def lease(self, back: Returned | None) -> Bytes:
+        """Return all of it as uint8; once nothing refers to that any more, `lent` goes `back`.
 
-        Every array made from it by slicing, `view` or `reshape` refers to it.
+        Every array made from it by slicing, `view` or `reshape` refers to it. The callback is the
+        queue's own: in one written in Python an interrupt of the program could arrive, which would
+        be lost, and the block with it.
         """
         root = self.view()
         if back is not None:
-            self._lease = weakref.ref(root, lambda _: back.put(self))
+            self.lent = weakref.ref(root, back.put)
         return root
 
 
@@ -91,9 +99,9 @@ class Pool:
     def __init__(self, nbytes: int, count: int, allocate: Allocate = anonymous) -> None:
         self.nbytes, self.count = _pages(nbytes), count
         self._allocate = allocate
-        self._back: SimpleQueue[Block | None] = SimpleQueue()
+        self._back: Returned = SimpleQueue()
         self._free: list[Block] = []
-        self._lent: set[Block] = set()  # alone, a block and its lease would be garbage together
+        self._lent: dict[int, Block] = {}  # by the id of its lease
         self._made = 0
         self._stopped = False
 
@@ -123,8 +131,9 @@ class Pool:
                 if block.nbytes < nbytes:
                     del block
                     block = self._make(nbytes + nbytes // 4)
-                self._lent.add(block)
-                return block, block.lease(self._back)
+                lease = block.lease(self._back)
+                self._lent[id(block.lent)] = block
+                return block, lease
             if self._made < self.count:
                 self._fill(nbytes)
                 continue
@@ -140,10 +149,9 @@ class Pool:
             except Empty:
                 return
 
-    def _found(self, block: Block | None) -> None:
-        if block is not None:
-            self._lent.discard(block)
-            self._free.append(block)
+    def _found(self, lent: weakref.ref[Bytes] | None) -> None:
+        if lent is not None:
+            self._free.append(self._lent.pop(id(lent)))
 
     def _fill(self, nbytes: int) -> None:
         """Make all blocks that are still missing, in one piece of memory."""

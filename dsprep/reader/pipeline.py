@@ -271,7 +271,7 @@ class Pipeline:
             epoch, fill, part = job
             if self.closed:
                 fill.error = _closed()
-                fill.done.set()
+                fill.done.put(None)
             elif fill.error is None:
                 self._do(epoch, fill, part, arena)
             del job, fill, part
@@ -290,11 +290,11 @@ class Pipeline:
                         reads, nbytes = reads + done[0], nbytes + done[1]
         except Stopped:
             fill.error = _closed()
-            fill.done.set()
+            fill.done.put(None)
             return
         except BaseException as error:
             fill.error = self._failure(error, fill, part)
-            fill.done.set()
+            fill.done.put(None)
             return
         with self._lock:
             fill.missing -= 1
@@ -330,7 +330,7 @@ class Pipeline:
             fill.error = error
         fill.files.update(part.file for part in fill.parts if part.file is not None)
         fill.parts.clear()
-        fill.done.set()
+        fill.done.put(None)
 
     # --- the consumer ------------------------------------------------------------------------
 
@@ -400,7 +400,7 @@ class Pipeline:
         self._hungry = False
         self._taken += 1
         assert fill is not None
-        fill.done.wait()
+        fill.done.get()
         if fill.error is not None:
             raise fill.error
         try:
@@ -446,7 +446,7 @@ class Pipeline:
             job = self._jobs.get()
             if job is not None:
                 job[1].error = _closed()
-                job[1].done.set()
+                job[1].done.put(None)
         while not self._fills.empty():
             self._fills.get()
         self._fills.put(_failed(_closed()))
@@ -455,7 +455,7 @@ class Pipeline:
 def _failed(error: BaseException) -> Fill:
     none = np.zeros(0, np.int64)
     fill = Fill(none, none, (), error=error)
-    fill.done.set()
+    fill.done.put(None)
     return fill
 
 
