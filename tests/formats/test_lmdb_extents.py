@@ -32,7 +32,7 @@ def places(layout, samples):
     return records.blocks.offsets.at(numbers), records.blocks.lengths.at(numbers)
 
 
-def pread(path, layout, offsets, lengths):
+def stored_at(path, layout, offsets, lengths):
     file = path / layout.records.blocks.path if layout.records.blocks.path else path
     with file.open("rb") as opened:
         found = [
@@ -56,7 +56,7 @@ def decoded(path, layout, schema, samples):
     parts, starts, at = [], np.empty(len(samples), np.int64), 0
     for i in RNG.permutation(len(samples)).tolist():
         gap = int(RNG.integers(0, 5))
-        data = pread(path, layout, offsets[i : i + 1], lengths[i : i + 1])[0]
+        data = stored_at(path, layout, offsets[i : i + 1], lengths[i : i + 1])[0]
         starts[i] = at + gap
         parts += [b"\xff" * gap, data]
         at += gap + len(data)
@@ -73,7 +73,7 @@ def assert_told_right(path, source):
     records = layout.records
     whole = source.read(0, n)
     offsets, lengths = places(layout, np.arange(n))
-    values = pread(path, layout, offsets, lengths)
+    values = stored_at(path, layout, offsets, lengths)
     assert {*records.parts, *layout.unlocated} == set(source.schema.names)
     for name, part in records.parts.items():
         field = source.schema[name]
@@ -108,7 +108,7 @@ def assert_framed(path, layout, offsets, lengths):
     frame = Frame(layout.records.frame)
     psize = layout.records.frame["psize"]
     assert (frame.before, frame.after) == (16, 0)
-    heads = b"".join(pread(path, layout, offsets - 16, np.full(len(offsets), 16)))
+    heads = b"".join(stored_at(path, layout, offsets - 16, np.full(len(offsets), 16)))
     before = np.frombuffer(heads, np.uint8).reshape(-1, 16)
     assert not frame.wrong(before, offsets, lengths).any()
     big = offsets % psize == 16
@@ -175,7 +175,7 @@ def test_every_record_of_a_foreign_database(tmp_path, sizes, how):
     with LMDB.open(path, OpenOptions(), None) as source:
         layout = assert_told_right(path, source)
     offsets, found = places(layout, np.arange(layout.count))
-    assert pread(path, layout, offsets, found) == [value for _, value in contents(path)]
+    assert stored_at(path, layout, offsets, found) == [value for _, value in contents(path)]
     assert isinstance(layout.records.blocks.lengths, Affine) == (sizes in ("one page", "same"))
     assert (layout.records.frame is None) == (sizes in ("inline", "same"))
 
@@ -203,7 +203,7 @@ def test_order_and_left_out(tmp_path, order, skip):
     assert "leaf pages" in layout.unlocated["key"]
     stored = dict(records)
     offsets, lengths = places(layout, np.arange(layout.count))
-    assert pread(path, layout, offsets, lengths) == [stored[key] for key in keys]
+    assert stored_at(path, layout, offsets, lengths) == [stored[key] for key in keys]
     if order == "file":
         assert (np.diff(offsets) > 0).all()
 
