@@ -36,51 +36,51 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dsprep.auditing import audit as audit
-    from dsprep.checking import check as check
-    from dsprep.comparison import verify as verify
-    from dsprep.conversion import convert as convert
-    from dsprep.dataset import open_dataset as open
-    from dsprep.describing import provenance as provenance
+    from dsprep.core.schema import Arena as Arena
+    from dsprep.core.schema import Field as Field
+    from dsprep.core.schema import FieldSpec as FieldSpec
+    from dsprep.core.schema import Ragged as Ragged
+    from dsprep.core.schema import Schema as Schema
     from dsprep.errors import DsprepError as DsprepError
     from dsprep.formats.base import Compression as Compression
     from dsprep.formats.base import OpenOptions as OpenOptions
     from dsprep.formats.base import Source as Source
     from dsprep.formats.base import WriteOptions as WriteOptions
-    from dsprep.inspection import inspect as inspect
-    from dsprep.located import Sidecar as Sidecar
-    from dsprep.located import StaleError as StaleError
-    from dsprep.located import StaleWarning as StaleWarning
     from dsprep.reader.loader import Reader as Reader
-    from dsprep.repacking import repack as repack
-    from dsprep.schema import Arena as Arena
-    from dsprep.schema import Field as Field
-    from dsprep.schema import FieldSpec as FieldSpec
-    from dsprep.schema import Ragged as Ragged
-    from dsprep.schema import Schema as Schema
+    from dsprep.sidecar.sidecar import Sidecar as Sidecar
+    from dsprep.sidecar.sidecar import StaleError as StaleError
+    from dsprep.sidecar.sidecar import StaleWarning as StaleWarning
+    from dsprep.source.dataset import open_dataset as open
+    from dsprep.verbs.audit import audit as audit
+    from dsprep.verbs.check import check as check
+    from dsprep.verbs.convert import convert as convert
+    from dsprep.verbs.inspect import inspect as inspect
+    from dsprep.verbs.repack import repack as repack
+    from dsprep.verbs.verify import verify as verify
+    from dsprep.write.sidecars import provenance as provenance
 
 _WHERE = {
-    "open": "dsprep.dataset:open_dataset",
-    "convert": "dsprep.conversion:convert",
-    "verify": "dsprep.comparison:verify",
-    "provenance": "dsprep.describing:provenance",
-    "repack": "dsprep.repacking:repack",
-    "audit": "dsprep.auditing:audit",
-    "check": "dsprep.checking:check",
+    "open": "dsprep.source.dataset:open_dataset",
+    "convert": "dsprep.verbs.convert:convert",
+    "verify": "dsprep.verbs.verify:verify",
+    "provenance": "dsprep.write.sidecars:provenance",
+    "repack": "dsprep.verbs.repack:repack",
+    "audit": "dsprep.verbs.audit:audit",
+    "check": "dsprep.verbs.check:check",
     "Reader": "dsprep.reader.loader:Reader",
-    "inspect": "dsprep.inspection:inspect",
-    "Sidecar": "dsprep.located:Sidecar",
-    "StaleError": "dsprep.located:StaleError",
-    "StaleWarning": "dsprep.located:StaleWarning",
+    "inspect": "dsprep.verbs.inspect:inspect",
+    "Sidecar": "dsprep.sidecar.sidecar:Sidecar",
+    "StaleError": "dsprep.sidecar.sidecar:StaleError",
+    "StaleWarning": "dsprep.sidecar.sidecar:StaleWarning",
     "Source": "dsprep.formats.base:Source",
     "OpenOptions": "dsprep.formats.base:OpenOptions",
     "WriteOptions": "dsprep.formats.base:WriteOptions",
-    "Arena": "dsprep.schema:Arena",
-    "Field": "dsprep.schema:Field",
-    "FieldSpec": "dsprep.schema:FieldSpec",
+    "Arena": "dsprep.core.schema:Arena",
+    "Field": "dsprep.core.schema:Field",
+    "FieldSpec": "dsprep.core.schema:FieldSpec",
     "Compression": "dsprep.formats.base:Compression",
-    "Ragged": "dsprep.schema:Ragged",
-    "Schema": "dsprep.schema:Schema",
+    "Ragged": "dsprep.core.schema:Ragged",
+    "Schema": "dsprep.core.schema:Schema",
     "DsprepError": "dsprep.errors:DsprepError",
 }
 

@@ -18,8 +18,8 @@ again only then.
 Dtypes: without ``jax_enable_x64`` JAX has no 64-bit types. float64 becomes float32, complex128
 complex64, as JAX does it; integers become 32-bit ones, and what does not fit is an error, not
 another number. Big-endian numbers are swapped (a copy). Text and structured dtypes are refused.
-Ragged fields are `dsprep.adapters.Values`, whose length differs from batch to batch, so that a
-jitted function is compiled again and again: pad them in a `transform`.
+Ragged fields are `dsprep.reader.adapters.Values`, whose length differs from batch to batch, so that
+a jitted function is compiled again and again: pad them in a `transform`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.adapters import Ahead, Values, check_fields, mapped, native
+from dsprep.core.schema import Array, Batch, DType, Ragged, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
+from dsprep.reader.adapters import Ahead, Values, check_fields, mapped, native
 from dsprep.reader.ledger import EpochStats
 from dsprep.reader.loader import Reader
-from dsprep.schema import Array, Batch, DType, Ragged, is_extension
 
 try:
     import jax

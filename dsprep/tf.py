@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dsprep.adapters import check_fields, native
+from dsprep.core.schema import Array, Batch, Column, DType, Field, Ragged, is_extension
 from dsprep.errors import UsageError
+from dsprep.reader.adapters import check_fields, native
 from dsprep.reader.loader import Reader
-from dsprep.schema import Array, Batch, Column, DType, Field, Ragged, is_extension
 
 
 def dataset(

@@ -37,12 +37,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dsprep.adapters import Ahead, Values, check_fields, mapped, native
+from dsprep.core.schema import Array, Batch, DType, Ragged, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
+from dsprep.reader.adapters import Ahead, Values, check_fields, mapped, native
 from dsprep.reader.ledger import EpochStats
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import HUGE
-from dsprep.schema import Array, Batch, DType, Ragged, is_extension
 
 try:
     import torch
@@ -64,7 +64,7 @@ class Batches(IterableDataset[Any]):
     """Batches of tensors, read by `dsprep.Reader`; each loop runs through the next epoch.
 
     A batch is a dict of field name to tensor of shape ``(n, *shape)``; ragged fields are
-    `dsprep.adapters.Values`. It stays as it is as long as a tensor of it exists.
+    `dsprep.reader.adapters.Values`. It stays as it is as long as a tensor of it exists.
 
     No workers are needed: the reader's threads read while the program computes. A
     ``DataLoader(batches, batch_size=None, num_workers=k)`` copies every batch from process to

@@ -8,9 +8,9 @@ import numpy as np
 from support import MemorySource, random_batch
 
 import dsprep
-from dsprep.conversion import plan_job
-from dsprep.jobs import run_job
-from dsprep.schema import Batch, Field, Schema
+from dsprep.core.schema import Batch, Field, Schema
+from dsprep.verbs.convert import plan_job
+from dsprep.write.jobs import run_job
 
 COUNT = 100
 PLAIN = Schema((Field("x", np.dtype("<f4"), (6, 3)), Field("label", np.dtype("<i8"))))

@@ -9,9 +9,9 @@ from oracles import READ, SUFFIX
 from support import MemorySource, random_batch
 
 import dsprep
-from dsprep.conversion import plan_job
-from dsprep.jobs import run_job
-from dsprep.schema import Batch, Field, Schema
+from dsprep.core.schema import Batch, Field, Schema
+from dsprep.verbs.convert import plan_job
+from dsprep.write.jobs import run_job
 
 COUNT = 40
 SCHEMA = Schema(

@@ -18,11 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import dsprep
-from dsprep import jobs, shuffling
-from dsprep.comparison import verify
-from dsprep.dataset import open_dataset
-from dsprep.describing import provenance
 from dsprep.executors import opened
+from dsprep.source.dataset import open_dataset
+from dsprep.verbs.verify import verify
+from dsprep.write import jobs, shuffle
+from dsprep.write.sidecars import provenance
 
 do_shard = jobs._do_shard
 SPLIT = {"shuffle": 3, "split": "train=0.8,val=0.2", "duplicate": 2}
@@ -51,14 +51,14 @@ def do_all(origin: Path, folder: Path, executor: Executor | None) -> None:
         run = dsprep.repack if "buffer_size" in options else dsprep.convert
         path = origin / source
         inputs = files(path) if path.is_dir() else path
-        choose = shuffling._choose
+        choose = shuffle._choose
         if how is not None:
-            shuffling._choose = lambda *_, how=how: how
+            shuffle._choose = lambda *_, how=how: how
         try:
             target = folder / f"{number}-{to}"
             run(inputs, target, to=to, durable=False, executor=executor, **options)
         finally:
-            shuffling._choose = choose
+            shuffle._choose = choose
     for name in ("fixed", "mixed"):
         inputs = files(origin / f"{name}-files")
         provenance(inputs, out=folder / f"{name}.dsprep.json", checksums=True, executor=executor)

@@ -22,7 +22,9 @@ from importlib import import_module
 from pathlib import Path
 
 import dsprep
-from dsprep import formats, jobs, plan, sidecar, staging, transfer
+from dsprep import formats
+from dsprep.sidecar import spec
+from dsprep.write import jobs, plan, staging, transfer
 
 fuse = -1
 
@@ -107,7 +109,7 @@ def main() -> None:
     around(staging.Staging, "save")
     around(staging.Staging, "publish")
     around(staging.Staging, "discard")
-    around(sidecar, "write")
+    around(spec, "write")
     format = type(formats.load(options["to"]))
     for name in ("create", "create_groups"):
         create = getattr(format, name)
@@ -139,7 +141,7 @@ def main() -> None:
                 "step": step,
                 "complete": complete,
                 "same": digest(target) == expected,
-                "left": left == sorted([target.name, sidecar.sidecar_path(target).name]),
+                "left": left == sorted([target.name, spec.sidecar_path(target).name]),
             }
         )
         step += stride

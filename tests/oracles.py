@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.schema import Batch, Field, Ragged, Schema, decode_dtype
+from dsprep.core.schema import Batch, Field, Ragged, Schema, decode_dtype
 
 
 def as_field(values: np.ndarray, attrs: Any, field: Field) -> np.ndarray:

@@ -22,8 +22,9 @@ from importlib import import_module
 from pathlib import Path
 
 import dsprep
-from dsprep import publishing, staging
-from dsprep.located import Sidecar
+from dsprep.core import atomic
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.write import staging
 
 fuse = -1
 mode = ""
@@ -102,9 +103,9 @@ def main() -> None:
     for call in ("rename", "replace", "unlink", "fsync"):
         counted(os, call)
     if exchange == "1":
-        counted(publishing, "exchange")
+        counted(atomic, "exchange")
     else:
-        publishing.exchange = lambda a, b: False
+        atomic.exchange = lambda a, b: False
     save = staging.Staging.save
 
     def saved(self, state):
@@ -119,7 +120,7 @@ def main() -> None:
             shutil.rmtree(work)
         shutil.copytree(old, work)
 
-    for module in ("h5py", "google_crc32c", "dsprep.conversion", "dsprep.repacking"):
+    for module in ("h5py", "google_crc32c", "dsprep.verbs.convert", "dsprep.verbs.repack"):
         import_module(module)  # once, not in every child
     with dsprep.open(origin, through="library") as source:
         source.read(0, 1)

@@ -13,8 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.formats.base import Format, Source, WriteOptions
-from dsprep.schema import Arena, Batch, Field, Ragged, Schema
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 """The program, also of an environment that is not activated; None if there is none."""

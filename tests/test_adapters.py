@@ -11,7 +11,7 @@ from adapter_data import PLAIN, made
 from support import DTYPES, epochs, random_array
 
 import dsprep
-from dsprep.adapters import Ahead, Values, mapped, native
+from dsprep.reader.adapters import Ahead, Values, mapped, native
 
 Pair = namedtuple("Pair", "a b")
 

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep.alike import OrderWarning
 from dsprep.cli import app
-from dsprep.describing import provenance
 from dsprep.reader import loader
+from dsprep.source.alike import OrderWarning
+from dsprep.write.sidecars import provenance
 
 COUNT = 4000
 SORTED = np.repeat(np.arange(10), COUNT // 10)

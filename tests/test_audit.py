@@ -12,9 +12,9 @@ from test_cli import fails, run
 
 import dsprep
 from dsprep.errors import UsageError
-from dsprep.located import MissingError
 from dsprep.reader import order
 from dsprep.reader.order import REMAINDERS, SHUFFLES, Epoch, Sequence, Share
+from dsprep.sidecar.sidecar import MissingError
 
 N, GROUP = 1000, 64
 
@@ -99,8 +99,8 @@ def test_resuming(root, remainder, ranks, step):
 @pytest.mark.parametrize("size", [None, 100, "1kB", "150"])
 @pytest.mark.parametrize("mixed", [None, 2])
 def test_the_reader_reads_the_same_units(root, name, shuffle, size, mixed):
-    from dsprep.auditing import cut_units
-    from dsprep.packing import digest
+    from dsprep.core.packing import digest
+    from dsprep.verbs.audit import cut_units
 
     with (
         dsprep.Reader(

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from support import random_batch, schemas
 
 from dsprep.bench import caches, child, computing, counters, running, sums
-from dsprep.bench.gate import GATE, RESULT, pack, unpack
+from dsprep.bench.parent_pipe import GATE, RESULT, pack, unpack
 from dsprep.bench.results import Result
 from dsprep.bench.strategies import SETS, STRATEGIES, find
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.summary import Facts, against_limit, row
 from dsprep.bench.task import Task
-from dsprep.dataset import open_dataset
+from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import DsprepError, SchemaError, UsageError
-from dsprep.schema import Field, Ragged, Schema
+from dsprep.source.dataset import open_dataset
 
 N = 50
 

@@ -17,15 +17,15 @@ import pytest
 from dsprep.bench import mpi, running, sums
 from dsprep.bench.counters import Counters
 from dsprep.bench.evidence import Seen
-from dsprep.bench.gate import GATE, pack
+from dsprep.bench.parent_pipe import GATE, pack
 from dsprep.bench.reading import Settings, bench_read, plan_read
 from dsprep.bench.results import Epoch, Result
 from dsprep.bench.summary import Facts, row
 from dsprep.bench.sums import Sums
 from dsprep.cli.bench.output import check_targets
-from dsprep.dataset import open_dataset
-from dsprep.describing import provenance
 from dsprep.errors import UsageError
+from dsprep.source.dataset import open_dataset
+from dsprep.write.sidecars import provenance
 
 MIB = 1 << 20
 

@@ -22,9 +22,9 @@ from dsprep.bench.model import MEASURES, Report
 from dsprep.bench.scratch import folder as scratch_folder
 from dsprep.bench.watching import Watch
 from dsprep.cli.bench.copy import register
+from dsprep.core.schema import FieldSpec
 from dsprep.errors import FormatError, TargetError, UsageError
 from dsprep.formats.base import OpenOptions
-from dsprep.schema import FieldSpec
 
 app = typer.Typer()
 register(app)

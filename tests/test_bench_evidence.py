@@ -28,9 +28,9 @@ from dsprep.bench.sums import Sums
 from dsprep.bench.tables import csv_text, footnotes
 from dsprep.bench.task import Task
 from dsprep.bench.watching import Server, Watch
+from dsprep.core.schema import Schema
 from dsprep.errors import UsageError
 from dsprep.reading.files import File
-from dsprep.schema import Schema
 
 LEAST = 10_000_000
 UNKNOWN = "server cache unknown"

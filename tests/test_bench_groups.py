@@ -23,9 +23,9 @@ from dsprep.bench.strategies.lmdbio import node as lmdbio_node
 from dsprep.bench.strategies.lmdbio import records as lmdbio_records
 from dsprep.bench.strategies.lmdbio.dealing import Deal
 from dsprep.bench.task import Task
+from dsprep.core.schema import Ragged
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.engines import direct
-from dsprep.schema import Ragged
 
 COUNT = 103
 STEPS = ["lmm", "dm", "dio", "prov", "coal", "stag"]

@@ -15,9 +15,9 @@ import pytest
 from dsprep.bench import counters, sums
 from dsprep.bench.strategies import STRATEGIES, find
 from dsprep.bench.task import Task
-from dsprep.dataset import open_dataset
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import UnsupportedError
-from dsprep.schema import Field, Schema
+from dsprep.source.dataset import open_dataset
 
 # What these packages and torch warn about is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")

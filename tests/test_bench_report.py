@@ -24,7 +24,7 @@ from dsprep.bench.strategies import SETS, STRATEGIES
 from dsprep.cli.bench import output
 from dsprep.cli.bench.compare import register as register_compare
 from dsprep.errors import FormatError, UsageError
-from dsprep.plan import parse_nbytes
+from dsprep.write.plan import parse_nbytes
 
 SAMPLES, NBYTES, LIMIT_RATE = 8192, 19_200, 62_500.0
 HOSTILE = '<script src="http://evil.example/x.js">&\x1b[31m\u202e\ud800</script>'

@@ -20,8 +20,8 @@ from dsprep import formats
 from dsprep.bench.strategies import SETS, STRATEGIES, find
 from dsprep.bench.strategies.h5py_samples import DIRECT_NBYTES
 from dsprep.bench.task import Task
+from dsprep.core.schema import Field, Ragged, Schema, concatenate
 from dsprep.errors import FormatError, UnsupportedError
-from dsprep.schema import Field, Ragged, Schema, concatenate
 
 COUNT, BATCH = 37, 5
 

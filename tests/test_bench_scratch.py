@@ -14,9 +14,9 @@ import dsprep
 from dsprep.bench import scratch, strategies
 from dsprep.bench.scratch import folder as scratch_folder
 from dsprep.bench.strategies import Entry
+from dsprep.core.schema import FieldSpec
 from dsprep.errors import DsprepError, FormatError, TargetError, UnsupportedError, UsageError
 from dsprep.formats.base import OpenOptions
-from dsprep.schema import FieldSpec
 
 ALL = ("source", "groups", "hdf5", "lmdb", "tfrecord", "zarr")
 
@@ -349,7 +349,7 @@ def test_remarks(data, tmp_path, monkeypatch):
 
 
 def test_zarr_has_few_files_and_small_chunks():
-    from dsprep.schema import Field, Schema
+    from dsprep.core.schema import Field, Schema
 
     small = Schema((Field("x", np.dtype("f4"), (8,)),))
     large = Schema((Field("x", np.dtype("f4"), (64, 64)), Field("y", np.dtype("i8"), ())))

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsprep.buffers import (
+from dsprep.core.schema import Field, Schema
+from dsprep.errors import UsageError
+from dsprep.write.buffers import (
     Auto,
     InBytes,
     InSamples,
@@ -17,9 +19,7 @@ from dsprep.buffers import (
     warnings,
     within,
 )
-from dsprep.errors import UsageError
-from dsprep.schema import Field, Schema
-from dsprep.stripes import Stripe
+from dsprep.write.stripes import Stripe
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 import zarr
 
-from dsprep import laws, sidecar
-from dsprep.checking import ONLY_TOUCHED, Problem, check
-from dsprep.checking.agreement import compare
-from dsprep.checking.bounds import outside
-from dsprep.describing import provenance
+from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import UsageError
 from dsprep.formats.base import OpenOptions
-from dsprep.laws import Affine, Explicit
+from dsprep.layout import laws
+from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups, Part, Records
-from dsprep.located import Sidecar
-from dsprep.schema import Field, FieldSpec, Schema
+from dsprep.sidecar import spec
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.verbs.check import ONLY_TOUCHED, Problem, check
+from dsprep.verbs.check.agreement import compare
+from dsprep.verbs.check.bounds import outside
+from dsprep.write.sidecars import provenance
 
 N = 200
 X = np.random.default_rng(3).integers(0, 256, (N, 50), "u1")
@@ -123,7 +124,7 @@ def texts(path, **options) -> str:
 def test_nothing_is_wrong(data):
     assert check(data) == []
     assert check(data, full=True) == []
-    assert check(sidecar.sidecar_path(data), full=True) == []
+    assert check(spec.sidecar_path(data), full=True) == []
     with Sidecar.open(data) as opened:
         assert check(opened) == []
 
@@ -180,7 +181,7 @@ def test_a_copy_is_as_good(data, tmp_path):
     copy.mkdir()
     target = copy / data.name
     shutil.copytree(data, target) if data.is_dir() else shutil.copy(data, target)
-    shutil.copy(sidecar.sidecar_path(data), copy)
+    shutil.copy(spec.sidecar_path(data), copy)
     assert check(target, full=True) == []
     file, _ = payload_file(target)
     data_bytes = bytearray(file.read_bytes())
@@ -205,7 +206,7 @@ def test_there_is_none(originals):
 
 
 def edit(path, change):
-    where = sidecar.sidecar_path(path)
+    where = spec.sidecar_path(path)
     content = json.loads(where.read_text())
     change(content)
     where.write_text(json.dumps(content))
@@ -245,7 +246,7 @@ def test_an_edited_sidecar(edited, full, originals, tmp_path):
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
 def test_a_sidecar_that_is_none(text, originals, tmp_path):
     path = put(originals, tmp_path, "d.h5")
-    sidecar.sidecar_path(path).write_bytes(text)
+    spec.sidecar_path(path).write_bytes(text)
     (found,) = check(path)
     assert "sidecar" in found.what
 
@@ -301,8 +302,8 @@ def test_the_companion(tmp_path):
         for n in lengths.tolist():
             writer.write(bytes(n))
     provenance(path, OpenOptions(records="opaque"))
-    where = sidecar.sidecar_path(path)
-    companion = where.with_name(sidecar.companion_name(where))
+    where = spec.sidecar_path(path)
+    companion = where.with_name(spec.companion_name(where))
     assert check(path, full=True) == []
     kept = companion.read_bytes()
     companion.write_bytes(kept[:-1] + b"!")

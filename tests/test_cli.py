@@ -20,11 +20,11 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep import transfer
 from dsprep.cli import app
-from dsprep.schema import Field, Schema
+from dsprep.core.schema import Field, Schema
 from dsprep.synth import names as synth_names
 from dsprep.synth import synth as synthesise
+from dsprep.write import transfer
 
 FORMATS = sorted(SUFFIX)
 
@@ -378,7 +378,7 @@ def test_no_permission(train, tmp_path, monkeypatch):
 
 
 def test_no_space(train, tmp_path, monkeypatch):
-    from dsprep import jobs
+    from dsprep.write import jobs
 
     monkeypatch.setattr(jobs, "free_nbytes", lambda path: 1000)
     out = tmp_path / "out.h5"
@@ -388,9 +388,9 @@ def test_no_space(train, tmp_path, monkeypatch):
 
 
 def test_what_an_interrupted_run_wrote_counts_as_space(train, tmp_path, monkeypatch):
-    from dsprep import jobs
-    from dsprep.publishing import partial_path
-    from dsprep.staging import Staging
+    from dsprep.core.atomic import partial_path
+    from dsprep.write import jobs
+    from dsprep.write.staging import Staging
 
     def stop(*args):
         raise KeyboardInterrupt
@@ -489,7 +489,7 @@ def test_the_disk_fills_up(format, train, tmp_path, monkeypatch):
 
 
 def test_an_interrupted_run_with_other_options(train, tmp_path, monkeypatch):
-    from dsprep.staging import Staging
+    from dsprep.write.staging import Staging
 
     def stop(*args):
         raise KeyboardInterrupt

@@ -19,8 +19,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from dsprep.cli import app
-from dsprep.escaping import printable, printable_json
-from dsprep.sidecar import dump_json
+from dsprep.core.escaping import printable, printable_json
+from dsprep.sidecar.spec import dump_json
 
 STEER = "\x1b[2J\x07\x9b31m\x7f\u202e\u2066\u2028\r\nforged: line\n"
 PATH = f"evil{STEER}\udcff\udc9b"

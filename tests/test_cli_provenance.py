@@ -17,8 +17,8 @@ from oracles import SUFFIX, tensorflow
 from test_cli import fails, run
 
 import dsprep
-from dsprep import sidecar
-from dsprep.located import Sidecar
+from dsprep.sidecar import spec
+from dsprep.sidecar.sidecar import Sidecar
 
 FORMATS = sorted(SUFFIX)
 N = 100
@@ -78,7 +78,7 @@ def test_create_show_locate_check(data, tmp_path):
     format, path = data
     done = run("provenance", path, *FIELDS[format])
     assert done.code == 0, done.err
-    assert str(sidecar.sidecar_path(path)) in done.out
+    assert str(spec.sidecar_path(path)) in done.out
     assert "100 in 1 file" in done.out
     shown = run("provenance", path, "--show")
     assert shown.code == 0
@@ -130,7 +130,7 @@ def test_creation_tells_what_it_made(made, tmp_path):
         {"index": 3, "field": "y", "file": "../d.h5", "offset": 4472, "length": 8},
     ]
     assert run("provenance", path, "--out", elsewhere, "--check", "full").code == 0
-    assert not sidecar.sidecar_path(path).exists()
+    assert not spec.sidecar_path(path).exists()
 
 
 def test_places_in_chunks(tmp_path):
@@ -313,7 +313,7 @@ def test_one_file_of_many(made, tmp_path):
     alone = run("provenance", root / "2.h5", "--locate", "5", "--field", "y", "--json")
     assert json.loads(alone.out)[0]["offset"] == 4448 + 40
     assert run("provenance", root / "2.h5", "--check", "full").code == 0
-    assert not sidecar.sidecar_path(root / "2.h5").exists()
+    assert not spec.sidecar_path(root / "2.h5").exists()
 
 
 def test_many_places_come_as_a_stream(tmp_path):

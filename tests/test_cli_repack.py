@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dsprep import breakeven
 from dsprep.cli import app
-from dsprep.staging import Staging
+from dsprep.verbs import break_even
+from dsprep.write.staging import Staging
 
 
 @pytest.fixture
@@ -116,11 +116,11 @@ def test_nothing_is_measured_twice():
         read.append(i)
         return 1
 
-    assert breakeven._seconds_per_sample(one, 5, 3) > 0
+    assert break_even._seconds_per_sample(one, 5, 3) > 0
     assert sorted(read) == list(range(5))  # a second time it would come from the cache
     read.clear()
-    breakeven._seconds_per_sample(one, 10**9, 3)
-    assert len(set(read)) == len(read) <= breakeven.MOST
+    break_even._seconds_per_sample(one, 10**9, 3)
+    assert len(set(read)) == len(read) <= break_even.MOST
 
 
 @pytest.mark.parametrize("memory", ["1kB", "34MB", "40MB", "47MB", "50MB"])

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from dsprep.bench.strategies import SETS, STRATEGIES
 from dsprep.cli import app
 from dsprep.cli.usage import FORMATS
-from dsprep.laws import LAWS
+from dsprep.layout.laws import LAWS
 from dsprep.synth import names as synth_names
 
 TOP = get_command(app)

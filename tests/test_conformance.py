@@ -12,11 +12,11 @@ from oracles import READ, SUFFIX
 from support import DTYPES, MemorySource, assert_same_batch, random_batch, schemas, take
 
 import dsprep
-from dsprep.conversion import plan_job
+from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import WriteOptions
-from dsprep.jobs import run_job
-from dsprep.schema import Field, Ragged, Schema
+from dsprep.verbs.convert import plan_job
+from dsprep.write.jobs import run_job
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

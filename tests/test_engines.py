@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsprep import scatter
+from dsprep.core import pread
 from dsprep.errors import FormatError, UsageError
 from dsprep.reader import engines
 from dsprep.reader.engines import Unavailable, copying, direct, mapped
@@ -66,7 +66,7 @@ def scattered(spans, seed=0):
         assert all((out[e : e + 3] == 7).all() for e in ends), "something lies between the places"
         return [out[a : a + n].tobytes() for a, n in zip(at, lengths, strict=True)]
 
-    return scatter.runs(offsets, lengths, at + out.ctypes.data), arrived
+    return pread.runs(offsets, lengths, at + out.ctypes.data), arrived
 
 
 def read(engine, file, spans, seed=0):
@@ -116,7 +116,7 @@ def test_many_places(name, nbytes, path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_read_for_nothing(name, path):
-    places = np.array([[scatter.DROPPED, 0]], np.int64)
+    places = np.array([[pread.DROPPED, 0]], np.int64)
     assert engines.make(name).read(File(path), SIZE, places)[1] == 0
 
 

@@ -22,14 +22,16 @@ from support import MemorySource, assert_same_batch, random_batch
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep import comparison, errors, executors, jobs, plan, remote, shuffling
+from dsprep import errors, executors
 from dsprep.cli import app
-from dsprep.conversion import plan_job
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import ExecutorError, ReadError, UsageError
 from dsprep.executors.launched import launched
-from dsprep.jobs import run_job
-from dsprep.schema import Field, Schema
-from dsprep.sidecar import sidecar_path
+from dsprep.sidecar.spec import sidecar_path
+from dsprep.verbs import verify
+from dsprep.verbs.convert import plan_job
+from dsprep.write import jobs, plan, remote, shuffle
+from dsprep.write.jobs import run_job
 
 SCRIPT = Path(executor_job.__file__)
 COUNT = 300
@@ -483,10 +485,10 @@ def test_buckets_are_read_from_another_directory(parts, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(shuffling, "_choose", lambda *_: "buckets")
+    monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
     batch = random_batch(MIXED, 40)
     base = MemorySource(batch=batch, schema=MIXED, path=Path("data"))
-    source = shuffling.ShuffledSource(base, 5, 4000, Path("scratch"))
+    source = shuffle.ShuffledSource(base, 5, 4000, Path("scratch"))
     if parts:
         first_pass = source.first_pass(parts)
         for i in range(parts):
@@ -517,16 +519,16 @@ def test_a_first_pass_has_as_many_parts_as_files_may_be_open(monkeypatch):
 
 def test_differences_are_told_with_their_place_in_the_file(origin, monkeypatch):
     """Whoever compares opens the files of its ranges alone."""
-    monkeypatch.setattr(comparison, "RANGES", 1)
+    monkeypatch.setattr(verify, "RANGES", 1)
     wrong = executor_job.files(origin / "fixed-wrong")
-    monkeypatch.setattr(comparison, "_ranges", lambda *_: iter([(0, 110), (110, 220), (220, 300)]))
+    monkeypatch.setattr(verify, "_ranges", lambda *_: iter([(0, 110), (110, 220), (220, 300)]))
     with (
         ThreadPoolExecutor(1) as threads,
         dsprep.open(origin / "fixed.h5") as a,
         dsprep.open(wrong) as b,
     ):
-        found = comparison.verify(a, b, executor=threads)
-        assert found == comparison.verify(a, b)
+        found = verify.verify(a, b, executor=threads)
+        assert found == verify.verify(a, b)
     assert found.differences[0].where_b == f"{wrong[1]} (sample 3 there)"
 
 

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from support import random_batch, raw, schemas, take, write_batch
 
-from dsprep.describing import describe, provenance
+from dsprep.core.schema import Batch, Field, Schema
 from dsprep.errors import FormatError, TargetError, UsageError
-from dsprep.exports import KINDS, export
-from dsprep.exports import kerchunk as kerchunk_module
-from dsprep.exports.chunks import Part
-from dsprep.exports.planning import _applied, _samples
 from dsprep.formats import load, recognise
 from dsprep.formats.base import Compression, WriteOptions
-from dsprep.laws import Affine, Explicit
+from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, FileLayout, Grid
-from dsprep.located import Sidecar
-from dsprep.schema import Batch, Field, Schema
+from dsprep.sidecar.export import KINDS, export
+from dsprep.sidecar.export import kerchunk as kerchunk_module
+from dsprep.sidecar.export.chunks import Part
+from dsprep.sidecar.export.planning import _applied, _samples
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.write.sidecars import describe, provenance
 
 SUFFIXES = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
 F4, U1, I8 = np.dtype("<f4"), np.dtype("u1"), np.dtype("<i8")
@@ -43,7 +43,7 @@ def described(path: Path, schema: Schema | None = None, *files: tuple[Path, int]
 
 
 def group(path: Path, **options: Any) -> Any:
-    """The references as a group of zarr: the recipe of `dsprep.exports.kerchunk`."""
+    """The references as a group of zarr: the recipe of `dsprep.sidecar.export.kerchunk`."""
     import fsspec
     import zarr
     from zarr.storage import FsspecStore

@@ -34,10 +34,10 @@ from cluster.faultfs import Mounted
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep import shuffling
 from dsprep.cli import app
 from dsprep.errors import ReadError
 from dsprep.reader.engines.fallback import EngineWarning
+from dsprep.write import shuffle
 
 TARGETS = (".h5", ".lmdb", ".tfrecord", ".zarr", ".zarr.zip")
 ENGINES = ("buffered", "direct", "mapped")
@@ -367,7 +367,7 @@ def serve(base: Path) -> None:
     die_with_parent = 1
     ctypes.CDLL(None).prctl(die_with_parent, signal.SIGKILL)
     os.environ["XDG_CACHE_HOME"] = str(base / "cache")
-    shuffling._choose = lambda *_: "buckets"
+    shuffle._choose = lambda *_: "buckets"
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     here = Here(base)

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs.fletcher32 import Fletcher32
 
+from dsprep.core.filters import check, decode, inflate
 from dsprep.errors import FormatError
-from dsprep.filters import check, decode, inflate
 
 
 def fletcher32(data: bytes) -> bytes:

@@ -14,12 +14,12 @@ import zarr
 from datasets import COUNT, FORMS, SCHEMA, make
 
 import dsprep
-from dsprep import located
-from dsprep.checking import check
-from dsprep.describing import provenance
 from dsprep.errors import DsprepError, FormatError, UsageError
-from dsprep.located import Sidecar
 from dsprep.reader.loader import UnverifiedWarning
+from dsprep.sidecar import sidecar
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.verbs.check import check
+from dsprep.write.sidecars import provenance
 
 LOCATED = [form for form in FORMS if form[0] != "tfrecord" or form[2] != "compressed"]
 HOW = {"engine": "buffered", "io_threads": 1}
@@ -63,7 +63,7 @@ def flip(path, field):
 @pytest.fixture
 def unchanged(monkeypatch):
     """From now on datasets pass for those that the sidecars describe: checksums alone are left."""
-    return lambda: monkeypatch.setattr(located, "changes", lambda *_, **__: [])
+    return lambda: monkeypatch.setattr(sidecar, "changes", lambda *_, **__: [])
 
 
 NOTICED = "CRC|checksum|decoded|decompress"

@@ -16,10 +16,10 @@ import pytest
 from support import assert_same_batch, random_batch
 from test_located import MIXED, SUFFIX
 
-from dsprep import laws
-from dsprep.dataset import open_dataset
-from dsprep.located import Sidecar
-from dsprep.packing import Tables
+from dsprep.core.packing import Tables
+from dsprep.layout import laws
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.source.dataset import open_dataset
 
 GOLDEN = Path(__file__).parent / "golden"
 

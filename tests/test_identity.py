@@ -16,15 +16,17 @@ from support import assert_same_batch, random_batch, write_batch
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep import formats, located, marks, sidecar
+from dsprep import formats
 from dsprep.cli import app
-from dsprep.describing import describe, provenance, refresh
+from dsprep.core import marks
+from dsprep.core.schema import Field, FieldSpec, Schema
+from dsprep.core.storage import data_files
 from dsprep.errors import DsprepError, FormatError
-from dsprep.located import StaleError, StaleWarning
-from dsprep.schema import Field, FieldSpec, Schema
-from dsprep.sidecar import sidecar_path
-from dsprep.storage import data_files
-from dsprep.through import SidecarSource
+from dsprep.sidecar import sidecar, spec
+from dsprep.sidecar.sidecar import StaleError, StaleWarning
+from dsprep.sidecar.spec import sidecar_path
+from dsprep.source.from_sidecar import SidecarSource
+from dsprep.write.sidecars import describe, provenance, refresh
 
 FORMATS = sorted(SUFFIX)
 TYPELESS = [name for name in FORMATS if not formats.load(name).keeps_types]
@@ -78,7 +80,7 @@ def test_a_touched_dataset_is_read_through_its_sidecar(data, tmp_path):
         assert any("--refresh" in note for note in source.notes)
         assert source.schema == SCHEMA
     assert_whole(data)
-    located.Sidecar.open(data).close()
+    sidecar.Sidecar.open(data).close()
     report = dsprep.convert(data, tmp_path / "out.h5", durable=False)
     assert any("--refresh" in note for note in report.notes)
     assert_whole(tmp_path / "out.h5")
@@ -87,10 +89,10 @@ def test_a_touched_dataset_is_read_through_its_sidecar(data, tmp_path):
 def test_refresh_records_the_time(data):
     assert refresh(data).renewed == 0
     touch(data)
-    before = sidecar.read(sidecar_path(data))
+    before = spec.read(sidecar_path(data))
     found = refresh(data)
     assert (found.renewed, found.files) == (1, 1)
-    after = sidecar.read(sidecar_path(data))
+    after = spec.read(sidecar_path(data))
     assert after.files[0].identity.mtime_ns == 1 << 61
     assert after.layouts == before.layouts
     with dsprep.open(data) as source:
@@ -135,10 +137,10 @@ def test_checksums_settle_what_was_written_to(name, kind, tmp_path):
     else:
         provenance(path, checksums=True)
     touch(path)
-    located.Sidecar.open(path).close()
+    sidecar.Sidecar.open(path).close()
     file = file_of(path)
     flip(file, unsampled(file))
-    for use in (located.Sidecar.open, refresh):
+    for use in (sidecar.Sidecar.open, refresh):
         with pytest.raises(StaleError, match="CRC-32C"):
             use(path)
 
@@ -146,7 +148,7 @@ def test_checksums_settle_what_was_written_to(name, kind, tmp_path):
 def test_a_part_of_the_checksums_is_compared(tmp_path, monkeypatch):
     path = made("hdf5", tmp_path, BIG)
     dsprep.repack(path, tmp_path / "groups.h5", buffer_size=7, stripe_size=4096, durable=False)
-    with located.Sidecar.open(tmp_path / "groups.h5") as opened:
+    with sidecar.Sidecar.open(tmp_path / "groups.h5") as opened:
         calls = []
         monkeypatch.setattr("dsprep.reading.proofs.read_crc32c", lambda *a: calls.append(a) or 0)
         assert len(list(opened.wrong_sums([0]))) == BIG // 7 == len(calls)
@@ -193,7 +195,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_sidecar_is_not_overlooked(damage, typed, tmp_path, monkeypatch):
-    monkeypatch.setattr(sidecar, "PAUSES", (0.0,))
+    monkeypatch.setattr(spec, "PAUSES", (0.0,))
     path = sidecar_path(typed)
     path.write_text(DAMAGE[damage](path.read_text()))
     for use in (dsprep.open, provenance):
@@ -207,7 +209,7 @@ def test_a_damaged_sidecar_is_not_overlooked(damage, typed, tmp_path, monkeypatc
 
 
 def test_types_that_are_named_are_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(sidecar, "PAUSES", (0.0,))
+    monkeypatch.setattr(spec, "PAUSES", (0.0,))
     path = tmp_path / "one.lmdb"
     schema = Schema((Field("x", np.dtype("<u2"), (40, 3)),))
     batch = random_batch(schema, COUNT, seed=1)
@@ -308,7 +310,7 @@ def test_errors_of_the_sidecar_itself_are_told(what, typed, monkeypatch):
     real = getattr(Path, what)
 
     def fail(self, *args, **options):
-        if self.name.endswith(sidecar.SUFFIX):
+        if self.name.endswith(spec.SUFFIX):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
         return real(self, *args, **options)
 

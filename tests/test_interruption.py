@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support import random_batch
 
-from dsprep.schema import Field, Schema
+from dsprep.core.schema import Field, Schema
 
 SCRIPT = Path(__file__).with_name("interrupt.py")
 FIXED = Schema((Field("x", np.dtype("<f4"), (50, 10)), Field("y", np.dtype("<i8"))))
@@ -78,8 +78,8 @@ def origin(tmp_path_factory):
     """The two datasets, as TFRecord with its sidecar."""
     from support import MemorySource
 
-    from dsprep.conversion import plan_job
-    from dsprep.jobs import run_job
+    from dsprep.verbs.convert import plan_job
+    from dsprep.write.jobs import run_job
 
     made = []
     for schema in (FIXED, MIXED):

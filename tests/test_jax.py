@@ -16,13 +16,13 @@ from adapter_data import COUNT, MIXED, PLAIN, made
 from support import epochs, raw
 
 import dsprep
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.schema import Field, Schema
 
 jax = pytest.importorskip("jax")
 
-from dsprep.adapters import Values  # noqa: E402
 from dsprep.jax import Batches, batches, put  # noqa: E402
+from dsprep.reader.adapters import Values  # noqa: E402
 
 ALONE = {"rank": 0, "world_size": 1}
 

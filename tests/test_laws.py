@@ -10,10 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsprep import laws
-from dsprep.errors import FormatError
-from dsprep.laws import Affine, Explicit, Runs, Table, follow, found_exact, runs
-from dsprep.packing import (
+from dsprep.core.packing import (
     LARGEST_PLAIN,
     Tables,
     from_planes,
@@ -25,6 +22,9 @@ from dsprep.packing import (
     unzigzag,
     zigzag,
 )
+from dsprep.errors import FormatError
+from dsprep.layout import laws
+from dsprep.layout.laws import Affine, Explicit, Runs, Table, follow, found_exact, runs
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 SMALL = st.integers(-(1 << 40), 1 << 40)

@@ -24,18 +24,18 @@ from lmdb_builds import KEYS, build, read_back, value, walk
 from lmdb_sim import Simulator
 from support import write_batch
 
-from dsprep import laws
+from dsprep.core.packing import Tables
+from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import FormatError
 from dsprep.formats.base import WriteOptions
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb.recover import Found, recover
-from dsprep.laws import Affine, Explicit, Table
-from dsprep.laws import replay as replay_module
-from dsprep.laws.lmdb import Shape
-from dsprep.laws.replay import MOST, Replay, regular
-from dsprep.laws.tree import Tree
-from dsprep.packing import Tables
-from dsprep.schema import Field, Ragged, Schema
+from dsprep.layout import laws
+from dsprep.layout.laws import Affine, Explicit, Table
+from dsprep.layout.laws import replay as replay_module
+from dsprep.layout.laws.lmdb import Shape
+from dsprep.layout.laws.replay import MOST, Replay, regular
+from dsprep.layout.laws.tree import Tree
 
 FULL = os.environ.get("DSPREP_FULL") == "1"
 

@@ -19,15 +19,16 @@ from support import MemorySource, random_batch
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep import executors, sidecar
+from dsprep import executors
 from dsprep.cli import app
-from dsprep.conversion import plan_job
-from dsprep.describing import provenance
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError
 from dsprep.formats.base import WriteOptions
-from dsprep.jobs import run_job
-from dsprep.located import Sidecar
-from dsprep.schema import Field, Schema
+from dsprep.sidecar import spec
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.verbs.convert import plan_job
+from dsprep.write.jobs import run_job
+from dsprep.write.sidecars import provenance
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (6, 5)), Field("y", np.dtype("<i8"))))
 SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr")
@@ -48,7 +49,7 @@ def run(*words):
 
 
 def change(path, **keys):
-    where = sidecar.sidecar_path(path)
+    where = spec.sidecar_path(path)
     where.write_text(json.dumps({**json.loads(where.read_text()), **keys}))
 
 
@@ -66,7 +67,7 @@ def test_a_sidecar_without_places_is_written_again_as_advised(suffix, tmp_path):
 def test_rows_that_are_not_there_are_refused(tmp_path):
     schema = Schema((Field("r", np.dtype("<i2"), (None,)),))
     path = make(tmp_path / "a.h5", schema, options=WriteOptions(chunk=7))
-    content = json.loads(sidecar.sidecar_path(path).read_text())
+    content = json.loads(spec.sidecar_path(path).read_text())
     for first in (1 << 40, -5):
         content["layouts"][0]["columns"]["r"] |= {"first": first, "count": 3}
         change(path, layouts=content["layouts"])
@@ -254,8 +255,8 @@ def test_many_files_with_few_descriptors(suffix, tmp_path):
     path = make(tmp_path / "set", count=80, to=suffix[1:].replace("h5", "hdf5"), samples_per_file=1)
     code = (
         "import resource, sys, dsprep\n"
-        "from dsprep.describing import provenance\n"
-        "from dsprep.located import Sidecar\n"
+        "from dsprep.write.sidecars import provenance\n"
+        "from dsprep.sidecar.sidecar import Sidecar\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
         "path, out = sys.argv[1:]\n"
         "for through in ('sidecar', 'library'):\n"
@@ -314,7 +315,7 @@ def test_an_error_without_a_name_says_what_was_written(tmp_path, monkeypatch):
     def failing(copy):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("dsprep.jobs.ShardCopy.run", failing)
+    monkeypatch.setattr("dsprep.write.jobs.ShardCopy.run", failing)
     words = ["convert", path, tmp_path / "out", "--to", "zarr", "--samples-per-file", "15"]
     done = CliRunner().invoke(app, list(map(str, words)))
     told = "Input/output error (while out-00000-of-00003.zarr was written)"

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 import dsprep
 from dsprep.cli import app
-from dsprep.conversion import plan_job
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.base import OpenOptions
-from dsprep.jobs import run_job
-from dsprep.located import Sidecar
-from dsprep.schema import Field, Schema
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.verbs.convert import plan_job
+from dsprep.write.jobs import run_job
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
 FOLLOW = OpenOptions(follow_external=True)

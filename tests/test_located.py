@@ -12,14 +12,15 @@ import pytest
 from support import assert_same_batch, random_batch, schemas, write_batch
 
 import dsprep
-from dsprep import formats, sidecar
-from dsprep.dataset import open_dataset
-from dsprep.describing import describe, provenance
+from dsprep import formats
+from dsprep.core.schema import Arena, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
-from dsprep.located import Sidecar, StaleError, StaleWarning
-from dsprep.schema import Arena, Field, FieldSpec, Ragged, Schema
-from dsprep.through import SidecarSource
+from dsprep.sidecar import spec
+from dsprep.sidecar.sidecar import Sidecar, StaleError, StaleWarning
+from dsprep.source.dataset import open_dataset
+from dsprep.source.from_sidecar import SidecarSource
+from dsprep.write.sidecars import describe, provenance
 
 FORMATS = sorted(formats.FORMATS)
 SUFFIX = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
@@ -268,7 +269,7 @@ def test_a_copy_is_the_same_dataset(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     copy = tmp_path / "elsewhere" / path.name
     shutil.copyfile(path, copy)  # with a new time stamp
-    shutil.copyfile(sidecar.sidecar_path(path), sidecar.sidecar_path(copy))
+    shutil.copyfile(spec.sidecar_path(path), spec.sidecar_path(copy))
     with open_dataset(copy, through="strict") as source:
         assert_same_batch(source[:], batch, MIXED)
 
@@ -374,7 +375,7 @@ def test_hostile_sidecars_are_refused_or_harmless(format, tmp_path):
     batch = random_batch(MIXED, 60, seed=11)
     options = {"chunk": 7, "compress": Compression("gzip")} if format in ("hdf5", "zarr") else {}
     path = written(format, tmp_path, MIXED, batch, 60, **options)
-    where = sidecar.sidecar_path(path)
+    where = spec.sidecar_path(path)
     good = where.read_text()
     rng = np.random.default_rng(12)
     refused = 0
@@ -406,7 +407,7 @@ def test_a_sidecar_that_is_made_again_keeps_what_only_it_knew(format, tmp_path):
         target.parent.mkdir(exist_ok=True)
         per = 11 if target.name == "many" else None
         dsprep.convert(origin, target, to=format, samples_per_file=per, workers=1)
-        before = sidecar.read(sidecar.sidecar_path(target))
+        before = spec.read(spec.sidecar_path(target))
         made = provenance(target)
         assert made.content.schema == schema
         assert made.content.schema.attrs == schema.attrs
@@ -500,7 +501,7 @@ def test_chunks_that_are_kept_are_not_in_memory_that_is_used_again(tmp_path):
 )
 def test_more_wrong_types_are_refused(change, tmp_path):
     path = written("zarr", tmp_path, MIXED, random_batch(MIXED, 3), 3)
-    place = sidecar.sidecar_path(path)
+    place = spec.sidecar_path(path)
     json_ = json.loads(place.read_text())
     change(json_)
     place.write_text(json.dumps(json_))

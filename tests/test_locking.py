@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import dsprep
-from dsprep import locking
+from dsprep.core import locking
+from dsprep.core.locking import Owner, take
 from dsprep.errors import FormatError, TargetError
 from dsprep.formats.hdf5 import guard
-from dsprep.locking import Owner, take
-from dsprep.staging import Staging
+from dsprep.write.staging import Staging
 
 
 def honest(fd, how):

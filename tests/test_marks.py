@@ -13,13 +13,14 @@ from oracles import SUFFIX
 from support import random_batch, write_batch
 
 import dsprep
-from dsprep import executors, formats, shuffling, staging
-from dsprep.describing import describe
+from dsprep import executors, formats
+from dsprep.core.marks import ChangedError
+from dsprep.core.schema import Field, Schema
+from dsprep.core.storage import data_files
 from dsprep.errors import TargetError
-from dsprep.marks import ChangedError
-from dsprep.schema import Field, Schema
-from dsprep.sidecar import sidecar_path
-from dsprep.storage import data_files
+from dsprep.sidecar.spec import sidecar_path
+from dsprep.write import shuffle, staging
+from dsprep.write.sidecars import describe
 
 FORMATS = sorted(SUFFIX)
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (50,)), Field("y", np.dtype("<i8"))))
@@ -156,8 +157,8 @@ def test_other_processes_notice(tmp_path):
 def test_the_first_pass_of_a_shuffle_notices(tmp_path, monkeypatch):
     paths = made("hdf5", tmp_path / "one", 1, 1, beside=True)
     others = made("hdf5", tmp_path / "two", 2, 1, beside=False)
-    monkeypatch.setattr(shuffling, "_choose", lambda *_: "buckets")
-    monkeypatch.setattr("dsprep.remote.PART_NBYTES", 4000)
+    monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
+    monkeypatch.setattr("dsprep.write.remote.PART_NBYTES", 4000)
     executor = Inline(lambda: replace_all(paths, others))
     options = {"buffer_size": 10, "stripe_size": "4KiB", "shuffle": 3, "samples_per_file": 20}
     with pytest.raises(ChangedError):
@@ -182,7 +183,7 @@ def test_a_comparison_notices(which, executor, tmp_path):
 @pytest.mark.parametrize("beside", [True, False], ids=["sidecar", "library"])
 def test_a_file_is_replaced_before_it_is_opened_again(beside, tmp_path, monkeypatch):
     """Of many files only a few stay open."""
-    monkeypatch.setattr("dsprep.dataset.MAX_OPEN", 2)
+    monkeypatch.setattr("dsprep.source.dataset.MAX_OPEN", 2)
     monkeypatch.setattr("dsprep.reading.files.KEPT", 2)
     paths = made("hdf5", tmp_path / "one", 1, 6, beside=beside)
     others = made("hdf5", tmp_path / "two", 2, 6, beside=False)
@@ -197,7 +198,7 @@ def test_a_file_is_replaced_before_it_is_opened_again(beside, tmp_path, monkeypa
 
 def test_a_file_of_very_many_is_looked_at_when_it_is_opened(tmp_path, monkeypatch):
     """When the sidecar is opened only some of the files are."""
-    monkeypatch.setattr("dsprep.located.CHECKED", 2)
+    monkeypatch.setattr("dsprep.sidecar.sidecar.CHECKED", 2)
     paths = made("hdf5", tmp_path / "one", 1, 6, beside=True)
     others = made("hdf5", tmp_path / "two", 2, 6, beside=False)
     replace(paths[2], others[2])

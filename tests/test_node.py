@@ -20,10 +20,10 @@ from support import assert_same_batch, epochs, random_batch, raw, schemas
 from test_located import written as dataset
 
 import dsprep
+from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import ReadError, UsageError
 from dsprep.reader import node, node_client, node_root
 from dsprep.reader.ranks import Place
-from dsprep.schema import Field, Ragged, Schema
 
 COUNT = 203
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (40, 7)), Field("y", np.dtype("<i8"))))

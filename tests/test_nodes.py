@@ -19,15 +19,17 @@ from support import assert_same_batch, random_batch
 from test_marks import COUNT, SCHEMA, SHARDS, Inline, data_file, interrupted, made, replace
 
 import dsprep
-from dsprep import jobs, marks, shuffling, sidecar, staging, storage
 from dsprep.bench import scratch
-from dsprep.dataset import MultiSource
+from dsprep.core import marks, storage
+from dsprep.core.atomic import partial_path
+from dsprep.core.marks import ChangedError, Mark, same_time
+from dsprep.core.storage import remove, wait_for
 from dsprep.errors import TargetError
-from dsprep.marks import ChangedError, Mark, same_time
-from dsprep.publishing import partial_path
-from dsprep.sidecar import sidecar_path
-from dsprep.storage import remove, wait_for
-from dsprep.through import SidecarSource
+from dsprep.sidecar import spec
+from dsprep.sidecar.spec import sidecar_path
+from dsprep.source.dataset import MultiSource
+from dsprep.source.from_sidecar import SidecarSource
+from dsprep.write import jobs, shuffle, staging
 
 FORMATS = sorted(SUFFIX)
 SECOND = 10**9
@@ -254,10 +256,10 @@ def test_the_first_pass_of_a_shuffle_by_another_node(tmp_path, monkeypatch):
     """Workers wait for the directory in which they write, and for what others have dealt."""
     (path,) = made("hdf5", tmp_path / "one", 1, 1, beside=True)
     waited = []
-    monkeypatch.setattr(shuffling, "_choose", lambda *_: "buckets")
-    monkeypatch.setattr("dsprep.remote.PART_NBYTES", 4000)
-    monkeypatch.setattr(shuffling, "node", lambda: "another")
-    monkeypatch.setattr(shuffling, "wait_for", lambda p, by: (waited.append(p), wait_for(p, by)))
+    monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
+    monkeypatch.setattr("dsprep.write.remote.PART_NBYTES", 4000)
+    monkeypatch.setattr(shuffle, "node", lambda: "another")
+    monkeypatch.setattr(shuffle, "wait_for", lambda p, by: (waited.append(p), wait_for(p, by)))
     target = tmp_path / "out"
     options = {"buffer_size": 10, "stripe_size": "4KiB", "shuffle": 3, "samples_per_file": 20}
     dsprep.repack(path, target, to="hdf5", executor=Inline(), durable=False, **options)
@@ -360,7 +362,7 @@ def test_a_sidecar_that_is_seen_too_short(tmp_path, monkeypatch):
         return data
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    assert sidecar.read(sidecar_path(path)).samples == COUNT
+    assert spec.read(sidecar_path(path)).samples == COUNT
     assert len(times) == 2
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsprep.core.packing import Tables
 from dsprep.errors import FormatError
-from dsprep.laws import LARGEST, Affine, Runs
-from dsprep.laws.periodic import Periodic, fit
-from dsprep.packing import Tables
+from dsprep.layout.laws import LARGEST, Affine, Runs
+from dsprep.layout.laws.periodic import Periodic, fit
 
 
 def again(values: list[int], count: int) -> np.ndarray:

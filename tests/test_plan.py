@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import MemorySource
 
+from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import SchemaError, UsageError
-from dsprep.plan import (
+from dsprep.write.plan import (
     Shard,
     apply_casts,
     cast_schema,
@@ -26,7 +27,6 @@ from dsprep.plan import (
     show_asked,
     show_nbytes,
 )
-from dsprep.schema import Field, Ragged, Schema
 
 RAGGED = Schema((Field.opaque("b"),))
 

@@ -12,14 +12,14 @@ from support import MemorySource, random_batch
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep import sidecar
-from dsprep.auditing import audit
 from dsprep.cli import app
-from dsprep.conversion import plan_job
-from dsprep.describing import ReadOnlyError, provenance
-from dsprep.jobs import run_job
-from dsprep.located import Sidecar
-from dsprep.schema import Field, Schema
+from dsprep.core.schema import Field, Schema
+from dsprep.sidecar import spec
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.verbs.audit import audit
+from dsprep.verbs.convert import plan_job
+from dsprep.write.jobs import run_job
+from dsprep.write.sidecars import ReadOnlyError, provenance
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
 SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr", "")
@@ -40,15 +40,15 @@ def locked(request, tmp_path, monkeypatch):
     source = MemorySource(SCHEMA, random_batch(SCHEMA, 30), tmp_path / "memory")
     run_job(plan_job(source, path, **more), source, durable=False)
     beside = tmp_path / "elsewhere.json"
-    shutil.move(sidecar.sidecar_path(path), beside)
-    replace = sidecar._replace
+    shutil.move(spec.sidecar_path(path), beside)
+    replace = spec._replace
 
     def refuse(to, *rest, **more):
         if to.parent == folder:
             raise PermissionError(errno.EACCES, "Permission denied", str(to))
         replace(to, *rest, **more)
 
-    monkeypatch.setattr(sidecar, "_replace", refuse)
+    monkeypatch.setattr(spec, "_replace", refuse)
     return path, beside
 
 
@@ -110,7 +110,7 @@ def test_a_sidecar_inside_does_not_change_the_dataset(suffix, tmp_path):
     if suffix != ".lmdb":
         inside = path / "x" if suffix else next(path.iterdir())
         provenance(inside, checksums=True)
-        assert sidecar.sidecar_path(inside).is_file()
+        assert spec.sidecar_path(inside).is_file()
     for name in ("b.dsprep.json", "b.dsprep.bin"):
         (path / name).write_text("of another one")
     with Sidecar.open(path) as opened:

@@ -32,13 +32,13 @@ from test_located import FORMATS, MIXED, written
 
 import dsprep
 from dsprep import formats
-from dsprep.conversion import plan_job
-from dsprep.describing import provenance
+from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.base import WriteOptions
-from dsprep.jobs import run_job
 from dsprep.reader.engines import make
-from dsprep.schema import Batch, Field, Ragged, Schema
+from dsprep.verbs.convert import plan_job
+from dsprep.write.jobs import run_job
+from dsprep.write.sidecars import provenance
 
 SCHEMAS = dict(schemas())
 COUNT = 37

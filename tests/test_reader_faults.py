@@ -31,11 +31,12 @@ from test_reader import TARGETS, keys, time_limit
 from test_reader_memory import fds, threads
 
 import dsprep
-from dsprep import scatter, sidecar
+from dsprep.core import pread
+from dsprep.core.schema import Batch, Field, Schema
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.formats.base import Compression, WriteOptions
-from dsprep.located import StaleError
-from dsprep.schema import Batch, Field, Schema
+from dsprep.sidecar import spec
+from dsprep.sidecar.sidecar import StaleError
 
 COUNT = 100
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (300,)), Field("y", np.dtype("<i8"))))
@@ -64,7 +65,7 @@ def made(tmp_path_factory) -> dict[str, Path]:
 
 def copied(path: Path, directory: Path) -> Path:
     """A copy of a dataset of one file, with its sidecar."""
-    for each in (path, sidecar.sidecar_path(path)):
+    for each in (path, spec.sidecar_path(path)):
         shutil.copy2(each, directory / each.name)
     return directory / path.name
 
@@ -148,14 +149,14 @@ def test_closing_within_the_loop(close, made):
 
 def test_closing_while_another_thread_waits(made, monkeypatch):
     """A consumer that waits for a read learns that the reader was closed."""
-    real = scatter._call
+    real = pread._call
     gate = threading.Event()
 
     def slow(*args: Any) -> int:
         gate.wait(5)
         return real(*args)
 
-    monkeypatch.setattr(scatter, "_call", slow)
+    monkeypatch.setattr(pread, "_call", slow)
     for buffers in (1, 3):
         gate.clear()
         reader = dsprep.Reader(made["groups"], 7, epochs=None, buffers=buffers)
@@ -400,15 +401,15 @@ def test_the_interpreter_ends_while_a_loop_is_open(body, made):
 def test_an_interrupt_while_waiting(made):
     body = """
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-        from dsprep import scatter
-        real = scatter._call
+        from dsprep.core import pread
+        real = pread._call
         def slow(*args):
             if threading.active_count() and reading.is_set():
                 os.write(1, b"waiting\\n")  # at once: print writes the line and its end apart
                 time.sleep(0.5)
             return real(*args)
         reading = threading.Event()
-        scatter._call = slow
+        pread._call = slow
         reader = dsprep.Reader(path, 7, epochs=None, buffers=1)
         taken = 0
         try:
@@ -586,7 +587,7 @@ def test_flipped_bits_are_found_by_verify(target, tmp_path, monkeypatch):
 
 def failing(monkeypatch, code: int, after: int, times: int = 1 << 60) -> list[int]:
     """Have ``preadv`` fail with an errno, from the call number `after` on."""
-    real, calls = scatter._call, [0]
+    real, calls = pread._call, [0]
 
     def call(*args: Any) -> int:
         calls[0] += 1
@@ -595,7 +596,7 @@ def failing(monkeypatch, code: int, after: int, times: int = 1 << 60) -> list[in
             return -1
         return real(*args)
 
-    monkeypatch.setattr(scatter, "_call", call)
+    monkeypatch.setattr(pread, "_call", call)
     return calls
 
 
@@ -636,7 +637,7 @@ def test_a_loop_goes_on_after_an_error_that_passes(made, monkeypatch):
 def test_short_reads_are_continued(how, made, monkeypatch):
     with dsprep.Reader(made["groups"], 7) as reader:
         expected = consumed(reader)
-    real = scatter._call
+    real = pread._call
     rng = np.random.default_rng(0)
     lock = threading.Lock()
 
@@ -659,7 +660,7 @@ def test_short_reads_are_continued(how, made, monkeypatch):
             some[-1, 1] -= int(ends[last]) - most
         return real(fd, some.ctypes.data, len(some), offset)
 
-    monkeypatch.setattr(scatter, "_call", call)
+    monkeypatch.setattr(pread, "_call", call)
     for io_threads in (1, 3):
         with dsprep.Reader(made["groups"], 7, io_threads=io_threads) as reader:
             assert consumed(reader) == expected
@@ -764,7 +765,7 @@ def test_hostile_sidecars_are_refused_or_harmless(format, grouped, tmp_path, mon
         out = tmp_path / f"groups{path.suffix}"
         dsprep.repack(path, out, buffer_size=11, stripe_size=4096, durable=False)
         path = out
-    where = sidecar.sidecar_path(path)
+    where = spec.sidecar_path(path)
     good = where.read_text()
     rng = np.random.default_rng(6)
     monkeypatch.setattr(dsprep.Sidecar, "check", lambda self: None)

@@ -20,9 +20,9 @@ from test_located import MIXED, written
 from test_reader import keys, time_limit
 
 import dsprep
+from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import UsageError
 from dsprep.reader.memory import PAGE, Pool, Stopped, anonymous
-from dsprep.schema import Batch, Field, Ragged, Schema
 
 COUNT = 120
 LARGE = Schema(

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 import dsprep
 from dsprep import formats
 from dsprep.cli import app
+from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.tfrecord import example, framing
-from dsprep.schema import Field, FieldSpec, Schema
 
 SUFFIX = {"hdf5": ".h5", "lmdb": ".mdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
 F4 = np.dtype("<f4")

@@ -18,15 +18,17 @@ from test_located import MIXED, taken
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep import jobs, repacking, scatter, shuffling
 from dsprep.cli import app
-from dsprep.conversion import plan_job
-from dsprep.digests import crc32c
+from dsprep.core import pread
+from dsprep.core.checksums import crc32c
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError, TargetError, UnsupportedError, UsageError
-from dsprep.jobs import run_job
 from dsprep.reader.ranges import group_edges
-from dsprep.schema import Field, Schema
-from dsprep.through import SidecarSource
+from dsprep.source.from_sidecar import SidecarSource
+from dsprep.verbs import repack
+from dsprep.verbs.convert import plan_job
+from dsprep.write import jobs, shuffle
+from dsprep.write.jobs import run_job
 
 FIXED = Schema(
     (
@@ -95,7 +97,7 @@ def test_one_read_fetches_a_group(target, origins, tmp_path, monkeypatch):
     calls = []
     with dsprep.Sidecar.open(out) as opened:
         opened.read(slice(0, 64))  # opens files and reads small tables
-        for module, name in ((os, "preadv"), (scatter, "_call")):
+        for module, name in ((os, "preadv"), (pread, "_call")):
             real = getattr(module, name)
             counted = lambda *a, real=real: calls.append(a) or real(*a)  # noqa: E731
             monkeypatch.setattr(module, name, counted)
@@ -394,7 +396,7 @@ def test_interrupted_splits_go_on_with_what_is_missing(after, origins, tmp_path,
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    or_die(repacking, "making")
+    or_die(repack, "making")
     or_die(jobs.Output, "publish")
     or_die(jobs.Output, "discard")
     with pytest.raises(Killed):
@@ -446,7 +448,7 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
     """Its record is not discarded with the rest, and its files go in the end."""
     _, _, origin = origins["fixed"]
     options = {"shuffle": 5, "memory": "40MB", "workers": 1, "durable": True}
-    monkeypatch.setattr(shuffling, "_choose", lambda *_: "buckets")
+    monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
     repacked(origin, tmp_path / "a.h5", **options)
 
     def die(*_):
@@ -457,8 +459,8 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
         repacked(origin, tmp_path / "b.h5", **options)
     assert (tmp_path / ".b.h5.dsprep-partial" / "shuffle" / "runs").exists()
     monkeypatch.undo()
-    monkeypatch.setattr(shuffling, "_choose", lambda *_: "buckets")
-    monkeypatch.setattr(shuffling, "RunWriter", die)  # nothing is dealt again
+    monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
+    monkeypatch.setattr(shuffle, "RunWriter", die)  # nothing is dealt again
     repacked(origin, tmp_path / "b.h5", **options)
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
     assert not (tmp_path / ".b.h5.dsprep-partial").exists()
@@ -497,8 +499,8 @@ def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
     repacked(origin, tmp_path / "set.h5", overwrite=True, **options)
     (tmp_path / "set-b.h5").unlink()
     (tmp_path / "set-a.h5").unlink()
-    real = repacking.making
-    monkeypatch.setattr(repacking, "making", lambda job, *a, **k: real(job, *a, **k, **die(job)))
+    real = repack.making
+    monkeypatch.setattr(repack, "making", lambda job, *a, **k: real(job, *a, **k, **die(job)))
 
     def die(job):
         if job.target.name == "set-b.h5":
@@ -508,7 +510,7 @@ def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
     free[0] = 2 * needed
     with pytest.raises(Killed):
         repacked(origin, tmp_path / "set.h5", **options)
-    monkeypatch.setattr(repacking, "making", real)
+    monkeypatch.setattr(repack, "making", real)
     free[0] = needed * 3 // 4  # enough for what is missing
     repacked(origin, tmp_path / "set.h5", **options)
 
@@ -561,7 +563,7 @@ def test_groups_of_ragged_samples_keep_within_the_bytes_asked_for(target, origin
     _, _, origin = origins["mixed"]
     options = {"buffer_size": "16KiB", "memory": 1 << 30}
     with dsprep.open(origin) as source:
-        plan = repacking.plan_repack(source, tmp_path / name_of(target), **options)
+        plan = repack.plan_repack(source, tmp_path / name_of(target), **options)
         assert 4096 < plan.parts[0].layout.plans[0].group_nbytes <= 16 << 10
     report = repacked(origin, tmp_path / name_of(target), buffer_size="16KiB")
     assert report.parts[0][0].layout.groups > 2

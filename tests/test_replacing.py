@@ -16,11 +16,11 @@ import pytest
 from support import MemorySource, random_batch
 
 import dsprep
-from dsprep import publishing
-from dsprep.conversion import plan_job
+from dsprep.core import atomic
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import TargetError
-from dsprep.jobs import run_job
-from dsprep.schema import Field, Schema
+from dsprep.verbs.convert import plan_job
+from dsprep.write.jobs import run_job
 
 SCRIPT = Path(__file__).with_name("replacing.py")
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (3,)), Field("r", np.dtype("<u4"), (None,))))
@@ -76,15 +76,15 @@ def test_old_or_new_whatever_fails(name, options, exchange, tmp_path):
 
 
 def test_kill_between_two_renames_is_repaired_by_opening(tmp_path, monkeypatch):
-    monkeypatch.setattr(publishing, "PAUSES", (0.0, 0.01))
+    monkeypatch.setattr(atomic, "PAUSES", (0.0, 0.01))
     target = tmp_path / "set.zarr"
     make(target, 1)
-    made = publishing.made_path(target)
+    made = atomic.made_path(target)
     made.parent.mkdir(parents=True)
     make(tmp_path / "new.zarr", 2)
     (tmp_path / "new.zarr").rename(made)
-    target.rename(publishing.old_path(target))
-    held = publishing.lock(publishing.partial_path(target))
+    target.rename(atomic.old_path(target))
+    held = atomic.lock(atomic.partial_path(target))
     for use in (dsprep.open, dsprep.Sidecar.open):
         with pytest.raises(TargetError, match=r"being replaced right now .*in use by process"):
             use(target)  # a run that is under way is not disturbed
@@ -97,11 +97,11 @@ def test_kill_between_two_renames_is_repaired_by_opening(tmp_path, monkeypatch):
 def test_a_reader_waits_for_the_second_rename(tmp_path):
     target = tmp_path / "set.zarr"
     make(target, 1)
-    made = publishing.made_path(target)
+    made = atomic.made_path(target)
     made.parent.mkdir(parents=True)
     target.rename(made)
-    publishing.old_path(target).mkdir()
-    held = publishing.lock(publishing.partial_path(target))
+    atomic.old_path(target).mkdir()
+    held = atomic.lock(atomic.partial_path(target))
     threading.Timer(0.15, made.rename, [target]).start()
     with dsprep.open(target) as source:
         assert len(source) == 24
@@ -121,7 +121,7 @@ def test_names_that_cannot_be_exchanged(refusal, tmp_path, monkeypatch):
                 ctypes.set_errno(getattr(errno, refusal))
                 return -1
 
-    monkeypatch.setattr(publishing.ctypes, "CDLL", lambda *_, **__: System())
+    monkeypatch.setattr(atomic.ctypes, "CDLL", lambda *_, **__: System())
     make(tmp_path / "origin.h5", 1)
     for name, notes in (("set.zarr", 1), ("set.h5", 0)):
         target = tmp_path / name
@@ -138,7 +138,7 @@ def test_names_that_cannot_be_exchanged(refusal, tmp_path, monkeypatch):
 
 def test_a_directory_that_cannot_be_renamed_is_named(tmp_path, monkeypatch):
     """As that of a lower layer of an overlay."""
-    monkeypatch.setattr(publishing, "exchange", lambda a, b: False)
+    monkeypatch.setattr(atomic, "exchange", lambda a, b: False)
 
     def rename(self, target):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
@@ -157,7 +157,7 @@ def test_failing_second_rename_puts_the_old_one_back(tmp_path, monkeypatch):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "inside").write_text(name)
-    monkeypatch.setattr(publishing, "exchange", lambda a, b: False)
+    monkeypatch.setattr(atomic, "exchange", lambda a, b: False)
     real = Path.rename
 
     def rename(self, target):
@@ -167,15 +167,15 @@ def test_failing_second_rename_puts_the_old_one_back(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(OSError, match="Input"):
-        publishing.put(tmp_path / "a", tmp_path / "b", tmp_path / "aside")
+        atomic.put(tmp_path / "a", tmp_path / "b", tmp_path / "aside")
     assert (tmp_path / "b" / "inside").read_text() == "b"
     assert not (tmp_path / "aside").exists()
 
 
 def test_what_cannot_be_put_back_is_named(tmp_path, monkeypatch):
     target = tmp_path / "set.zarr"
-    publishing.made_path(target).mkdir(parents=True)
-    publishing.old_path(target).mkdir()
+    atomic.made_path(target).mkdir(parents=True)
+    atomic.old_path(target).mkdir()
 
     def refuse(self, target):
         raise PermissionError(13, "Permission denied")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsprep import scatter
+from dsprep.core import pread
 from dsprep.errors import FormatError
 
 DATA = np.random.default_rng(0).bytes(300_000)
@@ -32,7 +32,7 @@ def sent(fd, spans, seed=0):
     places[order] = np.cumsum(lengths[order]) - lengths[order]
     out = np.full(int(lengths.sum()) + 8, 7, np.uint8)
     offsets = np.array([o for o, _ in spans], np.int64)
-    calls = scatter.scatter(fd, offsets, lengths, places + out.ctypes.data, "data")
+    calls = pread.scatter(fd, offsets, lengths, places + out.ctypes.data, "data")
     assert (out[-8:] == 7).all()
     return calls, [
         out[p : p + n].tobytes() for p, n in zip(places.tolist(), lengths.tolist(), strict=True)
@@ -55,8 +55,8 @@ def test_every_range_arrives(fd, spans, seed):
 def test_gaps_cost_no_call_and_far_ranges_one(fd):
     near = [(i * 1000, 600) for i in range(200)]
     assert sent(fd, near)[0] == (1, 199 * 1000 + 600)
-    assert sent(fd, [(0, 10), (scatter.NEAR + 11, 10)])[0] == (2, 20)
-    assert sent(fd, [(0, 10), (scatter.NEAR + 10, 10)])[0] == (1, scatter.NEAR + 20)
+    assert sent(fd, [(0, 10), (pread.NEAR + 11, 10)])[0] == (2, 20)
+    assert sent(fd, [(0, 10), (pread.NEAR + 10, 10)])[0] == (1, pread.NEAR + 20)
 
 
 def test_more_places_than_the_kernel_takes(fd):
@@ -67,22 +67,22 @@ def test_more_places_than_the_kernel_takes(fd):
 
 def test_neighbours_that_stay_neighbours_are_one_place(fd, monkeypatch):
     counts = []
-    call = scatter._call
-    monkeypatch.setattr(scatter, "_call", lambda *a: counts.append(a[2]) or call(*a))
+    call = pread._call
+    monkeypatch.setattr(pread, "_call", lambda *a: counts.append(a[2]) or call(*a))
     out = np.empty(100_000, np.uint8)
     offsets = np.arange(0, 100_000, 10, dtype=np.int64)
     lengths = np.full(len(offsets), 10, np.int64)
-    scatter.scatter(fd, offsets, lengths, offsets + out.ctypes.data, "data")
+    pread.scatter(fd, offsets, lengths, offsets + out.ctypes.data, "data")
     assert counts == [1]
     assert out.tobytes() == DATA[:100_000]
 
 
 def test_short_reads_and_interruptions_are_continued(fd, monkeypatch):
-    call, turn = scatter._call, iter(range(10**6))
+    call, turn = pread._call, iter(range(10**6))
 
     def poor(fd, places, count, offset):
         if next(turn) % 3 == 0:
-            scatter.ctypes.set_errno(4)
+            pread.ctypes.set_errno(4)
             return -1
         import ctypes
 
@@ -93,7 +93,7 @@ def test_short_reads_and_interruptions_are_continued(fd, monkeypatch):
         first[1] = whole
         return got
 
-    monkeypatch.setattr(scatter, "_call", poor)
+    monkeypatch.setattr(pread, "_call", poor)
     spans = [(i * 1500, 1000) for i in range(50)]
     assert sent(fd, spans)[1] == [DATA[o : o + n] for o, n in spans]
 
@@ -118,8 +118,8 @@ def test_wide_gaps_are_read_along_within_a_group(fd):
     offsets, lengths = (np.array(c, np.int64) for c in zip(*spans, strict=True))
     out = np.zeros(160_000, np.uint8)
     to = np.cumsum(lengths) - lengths + out.ctypes.data
-    assert scatter.scatter(fd, offsets, lengths, to, "data", 100_000) == (1, 290_000)
+    assert pread.scatter(fd, offsets, lengths, to, "data", 100_000) == (1, 290_000)
     assert out.tobytes() == b"".join(DATA[o : o + n] for o, n in spans)
-    assert scatter.scatter(fd, offsets, lengths, to, "data")[0] == 3
+    assert pread.scatter(fd, offsets, lengths, to, "data")[0] == 3
     few = np.full(3, 10, np.int64)  # more gaps than bytes: not worth it
-    assert scatter.scatter(fd, offsets, few, to, "data", 1 << 20) == (3, 30)
+    assert pread.scatter(fd, offsets, few, to, "data", 1 << 20) == (3, 30)

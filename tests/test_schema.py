@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import DTYPES, NESTED, STRUCT, raw, schemas
 
-from dsprep.errors import SchemaError, UsageError
-from dsprep.schema import (
+from dsprep.core.schema import (
     Arena,
     Field,
     FieldSpec,
@@ -27,6 +26,7 @@ from dsprep.schema import (
     parse_shape,
     show_dtype,
 )
+from dsprep.errors import SchemaError, UsageError
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -12,10 +12,10 @@ from datasets import BATCH, COUNT, FORMS, SCHEMA, make
 from support import assert_same_batch, take
 
 import dsprep
-from dsprep import scatter, storage
-from dsprep.describing import provenance
+from dsprep.core import storage
 from dsprep.errors import UnsupportedError
-from dsprep.located import Sidecar
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.write.sidecars import provenance
 
 
 @pytest.fixture(scope="module", params=FORMS, ids=" ".join)
@@ -57,12 +57,12 @@ def most(request, monkeypatch):
             ctypes.memset(first + come, 0xEE, got - come)
         return come
 
-    real_pread, real_preadv, real_call = os.pread, os.preadv, scatter._call
+    real_pread, real_preadv, real_call = os.pread, os.preadv, pread._call
     monkeypatch.setattr(storage, "PAUSES", (0.0,))
-    monkeypatch.setattr(scatter, "PAUSES", (0.0,))
+    monkeypatch.setattr(pread, "PAUSES", (0.0,))
     monkeypatch.setattr(os, "pread", pread)
     monkeypatch.setattr(os, "preadv", preadv)
-    monkeypatch.setattr(scatter, "_call", call)
+    monkeypatch.setattr(pread, "_call", call)
     return request.param
 
 

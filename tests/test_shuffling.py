@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from support import MemorySource, assert_same_batch, random_batch, schemas, take
 
-from dsprep import buckets, scatter, shuffling
-from dsprep.gathering import take as gather
-from dsprep.permutation import SORTED, Permutation
-from dsprep.schema import Arena, Field, Schema, batch_nbytes, concatenate
-from dsprep.shuffling import ShuffledSource
+from dsprep.core import pread
+from dsprep.core.gather import take as gather
+from dsprep.core.permutation import SORTED, Permutation
+from dsprep.core.schema import Arena, Field, Schema, batch_nbytes, concatenate
+from dsprep.write import buckets, shuffle
+from dsprep.write.shuffle import ShuffledSource
 
 SCHEMAS = dict(schemas())
 
@@ -116,8 +117,8 @@ def expected(source, seed):
 @pytest.fixture
 def tiny(monkeypatch):
     """Pieces so small that a few samples make many runs and buckets."""
-    monkeypatch.setattr(shuffling, "PIECE_NBYTES", 64)
-    monkeypatch.setattr(shuffling, "SEGMENT_NBYTES", 16)
+    monkeypatch.setattr(shuffle, "PIECE_NBYTES", 64)
+    monkeypatch.setattr(shuffle, "SEGMENT_NBYTES", 16)
     monkeypatch.setattr(buckets, "WINDOW_NBYTES", 32)
     monkeypatch.setattr(buckets, "STRIP_NBYTES", 1)
 
@@ -204,7 +205,7 @@ def test_what_was_read_stays_when_memory_is_used_again(name, tmp_path, tiny, mon
 
 def test_long_samples_are_scattered_by_the_kernel(tmp_path, monkeypatch):
     monkeypatch.setattr(buckets, "LONG", 8)
-    monkeypatch.setattr(scatter, "IOV_MAX", 3)
+    monkeypatch.setattr(pread, "IOV_MAX", 3)
     schema = SCHEMAS["mixed"]
     source = MemorySource(schema, random_batch(schema, 300, longest=50))
     want = expected(source, 3)
@@ -248,7 +249,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("name", ["mixed", "five-d"])
 def test_a_killed_first_pass_goes_on(name, tmp_path, tiny, monkeypatch):
-    monkeypatch.setattr(shuffling, "CHECKPOINT_NBYTES", 500)
+    monkeypatch.setattr(shuffle, "CHECKPOINT_NBYTES", 500)
     schema = SCHEMAS[name]
     source = Forgetful(schema, random_batch(schema, 300, seed=2))
     memory = batch_nbytes(source.read(0, 300)) // 5

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import schemas
 
-from dsprep import identity, located, sidecar
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError
-from dsprep.schema import Field, Schema
-from dsprep.sidecar import Content, FileEntry, Identity, decode_attr, encode_attr
+from dsprep.sidecar import identity, sidecar, spec
+from dsprep.sidecar.spec import Content, FileEntry, Identity, decode_attr, encode_attr
 
 ATTRS = {
     "text": "naïve",
@@ -55,15 +55,15 @@ def test_a_sidecar_survives_a_file(name, schema, tmp_path):
         companion={"nbytes": 3, "blake2b": "x"},
         notes=("one", "two"),
     )
-    sidecar.write(made, tmp_path / "x.dsprep.json")
-    assert sidecar.read(tmp_path / "x.dsprep.json") == made
+    spec.write(made, tmp_path / "x.dsprep.json")
+    assert spec.read(tmp_path / "x.dsprep.json") == made
     assert [p.name for p in tmp_path.iterdir()] == ["x.dsprep.json"]
 
 
 def test_attributes_survive(tmp_path):
     schema = Schema((Field("x", np.dtype("f4"), (), "array", ATTRS),), {"of": "the dataset"})
-    sidecar.write(Content("lmdb", schema, ()), tmp_path / "x")
-    back = sidecar.read(tmp_path / "x").schema
+    spec.write(Content("lmdb", schema, ()), tmp_path / "x")
+    back = spec.read(tmp_path / "x").schema
     assert_same_attrs(back["x"].attrs, ATTRS)
     assert back.attrs == {"of": "the dataset"}
 
@@ -100,37 +100,37 @@ def test_found_beside_a_file_and_beside_its_directory(tmp_path):
     one, two, other = make(tmp_path, "set/one", "set/two", "set/other")
     made = described([(one, 3), (two, 4)], tmp_path / "set")
     assert [f.path for f in made.files] == ["one", "two"]
-    sidecar.write(made, sidecar.sidecar_path(tmp_path / "set"))
-    where = sidecar.sidecar_path(tmp_path / "set")
-    assert sidecar.find([one, two]) == (made, tmp_path / "set", where)
-    alone, _, _ = sidecar.find([two])
+    spec.write(made, spec.sidecar_path(tmp_path / "set"))
+    where = spec.sidecar_path(tmp_path / "set")
+    assert spec.find([one, two]) == (made, tmp_path / "set", where)
+    alone, _, _ = spec.find([two])
     assert (alone.samples, len(alone.files)) == (4, 1)
     with pytest.raises(FormatError, match="does not list"):
-        sidecar.find([one, other])
+        spec.find([one, other])
     (tmp_path / "set").rename(tmp_path / "moved")  # the sidecar names no place but the dataset's
-    sidecar.sidecar_path(tmp_path / "set").rename(sidecar.sidecar_path(tmp_path / "moved"))
-    found, where, _ = sidecar.find([tmp_path / "moved/one", tmp_path / "moved/two"])
-    assert located.changes(found, where) == []
+    spec.sidecar_path(tmp_path / "set").rename(spec.sidecar_path(tmp_path / "moved"))
+    found, where, _ = spec.find([tmp_path / "moved/one", tmp_path / "moved/two"])
+    assert sidecar.changes(found, where) == []
 
 
 def test_a_single_file_and_its_sidecar_may_be_renamed(tmp_path):
     (one,) = make(tmp_path, "one")
     made = described([(one, 3)], one)
     assert [f.path for f in made.files] == ["."]
-    sidecar.write(made, sidecar.sidecar_path(tmp_path / "new"))
+    spec.write(made, spec.sidecar_path(tmp_path / "new"))
     one.rename(tmp_path / "new")
-    where = sidecar.sidecar_path(tmp_path / "new")
-    assert sidecar.find([tmp_path / "new"]) == (made, tmp_path / "new", where)
-    assert located.changes(made, tmp_path / "new") == []
+    where = spec.sidecar_path(tmp_path / "new")
+    assert spec.find([tmp_path / "new"]) == (made, tmp_path / "new", where)
+    assert sidecar.changes(made, tmp_path / "new") == []
 
 
 def test_changes_are_noticed(tmp_path):
     one, two = make(tmp_path, "one", "two")
     made = described([(one, 3), (two, 4)], tmp_path)
-    assert located.changes(made, tmp_path) == []
+    assert sidecar.changes(made, tmp_path) == []
     one.write_bytes(b"123456")
     two.unlink()
-    assert located.changes(made, tmp_path) == [
+    assert sidecar.changes(made, tmp_path) == [
         "one: it has 6 bytes, expected 5",
         "one: it was written to (its time stamp changed)",
         "two: it is missing",
@@ -141,8 +141,8 @@ def test_changes_are_noticed(tmp_path):
 def test_inodes_have_64_bits(inode, tmp_path):
     """On network file systems they are often 2**63 and more."""
     made = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2, 3, inode)),))
-    sidecar.write(made, tmp_path / "x.dsprep.json", durable=False)
-    assert sidecar.read(tmp_path / "x.dsprep.json") == made
+    spec.write(made, tmp_path / "x.dsprep.json", durable=False)
+    assert spec.read(tmp_path / "x.dsprep.json") == made
 
 
 GOOD = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2)),)).to_json()
@@ -200,16 +200,16 @@ GOOD = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2)),)).to_json()
     ],
 )
 def test_damage_is_one_clear_error(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(sidecar, "PAUSES", (0.0,))
+    monkeypatch.setattr(spec, "PAUSES", (0.0,))
     (tmp_path / "x").write_bytes(text)
     with pytest.raises(FormatError, match="sidecar"):
-        sidecar.read(tmp_path / "x")
+        spec.read(tmp_path / "x")
 
 
 def test_a_later_version_is_refused(tmp_path):
     (tmp_path / "x").write_text(json.dumps({**GOOD, "dsprep_sidecar": 2}))
     with pytest.raises(FormatError, match="later version"):
-        sidecar.read(tmp_path / "x")
+        spec.read(tmp_path / "x")
 
 
 def test_sidecars_written_at_the_same_time_are_whole(tmp_path):
@@ -217,7 +217,7 @@ def test_sidecars_written_at_the_same_time_are_whole(tmp_path):
 
     def write(k):
         for _ in range(20):
-            sidecar.write_json({"k": str(k) * 10_000 * (k + 1)}, path, durable=False)
+            spec.write_json({"k": str(k) * 10_000 * (k + 1)}, path, durable=False)
             assert len(set(json.loads(path.read_text())["k"])) == 1
 
     with ThreadPoolExecutor(4) as pool:
@@ -228,7 +228,7 @@ def test_sidecars_written_at_the_same_time_are_whole(tmp_path):
 def test_unknown_keys_of_files_are_kept(tmp_path):
     json_ = {**GOOD, "zzz": 1, "files": [{**GOOD["files"][0], "www": {"a": [4]}}]}
     (tmp_path / "x").write_text(json.dumps(json_))
-    back = sidecar.read(tmp_path / "x").to_json()
+    back = spec.read(tmp_path / "x").to_json()
     assert back["zzz"] == 1
     assert back["files"][0]["www"] == {"a": [4]}
 
@@ -237,11 +237,11 @@ def test_unknown_keys_of_files_are_kept(tmp_path):
 def test_only_a_number_is_a_version(version, tmp_path):
     (tmp_path / "x").write_text(json.dumps({**GOOD, "dsprep_sidecar": version}))
     with pytest.raises(FormatError, match="specification"):
-        sidecar.read(tmp_path / "x")
+        spec.read(tmp_path / "x")
 
 
 def test_a_dtype_with_a_shape_is_refused(tmp_path):
     schema = [{"name": "x", "dtype": "9f4", "shape": []}]
     (tmp_path / "x").write_text(json.dumps({**GOOD, "schema": schema}))
     with pytest.raises(FormatError, match="describe a field"):
-        sidecar.read(tmp_path / "x")
+        spec.read(tmp_path / "x")

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import DTYPES, MemorySource, assert_same_batch, random_batch, schemas
 
-from dsprep import splitting
+from dsprep.core.schema import Arena, Field, Ragged, Schema, concatenate
 from dsprep.errors import SchemaError, UsageError
-from dsprep.schema import Arena, Field, Ragged, Schema, concatenate
-from dsprep.shuffling import ShuffledSource
-from dsprep.splitting import (
+from dsprep.write import split
+from dsprep.write.shuffle import ShuffledSource
+from dsprep.write.split import (
     DuplicatedSource,
     SelectedSource,
     assign,
@@ -124,8 +124,8 @@ def test_keys_of_every_dtype(dtype):
 def test_labels_do_not_depend_on_slices(monkeypatch):
     source, _ = keyed(range(100))
     whole = group_labels(source, source.schema["k"])
-    one = splitting.pieces
-    monkeypatch.setattr(splitting, "pieces", lambda s, shard, unit: one(s, shard, unit, 50))
+    one = split.pieces
+    monkeypatch.setattr(split, "pieces", lambda s, shard, unit: one(s, shard, unit, 50))
     assert np.array_equal(group_labels(source, source.schema["k"]), whole)
 
 
@@ -169,7 +169,7 @@ INDICES = {
 @pytest.mark.parametrize("which", INDICES)
 @pytest.mark.parametrize("name", ["mixed", "fixed-<f4", "ragged-|S7", "empty-axis", "bytes"])
 def test_selected(name, which, join, monkeypatch):
-    monkeypatch.setattr(splitting, "JOIN_NBYTES", join)
+    monkeypatch.setattr(split, "JOIN_NBYTES", join)
     schema, indices = SCHEMAS[name], INDICES[which]
     source = MemorySource(schema, random_batch(schema, 50, seed=3))
     selected = SelectedSource(source, indices)
@@ -184,7 +184,7 @@ def test_selected(name, which, join, monkeypatch):
 
 
 def test_long_selections_are_read_in_bounded_spans(monkeypatch):
-    monkeypatch.setattr(splitting, "SPAN_NBYTES", 800)
+    monkeypatch.setattr(split, "SPAN_NBYTES", 800)
     calls = []
     source = numbered(10_000)
     read = source.read

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dsprep.core.atomic import partial_path
 from dsprep.errors import FormatError, TargetError
-from dsprep.publishing import partial_path
-from dsprep.staging import Staging
+from dsprep.write.staging import Staging
 
 JOB = {"format": "hdf5", "samples": [0, 3]}
 

@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep import stripes
 from dsprep.cli import app
 from dsprep.errors import UsageError
-from dsprep.repacking import plan_repack
-from dsprep.stripes import as_asked, choose, detect, hint, parse_layout
+from dsprep.verbs.repack import plan_repack
+from dsprep.write import stripes
+from dsprep.write.stripes import as_asked, choose, detect, hint, parse_layout
 
 MIB = 1 << 20
 

@@ -11,8 +11,8 @@ from adapter_data import COUNT, MIXED, PLAIN, made
 from support import DTYPES, epochs, random_array, raw
 
 import dsprep
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.schema import Field, Schema
 
 tf = pytest.importorskip("tensorflow")
 

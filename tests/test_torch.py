@@ -20,16 +20,16 @@ from adapter_data import COUNT, MIXED, PLAIN, made
 from support import epochs, raw
 
 import dsprep
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.reader.memory import anonymous
-from dsprep.schema import Field, Schema
 
 torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
 import dsprep.torch as adapter  # noqa: E402
-from dsprep.adapters import Values  # noqa: E402
+from dsprep.reader.adapters import Values  # noqa: E402
 from dsprep.torch import Batches, Feed, Pinned, tensor  # noqa: E402
 
 ALONE = {"rank": 0, "world_size": 1}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support import MemorySource, random_batch, take
 
+from dsprep.core.schema import Field, Schema
 from dsprep.formats.base import Writer
-from dsprep.plan import Shard, pieces
-from dsprep.schema import Field, Schema
-from dsprep.transfer import ShardCopy
+from dsprep.write.plan import Shard, pieces
+from dsprep.write.transfer import ShardCopy
 
 SCHEMA = Schema((Field("x", np.dtype("<i8"), (1000,)), Field.opaque("b")))
 BATCH = random_batch(SCHEMA, 5000, longest=40)

@@ -10,13 +10,13 @@ import pytest
 from support import MemorySource, epochs, random_batch
 
 import dsprep
-from dsprep.conversion import plan_job
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import UsageError
-from dsprep.jobs import run_job
 from dsprep.reader import defaults, engines
 from dsprep.reader.engines import direct, mapped
 from dsprep.reader.engines.fallback import EngineWarning
-from dsprep.schema import Field, Schema
+from dsprep.verbs.convert import plan_job
+from dsprep.write.jobs import run_job
 
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field("y", np.dtype("<i8"))))
 COUNT = 300

@@ -23,7 +23,7 @@ from dsprep.bench.evidence import (
 from dsprep.bench.model import MEASURES, Report, Row
 from dsprep.bench.strategies import DUMMY, LIMIT, SETS
 from dsprep.bench.tables import digits, number, show_seconds
-from dsprep.plan import show_nbytes
+from dsprep.write.plan import show_nbytes
 
 TODAY = {
     "hdf5": ("h5py", "torch", "tf", "tf-prefetch"),

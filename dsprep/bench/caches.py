@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dsprep.bench.counters import fetched
+from dsprep.core.storage import data_files, is_cached, pread_most, preadv_most, preadv_once
 from dsprep.reading.files import File
-from dsprep.storage import data_files, is_cached, pread_most, preadv_most, preadv_once
 
 WINDOW = 4 << 30
 """Bytes that are looked at in one go, which takes a byte of memory per page."""

@@ -16,8 +16,8 @@ from typing import Any
 
 from dsprep.bench import caches, computing, counters, sums
 from dsprep.bench.evidence import Seen
-from dsprep.bench.gate import ERROR, RESULT, Gate
 from dsprep.bench.orphan import end_with_parent
+from dsprep.bench.parent_pipe import ERROR, RESULT, Gate
 from dsprep.bench.results import Epoch, Result
 from dsprep.bench.strategies import find
 from dsprep.bench.strategies.base import Strategy

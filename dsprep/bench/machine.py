@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dsprep import stripes
-from dsprep.storage import free_memory, total_memory
+from dsprep.core.storage import free_memory, total_memory
+from dsprep.write import stripes
 
 T = TypeVar("T")
 

@@ -19,13 +19,13 @@ from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, find
 from dsprep.bench.summary import Facts, against_limit, row
 from dsprep.bench.task import Task
 from dsprep.bench.watching import Server
-from dsprep.dataset import find_files, open_dataset
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.executors.launched import launched
 from dsprep.formats.base import OpenOptions
-from dsprep.plan import parse_nbytes
 from dsprep.reader.defaults import cores_of, threads_by_rule
 from dsprep.reader.ranks import Place, detect
+from dsprep.source.dataset import find_files, open_dataset
+from dsprep.write.plan import parse_nbytes
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with runs done, of how many, and the words for what is being done."""

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import IO
 
-from dsprep.bench.gate import ERROR, GATE, RESULT, unpack
+from dsprep.bench.parent_pipe import ERROR, GATE, RESULT, unpack
 from dsprep.bench.results import Result
 from dsprep.bench.task import Task
 

@@ -21,9 +21,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Array, Batch, Column, Field, Ragged, Schema
 from dsprep.errors import SchemaError
 from dsprep.formats.base import Source
-from dsprep.schema import Array, Batch, Column, Field, Ragged, Schema
 
 Words: TypeAlias = NDArray[np.uint64]
 

@@ -15,8 +15,8 @@ from dsprep.bench.model import MEASURES, Point, Sweep
 from dsprep.bench.strategies import LIMIT
 from dsprep.bench.tables import show_value
 from dsprep.errors import UsageError
-from dsprep.plan import parse_nbytes
 from dsprep.reader import engines
+from dsprep.write.plan import parse_nbytes
 
 SIZES = ("buffer-size", "transfer-size")
 COUNTS = ("threads", "ranks", "stagger", "batch-size", "buffers")

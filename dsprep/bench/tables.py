@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsprep.bench.model import MEASURES, Measure, Report, Row
-from dsprep.plan import show_nbytes
+from dsprep.write.plan import show_nbytes
 
 NOTHING = "-"
 """Where a row has no such measure."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.schema import Ints, Schema
+from dsprep.core.schema import Ints, Schema
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from dsprep.cli.report import count_bar, fail, guarded, print_json, print_rows, 
 from dsprep.cli.usage import Command
 
 if TYPE_CHECKING:
-    from dsprep.auditing import AuditReport, EpochAudit
+    from dsprep.verbs.audit import AuditReport, EpochAudit
 
 RESUMING = "An epoch that is broken off"
 
@@ -126,7 +126,7 @@ def audit(
 
     Nothing is read but the sidecar.
     """
-    from dsprep.auditing import audit as compute
+    from dsprep.verbs.audit import audit as compute
 
     if (resume_at is None) != (resume_ranks is None):
         fail("--resume-at and --resume-ranks go together", 2)
@@ -156,7 +156,7 @@ def audit(
 
 def print_report(report: AuditReport) -> None:
     """Print what was found for a person."""
-    from dsprep.plan import show_nbytes
+    from dsprep.write.plan import show_nbytes
 
     word = "group" if report.grouped else "range"
     ranges = f"{report.groups:,} {word}{'s' * (report.groups != 1)}"

@@ -27,9 +27,9 @@ from dsprep.cli.verify import report_verdict, verdict_json
 if TYPE_CHECKING:
     from concurrent.futures import Executor as PoolExecutor
 
-    from dsprep.comparison import Verdict
     from dsprep.formats.base import OpenOptions, Source, WriteOptions
-    from dsprep.jobs import Job, Report
+    from dsprep.verbs.verify import Verdict
+    from dsprep.write.jobs import Job, Report
 
 WRITING = "How to write the target"
 
@@ -178,10 +178,10 @@ def convert(
     Every value keeps its bits. The output appears when it is complete; run an interrupted
     command again to continue it.
     """
-    from dsprep.conversion import plan_job
-    from dsprep.jobs import admit, run_job
-    from dsprep.plan import parse_nbytes
-    from dsprep.schema import parse_dtype
+    from dsprep.core.schema import parse_dtype
+    from dsprep.verbs.convert import plan_job
+    from dsprep.write.jobs import admit, run_job
+    from dsprep.write.plan import parse_nbytes
 
     if len(paths) < 2:
         fail("a source and a target are needed: dsprep convert SRC... DST", 2)
@@ -270,7 +270,7 @@ def _write_options(
 
 
 def _print_plan(job: Job, source: Source, json: bool) -> None:
-    from dsprep.plan import show_nbytes
+    from dsprep.write.plan import show_nbytes
 
     if json:
         print_json(
@@ -304,7 +304,7 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
 
 
 def _space(job: Job) -> str:
-    from dsprep.plan import show_nbytes
+    from dsprep.write.plan import show_nbytes
 
     text = f"{'at most' if job.options.compress else 'about'} {show_nbytes(job.estimate)}"
     if job.scratch:
@@ -326,7 +326,7 @@ def _rate(report: Report) -> float:
 
 
 def _print_report(report: Report) -> None:
-    from dsprep.plan import show_nbytes
+    from dsprep.write.plan import show_nbytes
 
     more = report.bytes_out - report.payload
     share = f" ({more / report.payload:+.1%} of the values)" if report.payload else ""
@@ -348,10 +348,10 @@ def _verify(
 ) -> Verdict:
     import numpy as np
 
-    from dsprep.comparison import verify
-    from dsprep.dataset import open_dataset
-    from dsprep.jobs import count_workers
-    from dsprep.splitting import SelectedSource
+    from dsprep.source.dataset import open_dataset
+    from dsprep.verbs.verify import verify
+    from dsprep.write.jobs import count_workers
+    from dsprep.write.split import SelectedSource
 
     start, stop = job.shards[0].start, job.shards[-1].stop
     if (start, stop) != (0, len(source)):

@@ -84,7 +84,7 @@ def demo(
 
 
 def _run(directory: Path, json: bool) -> None:
-    from dsprep.plan import show_nbytes
+    from dsprep.write.plan import show_nbytes
 
     steps = []
     if not json:
@@ -148,11 +148,11 @@ def _around(name: str, directory: Path) -> list[Step]:
     """Convert one synthetic dataset from format to format; compare each with the original."""
     from dataclasses import replace
 
-    from dsprep.comparison import verify
-    from dsprep.conversion import convert
-    from dsprep.dataset import open_dataset
     from dsprep.formats.base import OpenOptions
+    from dsprep.source.dataset import open_dataset
     from dsprep.synth import synth
+    from dsprep.verbs.convert import convert
+    from dsprep.verbs.verify import verify
 
     reading = OpenOptions(values="datum") if name == "caffe-cifar" else OpenOptions()
     first = synth(name, directory / name).path
@@ -183,9 +183,9 @@ def _around(name: str, directory: Path) -> list[Step]:
 
 def _repacked(name: str, last: Path, directory: Path, original: Source) -> Step:
     """Repack the last dataset into groups that one read fetches; compare it with the original."""
-    from dsprep.comparison import verify
-    from dsprep.dataset import open_dataset
-    from dsprep.repacking import repack
+    from dsprep.source.dataset import open_dataset
+    from dsprep.verbs.repack import repack
+    from dsprep.verbs.verify import verify
 
     target = directory / f"{name}-grouped.h5"
     made = repack(last, target, buffer_size=GROUP, durable=False)

@@ -12,7 +12,7 @@ from dsprep.cli.usage import Command
 
 if TYPE_CHECKING:
     from dsprep.formats.base import OpenOptions, Source
-    from dsprep.inspection import FieldFacts, Inspection
+    from dsprep.verbs.inspect import FieldFacts, Inspection
 
 EPILOG = """
 dsprep inspect train.h5 --head 3
@@ -47,7 +47,7 @@ def inspect(
     reading: OpenOptions,
 ) -> None:
     """Show what a dataset holds, how it lies on disk, and how that will read."""
-    from dsprep.inspection import inspect as look
+    from dsprep.verbs.inspect import inspect as look
 
     with opt.opened(paths, reading, not json, sidecar) as source:
         if code:
@@ -66,7 +66,7 @@ def inspect(
 
 
 def _print(found: Inspection) -> None:
-    from dsprep.plan import show_nbytes
+    from dsprep.write.plan import show_nbytes
 
     rows = [
         ("dataset", found.path),
@@ -90,7 +90,7 @@ def _groups(found: Inspection) -> list[str]:
     """Return how samples are grouped, if they are."""
     if found.groups is None:
         return []
-    from dsprep.plan import show_nbytes
+    from dsprep.write.plan import show_nbytes
 
     count, most = found.groups
     each = found.payload / max(1, found.samples) * min(most, found.samples)
@@ -98,7 +98,7 @@ def _groups(found: Inspection) -> list[str]:
 
 
 def _facts(facts: FieldFacts) -> list[tuple[str, str]]:
-    from dsprep.plan import show_nbytes
+    from dsprep.write.plan import show_nbytes
 
     lengths, layout = facts.lengths, facts.layout
     about = "" if lengths is None or lengths.exact else "about "
@@ -126,7 +126,7 @@ def _short(value: object) -> str:
 
 
 def _print_head(source: Source, head: int) -> None:
-    from dsprep.inspection import preview
+    from dsprep.verbs.inspect import preview
 
     for i in range(min(head, len(source))):
         say("", f"sample {i}")
@@ -134,6 +134,6 @@ def _print_head(source: Source, head: int) -> None:
 
 
 def _plain(sample: dict[str, object]) -> dict[str, str]:
-    from dsprep.inspection import preview
+    from dsprep.verbs.inspect import preview
 
     return {name: preview(value) for name, value in sample.items()}

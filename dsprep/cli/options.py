@@ -311,8 +311,8 @@ def open_options(
     follow_external: bool,
 ) -> OpenOptions:
     """Return the library's value for the options above."""
+    from dsprep.core.schema import FieldSpec
     from dsprep.formats.base import OpenOptions
-    from dsprep.schema import FieldSpec
 
     return OpenOptions(
         fields=tuple(map(FieldSpec.parse, fields)),
@@ -334,7 +334,7 @@ def check_last(paths: list[str], allowed: bool) -> None:
     It is one of them where a pattern was not quoted and no output was named.
     """
     from dsprep.cli.report import fail
-    from dsprep.publishing import partial_path
+    from dsprep.core.atomic import partial_path
 
     *_, source, last = map(Path, paths)
     alike = source.suffix == last.suffix and source.parent.resolve() == last.parent.resolve()
@@ -356,16 +356,16 @@ def for_format(path: str, options: OpenOptions, fields: list[str]) -> OpenOption
     from dataclasses import fields as attributes
     from dataclasses import replace
 
-    from dsprep import sidecar
-    from dsprep.dataset import find_files
+    from dsprep.core.schema import FieldSpec
     from dsprep.errors import FormatError
     from dsprep.formats.base import OpenOptions
-    from dsprep.schema import FieldSpec
+    from dsprep.sidecar import spec
+    from dsprep.source.dataset import find_files
 
     specs = (*options.fields, *map(FieldSpec.parse, fields))
     files = find_files([path])[0]
     try:
-        ours = sidecar.find([f for f, _ in files]) is not None
+        ours = spec.find([f for f, _ in files]) is not None
     except FormatError:
         ours = False
     if ours:
@@ -386,7 +386,7 @@ def opened(
 ) -> Source:
     """Open a dataset, with a bar where it has many files; `at`, `marked`: see `open_dataset`."""
     from dsprep.cli.report import count_bar
-    from dsprep.dataset import open_dataset
+    from dsprep.source.dataset import open_dataset
 
     with count_bar("open", show) as update:
         return open_dataset(paths, options, update, at=at, marked=marked)

@@ -11,7 +11,7 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli import usage
-from dsprep.cli.places import print_places, print_places_json
+from dsprep.cli.locate_output import print_places, print_places_json
 from dsprep.cli.report import (
     count_bar,
     fail,
@@ -27,11 +27,11 @@ from dsprep.cli.report import (
 if TYPE_CHECKING:
     from concurrent.futures import Executor as PoolExecutor
 
-    from dsprep.checking import Problem
-    from dsprep.describing import Made
-    from dsprep.explaining import Explanation, LayoutWords
     from dsprep.formats.base import OpenOptions
-    from dsprep.located import Sidecar
+    from dsprep.sidecar.sidecar import Sidecar
+    from dsprep.verbs.check import Problem
+    from dsprep.verbs.explain import Explanation, LayoutWords
+    from dsprep.write.sidecars import Made
 
 EPILOG = """
 dsprep provenance train.lmdb
@@ -104,7 +104,7 @@ def provenance(
             metavar="NAME",
             help="The law that offsets must have: affine, runs, table, follow, periodic, tree or "
             "replay; the smallest exact one if not given.",
-            autocompletion=opt.completing("dsprep.laws:LAWS"),
+            autocompletion=opt.completing("dsprep.layout.laws:LAWS"),
         ),
     ] = None,
     checksums: Annotated[
@@ -147,7 +147,7 @@ def provenance(
         typer.Option(
             metavar="KIND",
             help="Write kerchunk references, or a dali-idx or off-idx index.",
-            autocompletion=opt.completing("dsprep.exports:KINDS"),
+            autocompletion=opt.completing("dsprep.sidecar.export:KINDS"),
             rich_help_panel=USING,
         ),
     ] = None,
@@ -189,7 +189,7 @@ def provenance(
 
 def _check_kind(kind: str, reading: OpenOptions) -> None:
     """Leave the command if there is no such export, or fields are chosen for it."""
-    from dsprep.exports import KINDS
+    from dsprep.sidecar.export import KINDS
 
     if reading.fields:
         fail("--field does not go with --export: all fields are exported", 2)
@@ -210,7 +210,7 @@ def _make(
     json: bool,
     executor: PoolExecutor | None = None,
 ) -> Made:
-    from dsprep.describing import provenance as make
+    from dsprep.write.sidecars import provenance as make
 
     with count_bar("provenance", not json) as update:
         return make(
@@ -226,7 +226,7 @@ def _make(
 
 
 def _refresh(paths: list[str], out: Path | None, json: bool) -> None:
-    from dsprep.describing import refresh
+    from dsprep.write.sidecars import refresh
 
     found = refresh(paths, out=out)
     if json:
@@ -243,7 +243,7 @@ def _refresh(paths: list[str], out: Path | None, json: bool) -> None:
 
 
 def _report_made(made: Made, dry_run: bool, json: bool) -> None:
-    from dsprep.explaining import laws_of
+    from dsprep.verbs.explain import laws_of
 
     laws = laws_of(made)
     if json:
@@ -287,9 +287,9 @@ def _existing(paths: list[str], reading: OpenOptions, out: Path | None, json: bo
     """
     from dataclasses import replace
 
-    from dsprep.describing import ReadOnlyError
-    from dsprep.located import Sidecar
-    from dsprep.using import find
+    from dsprep.sidecar.sidecar import Sidecar
+    from dsprep.verbs.find import find
+    from dsprep.write.sidecars import ReadOnlyError
 
     found = find(paths, reading, out)
     if found is not None:
@@ -312,7 +312,7 @@ def _fields(opened: Sidecar, reading: OpenOptions) -> list[str]:
 
 
 def _show(opened: Sidecar, json: bool) -> None:
-    from dsprep.explaining import explain
+    from dsprep.verbs.explain import explain
 
     found = explain(opened)
     if json:
@@ -322,7 +322,7 @@ def _show(opened: Sidecar, json: bool) -> None:
 
 
 def _print_explained(found: Explanation) -> None:
-    from dsprep.plan import show_nbytes
+    from dsprep.write.plan import show_nbytes
 
     per = found.nbytes_per_sample
     rows = [
@@ -382,7 +382,7 @@ def _print_layout(layout: LayoutWords, found: Explanation) -> None:
 
 
 def _locate(opened: Sidecar, text: str, names: list[str], json: bool) -> None:
-    from dsprep.using import parse_samples, unlocated
+    from dsprep.verbs.find import parse_samples, unlocated
 
     chosen = parse_samples(text, len(opened))
     if not names:
@@ -401,10 +401,10 @@ def _locate(opened: Sidecar, text: str, names: list[str], json: bool) -> None:
 
 
 def _export(opened: Sidecar, kind: str, out: Path | None, json: bool) -> None:
-    from dsprep import exports
+    from dsprep.sidecar import export
 
     notes: list[str] = []
-    written = exports.export(opened, kind, out, notes=notes)
+    written = export.export(opened, kind, out, notes=notes)
     if json:
         print_json({"export": kind, "files": [str(p) for p in written], "notes": notes})
         return
@@ -418,7 +418,7 @@ def _export(opened: Sidecar, kind: str, out: Path | None, json: bool) -> None:
 
 
 def _check(paths: list[str], at: Path | None, check: Check, json: bool) -> None:
-    from dsprep.checking import check as look
+    from dsprep.verbs.check import check as look
 
     full = check is Check.full
     with count_bar("check", not json) as update:

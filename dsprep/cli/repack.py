@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor as PoolExecutor
 
     from dsprep.formats.base import OpenOptions
-    from dsprep.jobs import Job
-    from dsprep.repacking import Part, Plan, RepackReport
-    from dsprep.stripes import Stripe
+    from dsprep.verbs.repack import Part, Plan, RepackReport
+    from dsprep.write.jobs import Job
+    from dsprep.write.stripes import Stripe
 
 LAYOUT = "How groups are laid out"
 ORDER = "Which samples, in which order"
@@ -219,8 +219,8 @@ def repack(
     of the stripe size where the format allows. The result is an ordinary file of its format.
     """
     from dsprep.formats.base import Compression, WriteOptions
-    from dsprep.plan import parse_nbytes
-    from dsprep.repacking import plan_repack, run_repack
+    from dsprep.verbs.repack import plan_repack, run_repack
+    from dsprep.write.plan import parse_nbytes
 
     if len(paths) < 2:
         fail("a source and a target are needed: dsprep repack SRC... DST", 2)
@@ -321,8 +321,8 @@ def _idle(plan: Plan, split: str | None, shuffle: str, duplicate: int) -> list[s
 
 def _lacking(plan: Plan) -> list[str]:
     """Return whether there is too little space for all outputs."""
-    from dsprep.plan import show_nbytes
-    from dsprep.storage import free_nbytes
+    from dsprep.core.storage import free_nbytes
+    from dsprep.write.plan import show_nbytes
 
     at = plan.parts[0].job.target.parent
     free = free_nbytes(at)
@@ -342,9 +342,9 @@ def _seed(text: str) -> int | None:
 
 
 def _print_plan(plan: Plan, ranks: int | None) -> None:
-    from dsprep.plan import show_nbytes
-    from dsprep.repacking import inodes
-    from dsprep.stripes import hint
+    from dsprep.verbs.repack import inodes
+    from dsprep.write.plan import show_nbytes
+    from dsprep.write.stripes import hint
 
     stripe, rows = plan.stripe, []
     for part in plan.parts:
@@ -386,7 +386,7 @@ def _samples(count: int) -> str:
 
 def _aligned(stripe: Stripe) -> str:
     """Return what groups are aligned to, and whether that matters."""
-    from dsprep.plan import show_asked
+    from dsprep.write.plan import show_asked
 
     where = "as asked" if stripe.source == "as asked" else f"of {stripe.file_system}"
     if stripe.matters is None:
@@ -405,7 +405,7 @@ def _unaligned(job: Job) -> str:
 
 
 def _plan_json(plan: Plan) -> dict[str, Any]:
-    from dsprep.repacking import inodes
+    from dsprep.verbs.repack import inodes
 
     return {
         "format": plan.parts[0].job.format.name,
@@ -444,7 +444,7 @@ def _report_json(report: RepackReport) -> dict[str, Any]:
 
 
 def _print_report(report: RepackReport) -> None:
-    from dsprep.plan import show_nbytes
+    from dsprep.write.plan import show_nbytes
 
     rows = []
     for part, done in report.parts:

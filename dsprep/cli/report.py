@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import typer
 
 from dsprep.cli.ending import ended, heeding
+from dsprep.core.escaping import printable, printable_json
 from dsprep.errors import DsprepError
-from dsprep.escaping import printable, printable_json
 from dsprep.executors.launched import leave
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from dsprep.jobs import Job
+    from dsprep.write.jobs import Job
 
 R = TypeVar("R")
 
@@ -176,8 +176,8 @@ def step(name: str) -> Iterator[None]:
 
 def files_written(job: Job) -> None:
     """Tell of each output file what it holds, if that is asked for."""
-    from dsprep.plan import show_nbytes
-    from dsprep.storage import tree_nbytes
+    from dsprep.core.storage import tree_nbytes
+    from dsprep.write.plan import show_nbytes
 
     if voice() < Voice.verbose:
         return
@@ -188,7 +188,7 @@ def files_written(job: Job) -> None:
 
 def print_json(content: Any) -> None:
     """Print a result for other programs; numbers that JSON lacks, such as NaN, become text."""
-    from dsprep.sidecar import dump_json
+    from dsprep.sidecar.spec import dump_json
 
     say_json(dump_json(_finite(content)).rstrip("\n"))
 

@@ -55,9 +55,9 @@ def synth(
     executor: PoolExecutor | None,
 ) -> None:
     """Make a dataset with the record structure of a real one, at any size."""
-    from dsprep.plan import show_nbytes
     from dsprep.synth import describe, names
     from dsprep.synth import synth as make
+    from dsprep.write.plan import show_nbytes
 
     if show:
         if json:

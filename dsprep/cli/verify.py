@@ -13,8 +13,8 @@ from dsprep.cli.usage import Command
 if TYPE_CHECKING:
     from concurrent.futures import Executor as PoolExecutor
 
-    from dsprep.comparison import Verdict
     from dsprep.formats.base import OpenOptions
+    from dsprep.verbs.verify import Verdict
 
 EPILOG = """
 dsprep verify train.h5 train.zarr
@@ -75,8 +75,8 @@ def verify(
     """
     import os
 
-    from dsprep.comparison import verify as compare
-    from dsprep.dataset import open_dataset
+    from dsprep.source.dataset import open_dataset
+    from dsprep.verbs.verify import verify as compare
 
     with (
         open_dataset(a, opt.for_format(a, reading, fields_a), marked=True) as left,

@@ -11,9 +11,9 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Format
-from dsprep.storage import pread_most
 
 FORMATS = {
     "hdf5": "dsprep.formats.hdf5:Hdf5",

@@ -21,11 +21,9 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.digests import Members
-from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
-from dsprep.grouping import Grouping, GroupPlan
-from dsprep.layout.model import FileLayout, Groups
-from dsprep.schema import (
+from dsprep.core.checksums import Members
+from dsprep.core.groups import Grouping, GroupPlan
+from dsprep.core.schema import (
     Arena,
     Batch,
     Column,
@@ -34,6 +32,8 @@ from dsprep.schema import (
     Ragged,
     Schema,
 )
+from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
+from dsprep.layout.model import FileLayout, Groups
 
 Codec: TypeAlias = Literal["gzip", "zlib", "zstd", "blosc"]
 FeatureType: TypeAlias = Literal["bytes", "float", "int64"]
@@ -284,8 +284,8 @@ class Source(ABC):
     named
         The paths and patterns by which it was named; empty if it was opened otherwise.
     opening
-        How it was opened (`dsprep.dataset.Opening`), for other processes; None if it was not by
-        `dsprep.open`.
+        How it was opened (`dsprep.source.dataset.Opening`), for other processes; None if it was
+        not by `dsprep.open`.
     """
 
     path: Path

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.laws import Law
-from dsprep.schema import Ints
+from dsprep.core.schema import Ints
+from dsprep.layout.laws import Law
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Grid:
         Chunks per file along each axis, where `Blocks.path` names several; None: one file.
     filters
         What was done to a chunk when it was written, in that order: ``{"id": ...}`` and
-        parameters, see ``dsprep.filters``.
+        parameters, see ``dsprep.core.filters``.
     masks
         For each chunk a bit for each filter that was left out; None: none was.
     fill

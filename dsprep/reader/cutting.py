@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dsprep.core.pread import runs
+from dsprep.core.schema import Ints
 from dsprep.reading.files import File
-from dsprep.scatter import runs
-from dsprep.schema import Ints
 
 LEAST = 2 << 20
 """Bytes of a part below which another thread would not pay."""
@@ -27,7 +27,7 @@ class Reads:
             self._columns.append((offsets, lengths, addresses))
 
     def runs(self, near: int) -> list[tuple[int, Ints]]:
-        """Return the ranges in order; see `dsprep.scatter.runs`."""
+        """Return the ranges in order; see `dsprep.core.pread.runs`."""
         if not self._columns:
             return []
         columns = self._columns[0]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dsprep.packing import digest
+from dsprep.core.packing import digest
+from dsprep.core.schema import Ints
 from dsprep.reader.order import Epoch, Remainder, Sequence, Shuffle, Stage
 from dsprep.reader.pipeline import Leg
-from dsprep.schema import Ints
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,16 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from dsprep.core.pread import GROUP_NEAR, NEAR, packed, ranges
+from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Ragged
 from dsprep.errors import FormatError, UsageError
-from dsprep.layout.codec import file_path
-from dsprep.layout.extents import Extents, check_rows, locate, rows_of
-from dsprep.located import Sidecar
+from dsprep.layout.as_json import file_path
+from dsprep.layout.locate import Extents, check_rows, locate, rows_of
 from dsprep.reader.cutting import Reads, shared
 from dsprep.reader.fills import Area, Fill, Part
 from dsprep.reader.lines import Line, line, woven
 from dsprep.reading.files import File
-from dsprep.scatter import GROUP_NEAR, NEAR
-from dsprep.schema import Arena, Array, Bytes, Field, Ints, Ragged
-from dsprep.spans import packed, ranges
+from dsprep.sidecar.sidecar import Sidecar
 
 Mode: TypeAlias = Literal["direct", "staged", "decoded"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
+from dsprep.core.schema import Arena, Bytes, Field, Ints, Ragged
 from dsprep.reader.memory import Block
 from dsprep.reading.files import File
-from dsprep.schema import Arena, Bytes, Field, Ints, Ragged
 
 
 @dataclass(frozen=True)

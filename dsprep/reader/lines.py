@@ -1,7 +1,7 @@
 """Consecutive samples that lie evenly: a few numbers instead of one place per sample.
 
 Most units are such: the rows of a group's chunk, records of one size. Planning them takes a
-tenth of the time that `dsprep.layout.extents.locate` and `dsprep.scatter.runs` take, which give
+tenth of the time that `dsprep.layout.locate.locate` and `dsprep.core.pread.runs` take, which give
 the same.
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsprep.laws import Affine
+from dsprep.core.pread import DROPPED, NEAR
+from dsprep.core.schema import Field, Ints
+from dsprep.layout.laws import Affine
 from dsprep.layout.model import Column, FileLayout, Grid, Records
-from dsprep.scatter import DROPPED, NEAR
-from dsprep.schema import Field, Ints
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _of_records(records: Records, field: Field, first: int, count: int) -> Line 
 
 
 def woven(lines: Sequence[Line], addresses: Sequence[Ints | int]) -> list[tuple[int, Ints]] | None:
-    """Return what has to be read of one file, as `dsprep.scatter.runs` does.
+    """Return what has to be read of one file, as `dsprep.core.pread.runs` does.
 
     Parameters
     ----------

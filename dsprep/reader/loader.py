@@ -16,9 +16,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from dsprep.alike import OrderWarning, sorted_by
+from dsprep.core.schema import Array, Batch, Ints, Schema
 from dsprep.errors import DsprepError, UsageError
-from dsprep.located import Sidecar
 from dsprep.reader.dealing import Dealing, Start
 from dsprep.reader.defaults import Choice, choose, cores_of
 from dsprep.reader.engines import NAMES, Engine, make
@@ -34,7 +33,8 @@ from dsprep.reader.ranks import Place, detect
 from dsprep.reader.tokens import Stagger, staggering
 from dsprep.reader.units import cut_units, first_file, is_decoded
 from dsprep.reading.proofs import said
-from dsprep.schema import Array, Batch, Ints, Schema
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.source.alike import OrderWarning, sorted_by
 
 STATE_VERSION = 1
 
@@ -121,7 +121,7 @@ class Reader:
         The dataset, where it does not lie beside the sidecar.
     check_order
         Whether rank 0 looks at some samples for an integer field by which they lie sorted, and
-        warns once (`dsprep.alike.OrderWarning`) where groups are shuffled one by one.
+        warns once (`dsprep.source.alike.OrderWarning`) where groups are shuffled one by one.
     follow_external
         Whether symbolic links may lead out of the directory of the dataset.
     allocate

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dsprep.core.schema import Bytes
 from dsprep.errors import UsageError
-from dsprep.schema import Bytes
 
 PAGE = mmap.PAGESIZE
 HUGE = 2 << 20

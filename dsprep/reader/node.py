@@ -12,13 +12,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from dsprep.core.packing import digest
+from dsprep.core.schema import Schema
 from dsprep.errors import UsageError
-from dsprep.packing import digest
 from dsprep.reader import node_wire as wire
 from dsprep.reader.node_client import Client
 from dsprep.reader.node_root import BIND_SECONDS, Service, Task
 from dsprep.reader.ranks import Place
-from dsprep.schema import Schema
 
 JOB = (
     "TORCHELASTIC_RUN_ID",

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from dsprep import errors
+from dsprep.core.schema import Array, Batch, Bytes, Field, Ragged, Schema
 from dsprep.errors import DsprepError, ReadError, UsageError
 from dsprep.reader import node_wire as wire
 from dsprep.reader.dealing import Start
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.node_memory import in_huge_pages
 from dsprep.reader.pipeline import Leg, Pipeline
-from dsprep.schema import Array, Batch, Bytes, Field, Ragged, Schema
 
 WAIT_SECONDS = 60.0
 """How long a rank waits for the one that reads for it to begin."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dsprep.core.schema import Array
 from dsprep.reader.memory import HUGE
-from dsprep.schema import Array
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.schema import Array, Batch, Bytes, Ragged
 from dsprep.errors import UsageError
-from dsprep.located import Sidecar
 from dsprep.reader import node_wire as wire
 from dsprep.reader.dealing import Dealing, Start
 from dsprep.reader.filling import Filler
@@ -44,7 +44,7 @@ from dsprep.reader.memory import Pool
 from dsprep.reader.node_memory import Shared
 from dsprep.reader.order import Stage
 from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings
-from dsprep.schema import Array, Batch, Bytes, Ragged
+from dsprep.sidecar.sidecar import Sidecar
 
 BIND_SECONDS = 5.0
 """How long a name may still be that of a process that ends just now."""

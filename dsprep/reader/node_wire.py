@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.packing import digest
-from dsprep.schema import Ints
+from dsprep.core.packing import digest
+from dsprep.core.schema import Ints
 
 VERSION = 1
 

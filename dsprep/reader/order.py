@@ -34,9 +34,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from dsprep.permutation import Permutation
-from dsprep.schema import Ints
-from dsprep.spans import packed, ranges
+from dsprep.core.permutation import Permutation
+from dsprep.core.pread import packed, ranges
+from dsprep.core.schema import Ints
 
 Shuffle: TypeAlias = Literal["group", "global", "none"]
 Remainder: TypeAlias = Literal["drop", "pad", "ragged"]

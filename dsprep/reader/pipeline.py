@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.schema import Arena, Batch, Bytes, Ragged, Schema, concatenate
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.reader.cutting import stepped
 from dsprep.reader.engines import Engine
@@ -35,7 +36,6 @@ from dsprep.reader.fills import Fill, Part, Slice
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Epoch, Share
-from dsprep.schema import Arena, Batch, Bytes, Ragged, Schema, concatenate
 
 JOIN_SECONDS = 5.0
 """How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come

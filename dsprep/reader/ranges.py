@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsprep.located import Sidecar
-from dsprep.schema import Ints
+from dsprep.core.schema import Ints
+from dsprep.sidecar.sidecar import Sidecar
 
 
 def group_edges(sidecar: Sidecar) -> Ints | None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.schema import Ints
 from dsprep.errors import MissingExtra, UsageError
 from dsprep.reader.memory import Stopped
 from dsprep.reader.tokens import successor
-from dsprep.schema import Ints
 
 POLL_SECONDS = (0.0002, 0.005)
 """How often one that waits looks at the board: at first, and at last."""

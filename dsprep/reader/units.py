@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dsprep.buffers import InBytes, InSamples, parse_buffer
+from dsprep.core.schema import Ints, Schema
 from dsprep.errors import UsageError
-from dsprep.layout.codec import file_path
-from dsprep.layout.extents import locate
-from dsprep.located import Sidecar
+from dsprep.layout.as_json import file_path
+from dsprep.layout.locate import locate
 from dsprep.reader.order import Shuffle
 from dsprep.reader.ranges import even_edges, group_edges
 from dsprep.reading.files import File
-from dsprep.schema import Ints, Schema
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.write.buffers import InBytes, InSamples, parse_buffer
 
 BUFFER_NBYTES = 64 << 20
 """Bytes that are read at a time of datasets without groups, unless a size is given."""

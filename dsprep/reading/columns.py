@@ -14,17 +14,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from dsprep import filters
+from dsprep.core import filters
+from dsprep.core.pread import GROUP_NEAR, NEAR, packed, read_spans
+from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Ragged, new_array
+from dsprep.core.schema import Column as Values
+from dsprep.core.storage import pread_exact
 from dsprep.errors import FormatError
-from dsprep.layout.codec import file_path
-from dsprep.layout.extents import Pieces, check_rows, cut, rows_of
+from dsprep.layout.as_json import file_path
+from dsprep.layout.locate import Pieces, check_rows, cut, rows_of
 from dsprep.layout.model import Column, Grid
 from dsprep.reading.files import File
-from dsprep.scatter import GROUP_NEAR, NEAR
-from dsprep.schema import Arena, Array, Bytes, Field, Ints, Ragged, new_array
-from dsprep.schema import Column as Values
-from dsprep.spans import packed, read_spans
-from dsprep.storage import pread_exact
 
 DECODED = 64 << 20
 """Decoded bytes in the making at once: threads beyond wait, unless none is at work."""

@@ -9,10 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from dsprep.core.marks import Mark, Status, changed, is_coarse, same_file, status
+from dsprep.core.schema import Ints
+from dsprep.core.storage import Inside, let_go
 from dsprep.errors import FormatError
-from dsprep.marks import Mark, Status, changed, is_coarse, same_file, status
-from dsprep.schema import Ints
-from dsprep.storage import Inside, let_go
 
 KEPT = 64
 """Files that stay open at most."""

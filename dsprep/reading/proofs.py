@@ -26,18 +26,18 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from dsprep.digests import Members, read_crc32c
+from dsprep.core.checksums import Members, read_crc32c
+from dsprep.core.packing import Tables, from_planes
+from dsprep.core.pread import ranges
+from dsprep.core.schema import Ints
+from dsprep.core.storage import data_files
 from dsprep.errors import FormatError, UsageError
-from dsprep.laws import Explicit
-from dsprep.layout.codec import file_path
-from dsprep.layout.extents import locate
+from dsprep.layout.as_json import file_path
+from dsprep.layout.laws import Explicit
+from dsprep.layout.locate import locate
 from dsprep.layout.model import FileLayout, Groups, Rest
-from dsprep.packing import Tables, from_planes
 from dsprep.reading.files import File
 from dsprep.reading.records import RecordReader
-from dsprep.schema import Ints
-from dsprep.spans import ranges
-from dsprep.storage import data_files
 
 Kind: TypeAlias = Literal["group", "rest", "record", "chunk", "member", "block"]
 

@@ -16,12 +16,23 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from dsprep.core.pread import move_spans, packed, read_spans
+from dsprep.core.schema import (
+    Arena,
+    Array,
+    Batch,
+    Bytes,
+    Column,
+    Field,
+    Ints,
+    Ragged,
+    Schema,
+    new_array,
+)
+from dsprep.core.storage import pread_into
 from dsprep.errors import FormatError
 from dsprep.layout.model import Part, Records
 from dsprep.reading.files import File
-from dsprep.schema import Arena, Array, Batch, Bytes, Column, Field, Ints, Ragged, Schema, new_array
-from dsprep.spans import move_spans, packed, read_spans
-from dsprep.storage import pread_into
 
 Verify: TypeAlias = Literal["header", "full"] | None
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsprep import executors
-from dsprep.dataset import check_replaceable
+from dsprep.core.atomic import put
+from dsprep.core.storage import remove, sync, sync_directory
 from dsprep.errors import TargetError, UsageError
-from dsprep.publishing import put
-from dsprep.sidecar import NAMES
-from dsprep.storage import remove, sync, sync_directory
+from dsprep.sidecar.spec import NAMES
+from dsprep.source.dataset import check_replaceable
 from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20
 from dsprep.synth.job import Hint, Job, Progress, Recipe
 

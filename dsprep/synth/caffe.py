@@ -14,7 +14,7 @@ Sources: BVLC/caffe ``src/caffe/proto/caffe.proto``, ``examples/cifar10/convert_
 
 from __future__ import annotations
 
-from dsprep.schema import Array
+from dsprep.core.schema import Array
 from dsprep.synth.containers import lmdb_environment
 from dsprep.synth.job import Hint, Job, Recipe
 from dsprep.synth.protobuf import blob, integer

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dsprep.core.schema import Array
 from dsprep.errors import TargetError
-from dsprep.schema import Array
 
 
 @contextmanager

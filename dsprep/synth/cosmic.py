@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.schema import Array
+from dsprep.core.schema import Array
 from dsprep.synth.containers import append, hdf5_file
 from dsprep.synth.job import Hint, Job, Recipe
 

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.schema import Array
+from dsprep.core.schema import Array
 from dsprep.synth.containers import hdf5_file
 from dsprep.synth.job import Hint, Job, Recipe, train_and_validation
 from dsprep.synth.records import bytes_feature, example, float_feature, write_records

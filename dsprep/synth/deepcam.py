@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from dsprep.schema import Array
+from dsprep.core.schema import Array
 from dsprep.synth.containers import hdf5_file
 from dsprep.synth.job import Hint, Job, Recipe, train_and_validation
 from dsprep.synth.values import smooth

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.schema import Array
+from dsprep.core.schema import Array
 from dsprep.synth.containers import hdf5_file
 from dsprep.synth.job import Hint, Job, Recipe
 from dsprep.synth.values import voltages

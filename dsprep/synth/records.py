@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.schema import Array
+from dsprep.core.schema import Array
 from dsprep.synth.protobuf import blob, packed
 
 

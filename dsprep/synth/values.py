@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.schema import Array
+from dsprep.core.schema import Array
 
 
 def smooth(

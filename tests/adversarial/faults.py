@@ -21,7 +21,7 @@ import numpy as np
 
 from adversarial import judging, making
 from adversarial.judging import Tally
-from dsprep import scatter
+from dsprep.core import pread
 
 COUNT = 200
 READS = ("pread", "preadv", "read", "readv", "open", "scandir", "listdir", "stat")
@@ -56,7 +56,7 @@ class Fault:
         if "open" in calls:
             io.open = self.wrapped("open", io.open)  # of Path.open; `open` stays
         if "preadv" in calls:
-            scatter._call = self.scattered(scatter._call)
+            pread._call = self.scattered(pread._call)
 
     def due(self, first: object) -> bool:
         if not self.concerns(first):

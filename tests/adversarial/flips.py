@@ -17,10 +17,10 @@ import numpy as np
 import dsprep
 from adversarial import judging, making
 from adversarial.judging import Tally
-from dsprep import identity
-from dsprep.checking import check
-from dsprep.describing import provenance
 from dsprep.errors import DsprepError, UsageError
+from dsprep.sidecar import identity
+from dsprep.verbs.check import check
+from dsprep.write.sidecars import provenance
 
 COUNT = 40
 CHECKED = {

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from support import raw
 
-from dsprep.schema import Batch, Ragged
+from dsprep.core.schema import Batch, Ragged
 
 SECONDS = 60.0
 """What a command on a few kilobytes may take, on a machine that does other work besides."""

@@ -22,9 +22,9 @@ import numpy as np
 
 from adversarial import judging, making
 from adversarial.judging import Tally
-from dsprep import jobs, plan
+from dsprep.core.atomic import KEPT, partial_path
 from dsprep.errors import DsprepError
-from dsprep.publishing import KEPT, partial_path
+from dsprep.write import jobs, plan
 
 COUNT = 250
 Work = Callable[..., Callable[[], object]]

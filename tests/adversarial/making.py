@@ -10,8 +10,8 @@ import numpy as np
 from support import random_batch, write_batch
 
 from dsprep import formats
-from dsprep.describing import describe
-from dsprep.schema import Batch, Field, Ragged, Schema
+from dsprep.core.schema import Batch, Field, Ragged, Schema
+from dsprep.write.sidecars import describe
 
 FIXED = Schema(
     (

@@ -32,10 +32,10 @@ from test_located import mutations
 import dsprep
 from adversarial import judging, making
 from adversarial.judging import Tally, Values
-from dsprep.checking import check
-from dsprep.describing import provenance
+from dsprep.core.schema import Field, Ragged, Schema, concatenate
 from dsprep.errors import DsprepError
-from dsprep.schema import Field, Ragged, Schema, concatenate
+from dsprep.verbs.check import check
+from dsprep.write.sidecars import provenance
 
 COUNT = 12
 SECONDS = 20.0

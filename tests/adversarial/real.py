@@ -22,8 +22,8 @@ import oracles
 
 from adversarial import judging
 from adversarial.judging import Ended, Tally
-from dsprep.dataset import open_dataset
-from dsprep.schema import Ragged
+from dsprep.core.schema import Ragged
+from dsprep.source.dataset import open_dataset
 
 STORES = (".zgroup", ".zarray", "zarr.json", "data.mdb")
 MOST = 200

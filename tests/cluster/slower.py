@@ -16,15 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dsprep.describing
-import dsprep.jobs
-import dsprep.remote
+import dsprep.write.jobs
+import dsprep.write.remote
+import dsprep.write.sidecars
 from dsprep.cli import main
 
 PAUSE = float(os.environ.get("DSPREP_LAB_PAUSE", "0"))
 MARK = os.environ.get("DSPREP_LAB_MARK")
 
-dsprep.remote.PART_NBYTES = 8 << 20
+dsprep.write.remote.PART_NBYTES = 8 << 20
 
 
 def paused(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,9 +42,9 @@ def paused(function: Callable[..., Any]) -> Callable[..., Any]:
     return pausing
 
 
-dsprep.jobs._write_shard = paused(dsprep.jobs._write_shard)
+dsprep.write.jobs._write_shard = paused(dsprep.write.jobs._write_shard)
 if sys.argv[1:2] == ["provenance"]:
-    dsprep.describing._fitted = paused(dsprep.describing._fitted)
+    dsprep.write.sidecars._fitted = paused(dsprep.write.sidecars._fitted)
 
 if __name__ == "__main__":
     main()

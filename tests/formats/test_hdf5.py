@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from support import NESTED, assert_same_batch, random_batch, raw, schemas, take, write_batch
 
+from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.errors import DsprepError, UnsupportedError, UsageError
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.formats.hdf5 import Hdf5
-from dsprep.schema import Arena, Batch, Field, Ragged, Schema
 
 HDF5 = Hdf5()
 SCHEMAS = dict(schemas())

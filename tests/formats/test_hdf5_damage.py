@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from support import STRUCT, random_array, random_batch, raw, schemas, write_batch
 
+from dsprep.core.schema import FieldSpec
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.formats.hdf5 import Hdf5
 from dsprep.formats.hdf5.source import Hdf5Source
-from dsprep.schema import FieldSpec
 
 HDF5 = Hdf5()
 X = random_array(np.dtype("<f4"), (20, 6, 4))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import dsprep
+from dsprep.core.schema import FieldSpec
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.base import OpenOptions
-from dsprep.schema import FieldSpec
 
 
 def field(name: str) -> OpenOptions:

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from support import DTYPES, STRUCT, random_array, random_batch, raw, schemas, write_batch
 
+from dsprep.core.filters import check, decode
+from dsprep.core.packing import Tables
+from dsprep.core.schema import FieldSpec, Ragged
 from dsprep.errors import DsprepError, FormatError
-from dsprep.filters import check, decode
 from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
 from dsprep.formats.hdf5 import Hdf5
-from dsprep.layout import codec, fitting
+from dsprep.layout import as_json, fit
 from dsprep.layout.model import Column, FileLayout, Grid
-from dsprep.packing import Tables
-from dsprep.schema import FieldSpec, Ragged
 
 HDF5 = Hdf5()
 X = random_array(np.dtype("<f4"), (20, 6, 10))
@@ -63,9 +63,9 @@ def content(path: Path, grid: Grid) -> bytes:
 def stored_layout(layout: FileLayout, source: Source) -> FileLayout:
     """The layout as a sidecar gives it back."""
     tables = Tables()
-    text = json.dumps(codec.to_json(fitting.fit(layout), source.schema, tables))
+    text = json.dumps(as_json.to_json(fit.fit(layout), source.schema, tables))
     again = Tables(bytes(tables.written))
-    return codec.from_json(json.loads(text), len(source), source.schema, again)
+    return as_json.from_json(json.loads(text), len(source), source.schema, again)
 
 
 def samples_of(path: Path, column: Column, count: int, ragged: bool) -> list[bytes]:
@@ -344,7 +344,7 @@ def test_samples_of_equal_length(tmp_path: Path) -> None:
 
 
 def test_bytes_of_a_given_type(tmp_path: Path) -> None:
-    from dsprep.schema import Field, Schema
+    from dsprep.core.schema import Field, Schema
 
     def write(lengths: list[int], options: WriteOptions) -> Path:
         schema = Schema((Field.opaque("blob"),))
@@ -429,7 +429,7 @@ def test_missing_chunks_without_fill_values_read_as_zeros(tmp_path: Path) -> Non
     with h5py.File(tmp_path / "a", "w") as file:
         made = file.create_dataset("x", (400, 100), "<f8", chunks=(100, 100), fill_time="never")
         made[0] = 1
-    from dsprep.schema import Arena
+    from dsprep.core.schema import Arena
 
     with opened(tmp_path / "a") as source:
         arena = Arena()

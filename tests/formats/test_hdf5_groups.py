@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from support import assert_same_batch, random_batch, raw, schemas, take, write_batch
 
-from dsprep.digests import crc32c
+from dsprep.core.checksums import crc32c
+from dsprep.core.groups import Grouping, even
+from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Compression, GroupWriter, OpenOptions, WriteOptions
-from dsprep.formats.hdf5 import Hdf5, group_places
-from dsprep.grouping import Grouping, even
+from dsprep.formats.hdf5 import Hdf5, allocate
 from dsprep.layout.model import Groups
-from dsprep.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 
 HDF5 = Hdf5()
 SCHEMAS = dict(schemas())
@@ -314,7 +314,7 @@ def test_irregular_places_are_told_as_they_are(
     batch = random_batch(schema, 900)
     grouping = grouped(batch, 1, 256)
     monkeypatch.setattr(GroupedFile, "metadata", 2048)  # too little
-    monkeypatch.setattr(group_places, "_TRIES", 1)
+    monkeypatch.setattr(allocate, "_TRIES", 1)
     writer = HDF5.create_groups(tmp_path / "a", schema, grouping, options, None)
     feed(writer, batch, cut(writer, grouping, 0, 1))
     writer.finish()
@@ -328,7 +328,7 @@ def test_irregular_places_are_told_as_they_are(
     assert_same_batch(read_all(tmp_path / "a"), batch, schema)
     offsets = groups.blocks.offsets.span(0, grouping.count)
     assert (offsets % 256).any(), "the places are regular: this shows nothing"
-    monkeypatch.setattr(group_places, "_TRIES", 8)
+    monkeypatch.setattr(allocate, "_TRIES", 8)
     groups = write(in_folder(tmp_path, "b"), schema, batch, grouping, options)
     check(tmp_path / "b", groups, grouping, 256)
 
@@ -382,7 +382,7 @@ def test_a_full_disk_is_an_error_of_the_system(
     schema = Schema((Field("x", F4, (1000,)),))
     batch = random_batch(schema, 40)
     grouping = even(40, 4, 4096)
-    monkeypatch.setattr(group_places, "_check_size", lambda path, nbytes: None)
+    monkeypatch.setattr(allocate, "_check_size", lambda path, nbytes: None)
     writer = HDF5.create_groups(tmp_path / "a", schema, grouping, GZIP, None)
     feed(writer, batch, cut(writer, grouping, 0, 4))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -14,12 +14,12 @@ import h5py
 import numpy as np
 import pytest
 
+from dsprep.core.schema import FieldSpec
 from dsprep.errors import FormatError
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.hdf5 import Hdf5
 from dsprep.formats.hdf5.heap import Heaps
 from dsprep.formats.hdf5.source import Hdf5Source
-from dsprep.schema import FieldSpec
 
 READ = """
 import faulthandler, pathlib, sys

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from support import random_array, raw
 
+from dsprep.core.schema import FieldSpec
 from dsprep.errors import FormatError
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.hdf5 import Hdf5
 from dsprep.formats.hdf5.encoded import Encoded
-from dsprep.schema import FieldSpec
 
 HDF5 = Hdf5()
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import dsprep
+from dsprep.core.schema import FieldSpec
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import OpenOptions
-from dsprep.schema import FieldSpec
 
 
 def options(*fields: str, axis: str = "auto") -> OpenOptions:

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from support import NESTED, STRUCT, random_array, random_batch, raw, schemas, write_batch
 
+from dsprep.core.schema import Arena, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.formats.hdf5 import Hdf5
 from dsprep.formats.hdf5.source import Hdf5Source
-from dsprep.schema import Arena, Field, FieldSpec, Ragged, Schema
 
 HDF5 = Hdf5()
 EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from support import NESTED, random_array, raw
 
+from dsprep.core.schema import Arena, FieldSpec
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.hdf5 import Hdf5
 from dsprep.formats.hdf5.source import Hdf5Source
-from dsprep.schema import Arena, FieldSpec
 
 HDF5 = Hdf5()
 X = random_array(np.dtype("<f4"), (20, 6, 4))

@@ -9,10 +9,10 @@ import lmdb
 import numpy as np
 import pytest
 
+from dsprep.core.schema import FieldSpec, Ragged
 from dsprep.errors import DsprepError, FormatError, SchemaError
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb import Lmdb
-from dsprep.schema import FieldSpec, Ragged
 
 LMDB = Lmdb()
 DATUM = OpenOptions(values="datum")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from support import assert_same_batch, random_batch, raw, schemas, write_batch
 
-from dsprep import scatter
+from dsprep.core import pread
+from dsprep.core.schema import Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError
 from dsprep.formats.base import OpenOptions, WriteOptions
 from dsprep.formats.lmdb import Lmdb, recipe
 from dsprep.formats.lmdb.frame import Frame
-from dsprep.laws import Affine, found_exact
-from dsprep.schema import Batch, Field, FieldSpec, Ragged, Schema
+from dsprep.layout.laws import Affine, found_exact
 
 LMDB = Lmdb()
 ALL = dict(schemas())
@@ -317,7 +317,7 @@ def test_the_leaves_alone_are_read(tmp_path, monkeypatch):
     write_batch(LMDB, path, schema, random_batch(schema, 4000))
     read, calls = [], []
     with LMDB.open(path, OpenOptions(), schema) as source:
-        for module, name in ((os, "preadv"), (scatter, "_call")):
+        for module, name in ((os, "preadv"), (pread, "_call")):
             real = getattr(module, name)
             counted = lambda *a, real=real: read.append(real(*a)) or read[-1]  # noqa: E731
             monkeypatch.setattr(module, name, counted)

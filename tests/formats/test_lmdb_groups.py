@@ -12,14 +12,14 @@ import pytest
 from google_crc32c import value as reference_crc
 from support import assert_same_batch, random_batch, schemas, take, write_batch
 
+from dsprep.core.groups import Grouping, even
+from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.errors import DsprepError, UnsupportedError, UsageError
 from dsprep.formats import load
 from dsprep.formats.base import OpenOptions, Source, WriteOptions
 from dsprep.formats.lmdb.group_source import LmdbGroupSource
 from dsprep.formats.lmdb.group_values import HEAD, Packing
-from dsprep.grouping import Grouping, even
 from dsprep.layout.model import Groups
-from dsprep.schema import Arena, Batch, Field, Ragged, Schema
 
 LMDB = load("lmdb")
 ALL = dict(schemas())

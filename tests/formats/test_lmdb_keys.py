@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import dsprep
+from dsprep.core.schema import FieldSpec
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats import load
 from dsprep.formats.base import OpenOptions, WriteOptions
 from dsprep.formats.lmdb import Lmdb
-from dsprep.schema import FieldSpec
 
 LMDB = Lmdb()
 

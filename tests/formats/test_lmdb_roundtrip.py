@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support import assert_same_batch, random_batch, schemas, take, write_batch
 
+from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.formats.base import OpenOptions, WriteOptions
 from dsprep.formats.lmdb import Lmdb
-from dsprep.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 
 LMDB = Lmdb()
 F4 = np.dtype("<f4")

@@ -12,11 +12,11 @@ import lmdb
 import numpy as np
 import pytest
 
-from dsprep import scatter
+from dsprep.core import pread
+from dsprep.core.schema import Arena, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb import Lmdb
-from dsprep.schema import Arena, Field, FieldSpec, Ragged, Schema
 
 LMDB = Lmdb()
 
@@ -289,9 +289,9 @@ def test_short_reads_are_continued(tmp_path, monkeypatch):
                 break
         return whole(fd, part, offset)
 
-    call = scatter._call
+    call = pread._call
     cut = lambda fd, places, count, offset: call(fd, places, min(count, 2), offset)  # noqa: E731
     monkeypatch.setattr(os, "preadv", short)
-    monkeypatch.setattr(scatter, "_call", cut)
+    monkeypatch.setattr(pread, "_call", cut)
     with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
         assert list(source.read(0, 300)["value"]) == values

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from support import write_batch
 
+from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.base import WriteOptions
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.tree import PSIZE, Tree
-from dsprep.schema import Batch, Field, Ragged, Schema
 
 LMDB = Lmdb()
 

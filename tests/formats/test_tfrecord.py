@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import assert_same_batch, random_batch, schemas, take, write_batch
 
+from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
 from dsprep.formats.tfrecord import example, framing, stream
+from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, encode_varints
-from dsprep.formats.tfrecord.lockstep import parse_together
-from dsprep.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 
 TFR = load("tfrecord")
 ALL = dict(schemas())

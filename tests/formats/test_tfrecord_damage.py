@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from support import assert_same_batch, random_batch, raw, schemas, take, write_batch
 
+from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import load, recognise
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.tfrecord import example, framing, stream
-from dsprep.formats.tfrecord.lockstep import parse_together
-from dsprep.schema import Arena, Batch, Field, FieldSpec, Schema
+from dsprep.formats.tfrecord.batch_parser import parse_together
 
 TFR = load("tfrecord")
 ALL = dict(schemas())

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from support import assert_same_batch, random_batch, raw, schemas, take, write_batch
 
-from dsprep.describing import provenance
+from dsprep.core.groups import Grouping, even
+from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
@@ -22,11 +23,10 @@ from dsprep.formats.tfrecord.frame import Frame
 from dsprep.formats.tfrecord.recipe import example as recipe
 from dsprep.formats.tfrecord.source import TFRecordSource
 from dsprep.formats.tfrecord.stream import PlainFile
-from dsprep.grouping import Grouping, even
-from dsprep.laws import Affine
+from dsprep.layout.laws import Affine
 from dsprep.layout.model import FileLayout
-from dsprep.located import Sidecar
-from dsprep.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.write.sidecars import provenance
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

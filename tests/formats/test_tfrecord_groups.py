@@ -15,17 +15,17 @@ import pytest
 from google_crc32c import value as reference_crc
 from support import assert_same_batch, random_batch, schemas, take
 
+from dsprep.core.groups import Grouping, even
+from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import example, features, group, group_gzip
+from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.build import Template
 from dsprep.formats.tfrecord.example import parse, view
 from dsprep.formats.tfrecord.framing import FRAME, HEADER
-from dsprep.formats.tfrecord.lockstep import parse_together
-from dsprep.grouping import Grouping, even
 from dsprep.layout.model import Groups
-from dsprep.schema import Arena, Batch, Field, Ragged, Schema
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

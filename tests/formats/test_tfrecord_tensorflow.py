@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from support import DTYPES, assert_same_batch, random_batch, raw, schemas, take, write_batch
 
+from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
-from dsprep.schema import Batch, Field, Ragged, Schema
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

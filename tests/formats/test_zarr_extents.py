@@ -25,17 +25,17 @@ from zarr.codecs import (
     ZstdCodec,
 )
 
-from dsprep import filters
+from dsprep.core import filters
+from dsprep.core.packing import Tables
+from dsprep.core.schema import Field, FieldSpec, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
-from dsprep.laws import Affine
-from dsprep.laws.periodic import fit as fit_periodic
-from dsprep.layout import codec, fitting
-from dsprep.layout.codec import file_path
+from dsprep.layout import as_json, fit
+from dsprep.layout.as_json import file_path
+from dsprep.layout.laws import Affine
+from dsprep.layout.laws.periodic import fit as fit_periodic
 from dsprep.layout.model import Column, FileLayout, Grid
-from dsprep.packing import Tables
-from dsprep.schema import Field, FieldSpec, Ragged, Schema
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification"),
@@ -131,8 +131,8 @@ def sample(column: np.ndarray | Ragged, i: int) -> np.ndarray:
 def kept(layout: FileLayout, schema: Schema) -> FileLayout:
     """The layout as a sidecar keeps it."""
     tables = Tables()
-    text = json.dumps(codec.to_json(fitting.fit(layout), schema, tables))
-    return codec.from_json(json.loads(text), layout.count, schema, Tables(bytes(tables.written)))
+    text = json.dumps(as_json.to_json(fit.fit(layout), schema, tables))
+    return as_json.from_json(json.loads(text), layout.count, schema, Tables(bytes(tables.written)))
 
 
 def check(path: Path, source) -> FileLayout:

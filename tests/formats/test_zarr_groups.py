@@ -17,14 +17,14 @@ import zarr
 from support import assert_same_batch, random_batch, raw, schemas, take
 
 import dsprep
-from dsprep import digests
+from dsprep.core import checksums
+from dsprep.core.groups import Grouping
+from dsprep.core.schema import Arena, Field, Ragged, Schema
+from dsprep.core.storage import data_files
 from dsprep.errors import UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
-from dsprep.grouping import Grouping
-from dsprep.layout.codec import file_path
-from dsprep.schema import Arena, Field, Ragged, Schema
-from dsprep.storage import data_files
+from dsprep.layout.as_json import file_path
 
 ZARR = load("zarr")
 SCHEMAS = dict(schemas())
@@ -91,7 +91,7 @@ def check(path, schema, batch, groups, grouping) -> None:
             data = file.read(nbytes)
         assert len(data) == nbytes
         assert offset % grouping.align == 0
-        assert digests.crc32c(data) == groups.crc32c.one(g)
+        assert checksums.crc32c(data) == groups.crc32c.one(g)
         if path.is_file() and grouping.even:
             for column in batch.values():
                 values = column[a:b].values if isinstance(column, Ragged) else column[a:b]
@@ -291,7 +291,7 @@ def test_compressed_groups(tmp_path: Path, case: str, codec: str) -> None:
         inside = file_path(groups.blocks.path, [g // (groups.files or 1)])
         data = (path / inside if inside else path).read_bytes()[offset : offset + nbytes]
         assert len(data) == nbytes > 0
-        assert digests.crc32c(data) == groups.crc32c.one(g)
+        assert checksums.crc32c(data) == groups.crc32c.one(g)
     plan = ZARR.plan_groups(PACKED, options, grouping, zipped=zipped)
     assert sum(p.stat().st_size for p in data_files(path)) <= plan.nbytes
     assert plan.padding <= 0.03 * plan.nbytes

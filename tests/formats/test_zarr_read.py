@@ -23,12 +23,12 @@ from support import random_array, random_batch, write_batch
 from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.core.dtype import VariableLengthBytes
 
+from dsprep.core.schema import Arena, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats import load, recognise
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.formats.zarr.columns import Elements
 from dsprep.formats.zarr.rows import StoredArray
-from dsprep.schema import Arena, Field, FieldSpec, Ragged, Schema
 
 pytestmark = [
     # dtypes without a v3 specification: zarr-python reads them, and warns

@@ -28,11 +28,11 @@ from support import (
     write_batch,
 )
 
+from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats import by_suffix, load, recognise
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.formats.zarr.grid import plan_arrays
-from dsprep.schema import Arena, Field, Ragged, Schema
 
 
 @pytest.fixture(autouse=True)

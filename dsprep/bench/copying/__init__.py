@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dsprep import formats, sidecar
+from dsprep import formats
 from dsprep.bench import caches
 from dsprep.bench.answer import answer
 from dsprep.bench.copying.child import LIBRARIES, WALKS
@@ -27,11 +27,12 @@ from dsprep.bench.scratch.folder import check_free, working
 from dsprep.bench.scratch.planning import first_samples
 from dsprep.bench.summary import spread
 from dsprep.bench.watching import Server
-from dsprep.dataset import find_files, open_dataset
-from dsprep.describing import dataset_of
+from dsprep.core.storage import remove, tree_nbytes
 from dsprep.errors import FormatError
 from dsprep.formats.base import OpenOptions
-from dsprep.storage import remove, tree_nbytes
+from dsprep.sidecar import spec
+from dsprep.source.dataset import find_files, open_dataset
+from dsprep.write.sidecars import dataset_of
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with (runs done, of how many, what runs now)."""
@@ -61,9 +62,9 @@ WALK_WORDS = {
 
 
 _MODULES = {
-    "convert": "dsprep.conversion",
-    "repack": "dsprep.repacking",
-    "provenance": "dsprep.describing",
+    "convert": "dsprep.verbs.convert",
+    "repack": "dsprep.verbs.repack",
+    "provenance": "dsprep.write.sidecars",
 }
 """What the commands import before they begin."""
 
@@ -313,7 +314,7 @@ def bench_provenance(
         "libraries": libraries,
     }
     with working(data, subject.dataset, folder) as place:
-        out = place / f"out{sidecar.SUFFIX}"
+        out = place / f"out{spec.SUFFIX}"
 
         def describe_data() -> Taken:
             arguments = ["provenance", "--out", str(out), *reading_arguments(reading)]
@@ -322,7 +323,7 @@ def bench_provenance(
             task = {"do": "command", "arguments": arguments, "libraries": modules}
             taken = run_child(task, place)
             if taken.measures:
-                companion = out.with_name(sidecar.companion_name(out))
+                companion = out.with_name(spec.companion_name(out))
                 both = [p for p in (out, companion) if p.exists()]
                 taken.measures["size_bytes"] = float(sum(p.stat().st_size for p in both))
             return taken
@@ -331,7 +332,7 @@ def bench_provenance(
             if not out.exists():
                 return Taken({}, problem="there is no sidecar to compute places from")
             task = {"do": "locate", "sidecar": str(out), "data": str(subject.dataset)}
-            taken = run_child({**task, "libraries": ["dsprep.located"]}, place)
+            taken = run_child({**task, "libraries": ["dsprep.sidecar.sidecar"]}, place)
             rate = taken.measures.get("locate_per_second")
             measures = {} if rate is None else {"locate_per_second": rate}
             return replace(taken, measures=measures, startup=None)
@@ -357,8 +358,8 @@ def bench_provenance(
 def reading_arguments(options: OpenOptions) -> list[str]:
     """Return the command line's options for how a dataset is read."""
     told: list[str] = []
-    for spec in options.fields:
-        told += ["--field", str(spec)]
+    for asked in options.fields:
+        told += ["--field", str(asked)]
     for flag, value, default in (
         ("--sample-axis", options.sample_axis, "auto"),
         ("--order", options.order, "key"),

@@ -33,7 +33,7 @@ SECONDS = 0.5
 AT_ONCE = 1024
 """Places that are computed by one call."""
 
-LIBRARIES = {"hdf5": "h5py", "lmdb": "lmdb", "tfrecord": "dsprep.storage", "zarr": "zarr"}
+LIBRARIES = {"hdf5": "h5py", "lmdb": "lmdb", "tfrecord": "dsprep.core.storage", "zarr": "zarr"}
 
 FRAME = struct.Struct("<QI")
 """What is before a TFRecord's bytes: their length and its CRC; behind them is another CRC."""
@@ -99,7 +99,7 @@ def _locate(task: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Open a sidecar and compute the places of random samples."""
     import numpy as np
 
-    from dsprep.located import Sidecar
+    from dsprep.sidecar.sidecar import Sidecar
 
     began = time.perf_counter()
     with Sidecar.open(task["sidecar"], task["data"]) as opened:
@@ -228,7 +228,7 @@ def _records(read: Callable[[int], bytes]) -> int:
 
 def _tfrecord_frames(file: Path, task: dict[str, Any]) -> int:
     """Read the frame of every record, from which the place of the next one follows."""
-    from dsprep.storage import pread_most
+    from dsprep.core.storage import pread_most
 
     found = offset = 0
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)

@@ -19,7 +19,7 @@ from dsprep.bench import caches
 from dsprep.bench.evidence import COLD, HELD, Evidence, Seen, server_words
 from dsprep.bench.scratch.folder import sync_tree
 from dsprep.bench.watching import Server, Watch
-from dsprep.storage import remove, sync_directory, tree_nbytes
+from dsprep.core.storage import remove, sync_directory, tree_nbytes
 
 ARGUMENTS = 1 << 20
 """Bytes of arguments that every system takes."""

@@ -33,8 +33,8 @@ from dsprep.bench.tables import (
     show_value,
     tables,
 )
-from dsprep.escaping import printable
-from dsprep.plan import show_nbytes
+from dsprep.core.escaping import printable
+from dsprep.write.plan import show_nbytes
 
 MARK = '<meta name="generator" content="dsprep bench"/>'
 """By which a page is known as one of these; within its first 400 bytes."""

@@ -17,16 +17,16 @@ from typing import TypeAlias
 from dsprep.bench.scratch.folder import check_free, locked, sync_tree
 from dsprep.bench.scratch.planning import MADE, Item, Plan, chosen, complete, plan, told_of
 from dsprep.bench.strategies import find
-from dsprep.conversion import plan_job
-from dsprep.dataset import open_dataset
-from dsprep.describing import Made, dataset_of
+from dsprep.core.marks import Mark, sample
+from dsprep.core.storage import remove, sync_directory, tree_nbytes
 from dsprep.errors import DsprepError, UnsupportedError
 from dsprep.formats.base import Source
-from dsprep.jobs import run_job
-from dsprep.marks import Mark, sample
-from dsprep.repacking import plan_repack, run_repack
-from dsprep.sidecar import write_json
-from dsprep.storage import remove, sync_directory, tree_nbytes
+from dsprep.sidecar.spec import write_json
+from dsprep.source.dataset import open_dataset
+from dsprep.verbs.convert import plan_job
+from dsprep.verbs.repack import plan_repack, run_repack
+from dsprep.write.jobs import run_job
+from dsprep.write.sidecars import Made, dataset_of
 
 __all__ = ["Forms", "Plan", "Prepared", "discard", "opened", "plan", "prepare"]
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from dsprep.core.locking import take
+from dsprep.core.marks import Mark
+from dsprep.core.storage import free_nbytes, remove, sync_directory
 from dsprep.errors import TargetError, UsageError
-from dsprep.locking import take
-from dsprep.marks import Mark
-from dsprep.plan import show_nbytes
-from dsprep.storage import free_nbytes, remove, sync_directory
+from dsprep.write.plan import show_nbytes
 
 SMALLER = "name another folder with --scratch, or take fewer samples with --limit"
 """What to do where there is not enough space."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dsprep.core.schema import Field
 from dsprep.formats.base import Format, Source
-from dsprep.schema import Field
-from dsprep.sidecar import Content
-from dsprep.through import SidecarSource
+from dsprep.sidecar.spec import Content
+from dsprep.source.from_sidecar import SidecarSource
 
 RECIPES = {"lmdb": "values", "tfrecord": "example"}
 """How dsprep itself puts a sample into a record, as sidecars name it."""

@@ -16,18 +16,18 @@ from dsprep import formats
 from dsprep.bench.scratch import in_place
 from dsprep.bench.scratch.folder import existing, folder_for, identity
 from dsprep.bench.strategies import find
-from dsprep.buffers import InBytes, InSamples, parse_buffer
-from dsprep.dataset import find_files, open_dataset
-from dsprep.describing import Made, dataset_of, provenance
+from dsprep.core.marks import Mark
+from dsprep.core.schema import Schema
 from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, OpenOptions, Source, WriteOptions
-from dsprep.marks import Mark
-from dsprep.plan import probe_nbytes
-from dsprep.repacking import plan_repack
-from dsprep.schema import Schema
-from dsprep.sidecar import SUFFIX, Content
-from dsprep.splitting import SelectedSource
-from dsprep.through import SidecarSource
+from dsprep.sidecar.spec import SUFFIX, Content
+from dsprep.source.dataset import find_files, open_dataset
+from dsprep.source.from_sidecar import SidecarSource
+from dsprep.verbs.repack import plan_repack
+from dsprep.write.buffers import InBytes, InSamples, parse_buffer
+from dsprep.write.plan import probe_nbytes
+from dsprep.write.sidecars import Made, dataset_of, provenance
+from dsprep.write.split import SelectedSource
 
 BUFFER = 64 << 20
 """Bytes of a group that are aimed at where nothing is asked for."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from dsprep.bench.task import Task
-from dsprep.schema import Batch
+from dsprep.core.schema import Batch
 
 
 class Strategy(ABC):

@@ -20,9 +20,9 @@ import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.peers import as_field, check, names, samples, stored
+from dsprep.core.schema import Batch
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import Source
-from dsprep.schema import Batch
 
 PAGE = 8 << 20
 """Bytes of a page, FFCV's own default; a sample lies on one page."""

@@ -13,7 +13,6 @@ import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.dsprep_reader import DsprepReader, buffer_size
-from dsprep.located import Sidecar
 from dsprep.reader.dealing import Dealing, Start
 from dsprep.reader.engines import make
 from dsprep.reader.filling import Filler
@@ -22,6 +21,7 @@ from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Stopped
 from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings
 from dsprep.reader.units import cut_units
+from dsprep.sidecar.sidecar import Sidecar
 
 
 class InTurn(Pipeline):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsprep.bench.strategies.stored import SampleBySample, Stored
-from dsprep.schema import Array
+from dsprep.core.schema import Array
 
 DIRECT_NBYTES = 512 << 10
 """Samples from this size on are read by ``read_direct`` right into the batch. It saves a copy and

@@ -13,17 +13,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
+from dsprep.core.schema import Bytes, Ints
+from dsprep.core.storage import pread_into
 from dsprep.errors import UsageError
-from dsprep.layout.codec import file_path
-from dsprep.located import Sidecar
+from dsprep.layout.as_json import file_path
 from dsprep.reader.cutting import shared
 from dsprep.reader.engines.direct import Opened
 from dsprep.reader.memory import Pool
 from dsprep.reader.order import share
 from dsprep.reader.ranges import group_edges
 from dsprep.reading.files import File
-from dsprep.schema import Bytes, Ints
-from dsprep.storage import pread_into
+from dsprep.sidecar.sidecar import Sidecar
 
 _ALIGN = 64 << 10
 """Bytes at whose multiples buffers begin: whole blocks of direct reads."""

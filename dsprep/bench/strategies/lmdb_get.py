@@ -9,10 +9,10 @@ import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Task
+from dsprep.core.schema import Batch, Ints
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb.keys import Keys
 from dsprep.formats.lmdb.values import Values
-from dsprep.schema import Batch, Ints
 
 
 class Environment:

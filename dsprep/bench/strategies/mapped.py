@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
+from dsprep.core.schema import Bytes, Column, Field, Ints, Ragged
 from dsprep.errors import FormatError, UnsupportedError
-from dsprep.located import Sidecar
-from dsprep.schema import Bytes, Column, Field, Ints, Ragged
+from dsprep.sidecar.sidecar import Sidecar
 
 
 class Mapped(Strategy):

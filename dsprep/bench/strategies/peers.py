@@ -16,9 +16,9 @@ import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Task
+from dsprep.core.schema import Array, Batch, DType, Field, Schema
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import Source
-from dsprep.schema import Array, Batch, DType, Field, Schema
 
 CHUNK = 64 << 20
 """Bytes of a file of a loader that stores many samples per file."""

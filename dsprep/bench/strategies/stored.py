@@ -15,8 +15,8 @@ import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Task
+from dsprep.core.schema import Array, Batch, Column, Field, Ints, Ragged
 from dsprep.errors import FormatError
-from dsprep.schema import Array, Batch, Column, Field, Ints, Ragged
 
 
 class Stored:

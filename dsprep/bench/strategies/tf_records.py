@@ -15,11 +15,11 @@ import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.tf_samples import as_column, samples_of, tensor_type, tensorflow
+from dsprep.core.schema import Batch, Field
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import WriteOptions
 from dsprep.formats.tfrecord.example import BYTES, FLOAT
 from dsprep.formats.tfrecord.features import is_opaque, plan
-from dsprep.schema import Batch, Field
 
 SHUFFLED = 4096
 """Records in the shuffle buffer."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.stored import Stored
+from dsprep.core.schema import Array, Batch, Column, Field, Ragged, is_extension
 from dsprep.errors import UnsupportedError
-from dsprep.schema import Array, Batch, Column, Field, Ragged, is_extension
 
 
 def tensorflow() -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.stored import Stored
 from dsprep.bench.task import Task
-from dsprep.schema import Array, Batch, DType, Ragged
+from dsprep.core.schema import Array, Batch, DType, Ragged
 
 Sample = dict[str, Any]
 

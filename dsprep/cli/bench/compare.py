@@ -9,7 +9,7 @@ import typer
 
 from dsprep.cli.report import Voice, guarded, note, print_json, say, voice
 from dsprep.cli.usage import Command
-from dsprep.escaping import printable, printable_json
+from dsprep.core.escaping import printable, printable_json
 
 if TYPE_CHECKING:
     from dsprep.bench.comparing import Comparison, Pair
@@ -69,7 +69,7 @@ def compare(
     from dsprep.bench.comparing import compare as side_by_side
     from dsprep.bench.comparing import load
     from dsprep.cli.bench.output import STDOUT, check_targets, write
-    from dsprep.sidecar import dump_json
+    from dsprep.sidecar.spec import dump_json
 
     share = None if fail_over is None else _share(fail_over)
     check_targets(json=json)

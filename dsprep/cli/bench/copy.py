@@ -186,8 +186,8 @@ def repack(
 ) -> None:
     """Compare dsprep repack with cp of the same files; see dsprep bench convert."""
     from dsprep.bench.copying import Settings, bench_repack
-    from dsprep.buffers import parse_buffer
     from dsprep.cli.bench.output import check_targets
+    from dsprep.write.buffers import parse_buffer
 
     check_targets(json=json, html=html, csv=csv)
     parse_buffer(buffer_size)

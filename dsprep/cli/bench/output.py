@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsprep.cli.report import print_json, remark, say
+from dsprep.core.escaping import printable, printable_json
 from dsprep.errors import UsageError
-from dsprep.escaping import printable, printable_json
 
 if TYPE_CHECKING:
     from dsprep.bench.model import Report
@@ -47,7 +47,7 @@ def emit(report: Report, *, json: Path | None, html: Path | None, csv: Path | No
     """
     from dsprep.bench.page import html as page
     from dsprep.bench.tables import csv_text
-    from dsprep.sidecar import dump_json
+    from dsprep.sidecar.spec import dump_json
 
     check_targets(json=json, html=html, csv=csv)
     if json == STDOUT:

@@ -241,7 +241,7 @@ def read(
     from dsprep.bench.reading import Settings, bench_read, plan_read
     from dsprep.cli.bench.output import check_targets, emit
     from dsprep.cli.report import fail
-    from dsprep.plan import parse_nbytes
+    from dsprep.write.plan import parse_nbytes
 
     if listed:
         _list()
@@ -319,7 +319,7 @@ def _job(settings: Settings, sweep: str | None) -> Iterator[tuple[Settings, Runn
 def _plan(work: Work) -> None:
     """Print what would be done."""
     from dsprep.cli.report import print_rows
-    from dsprep.plan import show_nbytes
+    from dsprep.write.plan import show_nbytes
 
     first = work.plans[0]
     of = f" of {first.of:,}, the first" if first.of > first.samples else ""

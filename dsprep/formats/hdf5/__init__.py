@@ -32,9 +32,9 @@ from dsprep.formats.base import (
 from dsprep.formats.hdf5.superblock import read_superblock, signature
 
 if TYPE_CHECKING:
+    from dsprep.core.groups import Grouping, GroupPlan
+    from dsprep.core.schema import Schema
     from dsprep.formats.base import Source
-    from dsprep.grouping import Grouping, GroupPlan
-    from dsprep.schema import Schema
 
 
 class Hdf5(Format):

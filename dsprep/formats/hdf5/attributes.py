@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.schema import Attrs
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, in_order, plain
-from dsprep.schema import Attrs
 
 KIND_ATTRIBUTE = "dsprep_kind"
 LAYOUT_ATTRIBUTE = "dsprep_layout"

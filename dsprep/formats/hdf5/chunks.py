@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dsprep.storage import Buffer, as_bytes
+from dsprep.core.storage import Buffer, as_bytes
 
 if TYPE_CHECKING:
+    from dsprep.core.schema import Array
     from dsprep.formats.hdf5.plan import FieldPlan
-    from dsprep.schema import Array
 
 
 def encode_chunk(rows: Array, p: FieldPlan, chunk_rows: int) -> Buffer:

@@ -1,4 +1,4 @@
-"""HDF5's filters by number: their names, and what `dsprep.filters` has to undo."""
+"""HDF5's filters by number: their names, and what `dsprep.core.filters` has to undo."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMES = {
 }
 _SHUFFLE = 2
 _UNDONE = {1: "zlib", 3: "fletcher32", 32001: "blosc", 32015: "zstd"}
-"""Filters whose output is exactly what `dsprep.filters` takes; lz4's framing is another one."""
+"""Filters whose output is exactly what `dsprep.core.filters` takes; lz4's framing differs."""
 
 
 def name(code: int, label: bytes) -> str:
@@ -33,7 +33,7 @@ def name(code: int, label: bytes) -> str:
 
 
 def filters_of(plist: Any) -> Filters | str:
-    """Return the filters of a dataset as `dsprep.filters` knows them, or the one it does not.
+    """Return the filters of a dataset as `dsprep.core.filters` knows them, or the one it does not.
 
     Parameters
     ----------

@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.formats.hdf5.discover import Route
+from dsprep.core.schema import Arena, Array, Attrs, Column, Field, Ragged, new_array
+from dsprep.formats.hdf5.element_types import Held
 from dsprep.formats.hdf5.guard import library, need_filters
-from dsprep.formats.hdf5.held import Held
 from dsprep.formats.hdf5.lengths import Lengths
+from dsprep.formats.hdf5.ragged import Route
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.hdf5.tables import locate
-from dsprep.schema import Arena, Array, Attrs, Column, Field, Ragged, new_array
 
 
 @dataclass(frozen=True, eq=False)

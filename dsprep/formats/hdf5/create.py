@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.schema import DType, Schema
 from dsprep.errors import UnsupportedError
 from dsprep.formats.hdf5.attributes import (
     CAPACITY_ATTRIBUTE,
@@ -23,7 +24,6 @@ from dsprep.formats.hdf5.attributes import (
 )
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE
 from dsprep.formats.hdf5.plan import FieldPlan
-from dsprep.schema import DType, Schema
 
 _ZSTD = 32015  # registered with the HDF Group; hdf5plugin provides it
 _ALIGN_FROM = 1 << 20

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dsprep.core.schema import DType, Field, encode_dtype
 from dsprep.formats.base import Layout
 from dsprep.formats.hdf5 import codecs
 from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, PerGroup, Sequences
 from dsprep.formats.hdf5.dtypes import Carrier, mislabelled
 from dsprep.formats.hdf5.placement import Placement
-from dsprep.schema import DType, Field, encode_dtype
 
 _SOME = 1024
 

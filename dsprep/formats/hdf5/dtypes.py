@@ -2,7 +2,7 @@
 
 HDF5 has no bfloat16, float8, UCS-4 strings or dates that h5py would give back. Such a dtype is
 stored bit by bit in a *carrier*, and the attribute ``dsprep_dtype`` of the dataset names it in
-the notation of `dsprep.schema.encode_dtype`:
+the notation of `dsprep.core.schema.encode_dtype`:
 
 ======================================  ==========================================
 dtype                                   carrier
@@ -22,8 +22,7 @@ from functools import cache
 
 import numpy as np
 
-from dsprep.errors import FormatError, SchemaError
-from dsprep.schema import (
+from dsprep.core.schema import (
     Array,
     DType,
     decode_dtype,
@@ -31,6 +30,7 @@ from dsprep.schema import (
     is_extension,
     show_dtype,
 )
+from dsprep.errors import FormatError, SchemaError
 
 DTYPE_ATTRIBUTE = "dsprep_dtype"
 

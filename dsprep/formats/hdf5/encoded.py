@@ -1,7 +1,7 @@
 """Compressed chunks read and decoded without the HDF5 library, on as many threads as call.
 
 The library decodes under one lock for the whole process, and takes as much memory as a stream
-inflates to. Here chunks with filters of `dsprep.filters` are found once and then read with
+inflates to. Here chunks with filters of `dsprep.core.filters` are found once and then read with
 ``pread`` and decoded by codecs that release the GIL and stop at the size of a chunk. The chunks
 of the same rows are a block. A block that several threads want is decoded once, and the decoded
 blocks that exist at a time are few: see `Encoded.resident`.
@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.filters import decode
+from dsprep.core.schema import Array
+from dsprep.core.storage import pread_exact
 from dsprep.errors import FormatError
-from dsprep.filters import decode
 from dsprep.formats.hdf5.codecs import Filters, filters_of
 from dsprep.formats.hdf5.index import chunk_table, edges_unfiltered, in_file
-from dsprep.schema import Array
-from dsprep.storage import pread_exact
 
 _AT_ONCE = 32 << 20
 """Decoded bytes in the making: threads beyond wait, unless none is at work."""
@@ -45,7 +45,7 @@ class Encoded:
     itemsize
         Bytes of an element.
     filters
-        In the order in which they were applied, see `dsprep.filters`.
+        In the order in which they were applied, see `dsprep.core.filters`.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Where the samples of an HDF5 file lie, for readers that do without the library.
 
 A dataset is told as a `Grid` if its bytes are exactly those of the field's dtype and every chunk
-can be decoded by `dsprep.filters`. Whatever else the library may do to the bytes (convert types,
-look into heaps, other files or the object header) makes a field *unlocated*, with the reason.
+can be decoded by `dsprep.core.filters`. Whatever else the library may do to the bytes (convert
+types, look into heaps, other files or the object header) makes a field *unlocated*, with the
+reason.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Field, Ints
+from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.codecs import filters_of
 from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, PerGroup, Sequences
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.index import chunk_table, edges_unfiltered, grid_of
 from dsprep.formats.hdf5.tables import locate
-from dsprep.laws import Affine, Explicit
+from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid
-from dsprep.schema import Field, Ints
-from dsprep.storage import pread_most
 
 _STEP = 1 << 20
 

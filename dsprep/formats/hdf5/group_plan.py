@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from dsprep.core.groups import Grouping, GroupPlan, round_up
+from dsprep.core.schema import Ints, Schema
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import check_options
 from dsprep.formats.hdf5.plan import FieldPlan, plan
-from dsprep.grouping import Grouping, GroupPlan, round_up
-from dsprep.schema import Ints, Schema
 
 if TYPE_CHECKING:
     from dsprep.formats.base import WriteOptions

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsprep.core.schema import Arena, Array, Batch, Ragged
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.group_plan import GroupedFile, Part
 from dsprep.formats.hdf5.writer import contiguous
-from dsprep.schema import Arena, Array, Batch, Ragged
 
 _INT = np.dtype("<i8")
 

@@ -20,18 +20,18 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.digests import combine, crc32c
+from dsprep.core.checksums import combine, crc32c
+from dsprep.core.schema import Arena, Array, Batch, Ints
+from dsprep.core.storage import Buffer, close, pread_into, pwrite_all, remove, sync
 from dsprep.errors import TargetError
 from dsprep.formats.base import GroupWriter, State
+from dsprep.formats.hdf5.allocate import find, place, together
 from dsprep.formats.hdf5.chunks import encode_chunk
-from dsprep.formats.hdf5.group_places import find, place, together
 from dsprep.formats.hdf5.group_plan import GroupedFile, Part
 from dsprep.formats.hdf5.group_rows import rows_of
 from dsprep.formats.hdf5.group_sums import Sums
 from dsprep.formats.hdf5.group_writer import told
 from dsprep.layout.model import Groups
-from dsprep.schema import Arena, Array, Batch, Ints
-from dsprep.storage import Buffer, close, pread_into, pwrite_all, remove, sync
 
 _INT = np.dtype("<i8")
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsprep.digests import CRC32C, read_crc32c
-from dsprep.schema import Ints
+from dsprep.core.checksums import CRC32C, read_crc32c
+from dsprep.core.schema import Ints
 
 _MISSING = -1
 

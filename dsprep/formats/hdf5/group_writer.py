@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.digests import pwrite_crc32c
+from dsprep.core.checksums import pwrite_crc32c
+from dsprep.core.schema import Arena, Array, Batch, Ints
+from dsprep.core.storage import close, sync
 from dsprep.formats.base import GroupWriter, State
-from dsprep.formats.hdf5.group_places import allocate, find, regular
+from dsprep.formats.hdf5.allocate import allocate, find, regular
 from dsprep.formats.hdf5.group_plan import GroupedFile
 from dsprep.formats.hdf5.group_rows import rows_of
 from dsprep.formats.hdf5.group_sums import Segment, Sums
-from dsprep.laws import Explicit
+from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
-from dsprep.schema import Arena, Array, Batch, Ints
-from dsprep.storage import close, sync
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.storage import pread_exact
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.heap import Heaps
-from dsprep.storage import pread_exact
 
 _ATTRIBUTE, _CONTINUATION, _ATTRIBUTES = 0x0C, 0x10, 0x15
 _SHARED = 2

@@ -17,9 +17,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Array
+from dsprep.core.storage import pread_exact, pread_into
 from dsprep.errors import FormatError
-from dsprep.schema import Array
-from dsprep.storage import pread_exact, pread_into
 
 _SIGNATURE = b"GCOL"
 _START = _SIGNATURE + b"\1\0\0\0"

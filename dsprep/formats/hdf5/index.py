@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
-from dsprep.schema import Ints
 
 CHUNK = np.dtype([("address", "<i8"), ("nbytes", "<u4"), ("mask", "<u4")])
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Array
+from dsprep.core.storage import pread_exact, pread_into
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.encoded import Encoded, chunks_of
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.heap import Heaps
 from dsprep.formats.hdf5.index import CHUNK, chunk_table, in_file
 from dsprep.formats.hdf5.placement import Placement, blocks_of
-from dsprep.schema import Array
-from dsprep.storage import pread_exact, pread_into
 
 
 class Lengths:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.formats.hdf5.held import Held
-from dsprep.formats.hdf5.walk import Contents
+from dsprep.core.schema import FieldSpec
+from dsprep.formats.hdf5.datasets import Contents
+from dsprep.formats.hdf5.element_types import Held
 from dsprep.formats.samples import listed, natural_key
-from dsprep.schema import FieldSpec
 
 _NUMBER = re.compile(r"\d+")
 _MANY = 10

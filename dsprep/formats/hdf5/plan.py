@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dsprep.core.schema import Field, Schema, renamed
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.hdf5.dtypes import Carrier, carrier_of
 from dsprep.formats.hdf5.guard import import_plugins
-from dsprep.schema import Field, Schema, renamed
 
 if TYPE_CHECKING:
     from dsprep.formats.base import Compression, WriteOptions

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from dsprep.core.schema import Arena, Array, has_padding, new_array
+from dsprep.core.storage import pread_into
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.dtypes import check_text
+from dsprep.formats.hdf5.element_types import Held
 from dsprep.formats.hdf5.encoded import Encoded, check_chunks, encoded_of
 from dsprep.formats.hdf5.guard import library, need_filters
-from dsprep.formats.hdf5.held import Held
 from dsprep.formats.hdf5.placement import Placement, placement_of
-from dsprep.schema import Arena, Array, has_padding, new_array
-from dsprep.storage import pread_into
 
 _LARGE = 256 << 20
 _BEST_RATIO = 1100

@@ -3,7 +3,7 @@
 Plain rows are read with ``preadv`` at addresses asked from the library once; everything else goes
 through the library, whose lock then serialises the threads.
 
-Values that need index tables to be found (`dsprep.formats.hdf5.discover`) are ragged fields. The
+Values that need index tables to be found (`dsprep.formats.hdf5.ragged`) are ragged fields. The
 tables between the samples and the values are ragged fields too; their column of first rows is
 made to count from 0 in each sample, so that it points into the sample's own values. The first
 table is no field: it says only where samples begin.
@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema
+from dsprep.core.storage import let_go
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
@@ -32,19 +34,17 @@ from dsprep.formats.hdf5.attributes import (
     read_attributes,
 )
 from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, PerGroup, Sequences
-from dsprep.formats.hdf5.discover import Ragged, Route, discover, table_of
+from dsprep.formats.hdf5.datasets import walk
 from dsprep.formats.hdf5.dtypes import has_enum
 from dsprep.formats.hdf5.elsewhere import Elsewhere
 from dsprep.formats.hdf5.guard import library, open_file
 from dsprep.formats.hdf5.headers import Descriptors
 from dsprep.formats.hdf5.heap import Heaps
 from dsprep.formats.hdf5.lengths import Lengths
+from dsprep.formats.hdf5.ragged import Ragged, Route, discover, table_of
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.hdf5.tables import Table
-from dsprep.formats.hdf5.walk import walk
 from dsprep.layout.model import FileLayout
-from dsprep.schema import Arena, Batch, Field, FieldSpec, Schema
-from dsprep.storage import let_go
 
 
 class Hdf5Source(Source):

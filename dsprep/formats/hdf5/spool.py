@@ -25,15 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.errors import FormatError, TargetError
-from dsprep.formats.base import State, Writer
-from dsprep.formats.hdf5.chunks import encode_chunk
-from dsprep.formats.hdf5.create import build
-from dsprep.formats.hdf5.guard import library
-from dsprep.formats.hdf5.plan import FieldPlan
-from dsprep.formats.hdf5.writer import contiguous
-from dsprep.schema import Arena, Array, Batch, Ragged, Schema
-from dsprep.storage import (
+from dsprep.core.schema import Arena, Array, Batch, Ragged, Schema
+from dsprep.core.storage import (
     Buffer,
     close,
     copy_range,
@@ -42,6 +35,13 @@ from dsprep.storage import (
     remove,
     sync,
 )
+from dsprep.errors import FormatError, TargetError
+from dsprep.formats.base import State, Writer
+from dsprep.formats.hdf5.chunks import encode_chunk
+from dsprep.formats.hdf5.create import build
+from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.plan import FieldPlan
+from dsprep.formats.hdf5.writer import contiguous
 
 _INT = np.dtype("<i8")
 _COUNTS_AT_ONCE = 1 << 20

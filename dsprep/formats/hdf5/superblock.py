@@ -10,8 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
-from dsprep.storage import pread_most
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SIZES = (2, 4, 8, 16, 32)

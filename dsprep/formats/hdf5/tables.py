@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Array
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.rows import Rows
-from dsprep.schema import Array
 
 _SCAN = 1 << 20
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
+from dsprep.core.schema import Arena, Array, Batch, DType, Schema, has_padding, new_array
+from dsprep.core.storage import close, pwrite_all, sync
 from dsprep.errors import FormatError
 from dsprep.formats.base import State, Writer
 from dsprep.formats.hdf5.create import build
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.placement import Placement, placement_of
 from dsprep.formats.hdf5.plan import FieldPlan
-from dsprep.schema import Arena, Array, Batch, DType, Schema, has_padding, new_array
-from dsprep.storage import close, pwrite_all, sync
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dsprep.core.groups import Grouping, GroupPlan
+from dsprep.core.schema import Schema
+from dsprep.core.storage import pread_most
 from dsprep.errors import UsageError
 from dsprep.formats.base import (
     Format,
@@ -29,9 +32,6 @@ from dsprep.formats.lmdb.meta import looks_like, read_meta
 from dsprep.formats.lmdb.pages import HEADER, NODE
 from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
 from dsprep.formats.lmdb.values import Values
-from dsprep.grouping import Grouping, GroupPlan
-from dsprep.schema import Schema
-from dsprep.storage import pread_most
 
 DATA = "data.mdb"
 """The file in the directory of an environment."""

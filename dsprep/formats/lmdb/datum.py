@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.pread import move_spans, packed
+from dsprep.core.schema import Array, Batch, Bytes, Field, Ints, Ragged, Schema
 from dsprep.errors import FormatError
-from dsprep.schema import Array, Batch, Bytes, Field, Ints, Ragged, Schema
-from dsprep.spans import move_spans, packed
 
 CHANNELS, HEIGHT, WIDTH, DATA, LABEL, FLOAT_DATA, ENCODED = range(1, 8)
 _FLOAT_TAG = FLOAT_DATA << 3 | 5

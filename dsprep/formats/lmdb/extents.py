@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.schema import Field, Ints
+from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb import frame, recipe, recover
 from dsprep.formats.lmdb.datum import CHANNELS, HEIGHT, WIDTH, Datum, parse
 from dsprep.formats.lmdb.index import Index
 from dsprep.formats.lmdb.pages import Nodes, Pages
 from dsprep.formats.lmdb.values import Values
-from dsprep.laws import Affine, Explicit, Law, affine
+from dsprep.layout.laws import Affine, Explicit, Law, affine
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
-from dsprep.schema import Field, Ints
-from dsprep.storage import pread_most
 
 KEYS = "keys lie in the leaf pages of the tree, not in the values"
 _SLICE = 1 << 20

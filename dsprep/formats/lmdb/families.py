@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dsprep.schema import Bytes, Ints
-from dsprep.spans import packed, ranges
+from dsprep.core.pread import packed, ranges
+from dsprep.core.schema import Bytes, Ints
 
 DIGITS = 18
 """Digits of the largest number that a key may spell."""

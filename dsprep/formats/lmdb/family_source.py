@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dsprep.core.pread import packed
+from dsprep.core.schema import Arena, Batch, Field, Ints, Ragged, Schema
 from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
 from dsprep.formats.lmdb.families import KEY
-from dsprep.formats.lmdb.loading import family_loading_code
+from dsprep.formats.lmdb.snippet import family_loading_code
 from dsprep.formats.lmdb.source import LmdbSource
 from dsprep.layout.model import FileLayout
-from dsprep.schema import Arena, Batch, Field, Ints, Ragged, Schema
-from dsprep.spans import packed
 
 APART = "a sample is several records, each at an offset of its own, which sidecars do not keep"
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb.meta import is_page_size
 from dsprep.formats.lmdb.pages import HEADER, P_OVERFLOW
-from dsprep.schema import Bytes, Ints
 
 
 def describe(psize: int) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsprep.core.groups import Grouping, GroupPlan
+from dsprep.core.schema import Ints, Schema
 from dsprep.formats.lmdb.group_values import Packing
 from dsprep.formats.lmdb.group_writer import value_schema
 from dsprep.formats.lmdb.pages import HEADER, NODE
 from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
 from dsprep.formats.lmdb.values import Values
-from dsprep.grouping import Grouping, GroupPlan
-from dsprep.schema import Ints, Schema
 
 
 def payloads(schema: Schema, grouping: Grouping) -> Ints:

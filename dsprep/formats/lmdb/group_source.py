@@ -11,17 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
+from dsprep.core.pread import packed, read_spans
+from dsprep.core.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
+from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
 from dsprep.formats.lmdb.group_values import HEAD, MAGIC, Packing, is_group
-from dsprep.formats.lmdb.loading import group_loading_code
+from dsprep.formats.lmdb.snippet import group_loading_code
 from dsprep.formats.lmdb.source import LmdbSource
 from dsprep.formats.lmdb.values import MAX_VALUE
-from dsprep.laws import Affine, Explicit
+from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid
-from dsprep.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
-from dsprep.spans import packed, read_spans
-from dsprep.storage import pread_most
 
 VARIES = "it lies inside its group's value, at a place that only the value tells"
 _U8 = np.dtype(np.uint8)

@@ -25,10 +25,10 @@ import struct
 
 import numpy as np
 
+from dsprep.core.groups import Grouping
+from dsprep.core.schema import Arena, Array, Batch, Bytes, Ints, Ragged, Schema
 from dsprep.errors import UnsupportedError
 from dsprep.formats.lmdb.values import MAX_VALUE, Part, Values, without_padding
-from dsprep.grouping import Grouping
-from dsprep.schema import Arena, Array, Batch, Bytes, Ints, Ragged, Schema
 
 MAGIC = b"dsprepG\1"
 HEAD = struct.Struct("<8sQQQ16s")

@@ -19,7 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.digests import Sums, pwrite_crc32c, read_crc32c
+from dsprep.core.checksums import Sums, pwrite_crc32c, read_crc32c
+from dsprep.core.groups import Grouping, even
+from dsprep.core.schema import Arena, Batch, Field, Ints, Schema
+from dsprep.core.storage import Buffer, as_bytes
 from dsprep.formats.base import GroupWriter, State
 from dsprep.formats.lmdb.extents import Found, find
 from dsprep.formats.lmdb.group_values import Packing, capacities
@@ -29,11 +32,8 @@ from dsprep.formats.lmdb.pages import HEADER, Pages
 from dsprep.formats.lmdb.tree import PSIZE
 from dsprep.formats.lmdb.values import MAX_VALUE, total_lengths
 from dsprep.formats.lmdb.writer import LmdbWriter, Piece
-from dsprep.grouping import Grouping, even
-from dsprep.laws import Explicit, affine
+from dsprep.layout.laws import Explicit, affine
 from dsprep.layout.model import Blocks, Groups
-from dsprep.schema import Arena, Batch, Field, Ints, Schema
-from dsprep.storage import Buffer, as_bytes
 
 READ = 1 << 20
 """Bytes that are read back at a time."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import UsageError
 from dsprep.formats.base import WriteOptions
-from dsprep.schema import Bytes, Ints
 
 MAX_KEY = 511
 """LMDB's limit, in bytes."""

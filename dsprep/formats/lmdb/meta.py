@@ -14,8 +14,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
-from dsprep.storage import pread_most
 
 MAGIC = 0xBEEFC0DE
 VERSION = 1

@@ -14,12 +14,12 @@ from typing import Self
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from dsprep.core.pread import packed
+from dsprep.core.schema import Arena, Bytes, Ints
+from dsprep.core.storage import as_bytes
 from dsprep.formats.lmdb.pages import HEADER, P_OVERFLOW
 from dsprep.formats.lmdb.tree import PSIZE
 from dsprep.formats.lmdb.values import Part
-from dsprep.schema import Arena, Bytes, Ints
-from dsprep.spans import packed
-from dsprep.storage import as_bytes
 
 BLOCK_NBYTES = 512 << 10
 """Pages filled at a time by `EvenRuns`; a second-level cache holds them."""

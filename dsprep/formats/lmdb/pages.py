@@ -30,10 +30,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.pread import ranges, read_spans
+from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb.meta import DUPSORT, NO_PAGE, P_META, Database, read_meta
-from dsprep.schema import Array, Bytes, Ints
-from dsprep.spans import ranges, read_spans
 
 HEADER = 16
 """Bytes of a page's header."""

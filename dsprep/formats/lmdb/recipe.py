@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.pread import move_spans, packed
+from dsprep.core.schema import Batch, Bytes, Column, Field, Ints, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.base import retype
 from dsprep.formats.lmdb.datum import Datum
 from dsprep.formats.lmdb.values import Values
-from dsprep.schema import Batch, Bytes, Column, Field, Ints, Schema
-from dsprep.spans import move_spans, packed
 
 
 def describe(decoder: Values | Datum, fields: Sequence[tuple[str, Field]]) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dsprep.laws import Affine, Explicit, Law, found_exact
-from dsprep.laws.lmdb import MOST_SIZES, Shape, overflow
-from dsprep.laws.replay import Plan, Replay, feasible, regular
-from dsprep.laws.tree import Tree, mend
-from dsprep.schema import Ints
+from dsprep.core.schema import Ints
+from dsprep.layout.laws import Affine, Explicit, Law, found_exact
+from dsprep.layout.laws.lmdb import MOST_SIZES, Shape, overflow
+from dsprep.layout.laws.replay import Plan, Replay, feasible, regular
+from dsprep.layout.laws.tree import Tree, mend
 
 _STEP = 1 << 20
 _TRIED = 48

@@ -18,6 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.pread import NEAR, move_spans, packed, ranges, read_spans
+from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
+from dsprep.core.storage import let_go, pread_most
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
 from dsprep.formats.lmdb import families
@@ -27,16 +30,12 @@ from dsprep.formats.lmdb.families import KEY, VALUE, Family
 from dsprep.formats.lmdb.frame import wrong_headers
 from dsprep.formats.lmdb.group_values import is_group
 from dsprep.formats.lmdb.index import Index, build, named_databases, numbers
-from dsprep.formats.lmdb.loading import loading_code
 from dsprep.formats.lmdb.meta import Database
 from dsprep.formats.lmdb.pages import HEADER, P_LEAF, Nodes, Pages
+from dsprep.formats.lmdb.snippet import loading_code
 from dsprep.formats.lmdb.values import Values
 from dsprep.formats.samples import listed
 from dsprep.layout.model import FileLayout
-from dsprep.scatter import NEAR
-from dsprep.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
-from dsprep.spans import move_spans, packed, ranges, read_spans
-from dsprep.storage import let_go, pread_most
 
 _U8 = np.dtype(np.uint8)
 _PROBED = 1 << 24  # bytes of a value that is looked into when the file is opened

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from dsprep.errors import FormatError, UnsupportedError
-from dsprep.schema import (
+from dsprep.core.pread import move_spans, packed
+from dsprep.core.schema import (
     Arena,
     Array,
     Batch,
@@ -34,7 +34,7 @@ from dsprep.schema import (
     Schema,
     has_padding,
 )
-from dsprep.spans import move_spans, packed
+from dsprep.errors import FormatError, UnsupportedError
 
 MAX_VALUE = (1 << 32) - 1
 """LMDB's limit, in bytes."""

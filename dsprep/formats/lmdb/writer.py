@@ -22,6 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dsprep.core.pread import move_spans, packed, ranges
+from dsprep.core.schema import Arena, Batch, Bytes, Ints, Schema
+from dsprep.core.storage import Buffer, as_bytes, close, pwrite_all, sync, sync_directory
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import State, Writer
 from dsprep.formats.lmdb.keys import Keys
@@ -30,9 +33,6 @@ from dsprep.formats.lmdb.overflow import EvenRuns, Runs
 from dsprep.formats.lmdb.pages import F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF
 from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_size, node_sizes
 from dsprep.formats.lmdb.values import MAX_VALUE, Part, Values, join, total_lengths
-from dsprep.schema import Arena, Batch, Bytes, Ints, Schema
-from dsprep.spans import move_spans, packed, ranges
-from dsprep.storage import Buffer, as_bytes, close, pwrite_all, sync, sync_directory
 
 SCATTERED = 8 << 10
 """Mean bytes of a value from which on its parts are written from where they are."""

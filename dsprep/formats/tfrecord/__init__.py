@@ -11,6 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+from dsprep.core.groups import Grouping, GroupPlan
+from dsprep.core.schema import Schema
+from dsprep.core.storage import pread_most
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import (
     Format,
@@ -22,9 +25,6 @@ from dsprep.formats.base import (
     Writer,
 )
 from dsprep.formats.samples import listed
-from dsprep.grouping import Grouping, GroupPlan
-from dsprep.schema import Schema
-from dsprep.storage import pread_most
 
 
 class TFRecord(Format):

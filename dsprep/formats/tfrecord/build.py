@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Arena, Array, Batch, Field, Ragged, Schema, has_padding
 from dsprep.errors import UnsupportedError
 from dsprep.formats.tfrecord import features, framing
 from dsprep.formats.tfrecord.example import (
@@ -26,7 +27,6 @@ from dsprep.formats.tfrecord.example import (
     padding_head,
     view,
 )
-from dsprep.schema import Arena, Array, Batch, Field, Ragged, Schema, has_padding
 
 U8 = np.dtype(np.uint8)
 Payload: TypeAlias = NDArray[np.uint8]

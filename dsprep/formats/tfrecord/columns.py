@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Arena, Array, Column, Ragged, new_array
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import example
+from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, Places, Value, WireError
 from dsprep.formats.tfrecord.features import Feature
 from dsprep.formats.tfrecord.framing import FRAME
-from dsprep.formats.tfrecord.lockstep import parse_together
-from dsprep.schema import Arena, Array, Column, Ragged, new_array
 
 SMALL = 64
 """Ranges shorter than this, on average, are gathered by index rather than one by one."""

@@ -13,8 +13,10 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import example
+from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.columns import gather
 from dsprep.formats.tfrecord.example import (
     BYTES,
@@ -27,8 +29,6 @@ from dsprep.formats.tfrecord.example import (
 )
 from dsprep.formats.tfrecord.features import Seen
 from dsprep.formats.tfrecord.framing import FOOTER, payload_right
-from dsprep.formats.tfrecord.lockstep import parse_together
-from dsprep.schema import Bytes, Ints
 
 FEW = 8
 """Records that are looked at one by one rather than together."""

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.schema import Array
+from dsprep.core.schema import Array
 
 BYTES, FLOAT, INT64 = 1, 2, 3
 TYPES = {BYTES: "bytes", FLOAT: "float", INT64: "int64"}

@@ -15,17 +15,17 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dsprep.core.schema import Bytes, Ints
+from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.tfrecord import columns, example, frame, recipe
+from dsprep.formats.tfrecord.batch_parser import is_padding
 from dsprep.formats.tfrecord.example import BYTES, INT64, Value, WireError
 from dsprep.formats.tfrecord.features import Feature
 from dsprep.formats.tfrecord.framing import FOOTER, FRAME, HEADER, TRUNCATED, Index
-from dsprep.formats.tfrecord.lockstep import is_padding
 from dsprep.formats.tfrecord.stream import SPARSE, WINDOW, PackedFile, PlainFile
-from dsprep.laws import Affine, Explicit, Law
+from dsprep.layout.laws import Affine, Explicit, Law
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
-from dsprep.schema import Bytes, Ints
-from dsprep.storage import pread_most
 
 NEAR = 128
 """Bytes of values between two ranges that are read along rather than skipped."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dsprep.core.schema import Field, FieldSpec, Schema, show_dtype
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import FeatureType, WriteOptions, missing_field
 from dsprep.formats.samples import listed
@@ -36,7 +37,6 @@ from dsprep.formats.tfrecord.example import (
     TYPES,
     WireError,
 )
-from dsprep.schema import Field, FieldSpec, Schema, show_dtype
 
 RECORD = "record"
 """The name of the field that holds whole records."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Bytes, Ints
 from dsprep.formats.tfrecord import framing
-from dsprep.schema import Bytes, Ints
 
 NAME = "tfrecord"
 

@@ -25,9 +25,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Array
+from dsprep.core.storage import preadv_most
 from dsprep.errors import FormatError
-from dsprep.schema import Array
-from dsprep.storage import preadv_most
 
 HEADER = 12
 FOOTER = 4

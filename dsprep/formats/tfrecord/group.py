@@ -20,14 +20,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dsprep.core.groups import Grouping, GroupPlan, round_up
+from dsprep.core.pread import packed
+from dsprep.core.schema import Ints, Schema
 from dsprep.formats.base import WriteOptions
 from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Assembly, Template
 from dsprep.formats.tfrecord.example import LARGEST
 from dsprep.formats.tfrecord.framing import FRAME
-from dsprep.grouping import Grouping, GroupPlan, round_up
-from dsprep.schema import Ints, Schema
-from dsprep.spans import packed
 
 MOST_PADDING = 0.02
 """Padding per byte of a record up to which every record gets the same."""

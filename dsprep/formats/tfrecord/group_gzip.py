@@ -15,9 +15,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord.example import view
-from dsprep.storage import pread_most
 
 _MAGIC = b"\x1f\x8b\x08"
 _FEXTRA, _FCOMMENT = 4, 16

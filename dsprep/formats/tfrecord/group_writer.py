@@ -13,18 +13,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.digests import Sums, crc32c, read_crc32c
+from dsprep.core.checksums import Sums, crc32c, read_crc32c
+from dsprep.core.groups import Grouping
+from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
+from dsprep.core.storage import close, pwrite_all, sync
 from dsprep.formats.base import GroupWriter, State, WriteOptions
 from dsprep.formats.tfrecord import features, framing, group_gzip
 from dsprep.formats.tfrecord.build import Template, check_size
 from dsprep.formats.tfrecord.example import padding_head
 from dsprep.formats.tfrecord.group import arrange
 from dsprep.formats.tfrecord.stream import PlainFile
-from dsprep.grouping import Grouping
-from dsprep.laws import Explicit, Law, affine
+from dsprep.layout.laws import Explicit, Law, affine
 from dsprep.layout.model import Blocks, Groups
-from dsprep.schema import Arena, Array, Batch, Ints, Schema
-from dsprep.storage import close, pwrite_all, sync
 
 
 @dataclass

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dsprep.core.schema import Batch, Bytes, Field, Ints, Schema, empty_batch
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import columns
 from dsprep.formats.tfrecord.columns import Misfit
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, TYPES
 from dsprep.formats.tfrecord.features import FLOAT32, Feature, fits_int64
-from dsprep.schema import Batch, Bytes, Field, Ints, Schema, empty_batch
 
 _NUMBERS = {name: number for number, name in TYPES.items()}
 

@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Arena, Batch, Field, Schema, empty_batch, new_array
 from dsprep.errors import FormatError
 from dsprep.formats.base import Layout, OpenOptions, Source
 from dsprep.formats.tfrecord import columns, example, features, framing
-from dsprep.formats.tfrecord.code import loading_code
 from dsprep.formats.tfrecord.columns import Misfit
 from dsprep.formats.tfrecord.discovery import Discovery
 from dsprep.formats.tfrecord.example import BYTES, Places, WireError
 from dsprep.formats.tfrecord.extents import file_layout
 from dsprep.formats.tfrecord.features import RECORD, Feature
+from dsprep.formats.tfrecord.snippet import loading_code
 from dsprep.formats.tfrecord.stream import open_stream
 from dsprep.layout.model import FileLayout
-from dsprep.schema import Arena, Batch, Field, Schema, empty_batch, new_array
 
 INSPECTED = 200
 """Records that are looked into when a file is opened whose fields are known, at most."""

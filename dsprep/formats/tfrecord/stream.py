@@ -21,11 +21,11 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Ints
+from dsprep.core.storage import let_go, pread_into, pread_most
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import group_gzip
 from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Index, Scan, is_header
-from dsprep.schema import Ints
-from dsprep.storage import let_go, pread_into, pread_most
 
 Packing: TypeAlias = Literal["gzip", "zlib"]
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Arena, Batch, Schema
+from dsprep.core.storage import close, pwrite_all, sync
 from dsprep.formats.base import State, WriteOptions, Writer
 from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.build import Assembly, Template
 from dsprep.formats.tfrecord.example import view
-from dsprep.schema import Arena, Batch, Schema
-from dsprep.storage import close, pwrite_all, sync
 
 GZIP_LEVEL = 4
 """The level unless one is asked for; higher ones cost more time than they save space."""

@@ -19,7 +19,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dsprep.digests import Members
+from dsprep.core.checksums import Members
+from dsprep.core.groups import Grouping, GroupPlan
+from dsprep.core.schema import Schema, renamed
+from dsprep.core.storage import pread_most
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import (
     Format,
@@ -34,9 +37,6 @@ from dsprep.formats.base import (
 from dsprep.formats.zarr.attributes import to_json
 from dsprep.formats.zarr.grid import ArrayPlan, plan_arrays, show
 from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, Zip
-from dsprep.grouping import Grouping, GroupPlan
-from dsprep.schema import Schema, renamed
-from dsprep.storage import pread_most
 
 DOCUMENTS = 2048
 """Bytes allowed for the metadata of an array, for `Zarr.estimate`."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.schema import Attrs
+from dsprep.core.schema import Attrs
 
 OWN = "dsprep_"
 KIND = "dsprep_kind"

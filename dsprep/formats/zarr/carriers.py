@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dsprep.core.schema import Array, DType, decode_dtype, encode_dtype, has_padding, is_extension
 from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError
-from dsprep.schema import Array, DType, decode_dtype, encode_dtype, has_padding, is_extension
 
 DTYPE = "dsprep_dtype"
 """The array attribute that names the dtype for which the stored one stands in."""

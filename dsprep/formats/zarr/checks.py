@@ -16,11 +16,11 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.storage import pread_exact
 from dsprep.errors import FormatError
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.shards import MISSING, entries, index_nbytes
 from dsprep.formats.zarr.store import Chunk, Store
-from dsprep.storage import pread_exact
 
 HEADER = struct.Struct("<4B3I")
 """Version, version of the codec, flags, type size; uncompressed, block and compressed bytes."""

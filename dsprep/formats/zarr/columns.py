@@ -24,8 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.filters import COMPRESSORS, unpack
+from dsprep.core.schema import Arena, Column, Field, Kind, Ragged
+from dsprep.core.storage import free_memory
 from dsprep.errors import FormatError
-from dsprep.filters import COMPRESSORS, unpack
 from dsprep.formats.base import Layout
 from dsprep.formats.zarr import carriers
 from dsprep.formats.zarr.attributes import CAPACITY, KIND, ROWS, from_json
@@ -33,8 +35,6 @@ from dsprep.formats.zarr.blocks import LastBlock
 from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks
 from dsprep.formats.zarr.metadata import MAX_ROW, NoField
 from dsprep.formats.zarr.rows import StoredArray, translated
-from dsprep.schema import Arena, Column, Field, Kind, Ragged
-from dsprep.storage import free_memory
 
 VLEN_CODECS = {"str": "vlen-utf8", "bytes": "vlen-bytes", "array": "vlen-array"}
 """The codecs of elements that vary in length, by kind of field."""

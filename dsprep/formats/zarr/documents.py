@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.schema import Schema, encode_dtype
 from dsprep.formats.base import WriteOptions
 from dsprep.formats.zarr import codecs
 from dsprep.formats.zarr.attributes import FIELDS, KIND, to_json
 from dsprep.formats.zarr.carriers import DTYPE
 from dsprep.formats.zarr.grid import ArrayPlan
-from dsprep.schema import Schema, encode_dtype
 
 
 def root_key(zarr_format: int) -> str:

@@ -1,7 +1,7 @@
 """What is done to the chunks of an array before they are stored, in the words of `filters`.
 
-Only what `dsprep.filters` undoes has such words, behind elements that lie in C order. For all else
-`Unlocated` says what it is that only zarr reads.
+Only what `dsprep.core.filters` undoes has such words, behind elements that lie in C order. For all
+else `Unlocated` says what it is that only zarr reads.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dsprep import filters
+from dsprep.core import filters
+from dsprep.core.schema import is_extension
 from dsprep.errors import FormatError
 from dsprep.formats.zarr.metadata import WRONG, ArrayMeta, byte_order, named, read_document
 from dsprep.formats.zarr.store import Store, join
-from dsprep.schema import is_extension
 
 Filters = tuple[Mapping[str, Any], ...]
 

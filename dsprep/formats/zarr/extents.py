@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from dsprep.core.schema import Field, Ints
 from dsprep.errors import FormatError
+from dsprep.formats.zarr.chunk_locations import Step, stored_grid
 from dsprep.formats.zarr.columns import Elements, Parts, Reading, Whole
 from dsprep.formats.zarr.encoding import Unlocated
-from dsprep.formats.zarr.placed import Step, stored_grid
-from dsprep.laws import Explicit
+from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Column, FileLayout, Grid
-from dsprep.schema import Field, Ints
 
 VARYING = "only zarr reads elements of varying length"
 

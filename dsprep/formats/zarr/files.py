@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from dsprep.core.schema import Arena, Array
+from dsprep.core.storage import Buffer, close, pwrite_all, sync, sync_directory
 from dsprep.formats.zarr.carriers import without_padding
 from dsprep.formats.zarr.grid import ArrayPlan
-from dsprep.schema import Arena, Array
-from dsprep.storage import Buffer, close, pwrite_all, sync, sync_directory
 
 
 class Files:

@@ -18,11 +18,11 @@ from typing import Literal
 
 import numpy as np
 
+from dsprep.core.schema import DType, Field, Schema, show_dtype
 from dsprep.errors import UsageError
 from dsprep.formats.base import WriteOptions
 from dsprep.formats.zarr.carriers import Carrier, carrier
 from dsprep.formats.zarr.shards import index_nbytes
-from dsprep.schema import DType, Field, Schema, show_dtype
 
 CHUNK = 256 << 10
 SHARD = 256 << 20

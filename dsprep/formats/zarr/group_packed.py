@@ -17,7 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.digests import CRC32, CRC32C
+from dsprep.core.checksums import CRC32, CRC32C
+from dsprep.core.groups import Grouping, round_up
+from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
+from dsprep.core.storage import pread_into, pwrite_all, remove
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.base import State, WriteOptions
 from dsprep.formats.zarr import group_zip
@@ -25,9 +28,6 @@ from dsprep.formats.zarr.codecs import encode_file, encoder
 from dsprep.formats.zarr.files import stored_rows
 from dsprep.formats.zarr.group_plan import PADDING, Track
 from dsprep.formats.zarr.group_store import Chunks, GroupStore
-from dsprep.grouping import Grouping, round_up
-from dsprep.schema import Arena, Array, Batch, Ints, Schema
-from dsprep.storage import pread_into, pwrite_all, remove
 
 
 @dataclass

@@ -19,16 +19,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsprep.digests import CRC32, CRC32C, pwrite_crc32c
+from dsprep.core.checksums import CRC32, CRC32C, pwrite_crc32c
+from dsprep.core.groups import Grouping
+from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema
+from dsprep.core.storage import CALL_NBYTES, as_bytes, pwrite_all
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, WriteOptions
 from dsprep.formats.zarr import group_zip
 from dsprep.formats.zarr.files import stored_rows
 from dsprep.formats.zarr.group_plan import Place, Track
 from dsprep.formats.zarr.group_store import Chunks, GroupStore, checksums, erase
-from dsprep.grouping import Grouping
-from dsprep.schema import Arena, Array, Batch, Ints, Ragged, Schema
-from dsprep.storage import CALL_NBYTES, as_bytes, pwrite_all
 
 
 class Sum(NamedTuple):

@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dsprep.core.groups import Grouping, round_up
+from dsprep.core.schema import Ints, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.base import WriteOptions
 from dsprep.formats.zarr.grid import MAX_CHUNKS, ArrayPlan, plan_arrays
 from dsprep.formats.zarr.group_zip import LARGEST, header_nbytes
-from dsprep.grouping import Grouping, round_up
-from dsprep.schema import Ints, Schema
 
 SMALL = 50
 """Fields of together at most 1/50 of a group, or that fit into the gap behind it, are copied."""

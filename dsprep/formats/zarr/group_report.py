@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from dsprep.core.groups import Grouping, GroupPlan
+from dsprep.core.schema import Ints, Schema
 from dsprep.formats.base import WriteOptions
 from dsprep.formats.zarr.group_plan import PADDING, GroupGrid, Track, key
 from dsprep.formats.zarr.group_store import planned
 from dsprep.formats.zarr.group_zip import header_nbytes
 from dsprep.formats.zarr.shards import index_nbytes
-from dsprep.grouping import Grouping, GroupPlan
-from dsprep.schema import Ints, Schema
 
 ENTRY = 76
 """Bytes of an entry in a ZIP file's central directory, besides the name, at most."""

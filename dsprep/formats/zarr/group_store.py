@@ -18,7 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.digests import CRC32, crc32c
+from dsprep.core.checksums import CRC32, crc32c
+from dsprep.core.groups import Grouping
+from dsprep.core.schema import Array, Ints, Schema
+from dsprep.core.storage import (
+    as_bytes,
+    pread_exact,
+    pread_into,
+    pwrite_all,
+    remove,
+    sync_directory,
+)
 from dsprep.formats.base import GroupWriter, State, WriteOptions
 from dsprep.formats.zarr import group_zip
 from dsprep.formats.zarr.attributes import CAPACITY, COPY, ROWS
@@ -27,11 +37,8 @@ from dsprep.formats.zarr.files import Files
 from dsprep.formats.zarr.group_plan import GroupGrid, Track, key, plan_grid
 from dsprep.formats.zarr.pack import is_zip
 from dsprep.formats.zarr.shards import placed_index
-from dsprep.grouping import Grouping
-from dsprep.laws import Explicit, Law, affine
+from dsprep.layout.laws import Explicit, Law, affine
 from dsprep.layout.model import Blocks, Groups
-from dsprep.schema import Array, Ints, Schema
-from dsprep.storage import as_bytes, pread_exact, pread_into, pwrite_all, remove, sync_directory
 
 BLOCK = 8 << 20
 

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from dsprep.core.packing import digest
+from dsprep.core.storage import pread_exact
 from dsprep.errors import FormatError
 from dsprep.formats.zarr.metadata import read_document
 from dsprep.formats.zarr.store import DOCUMENTS, MARKERS, Directory, join
-from dsprep.packing import digest
-from dsprep.storage import pread_exact
 
 MOST_NODES = 4096
 """Arrays and groups whose documents are read; of larger stores the first ones."""

@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dsprep.core.schema import DType, Kind, check_dtype, extension
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.zarr.store import Store, join
-from dsprep.schema import DType, Kind, check_dtype, extension
 
 MAX_ROW = 2**40
 """Bytes of the largest sample or chunk that is believed."""

@@ -10,7 +10,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from dsprep.storage import sync, sync_directory
+from dsprep.core.storage import sync, sync_directory
 
 BLOCK = 4 << 20
 

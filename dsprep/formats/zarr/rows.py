@@ -2,7 +2,7 @@
 
 Chunks that lie in the open (no compression, no filters, only the first axis split) are read with
 one pread per run of neighbouring rows, straight into place, from any number of threads. Those
-with codecs of `dsprep.filters` are decoded by it, which takes no more memory than a chunk may
+with codecs of `dsprep.core.filters` are decoded by it, which takes no more memory than a chunk may
 have. All else goes through zarr-python: it knows every codec, and the fill value of chunks that
 are not there.
 """
@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep import filters
+from dsprep.core import filters
+from dsprep.core.schema import Arena, Array, new_array
+from dsprep.core.storage import pread_exact, pread_into
 from dsprep.errors import DsprepError, FormatError, MissingExtra
 from dsprep.formats.zarr.attributes import FIELDS
 from dsprep.formats.zarr.blocks import LastBlock
@@ -29,8 +31,6 @@ from dsprep.formats.zarr.encoding import NUMCODECS, Filters, Unlocated, chunk_fi
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.shards import extents, raw_offsets
 from dsprep.formats.zarr.store import Chunk, Store, join
-from dsprep.schema import Arena, Array, new_array
-from dsprep.storage import pread_exact, pread_into
 
 KEPT = 1 << 29
 """Bytes of the largest block of decoded rows that is kept for the next read."""
@@ -231,7 +231,7 @@ class StoredArray:
             return None
 
     def _by_filters(self, start: int, stop: int, known: Filters) -> Array:
-        """Return rows whose chunks `dsprep.filters` decodes."""
+        """Return rows whose chunks `dsprep.core.filters` decodes."""
         meta = self.meta
         out = np.empty((stop - start, *meta.shape[1:]), meta.dtype)
         for numbers in meta.file_numbers(start, stop):

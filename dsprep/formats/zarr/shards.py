@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
-from dsprep.schema import Ints
 
 MISSING = 2**64 - 1
 ENTRY = 16

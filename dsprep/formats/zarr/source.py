@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.schema import Arena, Attrs, Batch, Field, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
 from dsprep.formats.zarr import extents
 from dsprep.formats.zarr.attributes import FIELDS, from_json
 from dsprep.formats.zarr.columns import Elements, Parts, Reading, Samples, Whole, declared
-from dsprep.formats.zarr.loading import program
-from dsprep.formats.zarr.losses import missing, unkept
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_array, read_document
+from dsprep.formats.zarr.notes import missing, unkept
 from dsprep.formats.zarr.rows import StoredArray
+from dsprep.formats.zarr.snippet import program
 from dsprep.formats.zarr.store import Directory, Store, Zip, join
 from dsprep.layout.model import FileLayout
-from dsprep.schema import Arena, Attrs, Batch, Field, Schema
 
 ROOT_NAME = "data"
 """The field name of an array that is the whole store."""

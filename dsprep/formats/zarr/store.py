@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.digests import Members, check_member, read_crc32
+from dsprep.core.checksums import Members, check_member, read_crc32
+from dsprep.core.storage import Inside, let_go, pread_exact
 from dsprep.errors import FormatError
-from dsprep.storage import Inside, let_go, pread_exact
 
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 """Keys of which at least one is at the root of every store."""

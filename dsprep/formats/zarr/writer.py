@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.schema import Arena, Array, Batch, Ragged, Schema
+from dsprep.core.storage import pread_into, pwrite_all, remove, sync_directory
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, WriteOptions, Writer
 from dsprep.formats.zarr import pack
@@ -32,8 +34,6 @@ from dsprep.formats.zarr.files import Files, stored_rows
 from dsprep.formats.zarr.grid import ArrayPlan, plan_arrays
 from dsprep.formats.zarr.shards import build_index
 from dsprep.formats.zarr.store import Directory
-from dsprep.schema import Arena, Array, Batch, Ragged, Schema
-from dsprep.storage import pread_into, pwrite_all, remove, sync_directory
 
 SPOOL = ".dsprep-spool"
 """The directory, inside the output, of what `ZarrWriter.finish` is going to encode."""

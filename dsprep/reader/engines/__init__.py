@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
 from dsprep.reading.files import File
-from dsprep.schema import Ints
 
 NAMES = ("buffered", "direct", "mapped")
 """What ``engine=`` takes."""
@@ -45,7 +45,7 @@ class Engine(Protocol):
         Parameters
         ----------
         start, places
-            As `dsprep.scatter.runs` returns them: int64, shape ``(m, 2)``, addresses and bytes.
+            As `dsprep.core.pread.runs` returns them: int64, shape ``(m, 2)``, addresses and bytes.
 
         Returns
         -------

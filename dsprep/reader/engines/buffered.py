@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dsprep.core.pread import fill
+from dsprep.core.schema import Ints
 from dsprep.reading.files import File
-from dsprep.scatter import fill
-from dsprep.schema import Ints
 
 
 class Buffered:

@@ -10,10 +10,10 @@ import threading
 import warnings
 from weakref import WeakSet
 
+from dsprep.core.schema import Ints
 from dsprep.reader.engines import Engine, Unavailable
 from dsprep.reader.engines.buffered import Buffered
 from dsprep.reading.files import File
-from dsprep.schema import Ints
 
 
 class EngineWarning(UserWarning):

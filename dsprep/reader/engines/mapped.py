@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.reader.cutting import stepped
 from dsprep.reader.engines import Unavailable, copying
 from dsprep.reading.files import File
-from dsprep.schema import Bytes, Ints
 
 STEP = 8 << 20
 """Bytes that the kernel is asked to read ahead, and then copied."""

@@ -41,16 +41,16 @@ from dsprep.bench.strategies.lmdbio.records import (
     Seen,
     places_in,
 )
+from dsprep.core.pread import move_spans, packed
+from dsprep.core.schema import Batch, Bytes, Ints
 from dsprep.errors import DsprepError
 from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.values import Values
-from dsprep.located import Sidecar
 from dsprep.reader import node_wire as wire
 from dsprep.reader.memory import PAGE, Pool, Stopped
 from dsprep.reader.tokens import Local
 from dsprep.reader.units import BUFFER_NBYTES, sample_nbytes
-from dsprep.schema import Batch, Bytes, Ints
-from dsprep.spans import move_spans, packed
+from dsprep.sidecar.sidecar import Sidecar
 
 
 class Lmm(Strategy):

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dsprep.core.schema import Bytes
 from dsprep.errors import DsprepError
 from dsprep.reader import node_wire as wire
 from dsprep.reader.memory import anonymous
 from dsprep.reader.node_memory import in_huge_pages
-from dsprep.schema import Bytes
 
 OPEN_SECONDS = 60.0
 """How long the processes of a run wait for each other at the beginning."""

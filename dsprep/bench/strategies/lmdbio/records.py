@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dsprep.core.schema import Bytes, Ints
+from dsprep.core.storage import as_bytes, pread_into
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import WriteOptions
 from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.keys import plan_keys
-from dsprep.located import Sidecar
-from dsprep.schema import Bytes, Ints
-from dsprep.storage import as_bytes, pread_into
+from dsprep.sidecar.sidecar import Sidecar
 
 NEAR = 256 << 10
 """Bytes between two records that are read along, such as pages of the tree."""

@@ -1,0 +1,182 @@
+"""Names that change hands at once: a complete output takes the name of what it replaces.
+
+Where the kernel and the file system can exchange two names (``RENAME_EXCHANGE``), or one file
+replaces another, there is no moment without one of both. Elsewhere a directory takes two renames;
+what was there is put back when the second one fails, or by `restore` after a kill between them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from dsprep.core.locking import OWNER, Lock, take
+from dsprep.core.storage import WORKING
+from dsprep.errors import TargetError
+
+LOCK = "lock"
+"""The lock of a working directory."""
+
+KEPT = (LOCK, f"{LOCK}{OWNER}")
+"""Files of a working directory that stay when what is in it is discarded."""
+
+PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before each look at a name that is just being given to another dataset."""
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+_RENAME_EXCHANGE = 2
+_CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.EPERM, errno.EXDEV)
+
+
+def partial_path(target: Path) -> Path:
+    """Return the directory in which `target` is made."""
+    return target.with_name(f".{target.name}{WORKING}")
+
+
+def made_path(target: Path) -> Path:
+    """Return where `target` lies while it is made; after an exchange, what it replaced."""
+    return partial_path(target) / "data" / target.name
+
+
+def old_path(target: Path) -> Path:
+    """Return where what was at `target` lies if the two names could not be exchanged."""
+    return partial_path(target) / "old"
+
+
+def lock(root: Path) -> Lock:
+    """Lock the working directory `root`; see `locking.take`."""
+    return take(root / LOCK)
+
+
+def put(made: Path, target: Path, aside: Path, exchanging: bool = True) -> bool:
+    """Give `made` the name `target`; what was there becomes `made` or `aside`, or is gone.
+
+    Parameters
+    ----------
+    exchanging
+        Whether two names may be exchanged, after which inodes and times alone tell what is where.
+
+    Returns
+    -------
+    Whether there was no moment without either of them.
+
+    Raises
+    ------
+    FileExistsError
+        If the server has `target`, which this client does not see.
+    OSError
+        If a name cannot be changed; `target` is still what it was, or is `made`.
+    """
+    if not os.path.lexists(target):
+        if not _rename(made, target, _RENAME_NOREPLACE):
+            made.replace(target)
+        return True
+    if not (_is_directory(made) or _is_directory(target)):
+        made.replace(target)
+        return True
+    if exchanging and exchange(made, target):
+        return True
+    try:
+        target.rename(aside)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        raise TargetError(
+            "its file system cannot rename this directory, as overlays cannot that have it from "
+            "below; it is still what it was",
+            where=target,
+            fix="remove it and repeat the command, or choose another target",
+        ) from error
+    try:
+        made.rename(target)
+    except BaseException:
+        aside.rename(target)
+        raise
+    return False
+
+
+def exchange(a: Path, b: Path) -> bool:
+    """Exchange two names at once; return False where the system cannot.
+
+    Raises
+    ------
+    OSError
+        If it can, and fails.
+    """
+    return _rename(a, b, _RENAME_EXCHANGE)
+
+
+def _rename(a: Path, b: Path, flags: int) -> bool:
+    """Rename `a` to `b` by ``renameat2``; return False where the system cannot do what is asked."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), flags) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _CANNOT:
+        return False
+    raise OSError(number, os.strerror(number), str(a), None, str(b))
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def restore(target: Path) -> None:
+    """Put back what was at `target` if a run was killed between two renames that replace it.
+
+    A run that is between them right now is given a few seconds.
+
+    Raises
+    ------
+    TargetError
+        If it is there, and this process may not rename it, or that run has not ended by then.
+    """
+    old, busy = old_path(target), ""
+    for pause in PAUSES:
+        time.sleep(pause)
+        if os.path.lexists(target) or not os.path.lexists(old) or not made_path(target).exists():
+            return
+        if not pause:
+            continue  # between two renames of a run there is just a moment
+        try:
+            held = lock(old.parent)
+        except BlockingIOError as error:
+            busy = str(error.strerror)
+            continue
+        except OSError:
+            held = None
+        try:
+            _put_back(old, target)
+        finally:
+            if held is not None:
+                with suppress(OSError):  # it was put back, or why not is on its way
+                    held.release()
+        return
+    raise TargetError(
+        "it is being replaced right now",
+        where=target,
+        found=f"its working directory is {busy}",
+        fix="try again in a moment",
+    )
+
+
+def _put_back(old: Path, target: Path) -> None:
+    if os.path.lexists(target):
+        return
+    try:
+        with suppress(FileNotFoundError):  # another process did the same
+            old.rename(target)
+    except OSError as error:
+        raise TargetError(
+            "a run was killed while it replaced this dataset, and the old one cannot be put back: "
+            f"{error.strerror}",
+            where=target,
+            fix=f"repeat the command that was killed, or rename {old} to {target}",
+        ) from error

@@ -1,0 +1,384 @@
+"""What is done to chunks before they are stored, undone: compression, shuffling, checksums.
+
+A filter is a mapping with an ``id`` and parameters, named as numcodecs names them. Known are
+
+==============  ===============================================================================
+``zlib``        RFC 1950, as HDF5's deflate
+``gzip``        RFC 1952, one member
+``zstd``        RFC 8878, one frame, whether or not it tells its size
+``blosc``       one buffer of Blosc 1
+``lz4``         the size as a little-endian 32-bit number, then one LZ4 block
+``bz2``         one bzip2 stream
+``shuffle``     the first bytes of all elements, then the second, ...; ``elementsize`` in bytes
+``fletcher32``  HDF5's checksum of all bytes, four bytes behind them
+``crc32c``      a CRC32C of all bytes, four bytes behind them, little-endian
+==============  ===============================================================================
+
+Parameters that only matter when writing (``level``, ``cname``, ...) are allowed and not used. No
+other codec of numcodecs is ever looked up: some of them execute what they read. Chunks may come
+from damaged or hostile files: nothing is allocated that the chunk cannot fill, and sizes that
+codecs take on trust are compared with the bytes that are there.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.schema import Bytes
+from dsprep.errors import FormatError
+
+_SMALL, _STEP = 4 << 20, 256 << 10
+_LOOPED = 64
+_ROOM = 1024
+
+
+class _Damaged(Exception):
+    """A chunk cannot be decoded; `decode` says where."""
+
+
+def check(filters: Sequence[Mapping[str, Any]], where: object) -> None:
+    """Raise `FormatError` unless `decode` knows the filters and their parameters.
+
+    Parameters
+    ----------
+    filters
+        In the order in which they were applied when writing.
+    where
+        What names them, for the message.
+    """
+    for f in filters:
+        name = _name(f, where)
+        for key, value in f.items():
+            if key != "id" and key not in _KNOWN[name]:
+                raise FormatError(f"filter {name} has no parameter {key[:80]}", where=where)
+            if not isinstance(value, int | str | None):
+                raise FormatError(f"{key} of filter {name} is no plain value", where=where)
+        if name == "shuffle":
+            _elementsize(f, where)
+        if name == "crc32c" and f.get("location", "end") != "end":
+            raise FormatError("a checksum has to stand behind its chunk", where=where)
+
+
+def _name(f: Mapping[str, Any], where: object) -> str:
+    name = f.get("id")
+    if not isinstance(name, str) or name not in _KNOWN:
+        raise FormatError(
+            "there is no such filter",
+            where=where,
+            expected="one of " + ", ".join(_KNOWN),
+            found=repr(name)[:80],
+        )
+    return name
+
+
+def decode(
+    data: bytes | memoryview | Bytes,
+    filters: Sequence[Mapping[str, Any]],
+    mask: int,
+    nbytes: int,
+    where: object,
+) -> Bytes:
+    """Return the content of a chunk.
+
+    Memory for the content, and while filters are undone about once more, is all that is taken.
+
+    Parameters
+    ----------
+    data
+        The chunk as it is stored, one axis.
+    filters
+        In the order in which they were applied when writing; see `check`.
+    mask
+        Bit i set: filter i was left out for this chunk.
+    nbytes
+        How many bytes the content has.
+    where
+        The chunk, for messages.
+
+    Returns
+    -------
+    uint8, shape ``(nbytes,)``; perhaps a read-only view of `data`.
+
+    Raises
+    ------
+    FormatError
+        If the chunk is damaged, or a filter is unknown.
+    """
+    done = [f for i, f in enumerate(filters) if not mask >> i & 1]
+    names = [_name(f, where) for f in done]
+    # What each filter was given when writing: so many bytes, or at most so many behind a
+    # compressor, whose output may be a little larger than its input.
+    most, exact = nbytes, True
+    given = []
+    for name in names:
+        given.append((most, exact))
+        if name in _RATIO:
+            most, exact = most + (most >> 6) + _ROOM, False
+        elif name in _CHECKSUMS:
+            most += 4
+    flat = np.frombuffer(data, np.uint8)
+    for f, (most, exact) in zip(reversed(done), reversed(given), strict=True):
+        flat = _undo(f, flat, most, exact, where)
+    if len(flat) != nbytes:
+        raise FormatError(
+            "a chunk has the wrong size",
+            where=where,
+            expected=f"{nbytes} bytes",
+            found=len(flat),
+        )
+    return flat
+
+
+def unpack(data: bytes, f: Mapping[str, Any], most: int, where: object) -> Bytes:
+    """Return what a compressor was given, whose size nobody knows: at most `most` bytes.
+
+    Raises
+    ------
+    FormatError
+        If it is more, or damaged, or the compressor is unknown.
+    """
+    name = f.get("id")
+    if name not in _CODECS:
+        raise FormatError(
+            "the compressor is unknown",
+            where=where,
+            expected="one of " + ", ".join(_CODECS),
+            found=repr(name)[:80],
+        )
+    flat = _undo({"id": name}, np.frombuffer(data, np.uint8), most, False, where)
+    if len(flat) > most:
+        raise FormatError(
+            f"what {name} unpacks is too large for the memory",
+            where=where,
+            expected=f"at most {most} bytes, from {len(data)}",
+            found="more",
+        )
+    return flat
+
+
+def _undo(f: Mapping[str, Any], data: Bytes, most: int, exact: bool, where: object) -> Bytes:
+    """Return what the filter was given: at most one byte more than `most`."""
+    name = f["id"]
+    if name == "shuffle":
+        return _unshuffle(data, _elementsize(f, where))
+    try:
+        if name in _CHECKSUMS:
+            return _CHECKSUMS[name](data)
+        possible = _RATIO[name] * len(data) + _ROOM
+        if exact and most > possible:
+            raise FormatError(
+                "a chunk is too small for what it should hold",
+                where=where,
+                expected=f"{most} bytes",
+                found=f"{len(data)} bytes, compressed",
+            )
+        return _CODECS[name](data, min(most, possible), exact)
+    except (_Damaged, zlib.error, OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"a chunk cannot be decoded by {name}: {error}", where=where) from error
+
+
+# --- elements --------------------------------------------------------------------------------
+
+
+def _elementsize(f: Mapping[str, Any], where: object) -> int:
+    size = f.get("elementsize")
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size < 1 << 31:
+        raise FormatError("elementsize of filter shuffle is wrong", where=where, found=size)
+    return size
+
+
+def _unshuffle(data: Bytes, size: int) -> Bytes:
+    """Return the bytes element by element; what is left behind whole elements has not moved."""
+    n = len(data) // size
+    if size == 1 or n < 2:
+        return data
+    out = np.empty(len(data), np.uint8)
+    planes, elements = data[: n * size].reshape(size, n), out[: n * size].reshape(n, size)
+    if size <= _LOOPED:  # twice as fast as numpy's own transposing copy
+        for k in range(size):
+            elements[:, k] = planes[k]
+    else:
+        elements[...] = planes.T
+    out[n * size :] = data[n * size :]
+    return out
+
+
+# --- checksums -------------------------------------------------------------------------------
+
+
+def _fletcher32(data: Bytes) -> Bytes:
+    from numcodecs.fletcher32 import Fletcher32
+
+    content, found = _split(data)
+    right = bytes(Fletcher32().encode(np.ascontiguousarray(content))[-4:]) if len(content) else b""
+    # Some releases of HDF5 swapped the bytes of each half; the library takes both.
+    if found not in (right, right[1::-1] + right[:1:-1]) and (len(content) or any(found)):
+        raise _Damaged("the checksum does not fit")
+    return content
+
+
+def _crc32c(data: Bytes) -> Bytes:
+    from google_crc32c import extend
+
+    content, found = _split(data)
+    if int.from_bytes(found, "little") != extend(0, content):
+        raise _Damaged("the checksum does not fit")
+    return content
+
+
+def _split(data: Bytes) -> tuple[Bytes, bytes]:
+    if len(data) < 4:
+        raise _Damaged("the checksum is missing")
+    return data[:-4], data[-4:].tobytes()
+
+
+# --- compression -----------------------------------------------------------------------------
+# Each takes the chunk, the size of its content, and whether that is exact or a bound.
+
+
+def _zlib(data: Bytes, most: int, exact: bool) -> Bytes:
+    return inflate(data, most)
+
+
+def _gzip(data: Bytes, most: int, exact: bool) -> Bytes:
+    return inflate(data, most, zlib.MAX_WBITS | 16)
+
+
+def inflate(data: Any, nbytes: int, wbits: int = zlib.MAX_WBITS) -> Bytes:
+    """Return what `data` holds, at most one byte more than `nbytes`.
+
+    If large, step by step into its place: in one call zlib's module needs the memory twice.
+
+    Raises
+    ------
+    zlib.error
+        If `data` is damaged, or ends too early.
+    """
+    stream, view = zlib.decompressobj(wbits), memoryview(data)
+    if nbytes <= _SMALL:
+        flat = np.frombuffer(stream.decompress(view, nbytes + 1), np.uint8)
+        _need_end(stream, len(flat), nbytes)
+        return flat
+    out = np.empty(nbytes + 1, np.uint8)
+    filled = at = 0
+    rest: Any = b""
+    while filled <= nbytes and not stream.eof:
+        if not rest:
+            rest, at = view[at : at + _STEP], at + _STEP
+        part = stream.decompress(rest, min(4 * _STEP, nbytes + 1 - filled))
+        out[filled : filled + len(part)] = np.frombuffer(part, np.uint8)
+        filled += len(part)
+        rest = stream.unconsumed_tail
+        if not part and not rest and at >= len(view):
+            break
+    _need_end(stream, filled, nbytes)
+    return out[:filled]
+
+
+def _need_end(stream: Any, filled: int, nbytes: int) -> None:
+    if filled <= nbytes and not stream.eof:
+        raise zlib.error("the stream ends too early")
+
+
+def _bz2(data: Bytes, most: int, exact: bool) -> Bytes:
+    from bz2 import BZ2Decompressor
+
+    stream = BZ2Decompressor()
+    content = stream.decompress(data.data, most + 1)
+    if len(content) <= most and not stream.eof:
+        raise _Damaged("the stream ends too early")
+    return np.frombuffer(content, np.uint8)
+
+
+def _zstd(data: Bytes, most: int, exact: bool) -> Bytes:
+    """Decode a frame into memory of the size that it tells.
+
+    A frame that tells none is given one: then the library, too, compares it with what it finds.
+    """
+    from numcodecs.zstd import Zstd
+
+    head = data[:18].tobytes()
+    if len(head) < 6 or head[:4] != b"\x28\xb5\x2f\xfd":
+        raise _Damaged("it does not begin as a frame")
+    flag, single = head[4] >> 6, head[4] >> 5 & 1
+    at = 6 - single + (0, 1, 2, 4)[head[4] & 3]
+    width = (single, 2, 4, 8)[flag]
+    if width:
+        size = int.from_bytes(head[at : at + width], "little") + (256 if width == 2 else 0)
+    elif exact:
+        size = most
+        told = head[:4] + bytes([head[4] | 0xC0]) + head[5:at] + struct.pack("<Q", size)
+        data = np.concatenate([np.frombuffer(told, np.uint8), data[at:]])
+    else:
+        raise _Damaged("the frame does not tell its size")
+    return _filled(Zstd(), data, size, most, exact)
+
+
+def _blosc(data: Bytes, most: int, exact: bool) -> Bytes:
+    from numcodecs.blosc import Blosc
+
+    if len(data) < 16:
+        raise _Damaged("the header is missing")
+    size, _, stored = struct.unpack("<4x3I", data[:16].tobytes())
+    if not 16 <= stored <= len(data):  # the library reads as many as the header says
+        raise _Damaged(f"the header tells {stored} of {len(data)} bytes")
+    return _filled(Blosc(), data, size, most, exact)
+
+
+def _lz4(data: Bytes, most: int, exact: bool) -> Bytes:
+    from numcodecs.lz4 import LZ4
+
+    if len(data) < 5:
+        raise _Damaged("the header is missing")
+    return _filled(LZ4(), data, int.from_bytes(data[:4].tobytes(), "little"), most, exact)
+
+
+def _filled(codec: Any, data: Bytes, size: int, most: int, exact: bool) -> Bytes:
+    """Decode into memory that the content fills: codecs do not say how far they came."""
+    if size > most or (exact and size != most) or not size:
+        raise _Damaged(f"the header tells {size} bytes instead of {most}")
+    out = np.empty(size, np.uint8)
+    codec.decode(np.ascontiguousarray(data), out=out)
+    return out
+
+
+_CODECS: dict[str, Callable[[Bytes, int, bool], Bytes]] = {
+    "zlib": _zlib,
+    "gzip": _gzip,
+    "zstd": _zstd,
+    "blosc": _blosc,
+    "lz4": _lz4,
+    "bz2": _bz2,
+}
+COMPRESSORS = frozenset(_CODECS)
+"""What `unpack` knows."""
+_CHECKSUMS: dict[str, Callable[[Bytes], Bytes]] = {"fletcher32": _fletcher32, "crc32c": _crc32c}
+_RATIO = {
+    "zlib": 1100,
+    "gzip": 1100,
+    "zstd": 1 << 17,
+    "blosc": 1 << 17,
+    "lz4": 256,
+    "bz2": 1 << 21,
+}
+"""How much smaller than its content a chunk can be; what claims more is not allocated."""
+
+_KNOWN: dict[str, frozenset[str]] = {
+    "zlib": frozenset({"level"}),
+    "gzip": frozenset({"level"}),
+    "zstd": frozenset({"level", "checksum"}),
+    "blosc": frozenset({"cname", "clevel", "shuffle", "blocksize", "typesize"}),
+    "lz4": frozenset({"acceleration"}),
+    "bz2": frozenset({"level"}),
+    "shuffle": frozenset({"elementsize"}),
+    "fletcher32": frozenset(),
+    "crc32c": frozenset({"location"}),
+}
+"""The filters and their parameters."""

@@ -1,0 +1,65 @@
+"""Samples of a batch in any order, copied by numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, new_array
+
+LONG = 2048
+"""Bytes of a sample from which on it is worth naming it alone: to copy it, or in one call to the
+kernel with others, instead of by an index of rows."""
+
+
+def take(
+    schema: Schema, batch: Batch, rows: Ints, arena: Arena | None = None, key: str = "take"
+) -> Batch:
+    """Return the samples `rows` of `batch`, in that order; a sample may come several times.
+
+    Parameters
+    ----------
+    rows
+        int64, shape ``(n,)``, within the batch.
+    arena, key
+        Where the memory of the result comes from, and a word that tells it from other uses.
+    """
+    out: Batch = {}
+    for f in schema:
+        column = batch[f.name]
+        name = f"{key}.{f.name}"
+        if isinstance(column, Ragged):
+            out[f.name] = _take_ragged(column, rows, arena, name)
+        else:
+            result = new_array(arena, name, (len(rows), *f.inner), f.dtype)
+            take_into(result, column, rows)
+            out[f.name] = result
+    return out
+
+
+def take_into(out: Array, column: Array, rows: Ints) -> None:
+    """Fill the C-contiguous `out` with ``column[rows]``, bit for bit; releases the GIL."""
+    if not out.size:
+        return
+    flat = np.ascontiguousarray(column).reshape(len(column), -1).view(np.uint8)
+    # With mode="raise" numpy would fill a copy of `out` first.
+    np.take(flat, rows, axis=0, out=out.reshape(len(out), -1).view(np.uint8), mode="clip")
+
+
+def _take_ragged(column: Ragged, rows: Ints, arena: Arena | None, key: str) -> Ragged:
+    lengths = column.lengths[rows]
+    offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    total = int(offsets[-1])
+    values = column.values
+    out = new_array(arena, key, (total, *values.shape[1:]), values.dtype)
+    starts = column.offsets[rows]
+    if not out.size:
+        return Ragged(out, offsets, column.kind)
+    if out.nbytes >= LONG * len(rows):
+        source, target = starts.tolist(), offsets.tolist()
+        for i, n in enumerate(lengths.tolist()):
+            out[target[i] : target[i] + n] = values[source[i] : source[i] + n]
+    else:
+        index = np.arange(total) + np.repeat(starts - offsets[:-1], lengths)
+        take_into(out, values, index)
+    return Ragged(out, offsets, column.kind)

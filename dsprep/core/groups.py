@@ -1,0 +1,89 @@
+"""Groups: consecutive samples that one read fetches, and how an output is cut into them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dsprep.core.schema import Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Grouping:
+    """The groups of one output file.
+
+    Attributes
+    ----------
+    edges
+        int64, shape ``(groups + 1,)``, rising from 0 to the samples of the file: group g has the
+        samples ``edges[g] .. edges[g + 1]``.
+    align
+        Bytes, a power of two, at whose multiples groups should begin: the stripe size. 1: anywhere.
+    rows
+        By ragged field: int64, shape ``(groups,)``, how many rows all its samples in a group have.
+    """
+
+    edges: Ints
+    align: int = 1
+    rows: Mapping[str, Ints] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many groups there are."""
+        return len(self.edges) - 1
+
+    @property
+    def samples(self) -> int:
+        """Samples of the largest group."""
+        return int(np.diff(self.edges).max(initial=0))
+
+    @property
+    def even(self) -> bool:
+        """Whether all groups but the last have equally many samples."""
+        sizes = np.diff(self.edges)
+        return bool((sizes[:-1] == sizes[:1]).all()) and bool((sizes[-1:] <= sizes[:1]).all())
+
+    def of(self, sample: int) -> int:
+        """Return the group that holds `sample`."""
+        return int(np.searchsorted(self.edges, sample, "right")) - 1
+
+
+def even(samples: int, per_group: int, align: int = 1) -> Grouping:
+    """Return groups of `per_group` samples; the last may have fewer."""
+    edges = np.append(np.arange(0, samples, per_group, dtype=np.int64), samples)
+    return Grouping(edges, align)
+
+
+def round_up(nbytes: int, align: int) -> int:
+    """Return the next multiple of `align`."""
+    return -(-nbytes // align) * align
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """How a format will lay groups out, for a person and for the space check.
+
+    Attributes
+    ----------
+    nbytes
+        Bytes of the output file; of holes in it too.
+    padding
+        Bytes of it between groups and fields, which hold nothing.
+    group_nbytes
+        Bytes of the largest group, as one read fetches it.
+    aligned
+        Whether every group begins at a multiple of the stripe size.
+    reads
+        Reads that fetch one group.
+    how
+        How groups lie, one sentence for a person.
+    """
+
+    nbytes: int
+    padding: int
+    group_nbytes: int
+    aligned: bool
+    reads: int
+    how: str

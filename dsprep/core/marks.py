@@ -1,0 +1,310 @@
+"""Whether data are still those that were opened: what the file system tells of every file.
+
+A mark is taken before anything is read. It travels with the work to other processes and is
+compared before and after each part of it, so that no output mixes old data with new. That takes a
+``stat`` of each file, and reads only where that does not decide.
+
+What decides is size, time stamp and change time: nobody can set the last one, so a file that was
+written to and given its time stamp back is noticed. Inodes are hints: clients such as sshfs number
+files by themselves, and anew when they have forgotten them. Where change times are whole seconds,
+as there, a mark also has a digest of sampled blocks, which decides for another inode.
+
+On another node, or another mount, inodes, devices and on some file systems change times differ for
+the same file. There sizes, time stamps and the digest are compared. The process that hands the work
+out compares all of it in the end. Clients keep attributes and missing names for a while, too: what
+seems to be changed or missing is opened first, which asks the server, and on another node it is
+given `storage.PATIENCE`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from dsprep.core.storage import data_files, node, pauses, pread_most, revalidate
+from dsprep.errors import DsprepError, FormatError
+
+Status: TypeAlias = tuple[int, int, int, int]
+"""Inode, size, time stamp and change time of a file, both in ns."""
+
+SECOND = 10**9
+
+UNITS = (100, 10**6, 10**7, SECOND, 2 * SECOND)
+"""To which file systems, archives and protocols cut times, in ns: SMB and NTFS, UDF, exFAT, many,
+and FAT."""
+
+BLOCKS = 16
+BLOCK_NBYTES = 4096
+
+
+class ChangedError(FormatError):
+    """Data changed while they were read."""
+
+
+def status(found: os.stat_result) -> Status:
+    """Return what of a file's status changes when it is written to or replaced."""
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def same_time(a: int, b: int) -> bool:
+    """Whether two times are equal, perhaps since one was cut to coarser units."""
+    return a == b or any(a // u == b // u and (a % u == 0 or b % u == 0) for u in UNITS)
+
+
+def same_file(before: Status, now: Status) -> bool:
+    """Whether a file on the same mount is the same, as far as its status says that."""
+    return before[1] == now[1] and same_time(before[2], now[2]) and same_time(before[3], now[3])
+
+
+def is_coarse(found: Status) -> bool:
+    """Whether a change time says too little, being of whole seconds; it may be the time stamp."""
+    return found[3] % SECOND == 0
+
+
+def place(found: os.stat_result) -> str:
+    """Return a word for this node and the mount of a file: where inodes mean the same."""
+    return f"{node()} {found.st_dev}"
+
+
+def changed(path: Path, before: Status, now: Status | None) -> ChangedError:
+    """Return the error for a file that was replaced, written to, or (None) removed."""
+    return ChangedError(
+        "the file changed while it was read",
+        where=path,
+        expected=_told(before, now),
+        found="nothing there" if now is None else _told(now, before),
+        fix="start again once nobody writes to it",
+    )
+
+
+def _told(one: Status, other: Status | None) -> str:
+    """Return what of a status differs from the other one, all of it if there is none."""
+    inode, nbytes, mtime, ctime = one
+    words = f"inode {inode}", f"{nbytes:,} bytes", f"time stamp {mtime}", f"change time {ctime}"
+    return ", ".join(w for k, w in enumerate(words) if other is None or one[k] != other[k])
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a file, or all data files of a directory together, were when they were looked at.
+
+    Attributes
+    ----------
+    path
+        The file or directory.
+    status
+        Its inode, the bytes of all data files, and their newest time stamp and change time.
+    files
+        Data files.
+    each
+        Of a directory: a digest of the name, size and time stamp (to two seconds) of each data
+        file.
+    times
+        Of a directory: a digest of the exact times of each data file.
+    at
+        On which node and mount it was taken.
+    sampled
+        The digest of sampled blocks, where the change time is coarse; see `sample`.
+    locked
+        Whether this job writes it and nobody else can: sizes alone are compared then, since
+        clients may for long show other times of what one of them wrote.
+    """
+
+    path: Path
+    status: Status
+    files: int = 1
+    each: str = ""
+    times: str = ""
+    at: str = ""
+    sampled: str = ""
+    locked: bool = False
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return the mark of `path` as it is now.
+
+        Raises
+        ------
+        OSError
+            If it is gone, or cannot be looked at.
+        """
+        mark, files = cls.with_files(path)
+        return replace(mark, sampled=sample(files)) if is_coarse(mark.status) else mark
+
+    @classmethod
+    def with_files(cls, path: Path, *, anew: bool = False) -> tuple[Self, list[tuple[Path, int]]]:
+        """Return the mark of `path` without its digest, and its data files with their sizes.
+
+        `anew`: the server is asked, whatever the client has kept.
+        """
+        if anew:
+            revalidate(path)
+        own = path.stat()
+        files: list[tuple[Path, int]] = []
+        nbytes = newest = latest = 0
+        lines, times = [], []
+        for file in data_files(path):
+            if anew and file != path:
+                revalidate(file)
+            found = own if file == path else file.stat()
+            files.append((file, found.st_size))
+            nbytes += found.st_size
+            newest = max(newest, found.st_mtime_ns)
+            latest = max(latest, found.st_ctime_ns)
+            if file != path:
+                name = file.relative_to(path)
+                lines.append(f"{name}\0{found.st_size}\0{found.st_mtime_ns // UNITS[-1]}\n")
+                times.append(f"{name}\0{found.st_mtime_ns}\0{found.st_ctime_ns}\n")
+        status = own.st_ino, nbytes, newest, latest
+        return cls(path, status, len(files), _digest(lines), _digest(times), place(own)), files
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON, without its path."""
+        return {k: v for k, v in vars(self).items() if k != "path"}
+
+    @classmethod
+    def from_json(cls, json: Any, path: Path) -> Self:
+        """Return what `to_json` wrote, for what now lies at `path`.
+
+        Raises
+        ------
+        TypeError, ValueError, KeyError
+            If it is something else.
+        """
+        inode, nbytes, mtime, ctime = map(int, json["status"])
+        return cls(path, **{**json, "status": (inode, nbytes, mtime, ctime)})
+
+    def check(self) -> None:
+        """Raise `ChangedError` unless all is still as it was, other `OSError` if that is unknown.
+
+        Of a directory the names of the data files count too, and the status of each.
+        """
+        now = self._now(anew=False)
+        if now is not None and self.is_same(now):
+            return
+        far = not self.at.startswith(f"{node()} ")
+        for pause in (0.0, *pauses()):
+            time.sleep(pause)
+            now = self._now(anew=True)
+            if now is not None and self.is_same(now):
+                return
+            newer = now is not None and now.status[2] >= self.status[2]
+            if not far or (newer and not self.locked):
+                break  # clients keep what is older, not what is newer
+        if now is None or now.status[1:] != self.status[1:]:
+            raise changed(self.path, self.status, None if now is None else now.status)
+        raise ChangedError(
+            "the file was replaced while it was read"
+            if not self.each
+            else "a file in the directory was replaced while it was read",
+            where=self.path,
+            fix="start again once nobody writes to it",
+        )
+
+    @property
+    def lasting(self) -> list[Any]:
+        """What stays the same on every node, mount and after a restart, as JSON."""
+        _, nbytes, mtime, _ = self.status
+        return [self.files, nbytes, mtime // UNITS[-1], self.each]
+
+    @property
+    def exact(self) -> list[Any]:
+        """What else stays the same until someone writes to the data, on this mount."""
+        return [self.at, *self.status[2:], self.times]
+
+    def _now(self, *, anew: bool) -> Mark | None:
+        try:
+            return Mark.with_files(self.path, anew=anew)[0]
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
+                raise
+            return None
+
+    def is_same(self, now: Mark) -> bool:
+        """Whether what is there `now` is what it was; its digest is taken where that decides."""
+        if self.locked:
+            return (self.status[1], self.files) == (now.status[1], now.files)
+        if not self.is_alike(now):
+            return False
+        here = self.at == now.at
+        exact = same_time(self.status[3], now.status[3]) and self.times == now.times
+        if here and not exact:
+            return False
+        if not self.sampled or (exact and not self.each and self.status[0] == now.status[0]):
+            return True
+        return self.has_sampled()
+
+    def is_alike(self, now: Mark) -> bool:
+        """Whether sizes, names and time stamps are the same, as far as times are kept."""
+        mine, other = self.status, now.status
+        facts = mine[1] == other[1], self.files == now.files, self.each == now.each
+        return all(facts) and same_time(mine[2], other[2])
+
+    def has_sampled(self) -> bool:
+        """Whether the sampled blocks of what lies there now are those of the digest."""
+        return sample(Mark.with_files(self.path)[1]) == self.sampled
+
+
+def _digest(lines: list[str]) -> str:
+    """Return a word for lines in any order, empty if there are none."""
+    text = "\n".join(sorted(lines)).encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(text, digest_size=8).hexdigest() if lines else ""
+
+
+def sample(files: list[tuple[Path, int]]) -> str:
+    """Return the digest of blocks spread over files: the first, the last, and those between."""
+    files = sorted(files)
+    total = sum(size for _, size in files)
+    state = hashlib.blake2b(digest_size=8)
+    last = max(0, total - BLOCK_NBYTES)
+    places = sorted({last * k // (BLOCKS - 1) for k in range(BLOCKS)})
+    number = begin = 0
+    opened = (-1, -1)
+    try:
+        for place in places:
+            while number < len(files) - 1 and place >= begin + files[number][1]:
+                begin += files[number][1]
+                number += 1
+            if not files:
+                break
+            if opened[0] != number:
+                _close(opened[1])
+                opened = number, os.open(files[number][0], os.O_RDONLY | os.O_CLOEXEC)
+            state.update(pread_most(opened[1], BLOCK_NBYTES, place - begin))
+    finally:
+        _close(opened[1])
+    return state.hexdigest()
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+@contextmanager
+def unchanged(marks: Iterable[Mark]) -> Iterator[None]:
+    """Raise `ChangedError` if data are not those of the marks, before or after what is done.
+
+    That is also raised where what is done fails: its own error may just be a consequence.
+    """
+    marks = tuple(marks)
+    check(marks)
+    try:
+        yield
+    except (DsprepError, OSError):
+        check(marks)
+        raise
+    check(marks)
+
+
+def check(marks: Iterable[Mark]) -> None:
+    """Raise `ChangedError` if data are not those of the marks."""
+    for mark in marks:
+        mark.check()

@@ -1,0 +1,294 @@
+"""Byte ranges of a file, each read to an address of its own, with as few ``preadv`` as possible.
+
+The kernel puts each range where it belongs while it copies, so a shuffle costs no copy of its
+own. The list of places is made by numpy, not of one Python object per range: ``preadv`` of the C
+library is called with it. (`os.preadv` takes one object per place, which costs about a third of
+the time that the kernel needs for 3 kB.)
+
+A span is ``(offset, length)``; `read_spans` and `move_spans` put many into one packed block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.schema import Array, Bytes, Ints
+from dsprep.core.storage import IOV_MAX, PAUSES
+from dsprep.errors import FormatError
+
+NEAR = 16 << 10
+"""Bytes between two ranges that are read and dropped rather than skipped by a second call."""
+
+GROUP_NEAR = 4 << 20
+"""The same within a group, whose padding is read along for the sake of one request."""
+
+_dropped = np.empty(NEAR, np.uint8)
+
+DROPPED = int(_dropped.ctypes.data)
+"""The address that bytes go to which nobody reads: `NEAR` bytes."""
+
+
+LONG = 256
+"""Mean bytes from which on one copy per span is faster than one index per byte."""
+
+_INDEXED = 1 << 20  # bytes copied per index array, which takes eight times as many
+
+
+def _preadv() -> Any:
+    """Return ``preadv`` of the C library, with 64-bit offsets."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    function = getattr(libc, "preadv64", None) or libc.preadv
+    function.restype = ctypes.c_ssize_t
+    function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+    return function
+
+
+_call = _preadv()
+
+
+def scatter(
+    fd: int, offsets: Ints, lengths: Ints, addresses: Ints, where: object, near: int = NEAR
+) -> tuple[int, int]:
+    """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``addresses[i]``.
+
+    Parameters
+    ----------
+    fd
+        The file.
+    offsets, lengths, addresses
+        As in `runs`.
+    where
+        The file, for messages.
+    near
+        As in `runs`.
+
+    Returns
+    -------
+    calls, nbytes
+        System calls made, and bytes that they asked for.
+
+    Raises
+    ------
+    FormatError, OSError
+        As in `fill`.
+    """
+    calls = nbytes = 0
+    for start, places in runs(offsets, lengths, addresses, near):
+        done = fill(fd, start, places, where)
+        calls, nbytes = calls + done[0], nbytes + done[1]
+    return calls, nbytes
+
+
+def runs(offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR) -> list[tuple[int, Ints]]:
+    """Return ranges of a file as few longer ones, each with the places where its bytes go.
+
+    Parameters
+    ----------
+    offsets, lengths
+        int64, shape ``(n,)``, in bytes; offsets rise.
+    addresses
+        int64, shape ``(n,)``, of memory that the caller owns and that takes that many bytes.
+    near
+        Bytes between two ranges that are read along. More than `NEAR` of them are only as long as
+        they are in all not more than the bytes that are wanted.
+
+    Returns
+    -------
+    Each ``(start, places)``: places is int64, shape ``(m, 2)``, C-contiguous, an address and a
+    number of bytes one after another (``struct iovec``) for the file from byte `start` on.
+    Bytes between two ranges go to a place that nobody reads.
+    """
+    if not len(offsets):
+        return []
+    # Ranges that go on where the one before ends, here and there, are one.
+    new = np.ones(len(offsets), bool)
+    new[1:] = offsets[1:] != offsets[:-1] + lengths[:-1]
+    new[1:] |= addresses[1:] != addresses[:-1] + lengths[:-1]
+    starts = np.flatnonzero(new)
+    if len(starts) < len(offsets):
+        lengths = np.add.reduceat(lengths, starts)
+        offsets, addresses = offsets[starts], addresses[starts]
+    gaps = offsets[1:] - (offsets[:-1] + lengths[:-1])
+    dropped = (gaps > 0) & (gaps <= near)
+    if near > NEAR and int(gaps[dropped].sum()) > int(lengths.sum()):
+        dropped &= gaps <= NEAR
+    # Where each range goes in the list of places: behind those of the gaps before it.
+    extra = np.where(dropped, -(-gaps // NEAR), 0)
+    at = np.arange(len(offsets))
+    at[1:] += np.cumsum(extra)
+    places = np.empty((int(at[-1]) + 1, 2), np.int64)
+    if dropped.any():
+        places[:] = DROPPED, NEAR
+        last = at[1:][dropped] - 1
+        places[last, 1] = gaps[dropped] - (extra[dropped] - 1) * NEAR
+    places[at, 0], places[at, 1] = addresses, lengths
+    far = np.flatnonzero((gaps != 0) & ~dropped) + 1
+    return [
+        (int(offsets[a]), places[at[a] : at[b - 1] + 1])
+        for a, b in pairwise([0, *far.tolist(), len(offsets)])
+    ]
+
+
+def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
+    """Read the file from ``start`` on into places, which that fills.
+
+    Parameters
+    ----------
+    fd
+        The file.
+    start, places
+        As `runs` returns them.
+    where
+        The file, for messages.
+
+    Returns
+    -------
+    calls, nbytes
+        System calls made, and bytes that they asked for.
+
+    Raises
+    ------
+    FormatError
+        If the file ends before the last place is full.
+    OSError
+        If it cannot be read.
+    """
+    calls, at, pauses = 0, start, iter(PAUSES)
+    while len(places):
+        part = places[:IOV_MAX]
+        size = int(part[:, 1].sum())
+        got = _call(fd, part.ctypes.data, len(part), at)
+        calls += 1
+        if got < 0:
+            number = ctypes.get_errno()
+            if number == errno.EINTR:
+                continue
+            if number == errno.EAGAIN and (pause := next(pauses, None)) is not None:
+                time.sleep(pause)
+                continue
+            raise OSError(number, f"{os.strerror(number)} at offset {at}", str(where))
+        if got == 0 and size:
+            raise FormatError(
+                "the file ends too early",
+                where=f"{where}, offset {start}",
+                expected=f"{int(places[:, 1].sum())} bytes more",
+                found="none",
+                fix="the file is truncated or still being written",
+            )
+        at, pauses = at + got, iter(PAUSES)
+        if got == size:
+            places = places[len(part) :]
+            continue
+        ends = np.cumsum(part[:, 1])
+        full = int(np.searchsorted(ends, got, "right"))
+        rest = int(ends[full]) - got
+        places = places[full:].copy()
+        places[0, 0] += places[0, 1] - rest
+        places[0, 1] = rest
+    return calls, at - start
+
+
+def read_spans(
+    fd: int,
+    offsets: Ints,
+    lengths: Ints,
+    out: Bytes,
+    places: Ints,
+    where: object,
+    near: int = NEAR,
+) -> None:
+    """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``out[places[i]]`` and after.
+
+    Parameters
+    ----------
+    fd
+        The file.
+    offsets, lengths, places
+        int64, shape ``(n,)``, in bytes; in any order.
+    out
+        uint8, shape ``(m,)``, C-contiguous.
+    where
+        The file, for messages.
+    near
+        Bytes between two spans that are read along; see `runs`.
+
+    Raises
+    ------
+    FormatError
+        If the file ends before a span does.
+    """
+    if len(offsets) > 1 and (np.diff(offsets) < 0).any():
+        order = np.argsort(offsets, kind="stable")
+        offsets, lengths, places = offsets[order], lengths[order], places[order]
+    if not len(offsets):
+        return
+    if int(places.min()) < 0 or int((places + lengths).max()) > out.nbytes:
+        raise ValueError("a span is placed outside its memory")
+    scatter(fd, offsets, lengths, places + out.ctypes.data, where, near)
+
+
+def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: Ints) -> None:
+    """Copy ``source[starts[i]:][:lengths[i]]`` to ``out[places[i]:]``, for all i.
+
+    Parameters
+    ----------
+    source, out
+        uint8, 1-D and contiguous.
+    starts, lengths, places
+        int64, shape ``(n,)``, in bytes, within `source` and `out`; the places do not overlap.
+    """
+    n = len(starts)
+    total = int(lengths.sum())
+    if not total:
+        return
+    width = int(lengths[0])
+    if (lengths == width).all():
+        step, pace = _common_step(starts), _common_step(places)
+        new = np.flatnonzero((np.diff(starts) != step) | (np.diff(places) != pace)) + 1
+        if len(new) * 8 < n:  # a few runs of even steps, such as the nodes of full pages
+            for a, b in pairwise([0, *new.tolist(), n]):
+                here, there = int(starts[a]), int(places[a])
+                rows = np.ndarray((b - a, width), np.uint8, source, here, (step, 1))
+                np.ndarray((b - a, width), np.uint8, out, there, (pace, 1))[:] = rows
+            return
+    if total >= n * LONG:
+        for a, size, b in zip(starts.tolist(), lengths.tolist(), places.tolist(), strict=True):
+            out[b : b + size] = source[a : a + size]
+        return
+    ends = np.cumsum(lengths)
+    i = 0
+    while i < n:  # as many spans at a time as keep the index small
+        j = max(i + 1, int(np.searchsorted(ends, ends[i] + _INDEXED, "right")))
+        out[ranges(places[i:j], lengths[i:j])] = source[ranges(starts[i:j], lengths[i:j])]
+        i = j
+
+
+def _common_step(starts: Ints) -> int:
+    """Return the distance between neighbours that is most common, judged by some of them."""
+    if len(starts) < 2:
+        return 0
+    some = np.linspace(0, len(starts) - 2, 33).astype(np.int64)
+    return int(np.sort(starts[some + 1] - starts[some])[16])
+
+
+def packed(lengths: Ints) -> Ints:
+    """Return the offsets of spans that follow one another: int64, shape ``(n + 1,)``."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def ranges(starts: Array, counts: Array) -> Ints:
+    """Return ``starts[i], starts[i] + 1, ...``, ``counts[i]`` of them, for all i as one array."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    out: Ints = np.repeat(np.asarray(starts, np.int64) - (ends - counts), counts)
+    out += np.arange(total)
+    return out

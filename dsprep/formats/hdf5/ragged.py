@@ -1,0 +1,328 @@
+"""Which datasets are the values of ragged fields, and through which index tables.
+
+Three things tell:
+
+- dsprep's own encoding: a group with the attribute ``dsprep_kind`` and the datasets ``values``,
+  ``first`` and ``count``;
+- two datasets of integers in a group that are called ``first`` and ``count`` (``start`` and
+  ``length``, ``x_start`` and ``x_len``, ...);
+- a dataset of a compound type with such members, as in larcv3: ``extents(first, N)`` gives each
+  event its rows in ``voxel_extents(first, N, ID)``, which gives each of those its ``voxels``.
+
+A name is a hint only: a table counts if it partitions a dataset of its group, row by row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from dsprep.core.schema import DType, Kind
+from dsprep.errors import FormatError
+from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, marked
+from dsprep.formats.hdf5.datasets import Contents
+from dsprep.formats.hdf5.rows import Rows
+from dsprep.formats.hdf5.tables import Table
+from dsprep.formats.samples import listed
+
+_FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
+_COUNT = re.compile(r"(?i)(.*?)_?(?:n|count|length|len|size|num)s?")
+_MOST_DIGITS = 18
+_MOST_TABLES = 6
+"""In one group: the ways from table to table grow with the factorial of their number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """How to reach a dataset from the samples.
+
+    Attributes
+    ----------
+    tables
+        From the samples to the values.
+    names
+        The names of the tables, as in ``--field x=PATH@NAME@NAME``.
+    rebase
+        The member of the values (``""``: the values themselves) that counts rows of the next
+        table and is made to start at 0 in each sample; None if there is none.
+    """
+
+    tables: tuple[Table, ...]
+    names: tuple[str, ...]
+    kind: Kind = "array"
+    rebase: str | None = None
+
+
+@dataclass
+class Ragged:
+    """What `discover` found.
+
+    Attributes
+    ----------
+    routes
+        Field name to the path of its dataset and its route.
+    used
+        The datasets that are part of an index and no fields.
+    notes
+        What was left out or is doubtful, one clause each.
+    left_out
+        Datasets that only an invalid index would reach.
+    """
+
+    routes: dict[str, tuple[str, Route]] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    left_out: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+
+Open = Callable[[str], Rows]
+
+
+def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -> Ragged:
+    """Return the ragged fields of a file.
+
+    Parameters
+    ----------
+    open_rows
+        Gives the rows of a dataset by its path.
+    own
+        Whether dsprep wrote the file, so that nothing has to be guessed.
+
+    Raises
+    ------
+    FormatError
+        If a group says that it is in dsprep's encoding but is not.
+    """
+    found = Ragged()
+    for name, group in contents.groups.items():
+        kind = marked(group, KIND_ATTRIBUTE)
+        if kind is not None:
+            _own_group(name, kind, contents, open_rows, found, where)
+        elif not own:
+            _group(name, contents, open_rows, found)
+    return found
+
+
+def _own_group(
+    name: str, kind: object, contents: Contents, open_rows: Open, found: Ragged, where: object
+) -> None:
+    here = f"{where}, field {name}"
+    if kind not in ("array", "bytes", "str"):
+        raise FormatError(f"attribute {KIND_ATTRIBUTE} is {kind!r}", where=here)
+    parts = {part: f"{name}/{part}".lstrip("/") for part in ("values", "first", "count")}
+    for part, path in parts.items():
+        if path not in contents.datasets:
+            raise FormatError(f"the ragged field lacks its dataset {part}", where=here)
+    table = table_of([parts["first"], parts["count"]], contents, open_rows)
+    what = contents.datasets[parts["values"]][1]
+    if table is None or what.vlen or not what.shape:
+        raise FormatError("the ragged field has datasets of wrong types", where=here)
+    if kind != "array" and (what.carrier.dtype.str != "|u1" or len(what.shape) != 1):
+        raise FormatError("the text or bytes are not uint8", where=here)
+    route = Route((table,), (f"{parts['first']},{parts['count']}",), kind)
+    found.routes[name] = (parts["values"], route)
+    found.used.update(parts.values())
+
+
+def table_of(paths: list[str], contents: Contents, open_rows: Open) -> Table | None:
+    """Return the index table in one or two datasets, or None if it is none.
+
+    One dataset has members or two columns, the first rows and the numbers of rows; two have one
+    each.
+    """
+    if len(paths) == 1:
+        what = contents.datasets[paths[0]][1]
+        if not what.vlen and what.shape[1:] == (2,) and what.carrier.dtype.kind in "iu":
+            pairs = open_rows(paths[0])
+            return Table(pairs, pairs, 0, 1)
+    if any(len(contents.datasets[p][1].shape) != 1 or contents.datasets[p][1].vlen for p in paths):
+        return None
+    dtypes = [contents.datasets[p][1].carrier.dtype for p in paths]
+    if len(paths) == 2:
+        rows = [open_rows(p) for p in paths]
+        if any(d.kind not in "iu" for d in dtypes) or rows[0].count != rows[1].count:
+            return None
+        return Table(rows[0], rows[1], capacity=_capacity(paths, contents))
+    members = index_members(dtypes[0])
+    if members is None:
+        return None
+    rows = [open_rows(paths[0])]
+    return Table(rows[0], rows[0], *members)
+
+
+def _capacity(paths: list[str], contents: Contents) -> int:
+    """Return the rows that dsprep gave each group, or 0 if it wrote no groups.
+
+    Raises
+    ------
+    FormatError
+        If it is no number of rows.
+    """
+    folders = {path.rpartition("/")[0] for path in paths}
+    group = contents.groups.get(folders.pop()) if len(folders) == 1 else None
+    text = None if group is None else marked(group, CAPACITY_ATTRIBUTE)
+    if text is None:
+        return 0
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise FormatError(
+            f"attribute {CAPACITY_ATTRIBUTE} is no number of rows", where=paths[0], found=text[:40]
+        )
+    return int(text)
+
+
+def index_members(dtype: DType) -> tuple[str, str] | None:
+    """Return the names of the first and the count member of a compound dtype, if it has both."""
+    if dtype.names is None or dtype.fields is None:
+        return None
+    whole = [n for n in dtype.names if dtype.fields[n][0].kind in "iu"]
+    first = [n for n in whole if (m := _FIRST.fullmatch(n)) and not m[1]]
+    count = [n for n in whole if (m := _COUNT.fullmatch(n)) and not m[1]]
+    return (first[0], count[0]) if len(first) == 1 and len(count) == 1 else None
+
+
+def _candidates(paths: list[str], contents: Contents) -> Iterator[list[str]]:
+    """Yield the datasets that look like index tables by their names and types."""
+    starts: dict[str, str] = {}
+    counts: dict[str, str] = {}
+    for path in paths:
+        what = contents.datasets[path][1]
+        if what.vlen or len(what.shape) != 1:
+            continue
+        if index_members(what.carrier.dtype) is not None:
+            yield [path]
+        elif what.carrier.dtype.kind in "iu":
+            name = path.rpartition("/")[2]
+            if match := _FIRST.fullmatch(name):
+                starts.setdefault(match[1], path)
+            elif match := _COUNT.fullmatch(name):
+                counts.setdefault(match[1], path)
+    for prefix in starts.keys() & counts.keys():
+        yield [starts[prefix], counts[prefix]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """A table of one group, and the datasets of that group that it partitions."""
+
+    name: str
+    parts: tuple[str, ...]
+    table: Table
+    targets: tuple[str, ...]
+
+
+def _group(name: str, contents: Contents, open_rows: Open, found: Ragged) -> None:
+    """Find the ragged fields among the datasets directly in one group."""
+    paths = contents.inside(name)
+    tables: dict[str, _Candidate] = {}
+    refused: dict[str, set[str]] = {}
+    for parts in sorted(_candidates(paths, contents), key=lambda p: paths.index(p[0])):
+        label = ",".join(parts)
+        table = table_of(parts, contents, open_rows)
+        total = None if table is None else table.total()
+        targets = tuple(
+            p
+            for p in paths
+            if p not in parts
+            and (shape := contents.datasets[p][1].shape)
+            and shape[0] == total
+            and not contents.datasets[p][1].vlen
+        )
+        if table is None or not targets or total is None:
+            continue
+        if table.partitions(total):
+            tables[label] = _Candidate(label, tuple(parts), table, targets)
+        else:
+            refused[label] = set(targets)
+    _reach(tables, found)
+    for label, targets_ in refused.items():
+        lost = [p for p in sorted(targets_) if p not in found.used and p not in found.routes]
+        lost = [p for p in lost if contents.datasets[p][1].shape[0] != _rows(label, contents)]
+        if lost:
+            found.left_out.update(lost)
+            found.notes.append(f"left out {listed(lost)}: {label} has gaps or overlaps")
+
+
+def _rows(label: str, contents: Contents) -> int:
+    return contents.datasets[label.partition(",")[0]][1].shape[0]
+
+
+def _reach(tables: dict[str, _Candidate], found: Ragged) -> None:
+    """Give each dataset that the tables partition its way from the samples.
+
+    A table is reached by the longest way, since each table is there to be used; values by the
+    table nearest to the samples that fits them.
+    """
+    candidates = list(tables.values())[:_MOST_TABLES]
+    children = {
+        a.name: [b for b in candidates if b is not a and set(b.parts) <= set(a.targets)]
+        for a in candidates
+    }
+    reached = {b.name for a in candidates for b in children[a.name]}
+    roots = [c for c in candidates if c.name not in reached] or candidates[:1]
+    ways: dict[str, tuple[_Candidate, ...]] = {}
+    stack: list[tuple[_Candidate, ...]] = [(root,) for root in reversed(roots)]
+    while stack:
+        way = stack.pop()
+        last = way[-1]
+        if len(way) > len(ways.get(last.name, ())):
+            ways[last.name] = way
+        stack.extend((*way, c) for c in reversed(children[last.name]) if c not in way)
+    fits: dict[str, list[tuple[_Candidate, ...]]] = {}
+    for way in ways.values():
+        for path in way[-1].targets:
+            fits.setdefault(path, []).append(way)
+    members = {part: c for c in candidates for part in c.parts if c.name in ways}
+    for root in roots:
+        found.used.update(root.parts)
+        _note_lost_members(root, found)
+    for path, options in fits.items():
+        owner = members.get(path)
+        if owner in roots:
+            continue
+        chosen = min(options, key=len) if owner is None else ways[owner.name][:-1]
+        found.routes[path] = (path, _route(chosen, owner, path))
+        if any(not _same(chosen, other) for other in options) and owner is None:
+            names = " and ".join(sorted({o[-1].name for o in options}))
+            found.notes.append(
+                f"{path} fits {names}: taken as rows of {chosen[-1].name}; "
+                f"--field NAME={path}@{'@'.join(c.name for c in max(options, key=len))} otherwise"
+            )
+
+
+def _route(way: tuple[_Candidate, ...], owner: _Candidate | None, path: str) -> Route:
+    rebase = None
+    if owner is not None and owner.parts[0] == path:
+        member = owner.table.first_member
+        rebase = member if isinstance(member, str) else ""
+    return Route(tuple(c.table for c in way), tuple(c.name for c in way), rebase=rebase)
+
+
+def _same(short: tuple[_Candidate, ...], long: tuple[_Candidate, ...]) -> bool:
+    """Whether two ways give every sample the same rows, judged by their tables alone.
+
+    They do if one continues the other with tables that have one row for each row.
+    """
+    short, long = sorted((short, long), key=len)
+    rest = long[len(short) :]
+    return long[: len(short)] == short and all(
+        c.table.rows == c.table.total() and _all_ones(c.table) for c in rest
+    )
+
+
+def _all_ones(table: Table) -> bool:
+    step = 1 << 20
+    for start in range(0, table.rows, step):
+        stop = min(start + step, table.rows)
+        first, end = table.read(start, stop, table.rows)
+        if not bool((end - first == 1).all()):
+            return False
+    return True
+
+
+def _note_lost_members(root: _Candidate, found: Ragged) -> None:
+    names = root.table.first.dtype.names or ()
+    used = {root.table.first_member, root.table.count_member}
+    lost = [n for n in names if n not in used]
+    if lost:
+        found.notes.append(f"left out {listed(lost)} of the index {root.name}")

@@ -1,0 +1,164 @@
+"""The program that ``dsprep inspect --code`` prints for an LMDB file: py-lmdb and numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dsprep.core.schema import DType, is_extension
+from dsprep.formats.lmdb.datum import Datum
+from dsprep.formats.lmdb.group_values import Packing
+from dsprep.formats.lmdb.values import Values
+
+_OPEN = """\
+import lmdb
+import numpy as np
+{more}
+env = lmdb.open({path!r}, subdir=False, readonly=True, lock=False, readahead=False, max_dbs=1)
+database = env.open_db({database!r})
+with env.begin(db=database) as txn:
+    value = txn.get({key!r})  # sample 0
+sample = {{}}
+"""
+
+_DATUM = """\
+def varint(at):
+    number = shift = 0
+    while True:
+        number |= (value[at] & 127) << shift
+        shift, at = shift + 7, at + 1
+        if value[at - 1] < 128:
+            return number, at
+
+# a Caffe Datum, a protobuf message: (field number << 3 | wire type), value, ...
+parts, at = {6: b""}, 0
+while at < len(value):
+    tag, at = varint(at)
+    if tag & 7 == 0:
+        parts[tag >> 3], at = varint(at)
+    else:
+        size, at = varint(at) if tag & 7 == 2 else ({1: 8, 5: 4}[tag & 7], at)
+        part, at = value[at:at + size], at + size
+        parts[tag >> 3] = parts[6] + part if tag >> 3 == 6 else part
+shape = [parts.get(number, 0) for number in (1, 2, 3)]
+data = np.frombuffer(parts.get(4) or parts[6], np.uint8 if parts.get(4) else np.float32)
+sample["data"] = data.reshape(shape) if data.size == np.prod(shape) else data
+sample["label"] = np.array(parts.get(5, 0), np.uint64).astype(np.int32)
+"""
+
+_PRINT = """\
+for name, data in sample.items():
+    array = isinstance(data, np.ndarray)
+    print(name, data.dtype if array else type(data).__name__, data.shape if array else len(data))
+"""
+
+
+def loading_code(
+    file: Path,
+    name: str | None,
+    decoder: Values | Datum,
+    key_field: str | None,
+    key: bytes | None,
+) -> str:
+    """Return a program that loads the sample with this key and prints its fields."""
+    more = "import ml_dtypes\n" if any(is_extension(f.dtype) for f in decoder.schema) else ""
+    database = None if name is None else name.encode()
+    if key is None:
+        return f"# {file} has no samples\n"
+    code = _OPEN.format(more=more, path=str(file), database=database, key=key)
+    code += _DATUM if isinstance(decoder, Datum) else _decode(decoder)
+    if key_field is not None:
+        code += f"sample[{key_field!r}] = {key!r}\n"
+    return code + _PRINT
+
+
+def family_loading_code(file: Path, name: str | None, keys: Mapping[str, bytes]) -> str:
+    """Return a program that loads a sample of which each field has its own key."""
+    database = None if name is None else name.encode()
+    (first, key), *others = keys.items()
+    code = _OPEN.format(more="", path=str(file), database=database, key=key)
+    code = (
+        code.replace("    value = ", f"    sample = {{{first!r}: ")
+        .replace(")  # sample 0\n", ")}  # sample 0\n")
+        .replace("sample = {}\n", "")
+    )
+    code += "".join(f"    sample[{n!r}] = txn.get({k!r})\n" for n, k in others)
+    return code + _PRINT
+
+
+def group_loading_code(
+    file: Path, database: str | None, packing: Packing, capacity: int, key: bytes
+) -> str:
+    """Return a program that loads the first group, under this key, and prints its first sample."""
+    more = "import ml_dtypes\n" if any(is_extension(f.dtype) for f in packing.schema) else ""
+    name = None if database is None else database.encode()
+    lines = [
+        _OPEN.format(more=more, path=str(file), database=name, key=key).replace(
+            "# sample 0", "# all samples of group 0"
+        )
+        + f"capacity = {capacity}"
+    ]
+    places = packing.places(capacity)
+    for f in packing.fixed:
+        shape = (capacity, *f.inner)
+        read = f"np.ndarray({shape}, {dtype_code(f.dtype)}, value, {places[f.name]})"
+        lines.append(f"sample[{f.name!r}] = {read}[0, ...]")
+    if packing.ragged:
+        lines.append(f"at = {packing.body(capacity)}")
+    for f in packing.ragged:
+        lines.append(f"sizes = np.frombuffer(value, '<u8', capacity, {places[f.name]}).tolist()")
+        part = "value[at:at + sizes[0]]"
+        if f.kind == "array":
+            part = f"np.frombuffer({part}, {dtype_code(f.dtype)}).reshape({(-1, *f.inner)!r})"
+        elif f.kind == "str":
+            part += ".decode('utf-8', 'surrogateescape')"
+        lines += [f"sample[{f.name!r}] = {part}", "at += sum(sizes)"]
+    return "\n".join(lines) + "\n" + _PRINT
+
+
+def _decode(values: Values) -> str:
+    """Return the lines that take the fields out of ``value``."""
+    lines = []
+    if values.table:
+        lines.append(f"sizes = np.frombuffer(value, '<u8', {len(values.ragged)}).tolist()")
+    at = values.table
+    for f in values.fixed:
+        count = 1
+        for n in f.inner:
+            count *= n
+        read = (
+            f"np.frombuffer(value, {dtype_code(f.dtype)}, {count}, {at})"
+            if f.row_nbytes
+            else (f"np.empty({count}, {dtype_code(f.dtype)})")
+        )
+        lines.append(f"sample[{f.name!r}] = {read}.reshape({f.inner!r})")
+        at += f.row_nbytes
+    if values.ragged:
+        lines.append(f"at = {at}")
+    for k, f in enumerate(values.ragged):
+        stop = f"at + sizes[{k}]" if values.table else "len(value)"
+        part = f"value[at:{stop}]"
+        if f.kind == "array":
+            part = f"np.frombuffer({part}, {dtype_code(f.dtype)}).reshape({(-1, *f.inner)!r})"
+        elif f.kind == "str":
+            part += ".decode('utf-8', 'surrogateescape')"
+        lines.append(f"sample[{f.name!r}] = {part}")
+        if values.table:
+            lines.append(f"at += sizes[{k}]")
+    return "\n".join(lines) + "\n"
+
+
+def dtype_code(dtype: DType) -> str:
+    """Return Python code for `dtype`."""
+    if dtype.names is not None and dtype.fields is not None:
+        formats = ", ".join(dtype_code(dtype.fields[n][0]) for n in dtype.names)
+        offsets = [int(dtype.fields[n][1]) for n in dtype.names]
+        return (
+            f"np.dtype({{'names': {list(dtype.names)!r}, 'formats': [{formats}], "
+            f"'offsets': {offsets!r}, 'itemsize': {dtype.itemsize}}})"
+        )
+    if dtype.subdtype is not None:
+        return f"np.dtype(({dtype_code(dtype.subdtype[0])}, {dtype.subdtype[1]!r}))"
+    return (
+        f"np.dtype(ml_dtypes.{dtype.name})" if is_extension(dtype) else f"np.dtype({dtype.str!r})"
+    )

@@ -1,0 +1,200 @@
+"""From the numbers that were found in a file to the smallest laws that give exactly them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from dsprep.core.schema import Ints
+from dsprep.errors import UsageError
+from dsprep.layout import laws
+from dsprep.layout.laws import Law, follow
+from dsprep.layout.laws.affine import Affine
+from dsprep.layout.laws.periodic import fit as fit_periodic
+from dsprep.layout.laws.replay import Replay
+from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups, Records
+
+SMALL = 250
+"""Bytes below which no further law is tried."""
+
+SHORT = 1 << 15
+"""Steps up to which a replay is taken: they cost a fraction of a second when it is first used."""
+
+_FRAMES = ((0, 1), (16, 1))
+"""What may lie between records: nothing; the header and CRCs of a TFRecord."""
+
+
+def fit(layout: FileLayout, law: str | None = None) -> FileLayout:
+    """Return the layout with the smallest laws that are exact.
+
+    Parameters
+    ----------
+    law
+        The law that the offsets must have; None: the smallest.
+
+    Raises
+    ------
+    UsageError
+        If that law does not give the offsets exactly.
+    """
+    if law is not None and law not in laws.LAWS:
+        raise UsageError(f"there is no law {law}", expected="one of " + ", ".join(laws.LAWS))
+    records = layout.records
+    if records is not None:
+        records = _fit_records(records, layout.candidates, law)
+    columns = {name: _fit_column(c, name, law) for name, c in layout.columns.items()}
+    groups = None if layout.groups is None else fit_groups(layout.groups)
+    return replace(layout, records=records, columns=columns, groups=groups, candidates=())
+
+
+def fit_groups(groups: Groups) -> Groups:
+    """Return groups with the smallest laws that are exact."""
+    return Groups(
+        groups.samples,
+        _fit_blocks(groups.blocks, (), None),
+        None if groups.crc32c is None else _fit(groups.crc32c),
+        None if groups.first is None else _fit(groups.first),
+        groups.files,
+        None if groups.rest is None else replace(groups.rest, crc32c=_fit(groups.rest.crc32c)),
+    )
+
+
+def _all(law: Law) -> Ints:
+    return law.span(0, law.count)
+
+
+def _fit(law: Law) -> Law:
+    return law if isinstance(law, Affine) else laws.fit(_all(law))
+
+
+# --- records ---------------------------------------------------------------------------------
+
+
+def _fit_records(records: Records, candidates: tuple[Law, ...], law: str | None) -> Records:
+    offsets = _all(records.blocks.offsets)
+    align = int(records.frame["psize"]) if records.frame and "psize" in records.frame else 1
+    blocks = _fit_blocks(records.blocks, candidates, law, align)
+    order = None if records.order is None else _fit(records.order)
+    found = replace(records, blocks=blocks, order=order)
+    if law is not None or bool((offsets[1:] >= offsets[:-1]).all()):
+        return found
+    if nbytes(found) <= 4 * SMALL:
+        return found
+    sorted_ = _in_file_order(records, offsets, align)
+    return min(found, sorted_, key=nbytes)
+
+
+def _in_file_order(records: Records, offsets: Ints, align: int) -> Records:
+    """Return the records numbered as they lie in the file, with the samples' order beside."""
+    by_place = np.argsort(offsets, kind="stable")
+    rank = np.empty(len(offsets), np.int64)
+    rank[by_place] = np.arange(len(offsets))
+    order = rank if records.order is None else rank[_all(records.order)]
+    lengths = _all(records.blocks.lengths)[by_place]
+    blocks = Blocks(laws.Explicit(offsets[by_place]), laws.Explicit(lengths), records.blocks.path)
+    return replace(records, blocks=_fit_blocks(blocks, (), None, align), order=laws.fit(order))
+
+
+def nbytes(records: Records) -> int:
+    """Return what the laws of the records take in a sidecar, in bytes."""
+    every = (records.blocks.offsets, records.blocks.lengths, records.order)
+    return sum(laws.packed_nbytes(law) for law in every if law is not None)
+
+
+def _fit_blocks(
+    blocks: Blocks, candidates: tuple[Law, ...], law: str | None, align: int = 1
+) -> Blocks:
+    lengths = _fit(blocks.lengths)
+    if law is None and isinstance(blocks.offsets, Affine):
+        return replace(blocks, lengths=lengths)
+    offsets = _all(blocks.offsets)
+    if law is not None:
+        forced = _forced(offsets, lengths, candidates, law, align)
+        return replace(blocks, offsets=forced, lengths=lengths)
+    return replace(blocks, offsets=_smallest(offsets, lengths, candidates, align), lengths=lengths)
+
+
+def _smallest(offsets: Ints, lengths: Law, candidates: tuple[Law, ...], align: int) -> Law:
+    """Return the smallest law of offsets that is exact."""
+    closed = tuple(c for c in candidates if c.name != "replay")
+    found = laws.fit(offsets, closed)
+    if isinstance(found, Affine) or found in closed:
+        return found
+    options = [found]
+    for candidate in candidates:
+        short = isinstance(candidate, Replay) and candidate.steps <= SHORT
+        if short and laws.found_exact(candidate, offsets):
+            return min(found, candidate, key=laws.packed_nbytes)
+    if laws.packed_nbytes(found) <= SMALL:
+        return found
+    if not isinstance(lengths, Affine) or lengths.stride:
+        options += [_best_follow(offsets, lengths, align)]
+    return min(options, key=laws.packed_nbytes)
+
+
+def _best_follow(offsets: Ints, lengths: Law, align: int) -> Law:
+    """Return the blocks one behind another, with what fits best between them."""
+    frames = [*_FRAMES, (16, align)] if align > 1 else list(_FRAMES)
+    some = min(len(offsets), 1 << 16)
+    head = laws.Explicit(lengths.span(0, some))
+    judged = [
+        (laws.packed_nbytes(follow.fit(offsets[:some], head, f, a).rest), f, a) for f, a in frames
+    ]
+    _, frame, step = min(judged)
+    return follow.fit(offsets, lengths, frame, step)
+
+
+def _forced(offsets: Ints, lengths: Law, candidates: tuple[Law, ...], law: str, align: int) -> Law:
+    """Return the law called `law`, which has to be exact."""
+    options: list[Law | None] = []
+    if law == "affine":
+        options = [laws.affine.fit(offsets)]
+    elif law == "runs":
+        options = [laws.runs.fit(offsets)]
+    elif law == "table":
+        options = [laws.Table(offsets)]
+    elif law == "follow":
+        options = [_best_follow(offsets, lengths, align)]
+    else:
+        options = [c for c in candidates if c.name == law]
+    for option in options:
+        if option is not None and laws.found_exact(option, offsets):
+            return option
+    raise UsageError(
+        f"the law {law} does not give every offset exactly",
+        fix="leave --law out: the smallest law that does is chosen",
+    )
+
+
+# --- columns ---------------------------------------------------------------------------------
+
+
+def _fit_column(column: Column, name: str, law: str | None) -> Column:
+    grid = column.grid
+    if grid is not None:
+        masks = None if grid.masks is None else _fit(grid.masks)
+        grid = replace(grid, blocks=_fit_chunks(grid, law), masks=masks)
+    if column.first is None or column.count is None:
+        return replace(column, grid=grid)
+    count = _fit(column.count)
+    first = _all(column.first)
+    found: Law | None = laws.affine.fit(first)
+    if found is None:
+        found = min(follow.fit(first, count, 0, 1), laws.fit(first), key=laws.packed_nbytes)
+    return replace(column, grid=grid, first=found, count=count)
+
+
+def _fit_chunks(grid: Grid, law: str | None) -> Blocks:
+    """Return the chunks' laws; those of equal files begin again with every file."""
+    blocks = grid.blocks
+    if grid.files is not None and law in (None, "periodic"):
+        period = math.prod(grid.files)
+        again = [
+            fit_periodic(_all(blocks.offsets), period),
+            fit_periodic(_all(blocks.lengths), period),
+        ]
+        if again[0] is not None and again[1] is not None:
+            return replace(blocks, offsets=again[0], lengths=again[1])
+    return _fit_blocks(blocks, (), law)

@@ -1,0 +1,347 @@
+"""LMDB written in rising key order in several transactions: the writer's page numbers, replayed.
+
+Where each transaction begins, LMDB copies the pages at the right edge of the tree, and takes pages
+that earlier transactions freed; so the offsets have no short formula. But they follow from the
+numbers in `dsprep.layout.laws.lmdb.Shape` and from how many records each transaction put, if the
+environment was new, nothing was deleted and no reader was open. The replay does work per
+transaction and per leaf, not per record, the first time that an offset is asked for; what comes
+out is kept as affine runs.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.packing import Tables
+from dsprep.core.schema import Ints
+from dsprep.errors import FormatError
+from dsprep.layout.laws.affine import Affine
+from dsprep.layout.laws.allocator import Allocator, Beyond
+from dsprep.layout.laws.base import Law, damaged
+from dsprep.layout.laws.follow import Follow
+from dsprep.layout.laws.lmdb import HEADER, Shape, overflow, parse
+from dsprep.layout.laws.runs import Runs
+
+MOST = 4_000_000
+"""Transactions and leaves together that are replayed: half a minute."""
+_LONGEST = 4096  # lines of a commit plan
+
+Plan = tuple[tuple[int, int], ...]
+"""``(times, records)``: so many transactions of so many records each, one after another."""
+
+
+class Replay(Law):
+    """The offsets of the values, in key order.
+
+    In a sidecar: ``{"law": "replay", "psize": 4096, "key": 8, "append": true, "named": false,
+    "commit": 1000}``, the last transaction with what remains; or ``"commit": [[10, 1000], [1,
+    57]]``, transactions and the records of each. ``"together": true`` where the named database was
+    created in the transaction that put the first records, not in one before it. The law of the
+    lengths beside it tells the rest.
+
+    Parameters
+    ----------
+    shape
+        Its `value` is what `lengths` says.
+    lengths
+        The law of the values' lengths, as many as `plan` has records.
+    plan
+        The transactions.
+    together
+        As above.
+    """
+
+    name = "replay"
+
+    def __init__(self, shape: Shape, lengths: Law, plan: Plan, together: bool = False) -> None:
+        self.count = lengths.count
+        self.shape, self.plan, self.together = shape, plan, together
+        self._lengths = lengths
+        self._law: Law | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many steps the replay takes, see `steps`."""
+        return steps(self.shape, self._lengths, self.plan)
+
+    def at(self, indices: Ints) -> Ints:
+        """See `Law.at`."""
+        return self._replayed().at(indices)
+
+    def one(self, index: int) -> int:
+        """See `Law.one`."""
+        return self._replayed().one(index)
+
+    def span(self, start: int, stop: int) -> Ints:
+        """See `Law.span`."""
+        return self._replayed().span(start, stop)
+
+    def _replayed(self) -> Law:
+        """Return the law of what came out; `FormatError` if there is none."""
+        if self._law is None:
+            build = Build(self.shape, self._lengths, self.together)
+            try:
+                for records in transactions(self.plan):
+                    build.commit(records)
+            except Beyond:
+                raise FormatError(
+                    "the law of an LMDB file leads where it does not hold",
+                    expected="a free database of one page",
+                    found=self.to_json(Tables()),
+                    fix="write the sidecar again with dsprep provenance --law runs",
+                ) from None
+            self._law = build.law()  # threads that come at once make the same
+        return self._law
+
+    def agrees(self, values: Ints) -> bool:
+        """Whether the law gives exactly `values`; a replay ends where they part."""
+        if len(values) != self.count:
+            return False
+        build = Build(self.shape, self._lengths, self.together)
+        compared, due = 0, 64
+        try:
+            for number, records in enumerate(transactions(self.plan)):
+                build.commit(records)
+                if number == due or build.fixed > 2 * compared + 4096:
+                    due = 2 * number
+                    if not build.same(values, compared):
+                        return False
+                    compared = build.fixed
+        except Beyond:
+            return False
+        law = build.law()
+        step = 1 << 20
+        for start in range(0, self.count, step):
+            stop = min(self.count, start + step)
+            if not np.array_equal(law.span(start, stop), values[start:stop]):
+                return False
+        self._law = law
+        return True
+
+    def to_json(self, tables: Tables) -> Any:
+        """Return the parameters; see the class."""
+        commit: Any = max(1, self.plan[0][1])
+        if self.plan != regular(self.count, commit):
+            commit = [list(line) for line in self.plan]
+        json = {"law": self.name, **self.shape.to_json(), "commit": commit}
+        return {**json, "together": True} if self.together else json
+
+    @classmethod
+    def from_json(
+        cls, json: Mapping[str, Any], count: int, tables: Tables, lengths: Law | None
+    ) -> Replay:
+        """See `Law.from_json`."""
+        shape = parse(json, count, tables, lengths)
+        assert lengths is not None
+        commit = json.get("commit")
+        if isinstance(commit, int) and not isinstance(commit, bool) and commit >= 1:
+            plan = regular(count, commit)
+        else:
+            plan = _plan(commit, tables)
+        if sum(times * records for times, records in plan) != count:
+            raise damaged("the transactions of a law do not add up", tables, count)
+        if not feasible(shape, lengths, plan):
+            raise damaged("a law takes too long to follow", tables, f"{MOST} steps", commit)
+        together = json.get("together", False)
+        if not isinstance(together, bool) or (together and not shape.named):
+            raise damaged("together of a law is wrong", tables, "true for a named one", together)
+        return cls(shape, lengths, plan, together)
+
+    def words(self) -> str:
+        """See `Law.words`."""
+        each = {records for _, records in self.plan[:-1]} or {self.plan[0][1]}
+        often = f"{each.pop():,}" if len(each) == 1 else "varying numbers of"
+        return f"an LMDB tree replayed, a commit every {often} records: {self.shape.words()}"
+
+
+def regular(count: int, each: int) -> Plan:
+    """Return the transactions of `count` records, `each` in every one but the last."""
+    whole, rest = divmod(count, each)
+    plan = ((whole, each),) if whole else ()
+    return (*plan, (1, rest)) if rest or not whole else plan
+
+
+def _plan(commit: Any, tables: Tables) -> Plan:
+    """Return the transactions that a sidecar lists."""
+    if not isinstance(commit, list) or not 1 <= len(commit) <= _LONGEST:
+        raise damaged("commit of a law is wrong", tables, "a number, or pairs of numbers", commit)
+    for line in commit:
+        good = isinstance(line, list) and len(line) == 2
+        if not good or not all(type(n) is int and 1 <= n < 1 << 60 for n in line):
+            raise damaged("commit of a law is wrong", tables, "[transactions, records]", line)
+    return tuple((line[0], line[1]) for line in commit)
+
+
+def feasible(shape: Shape, lengths: Law, plan: Plan) -> bool:
+    """Whether the replay ends soon."""
+    return steps(shape, lengths, plan) <= MOST
+
+
+def steps(shape: Shape, lengths: Law, plan: Plan) -> int:
+    """Return how many steps a replay takes, each of some 5 to 10 microseconds."""
+    events = sum(times for times, _ in plan) + lengths.count // shape.step
+    if not (isinstance(lengths, Affine) and not lengths.stride):
+        events += lengths.count >> 3  # a value may have to be looked at on its own
+    return events
+
+
+def transactions(plan: Plan) -> Iterator[int]:
+    """Yield the records of each transaction."""
+    for times, records in plan:
+        for _ in range(times):
+            yield records
+
+
+class Build:
+    """A database that grows at its right edge.
+
+    Parameters
+    ----------
+    shape, lengths, together
+        As for `Replay`.
+
+    Attributes
+    ----------
+    put
+        Records so far.
+    pages
+        Where the right edge is: page numbers from the leaf to the root.
+    """
+
+    def __init__(self, shape: Shape, lengths: Law, together: bool = False) -> None:
+        self._shape, self._lengths = shape, lengths
+        self._alloc = Allocator(shape.psize)
+        self._big, self._leaf = shape.big, shape.leaf
+        self._even = 0  # overflow pages of each value, if they are as many
+        self._ends: Ints | None = None  # else those of all values before each one
+        if isinstance(before := overflow(shape, lengths), Affine):
+            self._least = self._even = before.stride // shape.psize
+        else:
+            pages = (lengths.span(0, lengths.count) + (HEADER - 1)) // shape.psize + 1
+            self._ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pages)])
+            self._least = int(pages.min(initial=1 << 62))
+        self.put = 0
+        self.pages: list[int] = []
+        self._nodes: list[int] = []
+        self._first = 0  # the first record of the open leaf
+        self._from, self._rest = array("q"), array("q")  # runs, as `law` puts them together
+        self._main = 0  # the leaf with the name of the database
+        self._together = together
+        if shape.named and not together:
+            self._alloc.begin()
+            self._main = self._alloc.take(1)
+            self._alloc.commit()
+
+    @property
+    def fixed(self) -> int:
+        """How many records lie where they will always be."""
+        return self.put if self._big else self._first
+
+    def commit(self, records: int) -> None:
+        """Put so many records in one transaction."""
+        alloc, pages, leaf = self._alloc, self.pages, self._leaf
+        alloc.begin()
+        new = not pages
+        if new:
+            if self._together:
+                self._main = alloc.take(1)
+            pages.append(alloc.take(1))
+            self._nodes.append(0)
+        else:
+            if self._main:
+                self._main = alloc.replace(self._main)
+            for level in range(len(pages) - 1, -1, -1):
+                pages[level] = alloc.replace(pages[level])
+        end = self.put + records
+        while self.put < end:
+            if self._nodes[0] == leaf:
+                self._split()
+            some = min(leaf - self._nodes[0], end - self.put)
+            if self._big:
+                self._overflow(self.put, self.put + some)
+            self.put += some
+            self._nodes[0] += some
+        if new and self._main and not self._together:
+            self._main = alloc.replace(self._main)
+        alloc.commit()
+
+    def _split(self) -> None:
+        """Begin a leaf, and the branches that this takes."""
+        shape, alloc, pages, nodes = self._shape, self._alloc, self.pages, self._nodes
+        if not self._big:
+            self._close()
+            self._first = self.put if shape.append else self.put - 1
+        new, level = alloc.take(1), 0
+        while True:
+            above = level + 1
+            if above == len(pages):
+                pages.append(alloc.take(1))
+                nodes.append(1)
+            pages[level] = new
+            if nodes[above] < shape.branch:
+                nodes[above] += 1
+                break
+            new = alloc.take(1)
+            nodes[above] = 2
+            level = above
+        nodes[0] = 0 if shape.append else 1
+
+    def _overflow(self, start: int, stop: int) -> None:
+        """Give pages to the values of these records."""
+        alloc, ends, even = self._alloc, self._ends, self._even
+        while start < stop:
+            before = start * even if ends is None else int(ends[start])
+            many = alloc.hopeless <= self._least  # none of them fits into free pages
+            until = stop if many else start + 1
+            pages = (until * even if ends is None else int(ends[until])) - before
+            first = alloc.extend(pages) if many else alloc.take(pages)
+            self._run(start, (first - before) * self._shape.psize + HEADER)
+            start = until
+
+    def _close(self) -> None:
+        """Note where the open leaf's records lie, if values lie in leaves."""
+        shape = self._shape
+        base = self.pages[0] * shape.psize + shape.inside
+        self._run(self._first, base + self._first * shape.node)
+
+    def _run(self, first: int, rest: int) -> None:
+        """Note that from a record on offsets are `rest` and what `law` adds for each record."""
+        if not self._rest or self._rest[-1] != rest:
+            self._from.append(first)
+            self._rest.append(rest)
+
+    def law(self) -> Law:
+        """Return the offsets of all records put."""
+        if not self._big and self.put:
+            self._close()
+            self._first = self.put
+        first, rest = np.array(self._from, np.int64), np.array(self._rest, np.int64)
+        if self._ends is not None:
+            runs = Runs(self.put, first, rest, np.zeros_like(rest))
+            return Follow(self._lengths, runs, HEADER, self._shape.psize)
+        return Runs(self.put, first, rest + first * self._step, np.full_like(rest, self._step))
+
+    @property
+    def _step(self) -> int:
+        """By how much offsets rise from record to record in a run."""
+        return self._even * self._shape.psize if self._big else -self._shape.node
+
+    def same(self, values: Ints, start: int) -> bool:
+        """Whether the records ``start .. fixed`` lie at these offsets."""
+        stop = self.fixed
+        if stop <= start:
+            return True
+        first, rest = np.array(self._from, np.int64), np.array(self._rest, np.int64)
+        low = int(np.searchsorted(first, start, "right")) - 1
+        high = int(np.searchsorted(first, stop, "left"))
+        edges = np.append(np.maximum(first[low:high], start), stop)
+        found: Ints = np.repeat(rest[low:high], np.diff(edges))
+        if self._ends is not None:
+            found += self._ends[start:stop] * self._shape.psize
+        else:
+            found += np.arange(start, stop) * self._step
+        return bool(np.array_equal(found, values[start:stop]))

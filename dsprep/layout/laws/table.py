@@ -1,0 +1,69 @@
+"""A table: one number for each index, for what follows no rule, such as varying lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.packing import Tables, from_planes, to_planes
+from dsprep.core.schema import Array, Ints
+from dsprep.layout.laws.base import LARGEST, Law, damaged
+
+
+class Table(Law):
+    """Numbers that are stored, in the smallest integer type that holds them all."""
+
+    name = "table"
+
+    def __init__(self, values: Ints) -> None:
+        self.count = len(values)
+        self._values: Array = narrow(values)
+
+    def at(self, indices: Ints) -> Ints:
+        """See `Law.at`."""
+        return self._values[indices].astype(np.int64)
+
+    def span(self, start: int, stop: int) -> Ints:
+        """See `Law.span`."""
+        return self._values[start:stop].astype(np.int64)
+
+    def to_json(self, tables: Tables) -> Any:
+        """``{"law": "table", "data": packed}``."""
+        return {"law": self.name, "data": tables.put(self.pack())}
+
+    def pack(self) -> bytes:
+        """Return the byte planes of the numbers."""
+        return to_planes(self._values.astype(np.int64))
+
+    @classmethod
+    def from_json(
+        cls, json: Mapping[str, Any], count: int, tables: Tables, lengths: Law | None
+    ) -> Table:
+        """See `Law.from_json`."""
+        try:
+            values = from_planes(tables.get(json.get("data")))
+        except ValueError as error:
+            raise damaged("the table of a law is damaged", tables, found=error) from error
+        if len(values) != count:
+            raise damaged("the table of a law has another length", tables, count, len(values))
+        if count and (int(values.max()) > LARGEST or int(values.min()) < -LARGEST):
+            raise damaged("the table of a law leaves all files", tables)
+        return cls(values)
+
+    def words(self) -> str:
+        """See `Law.words`."""
+        if not self.count:
+            return "a table of nothing"
+        low, high = int(self._values.min()), int(self._values.max())
+        return f"a table of {self.count:,} numbers, {low:,} to {high:,}"
+
+
+def narrow(values: Ints) -> Array:
+    """Return the values in the smallest integer type that holds them."""
+    if not len(values):
+        return values
+    return values.astype(
+        np.result_type(np.min_scalar_type(int(values.min())), np.min_scalar_type(int(values.max())))
+    )

@@ -1,0 +1,205 @@
+"""LMDB written in one transaction, or copied compactly: the place of every record in closed form.
+
+Records lie in key order, their keys have one size, and their values have one size or all lie on
+overflow pages. Then the tree and the order in which its pages are taken depend on nothing but the
+numbers in `dsprep.layout.laws.lmdb.Shape`, and the page of a record is the sum of what comes before
+it:
+
+``one``
+    All records put in rising order in one transaction of a new environment. Pages are taken from
+    the end of the file: the first leaf, the overflow pages of its values, and at each split the
+    new leaf, the branches that this splits or begins, and on. Page 2 is the first; with a named
+    database, whose name is on page 2, it is page 3.
+``compact``
+    What ``mdb_env_copy2`` with ``MDB_CP_COMPACT`` writes, and ``dsprep convert``: the overflow
+    pages of a leaf's values, the leaf, and behind its last child each branch, from page 2 on.
+
+It costs a few divisions per record and level, and no memory but for values of different sizes,
+whose pages are added up once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from dsprep.core.packing import Tables
+from dsprep.core.schema import Ints
+from dsprep.layout.laws.base import Law, damaged, integer
+from dsprep.layout.laws.lmdb import HEADER, Shape, overflow, parse
+
+_SLICE = 1 << 15  # numbers at once: they stay in the cache
+_MOST_MOVES, _FURTHEST = 64, 16
+
+
+class Tree(Law):
+    """The offsets of the values, in key order.
+
+    In a sidecar: ``{"law": "tree", "kind": "compact", "psize": 4096, "key": 8, "append": true,
+    "named": false}``. How long the values are is not said again: the law of the lengths beside it
+    tells. ``moved``, where it is there, is a list of ``[record, pages]``: from this record on the
+    values lie so many pages behind (or before) where the rules put them. dsprep itself puts a few
+    branches later than a copy by LMDB when it cannot yet know whether another page follows.
+
+    Parameters
+    ----------
+    kind
+        ``one`` or ``compact``.
+    shape
+        Its `value` is what `lengths` says.
+    lengths
+        The law of the values' lengths.
+    moved
+        As above, the records rising.
+    before
+        What `dsprep.layout.laws.lmdb.overflow` gives for them, if it is there already.
+    """
+
+    name = "tree"
+
+    def __init__(
+        self,
+        kind: Literal["one", "compact"],
+        shape: Shape,
+        lengths: Law,
+        moved: tuple[tuple[int, int], ...] = (),
+        before: Law | None = None,
+    ) -> None:
+        self.count = lengths.count
+        self.kind, self.shape, self.moved = kind, shape, moved
+        self._before = before or overflow(shape, lengths)
+        self._last = _last_leaf(shape, self.count)
+        self._from = np.array([record for record, _ in moved], np.int64)
+        pages = np.array([0, *(pages for _, pages in moved)], np.int64)
+        self._by = pages * shape.psize
+
+    def at(self, indices: Ints) -> Ints:
+        """See `Law.at`."""
+        out = np.empty(len(indices), np.int64)
+        for start in range(0, len(indices), _SLICE):
+            some = np.asarray(indices[start : start + _SLICE], np.int64)
+            part = out[start : start + _SLICE]
+            part[:] = self._one(some) if self.kind == "one" else self._compact(some)
+            if self.shape.big:
+                part += self._before.at(some)
+            if self.moved:
+                part += self._by[np.searchsorted(self._from, some, "right")]
+        return out
+
+    def _one(self, i: Ints) -> Ints:
+        """Return the offsets without overflow pages, for one transaction."""
+        shape, base = self.shape, 3 if self.shape.named else 2
+        if shape.big:
+            leaf = i // shape.leaf if shape.append else np.maximum(i - 1, 0) // shape.step
+            pages = leaf + self._branches(leaf)  # a value comes behind the branches of its leaf
+            pages += base + 1
+            pages *= shape.psize
+            pages += HEADER
+            return pages
+        leaf = np.minimum(i // shape.step, self._last)
+        pages = leaf + self._branches(np.maximum(leaf - 1, 0))  # a leaf comes before them
+        pages += base
+        return self._inside(i, leaf, pages)
+
+    def _compact(self, i: Ints) -> Ints:
+        """Return the offsets without overflow pages, for a compact copy."""
+        shape, each = self.shape, self.shape.branch - 1
+        leaf = i // shape.step
+        np.minimum(leaf, self._last, out=leaf)
+        pages, above, last = leaf + 2, leaf, self._last
+        while last >= 1:
+            last = (last - 1) // each
+            above = above // each
+            np.minimum(above, last, out=above)
+            pages += above
+        if shape.big:
+            pages *= shape.psize
+            pages += HEADER
+            return pages
+        return self._inside(i, leaf, pages)
+
+    def _branches(self, leaf: Ints) -> Ints:
+        """Return how many branches there are when this leaf has been begun; writes to nothing."""
+        each, last = self.shape.branch - 1, self._last
+        total = np.zeros(len(leaf), np.int64)
+        pages = leaf
+        while last >= 1:
+            total += pages >= 1
+            pages = pages - 1
+            pages //= each
+            np.maximum(pages, 0, out=pages)
+            total += pages
+            last = (last - 1) // each
+        return total
+
+    def _inside(self, i: Ints, leaf: Ints, pages: Ints) -> Ints:
+        """Return the offsets of values that lie in these leaves; `leaf` and `pages` are used up."""
+        shape = self.shape
+        leaf *= shape.step
+        pages *= shape.psize
+        pages += shape.inside
+        pages -= (i - leaf) * shape.node
+        return pages
+
+    def to_json(self, tables: Tables) -> Any:
+        """Return the parameters; see the class."""
+        json = {"law": self.name, "kind": self.kind, **self.shape.to_json()}
+        if self.moved:
+            json["moved"] = [list(pair) for pair in self.moved]
+        return json
+
+    @classmethod
+    def from_json(
+        cls, json: Mapping[str, Any], count: int, tables: Tables, lengths: Law | None
+    ) -> Tree:
+        """See `Law.from_json`."""
+        kind = json.get("kind")
+        if kind not in ("one", "compact"):
+            raise damaged("there is no such kind of tree", tables, "one or compact", kind)
+        shape = parse(json, count, tables, lengths)
+        assert lengths is not None
+        given = json.get("moved", [])
+        if not isinstance(given, list) or len(given) > _MOST_MOVES:
+            raise damaged("moved of a law is a short list", tables, found=given)
+        moved: list[tuple[int, int]] = []
+        for pair in given:
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise damaged("moved of a law has pairs", tables, "[record, pages]", pair)
+            numbers = dict(zip(("record", "pages"), pair, strict=True))
+            record = integer(numbers, "record", tables, moved[-1][0] + 1 if moved else 0, count - 1)
+            moved.append((record, integer(numbers, "pages", tables, -_FURTHEST, _FURTHEST)))
+        law = cls(kind, shape, lengths, tuple(moved))
+        if bool((law.at(law._from) < 2 * shape.psize).any()):
+            raise damaged("moved of a law leaves the file", tables, found=given)
+        return law
+
+    def words(self) -> str:
+        """See `Law.words`."""
+        how = "written in one transaction" if self.kind == "one" else "copied compactly"
+        besides = f", moved at {len(self.moved)} records" if self.moved else ""
+        return f"an LMDB tree {how}: {self.shape.words()}{besides}"
+
+
+def _last_leaf(shape: Shape, count: int) -> int:
+    """Return the number of the last leaf."""
+    if shape.append:
+        return max(0, count - 1) // shape.leaf
+    return max(0, count - 2) // shape.step
+
+
+def mend(tree: Tree, lengths: Law, values: Ints) -> Tree | None:
+    """Return `tree` with what `values` are moved against it; None if that is not a few pages."""
+    n, psize = len(values), tree.shape.psize
+    moved: list[tuple[int, int]] = []
+    now = 0
+    for start in range(0, n, 1 << 20):
+        stop = min(n, start + (1 << 20))
+        by = values[start:stop] - tree.span(start, stop)
+        for at in np.flatnonzero(np.diff(by, prepend=now)).tolist():
+            if by[at] % psize or len(moved) == _MOST_MOVES or abs(int(by[at])) > _FURTHEST * psize:
+                return None
+            now = int(by[at])
+            moved.append((start + at, now // psize))
+    return Tree(tree.kind, tree.shape, lengths, tuple(moved), tree._before)

@@ -1,0 +1,209 @@
+"""From samples to byte ranges, without I/O: vectorised over the samples asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsprep.core.pread import ranges
+from dsprep.core.schema import Ints
+from dsprep.errors import FormatError, UsageError
+from dsprep.layout.laws import Affine
+from dsprep.layout.model import Column, FileLayout, Grid, Records
+
+
+@dataclass(frozen=True)
+class Extents:
+    """Byte ranges of one field of some samples of one file, in arrays of shape ``(m,)``.
+
+    Attributes
+    ----------
+    request
+        int64, rising: which of the indices asked for the range belongs to. A sample has one
+        range, or several if it spreads over chunks, or none if it has no bytes.
+    template
+        The file, as in `Blocks.path`.
+    place
+        The file's place in the grid of files: int64, shape ``(axes, m)``; None: one file.
+    offset, length
+        int64: the stored bytes; an offset of -1 means fill values.
+    inside, inside_nbytes
+        int64: the sample's bytes within those that the stored ones decode to, where chunks are
+        encoded or cut along inner axes; None: the stored bytes are the sample's.
+    """
+
+    request: Ints
+    template: str
+    place: Ints | None
+    offset: Ints
+    length: Ints
+    inside: Ints | None = None
+    inside_nbytes: Ints | None = None
+
+
+def locate(layout: FileLayout, name: str, indices: Ints) -> Extents:
+    """Return where field `name` of the samples `indices` of a file lies.
+
+    Parameters
+    ----------
+    indices
+        int64, shape ``(n,)``, each ``0 <= i < layout.count``.
+
+    Raises
+    ------
+    UsageError
+        If only the format's library finds that field.
+    FormatError
+        If laws give rows that are not there.
+    """
+    if layout.records is not None and name in layout.records.parts:
+        return _in_records(layout.records, name, indices)
+    column = layout.columns.get(name)
+    if column is None:
+        raise UsageError(
+            f"field {name} has no extents",
+            found=layout.unlocated.get(name, "no such field"),
+        )
+    return _in_column(column, name, indices)
+
+
+def _in_records(records: Records, name: str, indices: Ints) -> Extents:
+    part, blocks = records.parts[name], records.blocks
+    numbers = indices if records.order is None else records.order.at(indices)
+    offset, length = blocks.offsets.at(numbers), blocks.lengths.at(numbers)
+    request = np.arange(len(indices), dtype=np.int64)
+    if part.at is not None:
+        offset += part.at
+        rest = length - part.at
+        length = rest if part.nbytes is None else np.full(len(indices), part.nbytes, np.int64)
+    return Extents(request, blocks.path, None, offset, length)
+
+
+def _in_column(column: Column, name: str, indices: Ints) -> Extents:
+    none = np.zeros(0, np.int64)
+    grid = column.grid
+    if grid is None:
+        return Extents(none, "", None, none, none)
+    first, count = rows_of(column, indices)
+    if column.first is not None:
+        check_rows(grid, first, count, name)
+    if grid.plain:
+        return _plain(grid, first, count)
+    pieces = cut(grid, first, count)
+    offset = grid.blocks.offsets.at(pieces.block)
+    length = grid.blocks.lengths.at(pieces.block)
+    line = math.prod(grid.chunk[1:]) * grid.itemsize
+    inside, inside_nbytes = pieces.inside * line, pieces.rows * line
+    return Extents(
+        pieces.request, grid.blocks.path, pieces.place, offset, length, inside, inside_nbytes
+    )
+
+
+def _plain(grid: Grid, first: Ints, count: Ints) -> Extents:
+    """Return the ranges of rows that lie in the file as they are."""
+    row = grid.row_nbytes
+    base = _adjoining(grid)
+    if base is not None:
+        offset = first * row
+        offset += base
+        kept = count > 0
+        request = np.arange(len(first), dtype=np.int64)
+        if not kept.all():
+            request, offset, count = request[kept], offset[kept], count[kept]
+        return Extents(request, grid.blocks.path, None, offset, count * row)
+    pieces = cut(grid, first, count)
+    offset = grid.blocks.offsets.at(pieces.block)
+    stored = offset >= 0
+    offset += np.where(stored, pieces.inside * row, 0)
+    return Extents(pieces.request, grid.blocks.path, pieces.place, offset, pieces.rows * row)
+
+
+def _adjoining(grid: Grid) -> int | None:
+    """Return where row 0 lies if all rows follow one another in one file, else None."""
+    law = grid.blocks.offsets
+    if grid.files is not None or not isinstance(law, Affine) or law.base < 0:
+        return None
+    return law.base if law.count == 1 or law.stride == grid.chunk_nbytes else None
+
+
+def rows_of(column: Column, indices: Ints) -> tuple[Ints, Ints]:
+    """Return the first row of each sample in the array, and how many rows it has."""
+    if column.first is None or column.count is None:
+        return indices * column.lines, np.full(len(indices), column.lines, np.int64)
+    return column.first.at(indices), column.count.at(indices)
+
+
+def check_rows(grid: Grid, first: Ints, count: Ints, name: str) -> None:
+    """Raise `FormatError` unless all samples have rows that exist, and none of another sample."""
+    rows = grid.shape[0]
+    bad = (first < 0) | (count < 0) | (count > rows) | (first > rows - count)
+    if bad.any():
+        i = int(bad.argmax())
+        raise FormatError(
+            "the sidecar gives a sample rows that do not exist",
+            where=f"field {name}",
+            expected=f"within {rows} rows",
+            found=f"{count[i]} rows from {first[i]} on",
+            fix="write the sidecar again with dsprep provenance",
+        )
+    if len(count) > 1 and int(count.sum()) > rows:
+        _, chosen = np.unique(first, return_index=True)
+        if int(count[chosen].sum()) > rows:
+            raise FormatError("the sidecar gives samples rows that overlap", where=f"field {name}")
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Ranges of rows, each within one chunk, in arrays of shape ``(m,)``.
+
+    Attributes
+    ----------
+    request
+        Which of the ranges of rows asked for it is a piece of.
+    done
+        Rows of that range in the pieces before, so where the piece goes in the result.
+    inside
+        Its first row within the chunk.
+    rows
+        How many rows it has.
+    block
+        The number of the chunk.
+    place
+        Of the file in the grid of files, shape ``(axes, m)``; None: one file.
+    tile
+        The chunk's place along the inner axes, shape ``(axes - 1, m)``.
+    """
+
+    request: Ints
+    done: Ints
+    inside: Ints
+    rows: Ints
+    block: Ints
+    place: Ints | None
+    tile: Ints
+
+
+def cut(grid: Grid, first: Ints, count: Ints) -> Pieces:
+    """Cut ranges of rows where chunks end, and repeat each piece for all chunks side by side."""
+    per = grid.chunk[0]
+    low = first // per
+    chunks = np.where(count > 0, (first + count - 1) // per - low + 1, 0)
+    request = np.repeat(np.arange(len(first), dtype=np.int64), chunks)
+    at = ranges(low, chunks)
+    begin = np.maximum(first[request], at * per)
+    end = np.minimum((first + count)[request], (at + 1) * per)
+    done, inside, rows = begin - first[request], begin - at * per, end - begin
+    tiles = grid.chunks[1:]
+    side = math.prod(tiles)
+    if side > 1:
+        n = len(at)
+        request, done, inside, rows, at = (
+            np.repeat(a, side) for a in (request, done, inside, rows, at)
+        )
+        tile = np.tile(np.array(np.unravel_index(np.arange(side), tiles), np.int64), (1, n))
+    else:
+        tile = np.zeros((len(tiles), len(at)), np.int64)
+    block, place = grid.numbers(np.concatenate([at[None], tile]))
+    return Pieces(request, done, inside, rows, block, place, tile)

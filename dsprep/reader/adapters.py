@@ -1,0 +1,133 @@
+"""What the adapters for frameworks share: values in a form that they take, and a batch ahead.
+
+Nothing is imported here but numpy; `dsprep.torch`, `dsprep.tf` and `dsprep.jax` import theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dsprep.core.schema import Array, DType, Schema
+from dsprep.errors import UnsupportedError
+from dsprep.reader.loader import Reader
+
+
+class Values(NamedTuple):
+    """A ragged field as two arrays or tensors of a framework.
+
+    Attributes
+    ----------
+    values
+        Shape ``(total, *inner)``: the rows of all samples, one after another; of `bytes` and
+        `str` (UTF-8) uint8.
+    offsets
+        Shape ``(n + 1,)``: sample i has the rows ``offsets[i]:offsets[i + 1]``.
+    """
+
+    values: Any
+    offsets: Any
+
+
+def native(values: Array) -> Array:
+    """Return values in the byte order of the machine: the same array, or swapped bytes."""
+    if values.dtype.isnative:
+        return values
+    return values.byteswap().view(values.dtype.newbyteorder("="))
+
+
+def mapped(leaf: Callable[[Any], Any], value: Any, leaves: tuple[type, ...] = ()) -> Any:
+    """Return a structure of dicts, lists and tuples with ``leaf(x)`` for everything else in it.
+
+    Parameters
+    ----------
+    leaf
+        What is applied.
+    value
+        The structure.
+    leaves
+        Kinds of tuples, or dicts, that are not looked into.
+    """
+    if isinstance(value, leaves):
+        return leaf(value)
+    if isinstance(value, Mapping):
+        return {name: mapped(leaf, inside, leaves) for name, inside in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(leaf, inside, leaves) for inside in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(leaf, inside, leaves) for inside in value)
+    return leaf(value)
+
+
+def check_fields(schema: Schema, takes: Callable[[DType], bool], framework: str) -> None:
+    """Raise unless the framework has all dtypes.
+
+    Raises
+    ------
+    UnsupportedError
+        With the field.
+    """
+    for f in schema:
+        if not takes(f.dtype):
+            raise UnsupportedError(
+                f"{framework} has no dtype for field {f}",
+                fix="name other fields with fields=, or give a transform= that turns it into "
+                "something else",
+            )
+
+
+class Ahead(Iterator[Any]):
+    """The batches of a `Reader`, the next one begun while this one is used.
+
+    Parameters
+    ----------
+    reader
+        Where they come from. When the loop ends early, it goes back to behind the last batch
+        that was delivered.
+    begin
+        What is done with a batch one step before it is delivered: its copy to a device is
+        started.
+    """
+
+    def __init__(self, reader: Reader, begin: Callable[[Any], Any]) -> None:
+        self._reader, self._begin = reader, begin
+        self._batches = iter(reader)
+        self._begun: list[Any] = []
+        self._taken = self._given = 0
+        self._end: Exception | None = None
+
+    def _take(self) -> None:
+        if self._end is not None:
+            return
+        try:
+            batch = next(self._batches)
+            self._taken += 1
+            self._begun.append(self._begin(batch))
+        except Exception as error:  # the batch before comes first
+            self._end = error
+
+    def __next__(self) -> Any:
+        if not self._begun:
+            self._take()
+        if not self._begun:
+            assert self._end is not None
+            raise self._end
+        self._take()
+        self._given += 1
+        return self._begun.pop(0)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the reader, without the batches that were not delivered."""
+        state = self._reader.state_dict()
+        last = state["stages"][-1]
+        last[2] = max(0, last[2] - (self._taken - self._given))
+        return state
+
+    def close(self) -> None:
+        """End the loop; the reader goes on behind the last batch that was delivered."""
+        state = self.state()
+        self._batches.close()
+        self._begun.clear()
+        if self._taken > self._given:
+            self._reader.load_state_dict(state)
+            self._taken = self._given

@@ -1,0 +1,197 @@
+"""References in the format of kerchunk, version 1: the dataset as a virtual Zarr group.
+
+``NAME.kerchunk.json`` beside the dataset. It opens with zarr-python 3 and fsspec; the data are read
+from the dataset's own files::
+
+    import fsspec, zarr
+    from zarr.storage import FsspecStore
+
+    fs = fsspec.filesystem("reference", fo="train.h5.kerchunk.json", asynchronous=True)
+    group = zarr.open_group(FsspecStore(fs, read_only=True, path=""), mode="r", zarr_format=2)
+    group["x"][0]
+
+Every field of fixed shape is an array ``(samples, *shape)``, slashes in its name are groups. A
+chunk is a whole sample or more, or a chunk of the dataset with its filters. Left out, with a note,
+is what Zarr version 2 cannot tell: ragged fields, values that have to be sought in a record, chunks
+of different shape, types such as bfloat16.
+
+Files are named by the template ``d``, the directory of the dataset, absolute. If the dataset has
+moved (or was uploaded), tell where it is now, with the slash at the end::
+
+    fsspec.filesystem("reference", fo=..., template_overrides={"d": "/new/place/"}, ...)
+
+Where contiguous rows end in the middle of a chunk, the last chunk goes on into what follows them in
+the file, which Zarr does not look at; if the file ends there, that chunk is kept in the JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dsprep.core.schema import Field
+from dsprep.core.storage import pread_exact
+from dsprep.errors import UsageError
+from dsprep.sidecar.export import zarr2
+from dsprep.sidecar.export.chunks import Chunk, Plan
+from dsprep.sidecar.export.files import Output
+from dsprep.sidecar.export.planning import plan
+from dsprep.sidecar.export.zarr2 import Inexpressible
+from dsprep.sidecar.sidecar import Sidecar
+
+SUFFIX = ".kerchunk.json"
+DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""The attribute by which xarray knows axes."""
+MAX_REFERENCES = 1 << 24
+"""Such a file would be larger than a gigabyte, and all of it has to be read to open it."""
+
+
+def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
+    """Return the file of references.
+
+    Raises
+    ------
+    UsageError
+        If no field can be told, or there are too many chunks.
+    """
+    plans: list[Plan] = []
+    reasons = []
+    for field in sidecar.schema:
+        try:
+            _check_name(field, plans)
+            plans.append(plan(sidecar, field))
+        except Inexpressible as reason:
+            reasons.append(f"field {field.name}: {reason}")
+    if not plans:
+        raise UsageError(
+            "no field can be told in references of kerchunk",
+            where=sidecar.dataset,
+            found="; ".join(reasons) or "no fields",
+            fix="convert the dataset to fields of fixed shape",
+        )
+    notes += [f"left out {reason}" for reason in reasons]
+    total = sum(p.count for p in plans)
+    if total > MAX_REFERENCES:
+        most = max(plans, key=lambda p: p.count)
+        raise UsageError(
+            f"field {most.field.name} has too many chunks for a file of references",
+            where=sidecar.dataset,
+            expected=f"at most {MAX_REFERENCES} in all",
+            found=total,
+            fix="convert the dataset with larger chunks, or read it with dsprep.open",
+        )
+    metadata = _metadata(sidecar, plans, notes)
+    content = partial(_content, sidecar, plans, metadata)
+    return [Output(sidecar.dataset.name + SUFFIX, content)]
+
+
+def _check_name(field: Field, before: Sequence[Plan]) -> None:
+    parts = field.name.split("/")
+    if any(p in ("", ".", "..") or p.startswith((".z", "__")) for p in parts):
+        raise Inexpressible("its name is no path in Zarr")
+    for other in before:
+        a, b = field.name + "/", other.field.name + "/"
+        if a.startswith(b) or b.startswith(a):
+            raise Inexpressible(f"field {other.field.name} is an array, not a group")
+
+
+# --- metadata --------------------------------------------------------------------------------
+
+
+def _metadata(sidecar: Sidecar, plans: Sequence[Plan], notes: list[str]) -> dict[str, str]:
+    """Return the keys and texts of all groups and arrays."""
+    root = _attributes(sidecar.schema.attrs, "the dataset", notes)
+    found = {".zgroup": '{"zarr_format": 2}', ".zattrs": json.dumps(root)}
+    for p in plans:
+        name, inner = p.field.name, p.field.inner
+        for k in range(1, len(name.split("/"))):
+            group = "/".join(name.split("/")[:k])
+            found[f"{group}/.zgroup"] = found[".zgroup"]
+        filters, compressor = zarr2.codecs(p.filters)
+        array = {
+            "zarr_format": 2,
+            "shape": [len(sidecar), *inner],
+            "chunks": list(p.chunks),
+            "dtype": zarr2.dtype(p.field.dtype),
+            "compressor": compressor,
+            "filters": filters,
+            "fill_value": p.fill,
+            "order": "C",
+        }
+        axes = {DIMENSIONS: ["sample", *(f"{name}_{k}" for k in range(1, len(inner) + 1))]}
+        attrs = axes | _attributes(p.field.attrs, f"field {name}", notes)
+        found[f"{name}/.zarray"] = json.dumps(array)
+        found[f"{name}/.zattrs"] = json.dumps(attrs)
+    return found
+
+
+def _attributes(attrs: Mapping[str, Any], what: str, notes: list[str]) -> dict[str, Any]:
+    found = {}
+    for key, value in attrs.items():
+        try:
+            found[key] = zarr2.attribute(value)
+        except Inexpressible as reason:
+            notes.append(f"left out attribute {key} of {what}: {reason}")
+    return found
+
+
+# --- the file --------------------------------------------------------------------------------
+
+
+def _content(sidecar: Sidecar, plans: Sequence[Plan], metadata: dict[str, str]) -> Iterator[bytes]:
+    urls = _Urls(sidecar.dataset.absolute().parent)
+    templates = {"d": urls.directory} if urls.templated else {}
+    yield f'{{"version": 1, "templates": {json.dumps(templates)}, "refs": {{\n'.encode()
+    texts = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in metadata.items()]
+    yield ",\n".join(texts).encode()
+    for p in plans:
+        name = json.dumps(p.field.name)[:-1]
+        for path, chunks in p.chunk_references():
+            lines = _lines(name, urls.of(path), chunks)
+            if lines:
+                yield (",\n" + ",\n".join(lines)).encode()
+        for key, path, offset, nbytes, size in p.tails():
+            with path.open("rb", buffering=0) as file:
+                data = pread_exact(file.fileno(), nbytes, offset, path).ljust(size, b"\0")
+            yield f',\n{name}/{key}": "base64:{base64.b64encode(data).decode()}"'.encode()
+    yield b"\n}}\n"
+
+
+def _lines(name: str, url: str, chunks: Chunk) -> list[str]:
+    """Return a line of JSON for every chunk."""
+    axis, inner = chunks.place[0].tolist(), chunks.place[1:]
+    if not inner.any():
+        rest: Iterator[str] = itertools.repeat(".0" * len(inner))
+    else:
+        rest = ("." + ".".join(map(str, tile)) for tile in inner.T.tolist())
+    offsets, lengths = chunks.offset.tolist(), chunks.length.tolist()
+    return [
+        f'{name}/{k}{tail}": [{url}, {at}, {size}]'
+        for k, tail, at, size in zip(axis, rest, offsets, lengths, strict=False)
+    ]
+
+
+class _Urls:
+    """How files are named: by a template, unless braces in the directory would be taken for one.
+
+    fsspec takes the name for a format string: a brace stands four times.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._base = directory
+        self.directory = str(directory).rstrip("/") + "/"
+        self.templated = "{{" not in self.directory
+
+    def of(self, path: Path) -> str:
+        """Return the JSON of a file's name."""
+        absolute = path.absolute()
+        if not self.templated:
+            return json.dumps(str(absolute))
+        name = os.path.relpath(absolute, self._base)
+        return json.dumps("{{d}}" + name.replace("{", "{" * 4).replace("}", "}" * 4))

@@ -1,0 +1,117 @@
+"""Offsets and sizes of samples as the DLIO benchmark keeps them, for its workloads of Megatron.
+
+Beside ``FILE`` lie ``FILE.off.idx`` and ``FILE.sz.idx``: for each sample of the file a 64-bit
+integer, little-endian, the offset of its bytes in one and their number in the other. DLIO's reader
+of indexed binary files seeks and reads just that, so they are those of the sample alone: the value
+in an LMDB file, the payload of a TFRecord record, the row of an array.
+
+A sample has to be one byte range. In HDF5 and Zarr that is so if there is one field, not compressed
+and cut into chunks along its first axis only.
+
+The index of a store that is a directory (``train.lmdb``, with ``data.mdb`` in it) lies beside that
+directory (``train.lmdb.off.idx``): a file inside would be taken for a part of the store. The
+offsets are those in the only data file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from dsprep.core.schema import Ints, Schema
+from dsprep.errors import FormatError, UsageError
+from dsprep.layout.locate import locate
+from dsprep.layout.model import FileLayout
+from dsprep.sidecar.export.files import SLICE, Output, check_inside
+from dsprep.sidecar.sidecar import Sidecar
+
+OFFSETS, SIZES = ".off.idx", ".sz.idx"
+
+
+def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
+    """Return both indexes for each file.
+
+    Raises
+    ------
+    UsageError
+        If samples are not one byte range each.
+    """
+    found = []
+    for number, entry in enumerate(sidecar.content.files):
+        layout, path = sidecar.layout(number), sidecar.dataset / entry.path
+        name = os.path.relpath(path, sidecar.dataset.parent)
+        data = path / check(layout, sidecar.schema, path)
+        found.append(Output(name + OFFSETS, partial(_numbers, layout, sidecar.schema, data, "at")))
+        found.append(Output(name + SIZES, partial(_numbers, layout, sidecar.schema, data, "size")))
+    return found
+
+
+def check(layout: FileLayout, schema: Schema, path: Path) -> str:
+    """Return the file below `path` that holds the samples.
+
+    Raises
+    ------
+    UsageError
+        If they are not one byte range each.
+    """
+    if not layout.count:
+        return ""
+    if layout.records is not None and not layout.columns:
+        return layout.records.blocks.path
+    names = schema.names
+    if len(names) != 1 or names[0] not in layout.columns:
+        reason = "each is an array of its own" if len(names) > 1 else "it has no place in the file"
+        raise UsageError(
+            f"samples are not one range of bytes: fields {', '.join(names)}: {reason}",
+            where=path,
+            fix="convert the dataset to tfrecord or lmdb",
+        )
+    grid = layout.columns[names[0]].grid
+    if grid is None or not grid.plain or grid.files is not None:
+        reason = "it has no bytes" if grid is None else "it is compressed, or cut into chunks"
+        raise UsageError(
+            f"samples of field {names[0]} are not one range of bytes each: {reason}",
+            where=path,
+            fix="convert the dataset to tfrecord or lmdb, without compression",
+        )
+    return grid.blocks.path
+
+
+def _numbers(
+    layout: FileLayout, schema: Schema, path: Path, kind: Literal["at", "size"]
+) -> Iterator[bytes]:
+    if layout.count > (path.stat().st_size if layout.count else 0):
+        raise FormatError("the file is too small for its samples", where=path, found=layout.count)
+    for start in range(0, layout.count, SLICE):
+        indices = np.arange(start, min(start + SLICE, layout.count), dtype=np.int64)
+        offsets, lengths = _places(layout, schema, indices, path)
+        check_inside(offsets, lengths, path, f"sample {start} and after")
+        yield (offsets if kind == "at" else lengths).astype("<i8").tobytes()
+
+
+def _places(layout: FileLayout, schema: Schema, indices: Ints, path: Path) -> tuple[Ints, Ints]:
+    """Return offset and size of each sample; a sample without bytes is at offset 0."""
+    records = layout.records
+    if records is not None:
+        numbers = indices if records.order is None else records.order.at(indices)
+        return records.blocks.offsets.at(numbers), records.blocks.lengths.at(numbers)
+    name = schema.names[0]
+    found = locate(layout, name, indices)
+    twice = np.flatnonzero(np.diff(found.request) == 0)
+    if len(twice) or (found.offset < 0).any():
+        at = twice if len(twice) else np.flatnonzero(found.offset < 0)
+        sample = int(indices[found.request[at[0]]])
+        reason = "it spreads over several chunks" if len(twice) else "it is not stored"
+        raise UsageError(
+            f"sample {sample} of field {name} is not one range of bytes: {reason}",
+            where=path,
+            fix="convert the dataset to tfrecord or lmdb",
+        )
+    offsets, lengths = np.zeros(len(indices), np.int64), np.zeros(len(indices), np.int64)
+    offsets[found.request], lengths[found.request] = found.offset, found.length
+    return offsets, lengths

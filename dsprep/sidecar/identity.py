@@ -1,0 +1,128 @@
+"""Whether a file is still the one that a sidecar was written for, at the cost of a few reads.
+
+Kept are the size, the time stamp and inode, what the format tells about its state (LMDB's
+transaction and root, HDF5's end of file, Zarr's metadata), and a digest of sixteen blocks spread
+over the data.
+
+Another time stamp or inode alone decides nothing: files are touched and copied. Then the facts and
+the sampled blocks decide, and of a file that has the same inode `located` compares checksums too,
+where the sidecar has some. So a file of which a few other bytes were changed, keeping its size, is
+not noticed here: that takes ``--check full``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from dsprep import formats
+from dsprep.core.checksums import read_crc32c
+from dsprep.core.marks import Mark, same_time, sample
+from dsprep.errors import DsprepError
+from dsprep.sidecar.spec import Identity
+
+WRITTEN = "it was written to (its time stamp changed)"
+
+
+def take(path: Path, format: str) -> Identity:
+    """Return the identity of `path`.
+
+    Raises
+    ------
+    OSError, FormatError
+        If it is gone or damaged.
+    """
+    mark, files = Mark.with_files(path)
+    inode, nbytes, mtime, _ = mark.status
+    facts = formats.load(format).identity(path)
+    return Identity(nbytes, mtime, inode, mark.files, facts, sample(files))
+
+
+class Look(NamedTuple):
+    """What a look at a file has found.
+
+    Attributes
+    ----------
+    differences
+        How it differs from what was recorded, one clause each.
+    written
+        Whether the same file has another time stamp, which is no difference by itself.
+    mark
+        What it is now; None: missing.
+    """
+
+    differences: list[str]
+    written: bool
+    mark: Mark | None
+
+
+def look(path: Path, format: str, known: Identity) -> Look:
+    """Compare `path` with what was recorded.
+
+    Raises
+    ------
+    OSError
+        If it cannot be looked at, unless it is missing.
+    """
+    found, mark, files = _sized(path, known, anew=False)
+    if found:
+        found, mark, files = _sized(path, known, anew=True)
+    if mark is None:
+        return Look(found, False, None)
+    inode, _, mtime, _ = mark.status
+    written = known.mtime_ns is not None and not same_time(mtime, known.mtime_ns)
+    written = written and known.inode is not None and inode == known.inode
+    if found:
+        return Look([*found, *([WRITTEN] if written else [])], written, mark)
+    try:
+        facts = formats.load(format).identity(path)
+        for key, value in known.facts.items():
+            if facts.get(key) != value:
+                found.append(f"its {key.replace('_', ' ')} is {facts.get(key)}, expected {value}")
+        if not found and known.sampled:
+            mark = replace(mark, sampled=sample(files))
+            if mark.sampled != known.sampled:
+                found.append("its content changed (sampled blocks differ)")
+    except DsprepError as error:
+        found.append(f"it cannot be read: {error}")
+    return Look([*found, *([WRITTEN] if found and written else [])], written, mark)
+
+
+def _sized(
+    path: Path, known: Identity, *, anew: bool
+) -> tuple[list[str], Mark | None, list[tuple[Path, int]]]:
+    """Return how sizes differ from what was recorded, the mark, and the data files.
+
+    `anew`: the server is asked, whatever the client has kept.
+    """
+    try:
+        mark, files = Mark.with_files(path, anew=anew)
+    except FileNotFoundError:
+        return ["it is missing"], None, []
+    found = []
+    if mark.status[1] != known.nbytes:
+        found.append(f"it has {mark.status[1]:,} bytes, expected {known.nbytes:,}")
+    if mark.files != known.files:
+        found.append(f"it has {mark.files:,} files, expected {known.files:,}")
+    return found, mark, files
+
+
+def block_crc32c(path: Path, begin: int, end: int) -> int:
+    """Return the CRC-32C of some bytes of a file, or of the data files of a directory.
+
+    Those are taken one behind another, in the order of their paths.
+
+    Raises
+    ------
+    FormatError, OSError
+        If they end first, or cannot be read.
+    """
+    crc, at = 0, 0
+    for file, nbytes in sorted(Mark.with_files(path)[1]):
+        low, high = max(begin, at), min(end, at + nbytes)
+        if low < high:
+            with file.open("rb", buffering=0) as opened:
+                crc = read_crc32c(opened.fileno(), low - at, high - at, file, crc)
+        at += nbytes
+    return crc

@@ -1,0 +1,735 @@
+"""Reading a dataset through its sidecar: places are computed, bytes come by ``preadv``.
+
+No format library is opened. Whatever the sidecar says is compared with the files before it is
+used, and whether the files are still the ones that it was written for is checked at the start.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+
+from dsprep import formats
+from dsprep.core.atomic import restore
+from dsprep.core.marks import Mark, same_time
+from dsprep.core.packing import Tables, digest, from_planes
+from dsprep.core.pread import ranges
+from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, concatenate
+from dsprep.core.storage import Inside
+from dsprep.errors import DsprepError, FormatError, UsageError
+from dsprep.layout import as_json
+from dsprep.layout.as_json import file_path
+from dsprep.layout.locate import Extents, locate
+from dsprep.layout.model import FileLayout
+from dsprep.reading.columns import ColumnReader, read_columns
+from dsprep.reading.files import File, Files
+from dsprep.reading.proofs import BadGroup, Proofs
+from dsprep.reading.records import RecordReader, Verify
+from dsprep.sidecar import spec
+from dsprep.sidecar.identity import block_crc32c, look
+from dsprep.sidecar.spec import Content
+
+Indices: TypeAlias = int | slice | Sequence[int] | Array
+
+Row: TypeAlias = tuple[int, str, str, int, int, int | None, int | None]
+"""The attributes of an `Extent`, in their order."""
+
+_ROWS = 1 << 16
+
+CHECKED = 64
+"""Files that are compared with the sidecar when it is opened; of more, so many spread evenly."""
+
+MAX_COMPANION = 8 << 30
+
+SUMS_NBYTES = 256 << 20
+"""Bytes of which checksums are compared at most, where time stamps alone changed."""
+
+
+class StaleError(FormatError):
+    """The data are not those that the sidecar was written for."""
+
+
+class MissingError(DsprepError, FileNotFoundError):
+    """A dataset has no sidecar, or is not there at all."""
+
+    def __init__(self, path: Path, dataset: Path) -> None:
+        if not dataset.exists():
+            super().__init__("there is no such dataset", where=dataset)
+        else:
+            super().__init__(
+                f"there is no sidecar {path.name}",
+                where=dataset,
+                fix=f"write it with dsprep provenance {dataset}; where that cannot be written to, "
+                "add --out F, and name F here",
+            )
+
+
+class StaleWarning(UserWarning):
+    """A sidecar is not used, since it is damaged or the data changed."""
+
+
+def changes(
+    content: Content,
+    dataset: Path,
+    most: int | None = None,
+    path: Path | None = None,
+    notes: list[str] | None = None,
+    marks: dict[int, Mark] | None = None,
+) -> list[str]:
+    """Return how the files differ from what a sidecar says, one clause each.
+
+    Of files of which the time stamp alone changed, checksums are compared where there are some, of
+    `SUMS_NBYTES` of them all.
+
+    Parameters
+    ----------
+    most
+        Look only at so many of the files, spread evenly; None: at all.
+    path
+        The sidecar, if it does not lie beside the dataset.
+    notes
+        Is told which files have another time stamp.
+    marks
+        Is told what the files are, by their number.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be looked at.
+    """
+    files = content.files
+    chosen: Iterable[int] = range(len(files))
+    if most is not None and len(files) > most:
+        chosen = np.unique(np.linspace(0, len(files) - 1, most).astype(int)).tolist()
+    lines, touched = [], []
+    for i in chosen:
+        file = dataset / files[i].path
+        found = look(file, content.format, files[i].identity)
+        lines += [f"{file.name}: {line}" for line in found.differences]
+        if found.written:
+            touched.append(i)
+        if marks is not None and found.mark is not None:
+            marks[i] = found.mark
+    if lines or not touched:
+        return lines
+    if content.layouts:
+        with Sidecar(content, dataset, path or spec.sidecar_path(dataset)) as opened:
+            lines = list(opened.wrong_sums(touched, SUMS_NBYTES))
+    if notes is not None and not lines:
+        notes.append(only_touched([dataset / files[i].path for i in touched], dataset))
+    return lines
+
+
+def only_touched(files: Sequence[Path], dataset: Path) -> str:
+    """Return the note that the time stamps of some files alone changed."""
+    more = f" and {len(files) - 1:,} other files" if len(files) > 1 else ""
+    return (
+        f"{files[0].name}{more}: written to since the sidecar was, but the size, the format's own "
+        f"marks and the sampled blocks are as recorded; dsprep provenance {dataset} --refresh "
+        "compares all checksums there are and records the new time stamp"
+    )
+
+
+def stale(change: str, path: Path, dataset: Path) -> StaleError:
+    """Return the error for data that changed since the sidecar `path` was written."""
+    return StaleError(
+        f"the data changed since the sidecar was written: {change}",
+        where=path,
+        fix=f"write it again with dsprep provenance {dataset}",
+    )
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Bytes that hold a field of a sample, or a part of it.
+
+    Attributes
+    ----------
+    index
+        The sample.
+    field
+        The field.
+    file
+        The file, relative to the directory of the sidecar.
+    offset, length
+        The stored bytes; offset -1: not stored, fill values.
+    inside, inside_nbytes
+        Of a chunk that has to be decoded: where in it, once decoded, the sample's bytes are; None
+        where the stored bytes are the sample's.
+    """
+
+    index: int
+    field: str
+    file: str
+    offset: int
+    length: int
+    inside: int | None = None
+    inside_nbytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON, ``inside`` only for chunks."""
+        return {k: v for k, v in vars(self).items() if v is not None}
+
+
+class Sidecar:
+    """A dataset, read through its sidecar; closed by `close` or by leaving a ``with`` block.
+
+    Safe to use from several threads.
+
+    Parameters
+    ----------
+    companion
+        The bytes of its companion, if that is not beside it.
+    follow_external
+        Whether symbolic links may lead out of the directory of the dataset.
+
+    Attributes
+    ----------
+    path
+        The sidecar.
+    dataset
+        What it lies beside: a file, a store, or a directory of files.
+    content
+        What it says.
+    schema
+        The fields of every sample.
+    proofs
+        Compares samples with checksums.
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        dataset: Path,
+        path: Path,
+        companion: bytes | None = None,
+        follow_external: bool = False,
+    ) -> None:
+        self.content, self.dataset, self.path = content, dataset, path
+        self._held = companion
+        self.schema = content.schema
+        if not content.layouts:
+            raise FormatError(
+                "the sidecar does not tell where samples lie",
+                where=path,
+                fix=f"write it again with dsprep provenance {dataset}; what has no places, such as "
+                "GZIP TFRecord, is read by dsprep.open, or repacked",
+            )
+        self._files = Files(Inside(dataset, follow_external), self._check_first)
+        counts = [f.samples for f in content.files]
+        self._starts: Ints = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._tables: Tables | None = None
+        self._lock = threading.Lock()
+        self._layout = lru_cache(maxsize=1024)(self._parse_layout)
+        self._reader = lru_cache(maxsize=256)(self._make_reader)
+        self._names = lru_cache(maxsize=64)(self._find_names)
+        self.proofs = Proofs(
+            layout_of=self.layout,
+            open_file=self.open_file,
+            records_of=lambda number: self._reader(number)[0],
+            root_of=self._root,
+            crc32c_of=lambda number: content.files[number].crc32c,
+            members_of=lambda path: formats.load(content.format).members(path),
+            tables=self.tables,
+            starts=self._starts,
+        )
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        data: str | Path | None = None,
+        *,
+        check: bool = True,
+        follow_external: bool = False,
+    ) -> Sidecar:
+        """Open a sidecar.
+
+        Parameters
+        ----------
+        path
+            The sidecar, or the dataset that it lies beside.
+        data
+            The dataset, where it is not the one beside the sidecar.
+        check
+            Whether to see that the data did not change since.
+        follow_external
+            Whether symbolic links may lead out of the directory of the dataset.
+
+        Raises
+        ------
+        StaleError
+            If they did; the message names the command that mends it.
+        MissingError
+            If there is none.
+        FormatError
+            If it is no sidecar, or says nothing about places.
+        """
+        path = Path(path)
+        if not path.name.endswith(spec.SUFFIX) and data is None:
+            restore(path)
+            data, path = path, spec.beside(path)
+        dataset = Path(data) if data is not None else path.with_name(_stem(path))
+        if not path.exists():
+            raise MissingError(path, dataset)
+        found = cls(spec.read(path), dataset, path, follow_external=follow_external)
+        if check:
+            found.check()
+        return found
+
+    def check(self) -> None:
+        """Raise `StaleError` if the data changed since the sidecar was written; a few reads."""
+        marks: dict[int, Mark] = {}
+        changed = changes(self.content, self.dataset, CHECKED, self.path, marks=marks)
+        if changed:
+            raise stale(changed[0], self.path, self.dataset)
+        self.expect(marks)
+
+    def expect(self, marks: Mapping[int, Mark]) -> None:
+        """Take these to be the files: what is opened from here on must be they."""
+        self._files.expect(marks)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    # --- layouts -----------------------------------------------------------------------------
+
+    def layout(self, file: int) -> FileLayout:
+        """Return the layout of file number `file`."""
+        entry = self.content.files[file]
+        return self._layout(entry.layout, entry.samples)
+
+    def _parse_layout(self, number: int, samples: int) -> FileLayout:
+        json = self.content.layouts[number]
+        return as_json.from_json(json, samples, self.schema, self.tables())
+
+    def tables(self) -> Tables:
+        """Return the packed tables, with those of the companion."""
+        with self._lock:
+            if self._tables is None:
+                self._tables = Tables(self.companion(), self.path)
+            return self._tables
+
+    def companion(self) -> bytes | None:
+        """Return the bytes of the companion, None without; `FormatError` if it is another's."""
+        known = self.content.companion
+        if known is None or self._held is not None:
+            return self._held
+        path = self.path.with_name(spec.companion_name(self.path))
+        fix = f"write the sidecar again with dsprep provenance {self.dataset}"
+        if not path.is_file():
+            raise FormatError("the companion of the sidecar is missing", where=path, fix=fix)
+        if path.stat().st_size != known.get("nbytes") or path.stat().st_size > MAX_COMPANION:
+            raise FormatError(
+                "the companion is of another sidecar",
+                where=path,
+                expected=known.get("nbytes"),
+                found=path.stat().st_size,
+                fix=fix,
+            )
+        data = path.read_bytes()
+        if digest(data) != known.get("blake2b"):
+            raise FormatError("the companion is of another sidecar", where=path, fix=fix)
+        return data
+
+    def file_of(self, sample: int) -> tuple[int, int]:
+        """Return the number of the file that holds `sample`, and the sample's number in it."""
+        if len(self.content.files) == 1:
+            return 0, sample
+        file = int(np.searchsorted(self._starts, sample, "right")) - 1
+        return file, sample - int(self._starts[file])
+
+    def files_of(self, start: int, stop: int) -> Iterator[tuple[FileLayout, int, Ints]]:
+        """Yield ``(layout, first, numbers)`` of each file that holds some of ``start .. stop``.
+
+        `first` is the first of these samples that it holds, `numbers` are theirs in the file.
+        """
+        while start < stop:
+            file, local = self.file_of(start)
+            end = min(stop, int(self._starts[file + 1]))
+            yield self.layout(file), start, np.arange(local, local + end - start, dtype=np.int64)
+            start = end
+
+    # --- places ------------------------------------------------------------------------------
+
+    def indices(self, chosen: Indices) -> Ints:
+        """Return sample numbers as int64, shape ``(n,)``, negative ones counted from the end.
+
+        Raises
+        ------
+        IndexError
+            If one is not in the dataset.
+        """
+        n = len(self)
+        if isinstance(chosen, slice):
+            return np.arange(*chosen.indices(n), dtype=np.int64)
+        if isinstance(chosen, int) and 0 <= chosen < n:
+            return np.array([chosen], np.int64)
+        found = np.atleast_1d(np.asarray(chosen))
+        if found.size and found.dtype.kind not in "iu":
+            raise UsageError("samples are chosen by integers", found=found.dtype)
+        if found.dtype.kind == "u" and found.size and int(found.max()) >= n:
+            raise IndexError(f"sample {found.max()} of {n} in {self.dataset}")
+        found = found.astype(np.int64).reshape(-1)
+        if not len(found):
+            return found
+        low = int(found.min())
+        if low < -n or int(found.max()) >= n:
+            wrong = low if low < -n else int(found.max())
+            raise IndexError(f"sample {wrong} of {n} in {self.dataset}")
+        return np.where(found < 0, found + n, found) if low < 0 else found
+
+    def by_file(self, indices: Ints) -> list[tuple[int, Ints, Ints]]:
+        """Return, for each file that holds some, ``(file, which of the indices, theirs in it)``."""
+        if len(self.content.files) == 1:
+            return [(0, np.arange(len(indices), dtype=np.int64), indices)]
+        file = np.searchsorted(self._starts, indices, "right") - 1
+        order = np.argsort(file, kind="stable")
+        edges = np.flatnonzero(np.diff(file[order])) + 1
+        parts = []
+        for which in np.split(order, edges):
+            if len(which):
+                number = int(file[which[0]])
+                parts.append((number, which, indices[which] - self._starts[number]))
+        return parts
+
+    def locate(self, chosen: Indices, field: str) -> tuple[Array, Ints, Ints, Ints]:
+        """Return where a field lies whose values lie in one piece each.
+
+        Returns
+        -------
+        ``(request, file, offset, length)``, each of shape ``(m,)``: which of the indices, the
+        number of the entry in ``content.files``, and the stored bytes; see `extents`.
+
+        Raises
+        ------
+        UsageError, SchemaError
+            If there is no such field, or only the format's library finds it.
+        """
+        indices = self.indices(chosen)
+        self.schema[field]
+        parts = []
+        for number, which, local in self.by_file(indices):
+            found = locate(self.layout(number), field, local)
+            file = np.full(len(found.offset), number, np.int64)
+            parts.append((which[found.request], file, found.offset, found.length))
+        if len(parts) == 1:
+            return parts[0]
+        joined = [np.concatenate([p[k] for p in parts]) for k in range(4)] if parts else []
+        if not joined:
+            return tuple(np.zeros(0, np.int64) for _ in range(4))  # type: ignore[return-value]
+        order = np.argsort(joined[0], kind="stable")
+        return tuple(a[order] for a in joined)  # type: ignore[return-value]
+
+    def extents(self, chosen: Indices, fields: Sequence[str] = ()) -> list[Extent]:
+        """Return every range of bytes that holds the fields of the samples, in their order."""
+        return [Extent(*row) for row in self.rows(chosen, fields)]
+
+    def rows(self, chosen: Indices, fields: Sequence[str] = ()) -> Iterator[Row]:
+        """Yield the attributes of each `Extent`, as it comes; memory does not grow with them."""
+        names = list(fields or self.schema.names)
+        for name in names:
+            self.schema[name]
+        if isinstance(chosen, slice):
+            every = range(*chosen.indices(len(self)))
+            parts = (every[a : a + _ROWS] for a in range(0, len(every), _ROWS))
+            for part in parts:
+                indices = np.arange(part.start, part.stop, part.step, dtype=np.int64)
+                yield from self._rows(indices, names)
+            return
+        indices = self.indices(chosen)
+        for a in range(0, len(indices), _ROWS):
+            yield from self._rows(indices[a : a + _ROWS], names)
+
+    def _rows(self, indices: Ints, names: Sequence[str]) -> Iterator[Row]:
+        """Yield the rows of some samples, sorted by sample and field."""
+        keys: list[Ints] = []
+        columns: list[list[Any]] = [[], [], [], [], []]
+        for k, name in enumerate(names):
+            for number, which, local in self.by_file(indices):
+                found = locate(self.layout(number), name, local)
+                n = len(found.offset)
+                keys.append(which[found.request] * len(names) + k)
+                columns[0] += self._file_names(number, found)
+                columns[1] += found.offset.tolist()
+                columns[2] += found.length.tolist()
+                columns[3] += [None] * n if found.inside is None else found.inside.tolist()
+                size = found.inside_nbytes
+                columns[4] += [None] * n if size is None else size.tolist()
+        key = np.concatenate([np.zeros(0, np.int64), *keys])
+        order = np.argsort(key, kind="stable")
+        sample, field = np.divmod(key[order], max(1, len(names)))
+        file, offset, length, inside, inside_nbytes = columns
+        at = indices[sample].tolist()
+        for i, k, j in zip(at, field.tolist(), order.tolist(), strict=True):
+            yield i, names[k], file[j], offset[j], length[j], inside[j], inside_nbytes[j]
+
+    def _file_names(self, number: int, found: Extents) -> list[str]:
+        """Return the file of each range, relative to the directory of the sidecar."""
+        entry = self.dataset / self.content.files[number].path
+        template, parent = found.template, self.path.parent
+        if found.place is None:
+            name = _relative(entry / template if template else entry, parent)
+            return [name] * len(found.offset)
+        places, which = np.unique(found.place, axis=1, return_inverse=True)
+        paths = [file_path(template, place) for place in places.T.tolist()]
+        names = [_relative(entry / path if path else entry, parent) for path in paths]
+        return [names[k] for k in which.reshape(-1).tolist()]
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def read(
+        self,
+        chosen: Indices,
+        fields: Sequence[str] = (),
+        *,
+        verify: Verify = None,
+        arena: Arena | None = None,
+    ) -> Batch:
+        """Return samples by their numbers, in the order asked for.
+
+        Parameters
+        ----------
+        chosen
+            A number, a slice, or numbers in any order, also several times the same.
+        fields
+            The fields wanted; all when empty.
+        verify
+            ``"header"``: compare what stands before each record (LMDB's overflow page, a
+            TFRecord's length and its CRC) with what the sidecar says; ``"full"``: and each
+            field with the checksum that the format or the sidecar has, see `reading.proofs`.
+        arena
+            Memory to use; see `Source.read`.
+
+        Raises
+        ------
+        FormatError
+            If the files do not fit the sidecar, or are damaged.
+        UsageError
+            If only the format's library can read a field.
+        """
+        if verify not in (None, "header", "full"):
+            raise UsageError(f"verify is {verify!r}", expected="None, 'header' or 'full'")
+        names = self._names(tuple(fields))
+        if verify is None and isinstance(chosen, int) and 0 <= chosen < len(self):
+            one = self._read_one(chosen, names)
+            if one is not None:
+                return one
+        indices = self.indices(chosen)
+        groups = self.by_file(indices)
+        if len(groups) == 1:
+            number, _, local = groups[0]
+            return self._read_file(number, local, names, verify, arena)
+        schema = Schema(tuple(self.schema[n] for n in names))
+        parts, order = [], []
+        for number, which, local in groups:
+            batch = self._read_file(number, local, names, verify, None)
+            parts.append({n: batch[n] for n in names})
+            order.append(which)
+        joined = concatenate(schema, parts) if parts else concatenate(schema, [])
+        back = np.argsort(np.concatenate([np.zeros(0, np.int64), *order]), kind="stable")
+        if len(back) and bool((back == np.arange(len(back))).all()):
+            return joined
+        return {n: _taken(c, back) for n, c in joined.items()}
+
+    def _find_names(self, fields: tuple[str, ...]) -> tuple[str, ...]:
+        for name in fields:
+            self.schema[name]
+        return fields or self.schema.names
+
+    def _read_one(self, sample: int, names: tuple[str, ...]) -> Batch | None:
+        """Return a sample of a dataset of records, None where it takes more than one range."""
+        number, index = self.file_of(sample)
+        records, columns = self._reader(number)
+        if records is None or columns or self.layout(number).unlocated:
+            return None
+        file = self.open_file(number, records.records.blocks.path)
+        return records.read_one(file, index, names)
+
+    def _read_file(
+        self, number: int, local: Ints, names: Sequence[str], verify: Verify, arena: Arena | None
+    ) -> Batch:
+        records, columns = self._reader(number)
+        unlocated = self.layout(number).unlocated
+        lost = [n for n in names if n in unlocated]
+        if lost:
+            raise UsageError(
+                f"field {lost[0]} can be read only by the format's own library: "
+                f"{unlocated[lost[0]]}",
+                where=self._root(number),
+                fix="leave it out, or open the dataset with dsprep.open",
+            )
+        if verify == "full":
+            whole = records is not None and records.has_crcs  # reading compares these
+            self.proofs.check(number, local, [n for n in names if not whole or n in columns])
+        out: Batch = {}
+        inside = [n for n in names if n not in columns]
+        if inside and records is not None:
+            path = records.records.blocks.path
+            file = self.open_file(number, path)
+            first = int(self._starts[number])
+            out = records.read(file, local, inside, verify, arena, first)
+        chosen = {name: columns[name] for name in names if name in columns}
+        if chosen:
+            out |= read_columns(chosen, local, arena)
+        return {name: out[name] for name in names}
+
+    def _make_reader(self, number: int) -> tuple[RecordReader | None, dict[str, ColumnReader]]:
+        layout = self.layout(number)
+        records = None
+        if layout.records is not None:
+            records = RecordReader(layout.records, self.schema)
+        columns = {
+            name: ColumnReader(column, self.schema[name], lambda path: self.open_file(number, path))
+            for name, column in layout.columns.items()
+        }
+        return records, columns
+
+    def open_file(self, number: int, path: str) -> File:
+        """Return the file at `path` below entry number `number`, open; see `Files.get`."""
+        return self._files.get(number, path, self._root)
+
+    def _check_first(self, number: int, path: str, file: File) -> None:
+        """Raise `StaleError` if a file of very many, not yet looked at, is another one."""
+        known = self.content.files[number].identity
+        inode, nbytes, mtime, _ = file.status
+        if path or known.inode is None or known.mtime_ns is None:
+            return
+        if (inode, nbytes) == (known.inode, known.nbytes) and same_time(mtime, known.mtime_ns):
+            return
+        found = look(file.path, self.content.format, known)
+        if found.differences:
+            line = f"{file.path.name}: {found.differences[0]}"
+            raise stale(line, self.path, self.dataset)
+
+    def _root(self, number: int) -> Path:
+        return self.dataset / self.content.files[number].path
+
+    def resident_nbytes(self) -> int:
+        """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
+        if not self.content.files:
+            return 0
+        _, columns = self._reader(0)
+        return sum(c.resident_nbytes() for c in columns.values())
+
+    def bad_groups(self) -> Iterator[BadGroup]:
+        """Yield the groups whose checksum is wrong; all groups that have one are read.
+
+        Raises
+        ------
+        FormatError, OSError
+            If a file is gone, or too short for a group.
+        """
+        for number in range(len(self.content.files)):
+            yield from self.proofs.bad_groups(number)
+
+    def sums(self, number: int) -> tuple[int, Ints] | None:
+        """Return the bytes of a block of a file and the CRC-32C of each; None without.
+
+        Raises
+        ------
+        FormatError
+            If they are damaged.
+        """
+        known = self.content.files[number].crc32c
+        if known is None:
+            return None
+        block = known.get("block")
+        try:
+            if not isinstance(block, int) or not 1 << 12 <= block <= 1 << 32:
+                raise ValueError(f"a block of {block!r} bytes")
+            return block, from_planes(self.tables().get(known.get("data")))
+        except ValueError as error:
+            raise FormatError(
+                f"the checksums of a file are damaged: {error}", where=self._root(number)
+            ) from error
+
+    def has_sums(self, number: int) -> bool:
+        """Whether a file has checksums, its own or those of its groups."""
+        groups = self.layout(number).groups
+        own = self.content.files[number].crc32c is not None
+        return own or (groups is not None and (groups.crc32c or groups.rest) is not None)
+
+    def wrong_sums(self, numbers: Sequence[int], most: int | None = None) -> Iterator[str]:
+        """Yield where checksums of some files are wrong, one clause each.
+
+        Parameters
+        ----------
+        numbers
+            Of the files. Their own checksums are compared, or else those of their groups.
+        most
+            Bytes that are read at most, about, spread over all; None: all.
+
+        Raises
+        ------
+        FormatError, OSError
+            If the checksums are damaged, or a file cannot be read.
+        """
+        files = self.content.files
+        nbytes = sum(files[i].identity.nbytes for i in numbers)
+        step = 1 if most is None else max(1, -(-nbytes // most))
+        before = 0
+        for number in numbers:
+            name, size = self._root(number).name, files[number].identity.nbytes
+            if (sums := self.sums(number)) is not None:
+                block, expected = sums
+                for k in range(-before % step, len(expected), step):
+                    begin, end = k * block, min(size, (k + 1) * block)
+                    found = block_crc32c(self._root(number), begin, end)
+                    if found != expected[k]:
+                        yield (
+                            f"{name}: the CRC-32C of bytes {begin:,} to {end:,} is {found:#010x}, "
+                            f"expected {int(expected[k]):#010x}"
+                        )
+                before += len(expected)
+            elif (groups := self.layout(number).groups) is not None:
+                count = groups.blocks.count
+                for bad in self.proofs.bad_groups(number, range(-before % step, count, step)):
+                    yield f"{name}: {bad.what} ({bad.found:#010x}, expected {bad.expected:#010x})"
+                before += count
+
+    def close(self) -> None:
+        """Close all files; reading opens them again."""
+        self._files.close()
+        self._reader.cache_clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Sidecar of {self.dataset}: {len(self)} samples of {self.schema}>"
+
+
+def _stem(path: Path) -> str:
+    if not path.name.endswith(spec.SUFFIX) or path.name == spec.SUFFIX:
+        raise UsageError(f"{path.name} does not end in {spec.SUFFIX}", fix="name its dataset too")
+    return path.name.removesuffix(spec.SUFFIX)
+
+
+def _relative(path: Path, to: Path) -> str:
+    return os.path.relpath(path, to)
+
+
+def _taken(column: Array | Ragged, order: Ints) -> Array | Ragged:
+    """Return the samples of a column in another order."""
+    if not isinstance(column, Ragged):
+        return column[order]
+    lengths = column.lengths[order]
+    starts = column.offsets[:-1][order]
+    return Ragged.from_lengths(column.values[ranges(starts, lengths)], lengths, column.kind)

@@ -1,0 +1,609 @@
+"""The sidecar: a small JSON file beside a dataset, from which every sample's place is computed.
+
+Specification, version 1
+------------------------
+The sidecar of ``train.tfrecord`` is ``train.tfrecord.dsprep.json``; that of a directory ``train``
+is ``train.dsprep.json``. It is written last, so a dataset with a valid sidecar is complete.
+Numbers are JSON integers; offsets and sizes count bytes.
+
+================== ============================================================================
+``dsprep_sidecar`` the major version of this specification, 1; readers refuse a larger one
+``format``         ``hdf5``, ``lmdb``, ``tfrecord`` or ``zarr``
+``samples``        number of samples of the whole dataset
+``schema``         list of fields: ``name`` and either ``kind`` (``bytes``, ``str``) or ``dtype``
+                   and ``shape`` (null: the varying first axis); see `schema.encode_dtype`
+``attrs``          attributes: ``""`` for the dataset, field names for the fields; see
+                   `encode_attr`
+``files``          in sample order: ``path`` (``.`` for a dataset of one file or store, otherwise
+                   relative to the dataset's directory), ``samples``, ``nbytes``; the rest of its
+                   identity: ``mtime_ns``, ``inode``, ``files`` (data files in a directory, 1 if
+                   left out), ``facts`` (what the format tells about its state), ``sampled``
+                   (digest of sampled blocks); ``layout`` (which one of ``layouts``, 0 if left
+                   out); ``crc32c`` (optional: see below)
+``layouts``        how the samples of a file lie; files that are alike share one
+``reading``        how the samples were told from the file, where that is not the default: the
+                   options of `OpenOptions`
+``notes``          what was assumed or left out when the dataset was looked at
+``companion``      ``nbytes`` and ``blake2b`` of ``NAME.dsprep.bin``, where large tables are; left
+                   out if there is none
+``lineage``        what it was made from: ``source``, ``command``, ``version``, ``created``
+================== ============================================================================
+
+A **layout** tells of each field of the schema where it lies. ``n`` stands for the samples of the
+file that has the layout.
+
+``records``
+    A block holds a sample. ``offsets`` and ``lengths``: laws; ``path``: the file in a directory;
+    ``blocks``: how many, if not n; ``order``: a law, the block of each sample (sample i is block i
+    if left out). ``parts``: field to ``[at, nbytes]``, its place in every block (``nbytes`` null:
+    up to the end), or null if only the recipe finds it. ``recipe``: how a block is taken apart:
+    ``{"name": "values"}`` (dsprep's encoding in LMDB), ``{"name": "datum"}`` (Caffe),
+    ``{"name": "example"}`` (``tf.train.Example``) and parameters. ``frame``: what proves a block:
+    ``{"name": "lmdb", "psize": 4096}`` (the header of an overflow page is before it) or
+    ``{"name": "tfrecord"}`` (length and CRC before, the payload's CRC behind).
+``columns``
+    A field is an array of its own, in chunks (the whole array is one, if it is contiguous).
+    ``rows`` (n times ``lines`` if left out), ``inner`` (the other axes), ``itemsize``; ``chunk``
+    (its shape, in elements; the whole if left out); ``path`` (in a directory: ``{0}`` stands for
+    the file's number along axis 0), ``files`` (chunks per file along each axis); ``offsets``,
+    ``lengths``: laws of the chunks, numbered file by file, each in C order; -1 is a chunk that is
+    not stored and holds ``fill`` (an element, base64). ``filters``: what was done to a chunk, in
+    that order, see `dsprep.core.filters`; ``masks``: a law, a bit for each filter left out.
+    ``lines``: rows per sample, 1 if left out; ragged fields: ``first`` and ``count``, laws, the
+    rows of each sample.
+``unlocated``
+    Fields that only the format's library can read: name to the reason.
+``groups``
+    Where samples lie in groups of ``samples``, each in one range of bytes: ``offsets``,
+    ``lengths`` and perhaps ``crc32c``: laws. If groups differ in their number of samples, also
+    ``count``, how many groups there are, and ``first``, a law, the first sample of each. In a
+    directory ``path``; if groups lie in several files, ``{0}`` in it stands for the file's number,
+    and ``files`` is the number of groups per file. ``rest``, where fields lie outside these ranges:
+    ``fields``, their names, and ``crc32c``, a law: of each group the CRC-32C of their stored
+    ranges, field by field, those of a field in the order of files and offsets, each once.
+``provenance``
+    How the file was made, as far as its structure shows; for people.
+
+A **law** is a number (the same for all), or an object, by ``law``: ``affine`` (``base``,
+``stride``); ``runs`` (``runs``: how many; ``data``: varints of count, stride and jump of each);
+``table`` (``data``: byte planes); ``follow`` (each begins where the one before ends: ``rest``,
+``frame``, ``align``); ``periodic`` (``period``, ``of``); ``tree`` and ``replay`` (LMDB's own
+order); see `dsprep.layout.laws`. ``data`` is a packed table: base64, or
+``{"at", "nbytes", "blake2b"}`` in the companion; see `dsprep.core.packing`.
+
+``crc32c`` of a file: ``{"block": bytes, "data": table}``, the CRC-32C of each block of the file (of
+the data files of a directory one behind another, by path); the last block may be shorter.
+
+Unknown keys are kept when a sidecar is read and written again. Nothing in it is executed, and
+every offset is compared with the file before it is used.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from dsprep.core.atomic import partial_path
+from dsprep.core.marks import Mark, same_time
+from dsprep.core.schema import Schema, decode_dtype, encode_dtype
+from dsprep.core.storage import SIDECARS, revalidate, sync, sync_directory
+from dsprep.errors import FormatError
+
+VERSION = 1
+NAMES = SIDECARS
+SUFFIX, COMPANION = NAMES
+LARGEST = 1 << 60
+"""Numbers of samples are smaller."""
+PAUSES = (0.0, 0.1, 0.3, 1.2)
+"""Seconds before each look at a sidecar that ends too early."""
+MAX_NBYTES = 256 << 20
+"""No sidecar is larger; a larger file is not read into memory."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What is known of a file (or of all data files of a directory) besides its content.
+
+    Attributes
+    ----------
+    nbytes
+        Its size.
+    mtime_ns
+        The newest time stamp; None: not recorded.
+    inode
+        Of the file, or of the directory; None: not recorded.
+    files
+        Data files in a directory; 1 for a file.
+    facts
+        What the format tells, see `Format.identity`.
+    sampled
+        Digest of the sampled blocks; empty: not recorded.
+    """
+
+    nbytes: int
+    mtime_ns: int | None = None
+    inode: int | None = None
+    files: int = 1
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    sampled: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON, without what is not recorded."""
+        json: dict[str, Any] = {"nbytes": self.nbytes}
+        if self.mtime_ns is not None:
+            json["mtime_ns"] = self.mtime_ns
+        if self.inode is not None:
+            json["inode"] = self.inode
+        if self.files != 1:
+            json["files"] = self.files
+        if self.facts:
+            json["facts"] = dict(self.facts)
+        if self.sampled:
+            json["sampled"] = self.sampled
+        return json
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Self:
+        """Return what `to_json` wrote; `TypeError` or `KeyError` if it is something else."""
+        times = {k: json.get(k) for k in ("mtime_ns", "inode")}
+        known = (value for value in times.values() if value is not None)
+        for value in (json["nbytes"], json.get("files", 1), *known):
+            if type(value) is not int or not 0 <= value < 1 << 64:  # inodes have 64 bits
+                raise TypeError(f"{value!r} is not a size, a time or an inode")
+        facts = json.get("facts", {})
+        if not isinstance(facts, Mapping):
+            raise TypeError("facts are no JSON object")
+        return cls(
+            json["nbytes"],
+            times["mtime_ns"],
+            times["inode"],
+            json.get("files", 1),
+            facts,
+            str(json.get("sampled", "")),
+        )
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file (or store directory) of the dataset.
+
+    Attributes
+    ----------
+    path
+        Relative to the dataset; ``.`` for the dataset itself.
+    samples
+        Samples in it.
+    identity
+        By which a change is noticed.
+    layout
+        Which of the sidecar's layouts it has.
+    crc32c
+        The JSON of its checksums; None without.
+    unknown
+        Keys that this version does not know.
+    """
+
+    path: str
+    samples: int
+    identity: Identity
+    layout: int = 0
+    crc32c: Mapping[str, Any] | None = None
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON; `from_json` is the inverse."""
+        json = {"path": self.path, "samples": self.samples, **self.identity.to_json()}
+        if self.layout:
+            json["layout"] = self.layout
+        if self.crc32c is not None:
+            json["crc32c"] = dict(self.crc32c)
+        return {**json, **self.unknown}
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Self:
+        """Return what `to_json` wrote; a built-in exception if it is something else."""
+        path, samples, layout = json["path"], json["samples"], json.get("layout", 0)
+        if not isinstance(path, str) or path.startswith("/") or "\0" in path:
+            raise ValueError(f"the path {path!r} is not relative")
+        os.fsencode(path)  # ValueError if no file can be called so
+        if ".." in path.split("/"):
+            raise ValueError(f"the path {path!r} leaves the dataset")
+        for value in (samples, layout):
+            if type(value) is not int or not 0 <= value < LARGEST:
+                raise TypeError(f"{value!r} is not a number of samples, or of a layout")
+        crcs = json.get("crc32c")
+        if crcs is not None and not isinstance(crcs, Mapping):
+            raise TypeError("crc32c is no JSON object")
+        unknown = {k: v for k, v in json.items() if k not in _KNOWN_OF_FILES}
+        return cls(path, samples, Identity.from_json(json), layout, crcs, unknown)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a sidecar says; the attributes are those of the specification above.
+
+    `layouts` is their JSON: `dsprep.layout.as_json` reads it when it is needed.
+    """
+
+    format: str
+    schema: Schema
+    files: tuple[FileEntry, ...]
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    layouts: tuple[Mapping[str, Any], ...] = ()
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    companion: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        """Samples of the whole dataset."""
+        return sum(f.samples for f in self.files)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sidecar as JSON; `from_json` is the inverse."""
+        attrs = {f.name: f.attrs for f in self.schema if f.attrs}
+        if self.schema.attrs:
+            attrs = {"": self.schema.attrs, **attrs}
+        json: dict[str, Any] = {
+            "dsprep_sidecar": VERSION,
+            "format": self.format,
+            "samples": self.samples,
+            "schema": self.schema.to_json(),
+        }
+        if attrs:
+            json["attrs"] = {n: {k: encode_attr(v) for k, v in a.items()} for n, a in attrs.items()}
+        json["files"] = [f.to_json() for f in self.files]
+        if self.layouts:
+            json["layouts"] = [dict(layout) for layout in self.layouts]
+        if self.reading:
+            json["reading"] = dict(self.reading)
+        if self.notes:
+            json["notes"] = list(self.notes)
+        if self.companion is not None:
+            json["companion"] = dict(self.companion)
+        return {**json, "lineage": dict(self.lineage), **self.unknown}
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any], where: object) -> Self:
+        """Return the sidecar that `to_json` wrote.
+
+        Raises
+        ------
+        FormatError
+            If it is of a later version, or does not follow the specification.
+        """
+        try:
+            version = json["dsprep_sidecar"]
+            if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+                raise TypeError(f"{version!r} is not a version")
+            if version > VERSION:
+                raise FormatError(
+                    "the sidecar is of a later version",
+                    where=where,
+                    expected=f"at most {VERSION}",
+                    found=version,
+                    fix="install a newer dsprep",
+                )
+            return cls._from_json(json)
+        except FormatError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise FormatError(
+                "the sidecar does not follow its specification",
+                where=where,
+                found=f"{type(error).__name__}: {str(error)[:200]}",
+                fix="delete it, or write it again with dsprep provenance",
+            ) from error
+
+    @classmethod
+    def _from_json(cls, json: Mapping[str, Any]) -> Self:
+        attrs = {
+            str(n): {str(k): decode_attr(v) for k, v in a.items()}
+            for n, a in json.get("attrs", {}).items()
+        }
+        schema = Schema.from_json(json["schema"])
+        schema = Schema(
+            tuple(replace(f, attrs=attrs.get(f.name, {})) for f in schema), attrs.get("", {})
+        )
+        files = tuple(map(FileEntry.from_json, json["files"]))
+        layouts = tuple(json.get("layouts", ()))
+        for mapping in (*layouts, json.get("lineage", {}), json.get("reading", {})):
+            if not isinstance(mapping, Mapping):
+                raise TypeError(f"{str(mapping)[:40]!r} is no JSON object")
+        if not all(isinstance(layout.get("unlocated", {}), Mapping) for layout in layouts):
+            raise TypeError("unlocated is no JSON object")
+        if sum(f.samples for f in files) >= LARGEST:
+            raise ValueError("there are impossibly many samples")
+        if layouts and any(f.layout >= len(layouts) for f in files):
+            raise ValueError("a file has a layout that is not there")
+        companion = json.get("companion")
+        if companion is not None and not isinstance(companion, Mapping):
+            raise TypeError("companion is no JSON object")
+        return cls(
+            str(json["format"]),
+            schema,
+            files,
+            json.get("lineage", {}),
+            {k: v for k, v in json.items() if k not in _KNOWN},
+            layouts,
+            json.get("reading", {}),
+            companion,
+            tuple(map(str, json.get("notes", ()))),
+        )
+
+
+_KNOWN = {"dsprep_sidecar", "format", "samples", "schema", "attrs", "files", "layouts"}
+_KNOWN_OF_FILES = {"path", "samples", "nbytes", "mtime_ns", "inode", "files", "facts", "sampled"}
+_KNOWN_OF_FILES |= {"layout", "crc32c"}
+_KNOWN |= {"reading", "notes", "companion", "lineage"}
+
+
+def sidecar_path(dataset: Path) -> Path:
+    """Return where the sidecar of `dataset` lies."""
+    return dataset.with_name(dataset.name + SUFFIX)
+
+
+def staged_path(dataset: Path) -> Path:
+    """Return where the sidecar of `dataset` is until a run that makes the dataset is at its end."""
+    return partial_path(dataset) / sidecar_path(dataset).name
+
+
+def beside(dataset: Path) -> Path:
+    """Return where the sidecar of `dataset` is, or would be.
+
+    That is beside it; but if a run was killed when it had put a new dataset in place and not yet
+    its sidecar, it is still where the run worked.
+    """
+    where, staged = sidecar_path(dataset), staged_path(dataset)
+    if not staged.is_file():
+        return where
+    numbered = []
+    for path in (where, staged):
+        with suppress(OSError, FormatError, IndexError):
+            first = read(path).files[0]
+            inode, nbytes, mtime, _ = Mark.with_files(dataset / first.path)[0].status
+            who = first.identity
+            if (inode, nbytes) == (who.inode, who.nbytes) and mtime == who.mtime_ns:
+                return path
+            timed = who.mtime_ns is not None and same_time(mtime, who.mtime_ns)
+            numbered += [path] if inode == who.inode or (timed and nbytes == who.nbytes) else []
+    return numbered[0] if numbered else where
+
+
+def read(path: Path) -> Content:
+    """Read a sidecar.
+
+    Raises
+    ------
+    FormatError
+        If it is not one.
+    """
+    try:
+        content = json.loads(_read_whole(path))
+    except (ValueError, RecursionError) as error:
+        raise FormatError("the sidecar is not JSON", where=path, found=error) from error
+    if not isinstance(content, dict):
+        raise FormatError("the sidecar is not a JSON object", where=path)
+    return Content.from_json(content, path)
+
+
+def _read_whole(path: Path) -> bytes:
+    """Return the bytes of a sidecar, which may just have replaced a shorter one.
+
+    A client that keeps attributes ends it where the other one ended.
+    """
+    data = b""
+    for pause in PAUSES:
+        time.sleep(pause)
+        if path.stat().st_size > MAX_NBYTES:
+            raise FormatError("the sidecar is too large", where=path)
+        try:
+            data = path.read_bytes()
+        except OSError as error:  # an error of reading does not name the file
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        if data.rstrip().endswith(b"}"):
+            break
+        revalidate(path)
+    return data
+
+
+def write(
+    content: Content,
+    path: Path,
+    companion: bytes = b"",
+    *,
+    durable: bool = True,
+    within: Path | None = None,
+) -> None:
+    """Write a sidecar, and before it its companion, each under a temporary name first.
+
+    Without `durable` it is not waited for the disk. Temporary names are in the directory `within`,
+    else beside.
+    """
+    if companion:
+        _replace(path.with_name(companion_name(path)), companion, durable, within)
+    _replace(path, dump(content).encode(), durable, within)
+    if not companion:
+        path.with_name(companion_name(path)).unlink(missing_ok=True)
+
+
+def companion_name(path: Path) -> str:
+    """Return the name of the companion of the sidecar `path`."""
+    return path.name.removesuffix(SUFFIX).removesuffix(".json") + COMPANION
+
+
+def dump(content: Content) -> str:
+    """Return the text of a sidecar: a line for each key, field, file and layout."""
+    lines = []
+    for key, value in content.to_json().items():
+        if isinstance(value, list) and len(value) > 1:
+            inner = ",\n  ".join(map(_compact, value))
+            lines.append(f"{_compact(key)}: [\n  {inner}\n ]")
+        else:
+            lines.append(f"{_compact(key)}: {_compact(value)}")
+    return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def _compact(value: Any) -> str:
+    """Return JSON in one line; names that are no Unicode are escaped, as is all else then."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(value, default=str)
+    return text
+
+
+def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) -> None:
+    """Replace the file `path` by `content` as JSON, all or nothing."""
+    _replace(path, dump_json(content).encode(), durable)
+
+
+def _replace(path: Path, content: bytes, durable: bool, within: Path | None = None) -> None:
+    """Replace a file at once; of several that do so at the same time, the last one wins."""
+    temporary = (within or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            if durable:
+                sync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and not error.filename:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    if durable:
+        sync_directory(path.parent)
+
+
+def dump_json(content: Any) -> str:
+    """Return `content` as JSON to read; names that are no Unicode are escaped, as are all then."""
+    text = json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(content, indent=1, default=str) + "\n"
+    return text
+
+
+def find(files: Sequence[Path], at: Path | None = None) -> tuple[Content, Path, Path] | None:
+    """Return the sidecar that covers `files`, reduced to them; None without one.
+
+    It lies beside the only file, or beside a directory that holds them all, or is the file `at`;
+    and it lists them.
+
+    Returns
+    -------
+    ``(content, dataset, path)``: what it says, what it lies beside, and where it is.
+
+    Raises
+    ------
+    FormatError
+        If there is one and it cannot be read, or lists other files.
+    """
+    found = find_path(files, at)
+    if found is None:
+        return None
+    dataset, where = found
+    return reduced(read(where), dataset, files, where), dataset, where
+
+
+def find_path(files: Sequence[Path], at: Path | None = None) -> tuple[Path, Path] | None:
+    """Return the dataset of `files` that has a sidecar, and where that is; None without one.
+
+    The dataset is the only file, or a directory that holds them all. If the sidecar is `at`
+    another place, it is the one that has what that lists.
+
+    Raises
+    ------
+    OSError
+        If it cannot be seen whether it is there.
+    """
+    absolute = [f.absolute() for f in files]
+    common = Path(os.path.commonpath(absolute))
+    if at is not None:
+        above = common.parent
+        listed = {above / e.path for e in read(at).files}
+        return (above if len(files) == 1 and common in listed else common), at
+    for dataset in [common, common.parent] if len(files) == 1 else [common]:
+        if not dataset.name:
+            continue
+        where = beside(dataset)
+        try:
+            mode = where.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if stat.S_ISREG(mode):
+            return dataset, where
+    return None
+
+
+def reduced(content: Content, dataset: Path, files: Sequence[Path], where: Path) -> Content:
+    """Return a sidecar of some files of `dataset` alone.
+
+    Raises
+    ------
+    FormatError
+        If it does not list one of them.
+    """
+    entries = {dataset / e.path: e for e in content.files}
+    absolute = [f.absolute() for f in files]
+    unknown = [f for f in absolute if f not in entries]
+    if unknown:
+        raise FormatError(
+            "it does not list this file",
+            where=where,
+            found=unknown[0].name,
+            fix=f"write it again with dsprep provenance {dataset}",
+        )
+    return replace(content, files=tuple(entries[f] for f in absolute))
+
+
+def encode_attr(value: Any) -> Any:
+    """Return an attribute as JSON; `decode_attr` is the inverse.
+
+    Strings, booleans and integers stay as they are. Everything else becomes an object: bytes
+    ``{"bytes": base64}``, strings in arrays ``{"strings": [...], "shape": [...]}``, numpy values
+    (and floats) ``{"dtype": ..., "shape": [...], "data": base64 of the C-order bits}``.
+    """
+    if isinstance(value, str | bool | int) and not isinstance(value, np.generic):
+        return value
+    if isinstance(value, bytes) and not isinstance(value, np.generic):
+        return {"bytes": base64.b64encode(value).decode()}
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        flat = [v.decode() if isinstance(v, bytes) else str(v) for v in array.reshape(-1)]
+        return {"strings": flat, "shape": list(array.shape)}
+    data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return {"dtype": encode_dtype(array.dtype), "shape": list(array.shape), "data": data}
+
+
+def decode_attr(json: Any) -> Any:
+    """Return the attribute that `encode_attr` wrote."""
+    if isinstance(json, str | bool | int):
+        return json
+    if not isinstance(json, dict):
+        raise TypeError(f"{str(json)[:40]!r} is not an attribute")
+    if "bytes" in json:
+        return base64.b64decode(json["bytes"])
+    shape = tuple(int(n) for n in json["shape"])
+    if "strings" in json:
+        if not all(isinstance(s, str) for s in json["strings"]):
+            raise TypeError("the texts of an attribute are not texts")
+        return np.array(json["strings"], object).reshape(shape)
+    array = np.frombuffer(base64.b64decode(json["data"]), decode_dtype(json["dtype"]))
+    return array.reshape(shape) if shape else array.reshape(())[()]

@@ -1,0 +1,1 @@
+"""A dataset opened for reading: one file, many files, or files with a sidecar."""

@@ -1,0 +1,129 @@
+"""A dataset with a valid sidecar as a `Source`: opened at once, read without its library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.core.schema import Arena, Batch, Field, Ints, Schema
+from dsprep.formats.base import Layout, Source
+from dsprep.layout.model import FileLayout
+from dsprep.reading.records import Verify
+from dsprep.sidecar.sidecar import Sidecar
+
+
+class SidecarSource(Source):
+    """Samples read through a `Sidecar`.
+
+    Parameters
+    ----------
+    sidecar
+        The opened sidecar.
+    fields
+        The fields wanted: the sidecar's name, and the field that it becomes.
+    verify
+        What every read checks; see `Sidecar.read`.
+    native
+        Opens the dataset with its own library, for what only that tells.
+    """
+
+    def __init__(
+        self,
+        sidecar: Sidecar,
+        fields: Sequence[tuple[str, Field]],
+        verify: Verify,
+        native: Callable[[], Source],
+    ) -> None:
+        content = sidecar.content
+        self.sidecar, self._verify, self._native = sidecar, verify, native
+        self._names = [name for name, _ in fields]
+        self._new = {name: field.name for name, field in fields}
+        self.schema = Schema(tuple(field for _, field in fields), sidecar.schema.attrs)
+        entries = [sidecar.dataset / f.path for f in content.files]
+        self.paths: list[Path] = entries
+        self.path = entries[0] if len(entries) == 1 else sidecar.dataset
+        self.version = f"{content.format}, through its sidecar"
+        self.notes = tuple(content.notes)
+
+    def __len__(self) -> int:
+        return len(self.sidecar)
+
+    def locate(self, sample: int) -> tuple[Path, int]:
+        """Return the file that holds `sample`, and the sample's number in it."""
+        file, local = self.sidecar.file_of(sample)
+        return self.paths[file], local
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop``; see `Source.read`."""
+        batch = self.sidecar.read(slice(start, stop), self._names, verify=self._verify, arena=arena)
+        return {self._new[name]: column for name, column in batch.items()}
+
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        """Return the payload bytes of each sample; see `Source.sizes`."""
+        if not self.schema.ragged:
+            return super().sizes(start, stop)
+        fixed = self.schema.fixed_nbytes
+        out = np.full(stop - start, fixed, np.int64)
+        ragged = [name for name in self._names if self.sidecar.schema[name].ragged]
+        for layout, first, part in self.sidecar.files_of(start, stop):
+            for name in ragged:
+                sizes = _sizes(layout, self.sidecar.schema[name], part)
+                if sizes is None:
+                    return None
+                out[first - start : first - start + len(part)] += sizes
+        return out
+
+    def rows(self, name: str) -> Ints | None:
+        """Return the rows of a ragged field in every sample, or None if the laws do not tell."""
+        back = {new: old for old, new in self._new.items()}[name]
+        field = self.sidecar.schema[back]
+        parts = [np.zeros(0, np.int64)]
+        for layout, _, part in self.sidecar.files_of(0, len(self)):
+            sizes = _sizes(layout, field, part)
+            if sizes is None:
+                return None
+            parts.append(sizes // max(1, field.row_nbytes))
+        return np.concatenate(parts)
+
+    def resident_nbytes(self) -> int:
+        """Return what reading holds besides the samples; see `Source.resident_nbytes`."""
+        return self.sidecar.resident_nbytes()
+
+    def layouts(self) -> dict[str, Layout]:
+        """Return how each field lies on disk, as the format's own library tells."""
+        with self._native() as source:
+            return source.layouts()
+
+    def loading_code(self) -> str:
+        """Return a program that loads sample 0 with the format's own library."""
+        with self._native() as source:
+            return source.loading_code()
+
+    def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
+        """Return what the file says, not the sidecar; see `Source.extents`."""
+        with self._native() as source:
+            return source.extents(progress)
+
+    def close(self) -> None:
+        """Close all files."""
+        self.sidecar.close()
+
+
+def _sizes(layout: FileLayout, field: Field, indices: Ints) -> Ints | None:
+    """Return the bytes of a ragged field, or None where they are in the records."""
+    column = layout.columns.get(field.name)
+    if column is not None:
+        if column.grid is None:
+            return np.zeros(len(indices), np.int64)
+        if column.count is None:
+            return np.full(len(indices), column.grid.row_nbytes * column.lines, np.int64)
+        return column.count.at(indices) * field.row_nbytes
+    records = layout.records
+    if records is None or (part := records.parts[field.name]).at is None:
+        return None
+    if part.nbytes is not None:
+        return np.full(len(indices), part.nbytes, np.int64)
+    numbers = indices if records.order is None else records.order.at(indices)
+    return records.blocks.lengths.at(numbers) - part.at

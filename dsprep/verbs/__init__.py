@@ -1,0 +1,1 @@
+"""What a user asks for, one module per verb, called from the command line and from Python."""

@@ -1,0 +1,257 @@
+"""All that is wrong with a sidecar, or with the data that it describes, told at once.
+
+The cheap check compares what is known of each file, parses every layout and computes every place:
+none may lie outside its file. The full one opens the files by their own library, finds every place
+again, compares all of them with those that the laws give, and reads: every checksum that there is,
+and values, bit for bit. What goes wrong on the way, the system's errors too, is one more problem.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from dsprep import formats
+from dsprep.core.schema import Schema
+from dsprep.errors import UsageError
+from dsprep.formats.base import OpenOptions
+from dsprep.layout.model import FileLayout
+from dsprep.reading.columns import ColumnReader
+from dsprep.reading.files import File
+from dsprep.reading.records import RecordReader
+from dsprep.sidecar import identity, spec
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.sidecar.spec import Content, FileEntry
+from dsprep.source.dataset import find_files
+from dsprep.verbs.check.bounds import file_nbytes, outside
+from dsprep.verbs.check.full import against_files
+from dsprep.verbs.check.problems import CAUGHT, Problem, problem
+from dsprep.write.sidecars import THREADS, dataset_of
+
+__all__ = ["ONLY_TOUCHED", "Problem", "check"]
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+FIX = (
+    "write one with dsprep provenance, with --out F where the dataset's directory cannot be "
+    "written to"
+)
+ONLY_TOUCHED = (
+    "its time stamp alone changed: its size, its format's own marks and the sampled blocks are as "
+    "recorded; --check full compares the rest, and --refresh records the new time stamp"
+)
+
+
+def check(
+    paths: str | Path | Sequence[str | Path] | Sidecar,
+    *,
+    full: bool = False,
+    at: str | Path | None = None,
+    progress: Progress | None = None,
+) -> list[Problem]:
+    """Return all problems of a sidecar and its data; none if both are as they should be.
+
+    Parameters
+    ----------
+    paths
+        The dataset, its sidecar, or an opened sidecar.
+    full
+        Compare every place with what the format's own library finds, and every checksum.
+    at
+        The sidecar, if it is not beside the dataset.
+    progress
+        Called with (done, in all), in files or in samples.
+
+    Raises
+    ------
+    UsageError
+        If there is no sidecar.
+    """
+    if isinstance(paths, Sidecar):
+        path, dataset, asked = paths.path, paths.dataset, [paths.dataset]
+    else:
+        given = [paths] if isinstance(paths, str | Path) else list(paths)
+        path, dataset, asked = _named(given, None if at is None else Path(at))
+    content, problems = _content(path)
+    if content is None:
+        return [*problems, *_salvaged(path, dataset)]
+    problems += _unlisted(content, dataset, asked)
+    problems += _identities(content.files, content.format, dataset, progress)
+    opened, more = _opened(content, dataset, path)
+    problems += more
+    if full:
+        problems += against_files(content, opened, dataset, path, progress)
+    if opened is not None:
+        opened.close()
+    return list(dict.fromkeys(problems))
+
+
+def _named(paths: Sequence[str | Path], at: Path | None) -> tuple[Path, Path, list[Path]]:
+    """Return the sidecar, its dataset, and what of it is asked for."""
+    first = Path(paths[0])
+    asked = [Path(p) for p in paths]
+    if len(paths) == 1 and first.name.endswith(spec.SUFFIX):
+        dataset = first.with_name(first.name.removesuffix(spec.SUFFIX))
+        return _there(first), dataset, [dataset]
+    if len(paths) == 1 and (at is not None or spec.beside(first).is_file()):
+        return _there(at or spec.beside(first)), first, asked
+    files = [p.absolute() for p, _ in find_files(paths)[0]]
+    dataset = dataset_of(files)
+    path = at or spec.beside(dataset)
+    above = spec.beside(dataset.parent)
+    if at is None and len(files) == 1 and not path.is_file() and above.is_file():
+        path, dataset = above, dataset.parent
+    return _there(path), dataset, files
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise UsageError("there is no sidecar", where=path, fix=FIX)
+    return path
+
+
+# --- the sidecar -----------------------------------------------------------------------------
+
+
+def _content(path: Path) -> tuple[Content | None, list[Problem]]:
+    try:
+        content = spec.read(path)
+    except CAUGHT as error:
+        return None, [problem(error, path)]
+    problems = []
+    if content.format not in formats.FORMATS:
+        known = ", ".join(formats.FORMATS)
+        return None, [Problem(str(path), "it is of no known format", known, content.format)]
+    try:
+        OpenOptions.from_json(content.reading)
+    except CAUGHT as error:
+        problems.append(problem(error, path))
+    said = json.loads(path.read_bytes()).get("samples")
+    if said != content.samples:
+        text = "it has another number of samples than its files"
+        problems.append(Problem(str(path), text, content.samples, str(said)))
+    return content, problems
+
+
+def _salvaged(path: Path, dataset: Path) -> list[Problem]:
+    """Return what else is wrong with a sidecar that cannot be read as a whole."""
+    try:
+        top = json.loads(path.read_bytes())
+    except (ValueError, RecursionError, OSError):
+        return []
+    if not isinstance(top, dict):
+        return []
+    missing = [k for k in ("format", "schema", "files", "lineage") if k not in top]
+    problems = [Problem(str(path), f"it has no {key}") for key in missing]
+    entries = top.get("files")
+    good: list[FileEntry] = []
+    for number, entry in enumerate(entries if isinstance(entries, list) else []):
+        try:
+            good.append(FileEntry.from_json(entry))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            text = f"file {number} of its list does not follow the specification"
+            problems.append(Problem(str(path), text, None, f"{type(error).__name__}: {error}"))
+    try:
+        Schema.from_json(top.get("schema"))
+    except (*CAUGHT, KeyError, TypeError, ValueError, AttributeError) as error:
+        problems.append(Problem(str(path), "its schema is damaged", None, str(error)[:200]))
+    format = top.get("format")
+    if isinstance(format, str) and format in formats.FORMATS:
+        problems += _identities(tuple(good), format, dataset, None)
+    return problems
+
+
+def _opened(content: Content, dataset: Path, path: Path) -> tuple[Sidecar | None, list[Problem]]:
+    """Return the sidecar if all of its layouts can be used, and what is wrong with them."""
+    if not content.layouts:
+        return None, []  # the samples have no offsets
+    problems: list[Problem] = []
+    opened = Sidecar(content, dataset, path)
+    tried: dict[tuple[int, int, tuple[int | None, ...]], list[Problem]] = {}
+    usable, first = True, 0
+    for i, entry in enumerate(content.files):
+        root = dataset / entry.path
+        try:
+            layout = opened.layout(i)
+            key = entry.layout, entry.samples, _sizes(layout, root)
+            if key not in tried:
+                _prepare(layout, content.schema, root)
+                tried[key] = list(outside(layout, content.schema, root))
+            for found in tried[key]:
+                sample = None if found.sample is None else found.sample + first
+                problems.append(replace(found, file=str(root), sample=sample))
+        except CAUGHT as error:
+            usable = False
+            problems.append(problem(error, path))
+        first += entry.samples
+    return (opened if usable else None), list(dict.fromkeys(problems))
+
+
+def _sizes(layout: FileLayout, root: Path) -> tuple[int | None, ...]:
+    """Return the sizes of the files on which the check of a layout's places depends."""
+    blocks = [layout.records.blocks] if layout.records is not None else []
+    grids = [c.grid for c in layout.columns.values() if c.grid is not None]
+    if any(g.files is not None for g in grids):
+        return (hash(root),)
+    names = {b.path for b in (*blocks, *(g.blocks for g in grids))}
+    return tuple(file_nbytes(root / n if n else root) for n in sorted(names))
+
+
+def _prepare(layout: FileLayout, schema: Schema, root: Path) -> None:
+    """Raise if a frame, recipe or filter is unknown or has wrong parameters."""
+    if layout.records is not None:
+        RecordReader(layout.records, schema)
+    for name, column in layout.columns.items():
+        ColumnReader(column, schema[name], lambda path: File(root / path if path else root))
+
+
+# --- the files -------------------------------------------------------------------------------
+
+
+def _unlisted(content: Content, dataset: Path, asked: Sequence[Path]) -> list[Problem]:
+    """Return the files that are in the dataset and not in the sidecar."""
+    try:
+        found = [p.absolute() for p, _ in find_files(asked)[0]]
+    except CAUGHT:
+        return []  # what is missing is told of each file
+    listed = {(dataset / f.path).absolute() for f in content.files}
+    return [
+        Problem(str(p), "it is in the dataset, and the sidecar does not list it")
+        for p in found
+        if p not in listed
+    ]
+
+
+def _identities(
+    files: Sequence[FileEntry], format: str, dataset: Path, progress: Progress | None
+) -> list[Problem]:
+    """Return how the files differ from what is known of them."""
+    done = 0
+
+    def one(entry: FileEntry) -> list[Problem]:
+        nonlocal done
+        path = dataset / entry.path
+        try:
+            lines = _changes(path, format, entry)
+        except CAUGHT as error:
+            return [problem(error, path)]
+        done += 1
+        if progress is not None:
+            progress(done, len(files))
+        return [Problem(str(path), line) for line in lines]
+
+    if len(files) < 2:
+        return [p for f in files for p in one(f)]
+    with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
+        return [p for some in pool.map(one, files) for p in some]
+
+
+def _changes(path: Path, format: str, entry: FileEntry) -> list[str]:
+    """Return how a file changed, told apart from a time stamp that alone did."""
+    found = identity.look(path, format, entry.identity)
+    return [ONLY_TOUCHED] if found.written and not found.differences else found.differences

@@ -1,0 +1,183 @@
+"""Whether the places that laws give are in their files; memory does not grow with the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.schema import Ints, Schema
+from dsprep.layout.as_json import file_path
+from dsprep.layout.laws import Affine
+from dsprep.layout.locate import locate, rows_of
+from dsprep.layout.model import Column, FileLayout, Records
+from dsprep.verbs.check.problems import Problem
+
+SLICE = 1 << 18
+"""Samples whose places are computed at once."""
+MOST_PIECES = 1 << 24
+"""Pieces of one sample, beyond which it is not looked at."""
+OFTEN = 1000
+"""Samples that may share a row."""
+
+
+def file_nbytes(path: Path) -> int | None:
+    """Return the size of a file; None if it cannot be looked at."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def outside(layout: FileLayout, schema: Schema, root: Path) -> Iterator[Problem]:
+    """Yield the problems of places that the laws give: per field the first, and how many.
+
+    Parameters
+    ----------
+    root
+        The file or store.
+    """
+    known: dict[str, int | None] = {}
+
+    def size(path: str) -> int | None:
+        if path not in known:
+            if len(known) > 1 << 16:
+                known.clear()
+            known[path] = file_nbytes(root / path if path else root)
+        return known[path]
+
+    done = False
+    for name in schema.names:
+        if layout.records is not None and name in layout.records.parts:
+            if not done:
+                yield from _records_outside(layout.records, layout.count, size)
+            done = True
+        elif (column := layout.columns.get(name)) is not None and column.grid is not None:
+            yield from _column_outside(layout, name, column, size)
+
+
+def _slices(count: int, linear: bool) -> Iterator[Ints]:
+    """Yield all indices in slices; where laws are linear, their ends tell all."""
+    if linear and count > 2:
+        yield np.array([0, count - 1], np.int64)
+        return
+    for start in range(0, count, SLICE):
+        yield np.arange(start, min(start + SLICE, count), dtype=np.int64)
+
+
+class _Tally:
+    """Counts what is wrong and keeps the first."""
+
+    def __init__(self) -> None:
+        self.count, self.first = 0, None
+        self.number = -1
+
+    first: tuple[int, int] | None
+
+    def add(self, bad: Any, numbers: Ints, offset: Ints, length: Ints) -> None:
+        k = int(bad.sum())
+        if k and self.first is None:
+            i = int(bad.argmax())
+            self.number, self.first = int(numbers[i]), (int(offset[i]), int(length[i]))
+        self.count += k
+
+    def problem(self, what: str, nbytes: int | None, name: str | None) -> Iterator[Problem]:
+        if self.first is None:
+            return
+        offset, length = self.first
+        more = f", and {self.count - 1:,} more" if self.count > 1 else ""
+        expected = "a file" if nbytes is None else f"within {nbytes:,} bytes"
+        found = f"{length:,} bytes at {offset:,}"
+        yield Problem("", what + more, expected, found, name, self.number)
+
+
+def _beyond(offset: Ints, length: Ints, nbytes: int | None) -> Any:
+    size = -1 if nbytes is None else nbytes
+    return (offset < 0) | (length < 0) | (length > size) | (offset > size - length)
+
+
+def _records_outside(
+    records: Records, count: int, size: Callable[[str], int | None]
+) -> Iterator[Problem]:
+    blocks, order, nbytes = records.blocks, records.order, size(records.blocks.path)
+    linear = all(
+        law is None or isinstance(law, Affine) for law in (blocks.offsets, blocks.lengths, order)
+    )
+    far, short = _Tally(), _Tally()
+    least = max(
+        (p.at + (p.nbytes or 0) for p in records.parts.values() if p.at is not None), default=0
+    )
+    for indices in _slices(count, linear):
+        numbers = indices if order is None else order.at(indices)
+        wrong = (numbers < 0) | (numbers >= blocks.count)
+        if wrong.any():
+            i = int(wrong.argmax())
+            text = "the sidecar gives a sample a record that does not exist"
+            found = int(numbers[i])
+            yield Problem("", text, f"below {blocks.count:,}", found, None, int(indices[i]))
+            return
+        offset, length = blocks.offsets.at(numbers), blocks.lengths.at(numbers)
+        far.add(_beyond(offset, length, nbytes), indices, offset, length)
+        short.add(length < least, indices, offset, length)
+    yield from far.problem("the sidecar gives a place that is not in the file", nbytes, None)
+    yield from short.problem("a record is too short for its fields", least, None)
+
+
+def _column_outside(
+    layout: FileLayout, name: str, column: Column, size: Callable[[str], int | None]
+) -> Iterator[Problem]:
+    grid = column.grid
+    assert grid is not None
+    tally = _Tally()
+    limit: int | None = None
+    seen = 0
+    one = grid.files is None and grid.block_count == 1 and grid.plain
+    linear = column.first is None and one
+    for indices in _slices(layout.count, linear):
+        first, count = rows_of(column, indices)
+        rows = grid.shape[0]
+        bad = (first < 0) | (count < 0) | (count > rows) | (first > rows - count)
+        seen += int(count.astype(float).sum()) if not bad.any() else 0
+        if bad.any() or seen > OFTEN * rows:
+            i = int(bad.argmax())
+            text = "the sidecar gives samples rows that do not exist, or overlap"
+            found = f"{count[i]:,} rows from {first[i]:,} on"
+            yield Problem("", text, f"within {rows:,} rows", found, name, int(indices[i]))
+            return
+        side = int(np.prod(np.array(grid.chunks[1:], float)))
+        pieces = (count // grid.chunk[0] + 2).astype(float) * side
+        if float(pieces.max(initial=0)) > MOST_PIECES:
+            yield Problem("", "a sample has impossibly many chunks", field=name)
+            return
+        parts = max(1, int(pieces.sum() // (SLICE * 4)) + 1)
+        for some in np.array_split(indices, min(parts, len(indices))):
+            found_ = locate(layout, name, some)
+            stored = (found_.offset >= 0) & (found_.length > 0)
+            if grid.fill is None:
+                stored[:] = True
+            offset, length = found_.offset[stored], found_.length[stored]
+            numbers = some[found_.request[stored]]
+            for path, which in _by_path(found_.template, found_.place, stored):
+                nbytes = size(path)
+                if tally.first is None:
+                    limit = nbytes
+                where = offset[which], length[which]
+                tally.add(_beyond(*where, nbytes), numbers[which], *where)
+    yield from tally.problem("the sidecar gives a place that is not in the file", limit, name)
+
+
+def _by_path(template: str, place: Ints | None, stored: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each file with which of the stored ranges it holds."""
+    if place is None:
+        yield template, slice(None)
+        return
+    kept = place[:, stored]
+    if not kept.shape[1]:
+        return
+    places, which = np.unique(kept, axis=1, return_inverse=True)
+    order = np.argsort(which.reshape(-1), kind="stable")
+    edges = np.searchsorted(which.reshape(-1)[order], np.arange(places.shape[1] + 1))
+    for k, spot in enumerate(places.T.tolist()):
+        yield file_path(template, spot), order[edges[k] : edges[k + 1]]

@@ -1,0 +1,270 @@
+"""The thorough part of checking a sidecar: every place, every checksum, and values, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from dsprep import formats
+from dsprep.core.packing import from_planes
+from dsprep.core.schema import Schema, differences
+from dsprep.formats.base import OpenOptions, Source
+from dsprep.sidecar import spec
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.sidecar.spec import Content
+from dsprep.source.dataset import MultiSource, open_native
+from dsprep.verbs.check.agreement import compare
+from dsprep.verbs.check.problems import CAUGHT, Problem, problem
+from dsprep.verbs.verify import differing_samples
+from dsprep.write.sidecars import checksums_of
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+PIECE = 8 << 20
+"""Bytes of samples that are read at once."""
+ALL_SAMPLES, ALL_NBYTES = 10_000, 64 << 20
+"""Datasets below either are compared sample by sample; of larger ones `BLOCKS` blocks are."""
+BLOCKS, BLOCK = 256, 8
+
+
+def against_files(
+    content: Content,
+    opened: Sidecar | None,
+    dataset: Path,
+    path: Path,
+    progress: Progress | None,
+) -> list[Problem]:
+    """Return how a sidecar differs from what the format's own library finds in the files.
+
+    Parameters
+    ----------
+    opened
+        The sidecar, if its layouts can be used.
+    path
+        Where it lies.
+    """
+    problems = list(_checksums(content, dataset, path))
+    format = formats.load(content.format)
+    paths = [dataset / f.path for f in content.files]
+    if not paths:
+        return problems
+    try:
+        options = OpenOptions.from_json(content.reading)
+        source = open_native(format, paths, options, content.schema)
+    except CAUGHT as error:
+        problems.append(problem(error, dataset))
+        problems += _payloads_alone(opened)
+        return problems
+    with source:
+        problems += _schemas(content.schema, source, dataset)
+        if opened is not None:
+            first = 0
+            for number, entry in enumerate(content.files):
+                problems += _layouts(source, opened, number, first, paths[number])
+                first += entry.samples
+            problems += _groups_crcs(opened)
+            problems += _values(opened, source, progress)
+    return problems
+
+
+def _schemas(schema: Schema, source: Source, dataset: Path) -> Iterator[Problem]:
+    """Yield how fields and attributes differ; attributes that only the sidecar keeps do not."""
+    for line in differences(schema, source.schema):
+        yield Problem(str(dataset), f"its schema is not that of the sidecar: {line}")
+    ours = {"": schema.attrs, **{f.name: f.attrs for f in schema}}
+    theirs = {"": source.schema.attrs, **{f.name: f.attrs for f in source.schema}}
+    for owner, attrs in theirs.items():
+        known = ours.get(owner, {})
+        for key, value in attrs.items():
+            there = spec.encode_attr(value)
+            here = spec.encode_attr(known[key]) if key in known else None
+            if here != there:
+                text = f"its attribute {key} is not that of the sidecar"
+                yield Problem(str(dataset), text, str(there), str(here), owner or None)
+
+
+# --- places ----------------------------------------------------------------------------------
+
+
+def _file(source: Source, number: int) -> AbstractContextManager[Source]:
+    return source.file(number) if isinstance(source, MultiSource) else nullcontext(source)
+
+
+def _layouts(source: Source, opened: Sidecar, number: int, first: int, path: Path) -> list[Problem]:
+    """Return how the laws of a file, whose samples begin at `first`, differ from what it holds."""
+    samples = opened.content.files[number].samples
+    try:
+        with _file(source, number) as native:
+            if len(native) != samples:
+                return [
+                    Problem(str(path), "it has another number of samples", len(native), samples)
+                ]
+            if not samples:
+                return []
+            truth = native.extents(None)
+        return [
+            replace(p, file=str(path), sample=None if p.sample is None else p.sample + first)
+            for p in compare(truth, opened.layout(number))
+        ]
+    except CAUGHT as error:
+        return [problem(error, path)]
+
+
+# --- checksums -------------------------------------------------------------------------------
+
+
+def _checksums(content: Content, dataset: Path, where: Path) -> Iterator[Problem]:
+    """Yield the files whose checksums are not those of the sidecar."""
+    opened: Sidecar | None = None
+    for number, entry in enumerate(content.files):
+        if entry.crc32c is None:
+            continue
+        path = dataset / entry.path
+        try:
+            opened = opened or Sidecar(content, dataset, where)
+            sums = opened.sums(number)
+            assert sums is not None  # it has some
+            block, expected = sums
+            found = from_planes(checksums_of(path, block))
+        except CAUGHT as error:
+            yield problem(error, path)
+            continue
+        if len(expected) != len(found):
+            text = "it has another number of checksums"
+            yield Problem(str(path), text, len(expected), len(found))
+        n = min(len(expected), len(found))
+        for i in np.flatnonzero(expected[:n] != found[:n]).tolist():
+            text = f"the CRC-32C of bytes {i * block:,} to {(i + 1) * block:,} is wrong"
+            yield Problem(str(path), text, f"{expected[i]:#010x}", f"{found[i]:#010x}")
+
+
+def _groups_crcs(opened: Sidecar) -> Iterator[Problem]:
+    """Yield the groups, and the members of ZIP files, whose checksum is wrong."""
+    try:
+        for bad in opened.bad_groups():
+            expected, found = f"{bad.expected:#010x}", f"{bad.found:#010x}"
+            yield Problem(str(bad.path), bad.what, expected, found, None, bad.sample)
+        for number in range(len(opened.content.files)):
+            for error in opened.proofs.bad_members(number):
+                yield problem(error, opened.dataset)
+    except CAUGHT as error:
+        yield problem(error, opened.dataset)
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+def _pieces(opened: Sidecar, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of samples of about `PIECE` bytes, none across files."""
+    per = max(1, sum(f.identity.nbytes for f in opened.content.files) // max(1, len(opened)))
+    step = max(1, min(1 << 16, PIECE // per))
+    begin = 0
+    for entry in opened.content.files:
+        end = begin + entry.samples
+        for a in range(max(begin, start), min(end, stop), step):
+            yield a, min(a + step, end, stop)
+        begin = end
+
+
+def _names(opened: Sidecar, file: int) -> list[str]:
+    unlocated = opened.layout(file).unlocated
+    return [n for n in opened.schema.names if n not in unlocated]
+
+
+def _framed(opened: Sidecar) -> bool:
+    layouts = (opened.layout(i) for i in range(len(opened.content.files)))
+    return any(x.records is not None and x.records.frame is not None for x in layouts)
+
+
+def _chosen(opened: Sidecar, payload: int) -> Callable[[int, int], Iterator[tuple[int, int]]]:
+    """Return which samples of a range are compared: all, or blocks spread evenly."""
+    n = len(opened)
+    if n < ALL_SAMPLES or payload < ALL_NBYTES:
+        return lambda start, stop: iter([(start, stop)])
+    begins = np.unique(np.linspace(0, n - BLOCK, BLOCKS).astype(np.int64))
+
+    def some(start: int, stop: int) -> Iterator[tuple[int, int]]:
+        low, high = np.searchsorted(begins, [start - BLOCK + 1, stop])
+        for a in begins[low:high].tolist():
+            yield max(a, start), min(a + BLOCK, stop)
+
+    return some
+
+
+def _values(opened: Sidecar, source: Source, progress: Progress | None) -> Iterator[Problem]:
+    """Yield the samples that read otherwise, or not at all, or have a wrong checksum."""
+    n = len(opened)
+    if n != len(source):
+        return  # told already
+    payload = sum(f.identity.nbytes for f in opened.content.files)
+    chosen, framed = _chosen(opened, payload), _framed(opened)
+    ranges: Iterator[tuple[int, int]] = _pieces(opened, 0, n)
+    if not framed:
+        ranges = (piece for a, b in chosen(0, n) for piece in _pieces(opened, a, b))
+    for start, stop in ranges:
+        bad = yield from _unreadable(opened, start, stop)
+        if not bad:
+            for a, b in [(start, stop)] if not framed else chosen(start, stop):
+                yield from _differing(opened, source, a, b)
+        if progress is not None:
+            progress(stop, n)
+
+
+def _payloads_alone(opened: Sidecar | None) -> Iterator[Problem]:
+    """Yield what reading every sample finds, where the library cannot open the files."""
+    if opened is not None:
+        for start, stop in _pieces(opened, 0, len(opened)):
+            yield from _unreadable(opened, start, stop)
+
+
+def _unreadable(opened: Sidecar, start: int, stop: int) -> Generator[Problem, None, bool]:
+    """Yield a problem for each sample that cannot be read; return whether there are any."""
+    file = opened.file_of(start)[0]
+    names = _names(opened, file)
+    if not names:
+        return False
+    # Checksums of records are compared here; those of groups were, each once, by `_groups_crcs`.
+    records = opened.layout(file).records
+    try:
+        opened.read(slice(start, stop), names, verify=None if records is None else "full")
+    except CAUGHT as error:
+        if stop - start == 1:
+            path = opened.dataset / opened.content.files[file].path
+            found = problem(error, path)
+            yield Problem(found.file, found.what, found.expected, found.found, found.field, start)
+            return True
+        middle = (start + stop) // 2
+        left = yield from _unreadable(opened, start, middle)
+        right = yield from _unreadable(opened, middle, stop)
+        if not left and not right:  # it cannot be read together, though one by one
+            yield problem(error, opened.dataset)
+        return True
+    return False
+
+
+def _differing(opened: Sidecar, source: Source, start: int, stop: int) -> Iterator[Problem]:
+    """Yield the first sample of a range that reads otherwise than by the library."""
+    names = _names(opened, opened.file_of(start)[0])
+    if not names or not set(names) <= set(source.schema.names):
+        return
+    if differences(opened.schema, source.schema):
+        return  # told already
+    try:
+        ours = opened.read(slice(start, stop), names)
+        theirs = source.read(start, stop)
+    except CAUGHT as error:
+        yield problem(error, opened.dataset)
+        return
+    for name in names:
+        one = Schema((opened.schema[name],))
+        rows = differing_samples({name: ours[name]}, {name: theirs[name]}, one)
+        if len(rows):
+            text = (
+                f"{len(rows):,} of samples {start:,} to {stop - 1:,} read otherwise by the library"
+            )
+            yield Problem(str(opened.dataset), text, None, None, name, start + int(rows[0]))

@@ -1,0 +1,101 @@
+"""Finding the sidecar that a command is to use, and the samples that the user names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dsprep.errors import UsageError
+from dsprep.formats.base import OpenOptions
+from dsprep.sidecar import sidecar, spec
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.source.dataset import find_files
+from dsprep.write.plan import parse_range
+
+
+def find(
+    paths: Sequence[str | Path], options: OpenOptions, at: Path | None = None
+) -> Sidecar | None:
+    """Return the valid sidecar of a dataset, None if there is none.
+
+    Parameters
+    ----------
+    paths
+        As `open_dataset` takes them.
+    options
+        How to read: as by default, or as the sidecar was made. Fields are not looked at, but for
+        types.
+    at
+        The sidecar, if it is not beside the dataset.
+
+    Raises
+    ------
+    StaleError
+        If the data changed since it was written.
+    FormatError
+        If it is damaged.
+    UsageError
+        If it was made with other options.
+    """
+    files = [p for p, _ in find_files(paths)[0]]
+    if at is not None and not at.is_file():
+        return None
+    found = spec.find(files, at)
+    if found is None:
+        return None
+    content, dataset, path = found
+    if not content.layouts:
+        return None
+    changed = sidecar.changes(content, dataset, sidecar.CHECKED, path)
+    if changed:
+        raise sidecar.stale(changed[0], path, dataset)
+    recorded = OpenOptions.from_json(content.reading)
+    asked = replace(options, fields=())
+    typed = any(s.dtype is not None or s.index for s in options.fields)
+    if (asked.meaning != OpenOptions() and asked.meaning != replace(recorded, fields=())) or (
+        typed and options.fields != recorded.fields
+    ):
+        raise UsageError(
+            "the sidecar was made with other options on how to read",
+            where=path,
+            fix="leave them out, or write it again with dsprep provenance and these options",
+        )
+    return Sidecar(content, dataset, path, follow_external=options.follow_external)
+
+
+def unlocated(opened: Sidecar) -> dict[str, str]:
+    """Return the fields that have no places in some file, and why."""
+    firsts = {f.layout: i for i, f in reversed(list(enumerate(opened.content.files)))}
+    layouts = (opened.layout(i) for i in sorted(firsts.values()))
+    return {name: reason for x in layouts for name, reason in x.unlocated.items()}
+
+
+def parse_samples(text: str, count: int) -> list[int | slice]:
+    """Return the samples that ``5,100:200,-1`` means: numbers and half-open ranges.
+
+    Raises
+    ------
+    UsageError
+        If it is something else, or not all of it is in the dataset.
+
+    Examples
+    --------
+    >>> parse_samples("5,2:4,-1", 10)
+    [5, slice(2, 4, 1), 9]
+    """
+    chosen: list[int | slice] = []
+    for word in text.split(","):
+        if word.count(":") == 1:
+            chosen.append(slice(*parse_range("".join(word.split()), count), 1))
+            continue
+        try:
+            number = int(word)
+        except ValueError:
+            raise UsageError(
+                f"{word!r} names no samples", expected="numbers and ranges, such as 5,100:200"
+            ) from None
+        if not -count <= number < count:
+            raise UsageError(f"there is no sample {number}", expected=f"below {count}")
+        chosen.append(number % count)
+    return chosen

@@ -1,0 +1,248 @@
+"""Looking at a dataset: what it holds, how it lies on disk, and how that will read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.schema import Array, Field, Ragged, batch_nbytes, encode_dtype
+from dsprep.core.storage import tree_nbytes
+from dsprep.formats.base import Layout, Source
+from dsprep.sidecar.spec import encode_attr
+from dsprep.source.from_sidecar import SidecarSource
+from dsprep.write.jobs import source_paths
+
+SAMPLED = 256
+"""Samples looked at for the statistics of ragged fields in large datasets."""
+
+MOST_NBYTES = 64 << 20
+"""Bytes that are read at most to see whether the types asked for fit."""
+
+EXACT = 4096
+"""Datasets with fewer samples, of a moderate size, are looked at as a whole."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How the lengths of a ragged field spread.
+
+    Attributes
+    ----------
+    shortest, mean, longest
+        Rows per sample (bytes for `bytes` and `str`).
+    samples
+        Samples looked at.
+    exact
+        Whether these are all samples.
+    """
+
+    shortest: int
+    mean: float
+    longest: int
+    samples: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class FieldFacts:
+    """What is known about one field.
+
+    Attributes
+    ----------
+    field
+        The field itself.
+    nbytes
+        Payload bytes over all samples; an estimate if `lengths` is not exact.
+    lengths
+        For ragged fields; None for fixed ones and empty datasets.
+    layout
+        How it lies on disk.
+    """
+
+    field: Field
+    nbytes: int
+    lengths: Lengths | None
+    layout: Layout | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found out.
+
+    Attributes
+    ----------
+    path
+        The dataset, or the directory that holds its files.
+    version
+        Format and version.
+    files
+        Number of files (or stores).
+    samples
+        N.
+    stored_nbytes
+        Bytes on disk.
+    fields
+        Facts by field, in order.
+    attrs
+        Attributes of the dataset.
+    notes
+        What was assumed or left out.
+    groups
+        Of a repacked dataset that is read through its sidecar: how many groups, and how many
+        samples each of them has at most; else None.
+    """
+
+    path: str
+    version: str
+    files: int
+    samples: int
+    stored_nbytes: int
+    fields: tuple[FieldFacts, ...]
+    attrs: Mapping[str, Any]
+    notes: tuple[str, ...]
+    groups: tuple[int, int] | None = None
+
+    @property
+    def payload(self) -> int:
+        """Bytes of all values."""
+        return sum(f.nbytes for f in self.fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON."""
+        return {
+            "path": self.path,
+            "version": self.version,
+            "files": self.files,
+            "samples": self.samples,
+            "stored_nbytes": self.stored_nbytes,
+            "payload_nbytes": self.payload,
+            "fields": [_field_json(f) for f in self.fields],
+            "attrs": {k: encode_attr(v) for k, v in self.attrs.items()},
+            "notes": list(self.notes),
+            "groups": None
+            if self.groups is None
+            else {"count": self.groups[0], "samples": self.groups[1]},
+        }
+
+
+def _field_json(facts: FieldFacts) -> dict[str, Any]:
+    f, layout, lengths = facts.field, facts.layout, facts.lengths
+    return {
+        "name": f.name,
+        "kind": f.kind,
+        "dtype": encode_dtype(f.dtype),
+        "shape": list(f.shape),
+        "nbytes": facts.nbytes,
+        "attrs": {k: encode_attr(v) for k, v in f.attrs.items()},
+        "lengths": None if lengths is None else vars(lengths),
+        "layout": None
+        if layout is None
+        else {
+            "storage": layout.storage,
+            "codecs": list(layout.codecs),
+            "stored_nbytes": layout.stored_nbytes,
+            "access": layout.access,
+            "reads_per_sample": layout.reads,
+            "read_nbytes_per_sample": layout.read_nbytes,
+        },
+    }
+
+
+def inspect(source: Source) -> Inspection:
+    """Return what there is to know about `source` without reading all of it."""
+    layouts = source.layouts()
+    if len(source_paths(source)) > 1:  # these are of the first file; the others may differ
+        layouts = {
+            name: replace(found, storage=f"{found.storage} (first file)", stored_nbytes=None)
+            for name, found in layouts.items()
+        }
+    spread = ragged_lengths(source)
+    if not spread:
+        check_types(source)
+    facts = []
+    for f in source.schema:
+        lengths = spread.get(f.name)
+        rows = 1.0 if lengths is None else lengths.mean
+        nbytes = 0 if f.ragged and lengths is None else round(len(source) * rows * f.row_nbytes)
+        facts.append(FieldFacts(f, nbytes, lengths, layouts.get(f.name)))
+    paths = source_paths(source)
+    return Inspection(
+        path=str(source.path),
+        version=source.version,
+        files=len(paths),
+        samples=len(source),
+        stored_nbytes=sum(map(tree_nbytes, paths)),
+        fields=tuple(facts),
+        attrs=source.schema.attrs,
+        notes=source.notes,
+        groups=_groups(source),
+    )
+
+
+def _groups(source: Source) -> tuple[int, int] | None:
+    """Return how many groups a sidecar tells of, and the most samples of one."""
+    if not isinstance(source, SidecarSource):
+        return None
+    count = most = 0
+    for number, entry in enumerate(source.sidecar.content.files):
+        groups = source.sidecar.layout(number).groups if entry.samples else None
+        if entry.samples and groups is None:
+            return None
+        if groups is not None:
+            count, most = count + groups.blocks.count, max(most, groups.samples)
+    return (count, most) if count else None
+
+
+def check_types(source: Source) -> None:
+    """Read some samples of all files if types were asked for: whatever does not fit is an error."""
+    options, count = getattr(source.opening, "options", None), len(source)
+    if options is None or all(s.dtype is None for s in options.fields):
+        return
+    done = 0
+    for i in np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64)).tolist():
+        done += batch_nbytes(source.read(i, i + 1))
+        if done > MOST_NBYTES:
+            return
+
+
+def ragged_lengths(source: Source) -> dict[str, Lengths]:
+    """Return how the lengths of the ragged fields spread, by field name."""
+    ragged = [f for f in source.schema if f.ragged]
+    count = len(source)
+    if not ragged or not count:
+        return {}
+    seen: dict[str, list[Array]] = {f.name: [] for f in ragged}
+    sizes = source.sizes(0, count) if count <= EXACT else None
+    exact = sizes is not None and int(sizes.sum()) <= 64 << 20
+    looked_at = count if exact else min(count, SAMPLED)
+    for i in range(looked_at):
+        at = count * i // looked_at
+        for name, column in source.read(at, at + 1).items():
+            if isinstance(column, Ragged):
+                seen[name].append(column.lengths)
+    exact = exact or looked_at == count
+    result = {}
+    for name, parts in seen.items():
+        lengths = np.concatenate(parts)
+        result[name] = Lengths(
+            int(lengths.min()), float(lengths.mean()), int(lengths.max()), looked_at, exact
+        )
+    return result
+
+
+def preview(value: Any, most: int = 6) -> str:
+    """Return one sample's value in a line: its first elements, or its first bytes."""
+    if isinstance(value, bytes):
+        text = repr(value[:32])
+        return text if len(value) <= 32 else f"{text}... ({len(value)} bytes)"
+    if isinstance(value, str):
+        return repr(value) if len(value) <= 60 else f"{value[:60]!r}... ({len(value)} characters)"
+    array = np.asarray(value)
+    shown = ", ".join(str(v) for v in array.reshape(-1)[:most])
+    if array.ndim == 0:
+        return shown
+    more = ", ..." if array.size > most else ""
+    return f"[{shown}{more}]  shape {array.shape}"

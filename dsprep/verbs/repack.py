@@ -1,0 +1,686 @@
+"""Repacking: one rewrite after which a single read fetches a whole group of samples.
+
+Decides how large groups are, what they are aligned to, in which order samples come and in which
+file they go; the writing is that of every job (``jobs``), by a writer of groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dsprep import formats
+from dsprep.core.atomic import partial_path
+from dsprep.core.groups import Grouping, GroupPlan, even
+from dsprep.core.permutation import Permutation
+from dsprep.core.schema import Array, Batch, FieldSpec, Ints, Ragged
+from dsprep.core.storage import free_memory, total_memory
+from dsprep.errors import FormatError, UsageError
+from dsprep.formats.base import (
+    Compression,
+    Format,
+    OpenOptions,
+    Source,
+    WriteOptions,
+    check_options,
+)
+from dsprep.sidecar import spec
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.source.alike import LENGTH, sorted_by
+from dsprep.source.dataset import open_dataset
+from dsprep.source.from_sidecar import SidecarSource
+from dsprep.verbs import break_even
+from dsprep.verbs.break_even import BreakEven
+from dsprep.write.buffers import (
+    BufferChoice,
+    BufferSize,
+    InBytes,
+    decide,
+    edges_by_bytes,
+    parse_buffer,
+    warnings,
+    within,
+)
+from dsprep.write.jobs import (
+    Job,
+    Progress,
+    Report,
+    admit,
+    check_space,
+    check_targets,
+    making,
+    source_paths,
+)
+from dsprep.write.plan import PIECE_NBYTES, Shard, as_nbytes, one_each, shard_names
+from dsprep.write.shuffle import ShuffledSource
+from dsprep.write.split import DuplicatedSource, SelectedSource, assign, parse_split
+from dsprep.write.stripes import Stripe, as_asked, detect
+
+STEP = 1 << 18
+"""Samples whose sizes are looked at together."""
+
+LOOKED_AT = 4 << 20
+"""Bytes of a run of samples that are read to see whether they are sorted, at most."""
+
+UNEVEN = ("tfrecord", "lmdb")
+"""Formats whose groups may differ in their number of samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How one output is laid out in groups.
+
+    Attributes
+    ----------
+    choice
+        How large groups are, and why.
+    groups
+        How many there are.
+    plans
+        What the format makes of the groups of each file.
+    """
+
+    choice: BufferChoice
+    groups: int
+    plans: tuple[GroupPlan, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(p.nbytes for p in self.plans)
+
+    @property
+    def padding(self) -> int:
+        """Bytes of them that hold nothing."""
+        return sum(p.padding for p in self.plans)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One output of a repack: the whole dataset, or a split of it.
+
+    Attributes
+    ----------
+    name
+        The split; empty for the whole.
+    source
+        The samples, in the order in which they are written.
+    job
+        What is written.
+    layout
+        How.
+    """
+
+    name: str
+    source: Source
+    job: Job
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that a repack will do; nothing has been written.
+
+    Attributes
+    ----------
+    source
+        The dataset as it is.
+    stripe
+        What groups are aligned to, and where that was learnt.
+    parts
+        The outputs.
+    warnings
+        What may go wrong with such groups, one sentence each.
+    """
+
+    source: Source
+    stripe: Stripe
+    parts: tuple[Part, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepackReport:
+    """What a repack did.
+
+    Attributes
+    ----------
+    parts
+        Each output's part and report.
+    break_even
+        After how many epochs the rewrite has paid; None if it was not measured.
+    """
+
+    plan: Plan
+    parts: tuple[tuple[Part, Report], ...]
+    break_even: BreakEven | None
+
+
+def plan_repack(
+    source: Source,
+    target: Path,
+    *,
+    buffer_size: str = "auto",
+    stripe_size: str | None = None,
+    to: str | None = None,
+    options: WriteOptions | None = None,
+    shuffle: int | None = None,
+    split: str | None = None,
+    group_by: str | None = None,
+    duplicate: int = 1,
+    samples_per_file: int | None = None,
+    shard_nbytes: int | None = None,
+    memory: int | None = None,
+    workers: int | None = None,
+    ranks: int | None = None,
+    epochs: int | None = None,
+    check_order: bool = True,
+) -> Plan:
+    """Decide everything about a repack; see `repack` for the parameters.
+
+    Raises
+    ------
+    DsprepError
+        If the target's format cannot keep groups together, or options contradict.
+    """
+    options = options or WriteOptions()
+    format = _format(target, to)
+    if options.compress is not None and "compress" not in format.write_options:
+        raise UsageError(
+            f"{format.name} is written without compression",
+            fix="leave --compress out, or write hdf5, zarr or tfrecord",
+        )
+    check_options(options, format.write_options | {"group_values"}, format.name)
+    if options.chunk is not None:
+        raise UsageError("a group is a chunk: --chunk does not apply to repack")
+    if samples_per_file is not None and shard_nbytes is not None:
+        raise UsageError("give either --samples-per-file or --shard-size")
+    if group_by is not None and split is None:
+        raise UsageError("--group-by keeps samples of one split together: it needs --split")
+    if not source.schema.fields:
+        raise FormatError("the dataset has no fields", where=source.path)
+    asked = parse_buffer(buffer_size)
+    bounded = memory if memory is not None else max(256 << 20, free_memory() // 4)
+    known = all_rows(source)
+    outputs = [
+        _output(
+            source,
+            chosen,
+            where,
+            name,
+            {"split": split, "group_by": group_by},
+            shuffle,
+            duplicate,
+            bounded,
+            workers,
+        )
+        for name, chosen, where in _splits(source, target, format, split, group_by, shuffle)
+    ]
+    if stripe_size:
+        stripe = as_asked(stripe_size, target)
+    else:
+        longest = max(len(o.source) for o in outputs)
+        expected = _file_nbytes(source, known, longest, samples_per_file, shard_nbytes)
+        stripe = detect(target, expected)
+    parts, found = [], []
+    for output in outputs:
+        parts.append(
+            _plan_part(
+                output,
+                known,
+                format,
+                options,
+                asked,
+                stripe,
+                ranks or 1,
+                samples_per_file,
+                shard_nbytes,
+            )
+        )
+        admit(parts[-1].job, output.source, workers, memory)
+        found += _warnings(parts[-1], ranks, epochs)
+        if check_order and output.name in ("", "train") and output.recipe.get("shuffle") is None:
+            found += _sorted(output.source, parts[-1].layout.groups)
+    return Plan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
+
+
+class _Output(NamedTuple):
+    """The samples of one output, in order; where it goes; and how they were chosen."""
+
+    name: str
+    source: Source
+    target: Path
+    recipe: dict[str, object]
+
+
+def _output(
+    source: Source,
+    chosen: Ints | None,
+    target: Path,
+    name: str,
+    recipe: dict[str, object],
+    seed: int | None,
+    duplicate: int,
+    memory: int,
+    workers: int | None,
+) -> _Output:
+    """Return the output of the `chosen` samples; only what trains is shuffled and duplicated."""
+    part: Source = source if chosen is None else SelectedSource(source, chosen)
+    words = " ".join(map(str, (*recipe.values(), duplicate)))
+    if name not in ("", "train"):
+        seed, duplicate = None, 1
+    if duplicate > 1:
+        part = DuplicatedSource(part, duplicate)
+    if seed is not None:
+        part = ShuffledSource(
+            part,
+            seed,
+            max(1 << 20, memory // 2),
+            partial_path(target) / "shuffle",
+            workers=workers or 2,
+            identity=words,
+        )
+    recipe = {**recipe, "part": name or None, "shuffle": seed}
+    recipe["duplicate"] = duplicate if duplicate > 1 else None
+    told = {key: value for key, value in recipe.items() if value is not None}
+    return _Output(name, part, target, told)
+
+
+def _warnings(part: Part, ranks: int | None, epochs: int | None) -> list[str]:
+    """Return what may go wrong with the groups of one output."""
+    found = warnings(
+        len(part.source),
+        part.layout.groups,
+        max((p.group_nbytes for p in part.layout.plans), default=0),
+        memory=total_memory(),
+        ranks=ranks,
+        epochs=epochs if part.name in ("", "train") else None,
+    )
+    found += one_each(part.job.shards)
+    return [f"{part.name}: {text}" if part.name else text for text in found]
+
+
+def _sorted(source: Source, groups: int) -> list[str]:
+    """Return whether samples lie sorted by a field, so that a group has few values of it."""
+    lineage = source.sidecar.content.lineage if isinstance(source, SidecarSource) else {}
+    if lineage.get("shuffle") is not None:
+        return []
+    sizes = source.sizes(0, min(LENGTH, len(source)))
+    each = source.schema.fixed_nbytes if sizes is None or not len(sizes) else int(sizes.max())
+    length = min(LENGTH, LOOKED_AT // max(1, each))
+    if groups < 2 or length < 8 or any(x.reads is None for x in source.layouts().values()):
+        return []  # too large to look at, or each look would read the whole file
+    kept: dict[int, Batch] = {}
+
+    def read(name: str, start: int, stop: int) -> Array:
+        if start not in kept:
+            kept[start] = source.read(start, stop)
+        return kept[start][name]  # type: ignore[return-value]
+
+    name = sorted_by(source.schema, len(source), read, length)
+    if not name:
+        return []
+    told = (
+        f"samples lie sorted by {name}, so a group, and a batch of it, has few values of it: "
+        "--shuffle SEED mixes them for good, buffers_mixed=K of dsprep.Reader K groups at a time"
+    )
+    return [told]
+
+
+def _file_nbytes(
+    source: Source,
+    known: dict[str, Ints],
+    samples: int,
+    samples_per_file: int | None,
+    shard_nbytes: int | None,
+) -> int:
+    """Return about how many bytes the largest file will have, of so many samples in all."""
+    each = source.schema.fixed_nbytes
+    ragged = sum(int(n.sum()) * source.schema[f].row_nbytes for f, n in known.items())
+    mean = each + ragged / max(1, len(source))
+    per_file = min(samples, samples_per_file or samples)
+    return round(min(mean * per_file, shard_nbytes or math.inf))
+
+
+def inodes(job: Job) -> int:
+    """Return about how many files and directories an output takes, its sidecar included."""
+    each = {"hdf5": 1, "tfrecord": 1, "lmdb": 2}.get(job.format.name, 1)
+    if job.format.name == "zarr" and not job.shards[0].name.endswith(".zip"):
+        arrays = sum(3 if f.ragged else 1 for f in job.schema)
+        each = 2 + 3 * arrays + 2 * sum(f.ragged for f in job.schema)  # folder, metadata, shard
+    return each * len(job.shards) + job.sharded + 1
+
+
+def _format(target: Path, to: str | None) -> Format:
+    if "\0" in str(target) or not target.name or target.name == "..":
+        raise UsageError(f"{str(target)!r} cannot be an output")
+    return formats.of_target(target, to) or formats.load("hdf5")
+
+
+def _stem(target: Path, format: Format) -> tuple[str, str]:
+    """Return the name of an output without its suffix, and the suffix of files made from it."""
+    known = (*format.suffixes, ".zip") if format.name == "zarr" else format.suffixes
+    name = target.name
+    found = max((s for s in known if name.lower().endswith(s)), key=len, default="")
+    if len(found) in (0, len(name)):
+        return name, format.suffixes[0]
+    return name[: -len(found)], name[-len(found) :]
+
+
+def _splits(
+    source: Source,
+    target: Path,
+    format: Format,
+    split: str | None,
+    group_by: str | None,
+    seed: int | None,
+) -> list[tuple[str, Ints | None, Path]]:
+    """Return name, samples and place of each output."""
+    if split is None:
+        return [("", None, target)]
+    chosen = assign(source, parse_split(split), seed or 0, group_by)
+    stem, ending = _stem(target, format)
+    return [(n, i, target.with_name(f"{stem}-{n}{ending}")) for n, i in chosen.items()]
+
+
+def all_rows(source: Source) -> dict[str, Ints]:
+    """Return how many rows each ragged field has in each sample.
+
+    From a sidecar where there is one that tells; else all samples are read for it, once.
+    """
+    names = [f.name for f in source.schema if f.ragged]
+    if isinstance(source, SidecarSource):
+        told = {name: source.rows(name) for name in names}
+        if all(rows is not None for rows in told.values()):
+            return {name: rows for name, rows in told.items() if rows is not None}
+    parts: dict[str, list[Ints]] = {name: [np.zeros(0, np.int64)] for name in names}
+    step = _step(source) if names else max(1, len(source))
+    for at in range(0, len(source), step) if names else ():
+        batch = source.read(at, min(len(source), at + step))
+        for name in names:
+            column = batch[name]
+            assert isinstance(column, Ragged)  # the schema says so
+            parts[name].append(column.lengths.copy())
+    return {name: np.concatenate(p) for name, p in parts.items()}
+
+
+def sample_rows(source: Source, known: Ints) -> Ints:
+    """Return the rows of each sample of a derived source, from those of the dataset behind it."""
+    if isinstance(source, SelectedSource):
+        return sample_rows(source.base, known)[source.indices]
+    if isinstance(source, DuplicatedSource):
+        return np.tile(sample_rows(source.base, known), source.times)
+    if isinstance(source, ShuffledSource):
+        order = Permutation(source.seed, len(source.base))
+        rows = sample_rows(source.base, known)
+        return rows[order.forward(np.arange(len(rows), dtype=np.int64))]
+    return known
+
+
+def _step(source: Source) -> int:
+    """Return how many samples make up about 8 MiB."""
+    sizes = source.sizes(0, min(64, len(source)))
+    return max(1, PIECE_NBYTES // max(1, int(sizes.max(initial=1)))) if sizes is not None else 16
+
+
+def _plan_part(
+    output: _Output,
+    known: dict[str, Ints],
+    format: Format,
+    options: WriteOptions,
+    asked: BufferSize,
+    stripe: Stripe,
+    ranks: int,
+    samples_per_file: int | None,
+    shard_nbytes: int | None,
+) -> Part:
+    """Decide one output."""
+    source, target = output.source, output.target
+    schema, count = source.schema, len(source)
+    per_sample = {name: sample_rows(source, rows) for name, rows in known.items()}
+    sizes: int | Ints = schema.fixed_nbytes
+    payload, largest = schema.fixed_nbytes * count, schema.fixed_nbytes
+    if per_sample:
+        sizes = np.full(count, schema.fixed_nbytes, np.int64)
+        for field, number in per_sample.items():
+            sizes += number * schema[field].row_nbytes
+        payload, largest = int(sizes.sum()), int(sizes.max(initial=0))
+    choice = decide(count, sizes, asked, stripe, total_memory(), ranks)
+    sharded = samples_per_file is not None or shard_nbytes is not None
+    mean = max(1, payload // max(1, count))
+    if isinstance(asked, InBytes) and per_sample and format.name not in UNEVEN:
+        choice = within(choice, asked.nbytes, schema, per_sample)
+    edges = _edges(count, sizes, choice, format)
+    per_shard = count or 1
+    if samples_per_file is not None:
+        per_shard = samples_per_file
+    elif shard_nbytes is not None:
+        per_shard = max(1, shard_nbytes // mean)
+    cuts = _whole_groups(edges, per_shard)
+    names = [target.name]
+    if sharded:
+        names = shard_names(*_stem(target, format), len(cuts) - 1)
+    rows = {n: np.add.reduceat(r, edges[:-1]) if count else r for n, r in per_sample.items()}
+    shards, groupings, plans = [], [], []
+    for i, shard_name in enumerate(names):
+        low, high = int(cuts[i]), int(cuts[i + 1])
+        inside = edges[low : high + 1] - edges[low]
+        some = {field: r[low:high] for field, r in rows.items()}
+        grouping = Grouping(inside, stripe.nbytes, some)
+        shards.append(Shard(shard_name, int(edges[low]), int(edges[high])))
+        groupings.append(grouping)
+        plans.append(format.plan_groups(schema, options, grouping, shard_name.endswith(".zip")))
+    layout = Layout(choice=choice, groups=len(edges) - 1, plans=tuple(plans))
+    group = max((p.group_nbytes for p in plans), default=0)
+    whole = options.compress is not None or schema.ragged or options.group_values
+    scratch = source.scratch_nbytes if isinstance(source, ShuffledSource) else 0
+    job = Job(
+        target=target,
+        format=format,
+        schema=schema,
+        casts={},
+        options=options,
+        shards=tuple(shards),
+        sharded=sharded,
+        stored=format.plan_fields(schema, options),
+        losses=tuple(format.losses(schema, options)),
+        payload=payload,
+        estimate=layout.nbytes,
+        scratch=scratch + (payload if options.compress and format.name == "hdf5" else 0),
+        largest=max(largest, group if whole else 0),
+        groupings=tuple(groupings),
+        recipe=output.recipe,
+    )
+    return Part(name=output.name, source=source, job=job, layout=layout)
+
+
+def _edges(count: int, sizes: int | Ints, choice: BufferChoice, format: Format) -> Ints:
+    """Return where groups begin and the last one ends."""
+    if isinstance(sizes, int) or choice.limit_nbytes is None or format.name not in UNEVEN:
+        return even(count, choice.samples).edges
+    slices = (sizes[at : at + STEP] for at in range(0, count, STEP))
+    return edges_by_bytes(slices, choice.limit_nbytes)
+
+
+def _whole_groups(edges: Ints, per_shard: int) -> Ints:
+    """Return with which groups shards begin: each has as many whole groups as fit, at least one."""
+    cuts, last = [0], len(edges) - 1
+    while cuts[-1] < last:
+        limit = int(edges[cuts[-1]]) + per_shard
+        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(edges, limit, "right")) - 1))
+    if len(cuts) == 1:
+        cuts.append(last)
+    return np.minimum(np.array(cuts, np.int64), last)
+
+
+def run_repack(
+    plan: Plan,
+    *,
+    workers: int | None = None,
+    memory: int | None = None,
+    overwrite: bool = False,
+    restart: bool = False,
+    durable: bool = True,
+    measure: bool = True,
+    progress: Callable[[Part, int, int], None] | None = None,
+    executor: Executor | None = None,
+) -> RepackReport:
+    """Do what a plan says; see `repack` for the parameters.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If a target exists or is busy, space or memory do not suffice, or data are damaged.
+    """
+    targets = [part.job.target for part in plan.parts]
+    if len(targets) > 1:
+        check_targets(targets, overwrite=overwrite, restart=restart)
+        check_space([part.job for part in plan.parts], restart)
+    with ExitStack() as stack:  # all are made before one is seen, and all seen before records go
+        outputs = [
+            stack.enter_context(
+                making(
+                    part.job,
+                    part.source,
+                    workers=workers,
+                    memory=memory,
+                    overwrite=overwrite,
+                    restart=restart,
+                    durable=durable,
+                    progress=_of_part(progress, part),
+                    shuffled=part.source if isinstance(part.source, ShuffledSource) else None,
+                    executor=executor,
+                )
+            )
+            for part in plan.parts
+        ]
+        reports = [output.publish() for output in outputs]
+        done = [
+            (part, replace(report, notes=(*report.notes, *output.discard())))
+            for part, report, output in zip(plan.parts, reports, outputs, strict=True)
+        ]
+    seconds = sum(report.seconds for _, report in done)
+    found = _break_even(plan.source, done[0][1].sidecar, seconds) if measure else None
+    return RepackReport(plan=plan, parts=tuple(done), break_even=found)
+
+
+def _break_even(source: Source, beside: Path, seconds: float) -> BreakEven | None:
+    """Return when the rewrite pays; None where the sidecar `beside` has no places to read."""
+    if not spec.read(beside).layouts:
+        return None
+    with Sidecar.open(beside) as target:
+        return break_even.measure(source, source_paths(source), target, seconds)
+
+
+def _of_part(progress: Callable[[Part, int, int], None] | None, part: Part) -> Progress | None:
+    return None if progress is None else lambda samples, nbytes: progress(part, samples, nbytes)
+
+
+def repack(
+    source: str | Path | Sequence[str | Path],
+    target: str | Path,
+    *,
+    buffer_size: str | int = "auto",
+    stripe_size: str | int | None = None,
+    to: str | None = None,
+    fields: Sequence[str] = (),
+    compress: str | None = None,
+    shuffle: int | None = None,
+    split: str | None = None,
+    group_by: str | None = None,
+    duplicate: int = 1,
+    samples_per_file: int | None = None,
+    shard_size: str | int | None = None,
+    open_options: OpenOptions | None = None,
+    write_options: WriteOptions | None = None,
+    workers: int | None = None,
+    memory: str | int | None = None,
+    overwrite: bool = False,
+    restart: bool = False,
+    durable: bool = True,
+    measure: bool = False,
+    executor: Executor | None = None,
+) -> RepackReport:
+    """Rewrite a dataset so that one read fetches a whole group of samples, all fields together.
+
+    Parameters
+    ----------
+    source
+        A file, a directory, a glob, ``@list.txt``, or a sequence of these.
+    target
+        The file or directory to make; of HDF5 if neither its suffix nor `to` says otherwise.
+    buffer_size
+        Samples per group (128), bytes (``"256MiB"``), or ``"auto"``.
+    stripe_size
+        At whose multiples groups begin; detected if None.
+    to
+        ``"hdf5"``, ``"lmdb"``, ``"tfrecord"`` or ``"zarr"``.
+    fields, open_options
+        What to read, and how; as in `convert`.
+    compress, write_options
+        How to write; as in `convert`. Each group is compressed on its own.
+    shuffle
+        The seed of a global shuffle of the samples; None keeps their order.
+    split
+        ``"train=0.8,val=0.1,test=0.1"``: outputs ``TARGET-train`` and so on. Only ``train`` is
+        shuffled and duplicated.
+    group_by
+        A field: samples with the same value land in one split.
+    duplicate
+        How often each sample is written.
+    samples_per_file, shard_size
+        Cut the output into files of whole groups.
+    workers, memory, overwrite, restart, durable
+        As in `convert`.
+    measure
+        Whether to measure after how many epochs the rewrite has paid for itself.
+    executor
+        Who writes the files, if there are several (see `dsprep.executors`); None: threads here.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If anything is wrong; nothing half-written is left under the name `target`.
+    """
+    reading = open_options or OpenOptions()
+    if fields:
+        reading = replace(reading, fields=tuple(map(FieldSpec.parse, fields)))
+    writing = write_options or WriteOptions()
+    if compress is not None:
+        writing = replace(writing, compress=Compression.parse(compress))
+    limit = as_nbytes(memory) if memory is not None else None
+    with open_dataset(source, reading, marked=True) as opened:
+        plan = plan_repack(
+            opened,
+            Path(target),
+            buffer_size=str(buffer_size),
+            stripe_size=f"{stripe_size}B" if isinstance(stripe_size, int) else stripe_size,
+            to=to,
+            options=writing,
+            shuffle=shuffle,
+            split=split,
+            group_by=group_by,
+            duplicate=duplicate,
+            samples_per_file=samples_per_file,
+            shard_nbytes=as_nbytes(shard_size) if shard_size is not None else None,
+            memory=limit,
+            workers=workers,
+            check_order=False,
+        )
+        return run_repack(
+            plan,
+            workers=workers,
+            memory=limit,
+            overwrite=overwrite,
+            restart=restart,
+            durable=durable,
+            measure=measure,
+            executor=executor,
+        )

@@ -1,0 +1,369 @@
+"""Proving that two datasets hold the same samples, bit for bit, whatever their formats."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dsprep import executors
+from dsprep.core.marks import unchanged
+from dsprep.core.schema import Arena, Array, Batch, Column, Ragged, Schema, differences, has_padding
+from dsprep.errors import UsageError
+from dsprep.formats.base import Source
+from dsprep.source.dataset import MultiSource, marks_of
+from dsprep.source.from_sidecar import SidecarSource
+from dsprep.write.plan import Cast, Shard, apply_casts, cast_schema, pieces
+from dsprep.write.remote import Part, opened, part
+
+BLOCK = 8
+"""Consecutive samples that are looked at together when only a share of them is."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference in one field of one sample.
+
+    Attributes
+    ----------
+    sample
+        Its number in both datasets.
+    field
+        The field's name.
+    where_a, where_b
+        The files that hold it, with the sample's number in each file.
+    element
+        Index of the first differing element within the sample's value; None when the shapes
+        differ.
+    a, b
+        The two elements, or the two shapes.
+    """
+
+    sample: int
+    field: str
+    where_a: str
+    where_b: str
+    element: tuple[int, ...] | None
+    a: Any
+    b: Any
+
+    def __str__(self) -> str:
+        what = "length" if self.element is None else f"element {list(self.element)}"
+        return (
+            f"sample {self.sample}, field {self.field}, {what}: "
+            f"{self.a!r} in {self.where_a}, {self.b!r} in {self.where_b}"
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison found.
+
+    Attributes
+    ----------
+    samples_a, samples_b
+        Samples in each dataset.
+    compared
+        Samples compared; 0 when the schemas or numbers differ.
+    problems
+        How the datasets differ as wholes, one clause each.
+    differences
+        The first differing samples, in order.
+    differing
+        Samples that differ, among those compared.
+    """
+
+    samples_a: int
+    samples_b: int
+    compared: int
+    problems: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    differing: int
+
+    @property
+    def same(self) -> bool:
+        """Whether no difference was found."""
+        return not self.problems and not self.differing
+
+    @property
+    def complete(self) -> bool:
+        """Whether all samples were compared."""
+        return self.compared == self.samples_a == self.samples_b
+
+
+def verify(
+    a: Source,
+    b: Source,
+    *,
+    share: float | None = None,
+    seed: int = 0,
+    limit: int = 10,
+    workers: int = 2,
+    progress: Callable[[int, int], None] | None = None,
+    executor: Executor | None = None,
+    casts: Mapping[str, Cast] | None = None,
+) -> Verdict:
+    """Compare two datasets: number of samples, schema, and every value bit for bit.
+
+    NaNs are equal when their bits are; 0.0 and -0.0 differ. Padding inside structured types is
+    not compared.
+
+    Parameters
+    ----------
+    share
+        Compare only about this share of the samples, 0 < share < 1, spread at random; all if
+        None.
+    seed
+        Chooses the samples when `share` is given.
+    limit
+        Differing samples to describe; counting goes on after that.
+    workers
+        Threads.
+    progress
+        Called with (samples compared, payload bytes) so far.
+    executor
+        Who compares (see `dsprep.executors`); None: threads of this process.
+    casts
+        Applied to the fields of `a` that they name, before these are compared.
+
+    Raises
+    ------
+    ChangedError
+        If one of them changed while they were compared.
+    """
+    casts = casts or {}
+    if share is not None and not 0 < share <= 1:
+        raise UsageError(f"a share of {share} is not possible", expected="above 0, at most 1")
+    problems = differences(cast_schema(a.schema, casts), b.schema, (a.path, b.path))
+    if len(a) != len(b):
+        problems.append(f"{len(a):,} samples in {a.path}, {len(b):,} in {b.path}")
+    if problems:
+        return Verdict(len(a), len(b), 0, tuple(problems), (), 0)
+    found: list[Difference] = []
+    compared = nbytes = differing = 0
+    ranges = _ranges(a, share, seed)
+    with ExitStack() as stack:
+        stack.enter_context(unchanged((*marks_of(a), *marks_of(b))))
+        if executor is None:
+            pool = stack.enter_context(ThreadPoolExecutor(workers, "dsprep-verify"))
+            work = _Comparing(a, b, limit, casts).range
+            results = (r for _, r in executors.run(pool, work, ranges, 2 * workers))
+        else:
+            together = iter(lambda: tuple(itertools.islice(ranges, RANGES)), ())
+            tasks = (_task(a, b, limit, casts, some) for some in together)
+            results = (r for _, r in executors.run(executor, _compare, tasks))
+        for count, size, first, bad in results:
+            if executor is not None:  # they had only the files that they needed
+                first = [
+                    replace(d, where_a=_where(a, d.sample), where_b=_where(b, d.sample))
+                    for d in first
+                ]
+            compared, nbytes, differing = compared + count, nbytes + size, differing + bad
+            found = sorted([*found, *first], key=lambda d: d.sample)[:limit]
+            if progress is not None:
+                progress(compared, nbytes)
+    damaged = _damaged_groups(a) + _damaged_groups(b) if share is None else []
+    return Verdict(len(a), len(b), compared, tuple(damaged), tuple(found), differing)
+
+
+Compared: TypeAlias = tuple[int, int, list[Difference], int]
+"""Samples, payload bytes, the first samples that differ, and how many differ."""
+
+RANGES = 32
+"""Ranges, of about 8 MiB, that another process compares at a time."""
+
+
+class _Comparing:
+    """Two sources, compared by threads; sample `first` of all is the first of each of them."""
+
+    def __init__(
+        self,
+        a: Source,
+        b: Source,
+        limit: int,
+        casts: Mapping[str, Cast],
+        first_a: int = 0,
+        first_b: int = 0,
+    ) -> None:
+        self._a, self._b, self._limit, self._casts = a, b, limit, casts
+        self._schema = cast_schema(a.schema, casts)
+        self._first_a, self._first_b = first_a, first_b
+        self._local = threading.local()
+
+    def range(self, bounds: tuple[int, int]) -> Compared:
+        """Compare samples ``start <= i < stop``."""
+        start, stop = bounds
+        if not hasattr(self._local, "arenas"):
+            self._local.arenas = (Arena(), Arena())
+        one, other = self._local.arenas
+        left = self._a.read(start - self._first_a, stop - self._first_a, one)
+        left = apply_casts(left, self._casts, start)
+        right = self._b.read(start - self._first_b, stop - self._first_b, other)
+        rows = differing_samples(left, right, self._schema)
+        size = sum(int(c.nbytes) for c in left.values())
+        first = [self._describe(left, right, start, int(i)) for i in rows[: self._limit]]
+        return stop - start, size, first, len(rows)
+
+    def _describe(self, left: Batch, right: Batch, start: int, row: int) -> Difference:
+        sample = start + row
+        where_a = _where(self._a, sample - self._first_a)
+        where_b = _where(self._b, sample - self._first_b)
+        for f in self._schema:
+            x, y = (_value(batch[f.name], row) for batch in (left, right))
+            if x.shape != y.shape:
+                return Difference(sample, f.name, where_a, where_b, None, x.shape[0], y.shape[0])
+            at = _first_element(x, y)
+            if at is not None:
+                told = _show(x[at]), _show(y[at])
+                return Difference(sample, f.name, where_a, where_b, at, *told)
+        raise AssertionError("the sample does not differ")
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Ranges of two sources as they travel; `first_a`, `first_b`: the parts' first samples."""
+
+    a: Part
+    first_a: int
+    b: Part
+    first_b: int
+    limit: int
+    casts: Mapping[str, Cast]
+    ranges: tuple[tuple[int, int], ...]
+
+
+def _task(
+    a: Source,
+    b: Source,
+    limit: int,
+    casts: Mapping[str, Cast],
+    ranges: tuple[tuple[int, int], ...],
+) -> _Task:
+    start, stop = ranges[0][0], ranges[-1][1]
+    return _Task(*part(a, start, stop), *part(b, start, stop), limit, casts, ranges)
+
+
+def _compare(task: _Task) -> Compared:
+    samples = nbytes = differing = 0
+    found: list[Difference] = []
+    with opened(task.a) as a, opened(task.b) as b:
+        comparing = _Comparing(a, b, task.limit, task.casts, task.first_a, task.first_b)
+        for bounds in task.ranges:
+            count, size, first, bad = comparing.range(bounds)
+            samples, nbytes, differing = samples + count, nbytes + size, differing + bad
+            found += first[: task.limit - len(found)]
+    return samples, nbytes, found, differing
+
+
+def _damaged_groups(source: Source) -> list[str]:
+    """Return the groups of a repacked dataset whose checksum is wrong, one clause each."""
+    if not isinstance(source, SidecarSource):
+        return []
+    return [
+        f"{bad.what} in {bad.path}: {bad.found:#010x}, expected {bad.expected:#010x}"
+        for bad in source.sidecar.bad_groups()
+    ]
+
+
+def _ranges(source: Source, share: float | None, seed: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of samples to compare: all pieces, or blocks spread at random."""
+    count = len(source)
+    if share is None or share == 1:
+        yield from pieces(source, Shard("", 0, count), 1)
+        return
+    blocks = -(-count // BLOCK)
+    wanted = min(blocks, max(2, round(share * count / BLOCK)))
+    rng = np.random.default_rng(seed)
+    # One block in each of `wanted` equal strata: spread out, in order, and O(1) memory.
+    edges = (blocks * i // wanted for i in range(wanted + 1))
+    for low, high in itertools.pairwise(edges):
+        block = int(rng.integers(low, high))
+        yield block * BLOCK, min(count, (block + 1) * BLOCK)
+
+
+def differing_samples(a: Batch, b: Batch, schema: Schema) -> Array:
+    """Return the numbers, within the batch, of the samples that differ in any field."""
+    bad: Array | None = None
+    for f in schema:
+        rows = _differing_rows(a[f.name], b[f.name])
+        if rows is not None:
+            bad = rows if bad is None else bad | rows
+    return np.flatnonzero(bad) if bad is not None else np.zeros(0, np.int64)
+
+
+def _differing_rows(a: Column, b: Column) -> Array | None:
+    """Return a mask of the samples whose values differ, or None if none does."""
+    if not (isinstance(a, Ragged) and isinstance(b, Ragged)):
+        return _differing_fixed(np.asarray(a), np.asarray(b))
+    wrong: Array = a.lengths != b.lengths
+    if not wrong.any():
+        rows = _differing_fixed(a.values, b.values)
+        if rows is None:
+            return None
+        samples = np.searchsorted(a.offsets, np.flatnonzero(rows), "right") - 1
+        wrong[samples] = True
+        return wrong
+    for i in np.flatnonzero(~wrong):
+        x = a.values[a.offsets[i] : a.offsets[i + 1]]
+        y = b.values[b.offsets[i] : b.offsets[i + 1]]
+        wrong[i] = _differing_fixed(x, y) is not None
+    return wrong
+
+
+def _differing_fixed(a: Array, b: Array) -> Array | None:
+    """Return which rows of two arrays of one shape differ, or None if none does."""
+    if a.size == 0:
+        return None
+    if a.dtype.names is not None and has_padding(a.dtype):
+        masks = [_differing_fixed(a[n], b[n]) for n in a.dtype.names]
+        found = [m for m in masks if m is not None]
+        anywhere: Array | None = np.logical_or.reduce(found) if found else None
+        return anywhere
+    x, y = _bits(a), _bits(b)
+    if x.shape[1] % 8 == 0 and x.flags.c_contiguous and y.flags.c_contiguous:
+        x, y = x.view(np.uint64), y.view(np.uint64)
+    if np.array_equal(x, y):
+        return None
+    mask: Array = (x != y).any(axis=1)
+    return mask
+
+
+def _bits(array: Array) -> Array:
+    """Return the bits as ``uint8`` of shape ``(n, bytes per row)``, without a copy if possible."""
+    rows = array.reshape(len(array), -1)
+    if rows.strides[1] != rows.itemsize:
+        rows = np.ascontiguousarray(rows)
+    bits: Array = rows.view(np.uint8)
+    return bits
+
+
+def _value(column: Array | Ragged, row: int) -> Array:
+    if isinstance(column, Ragged):
+        rows: Array = column.values[column.offsets[row] : column.offsets[row + 1]]
+        return rows
+    return np.asarray(column[row])
+
+
+def _first_element(x: Array, y: Array) -> tuple[int, ...] | None:
+    """Return the index of the first element that differs, or None."""
+    rows = _differing_fixed(x.reshape(-1), y.reshape(-1))
+    if rows is None:
+        return None
+    return tuple(int(i) for i in np.unravel_index(int(rows.argmax()), x.shape))
+
+
+def _show(element: Any) -> Any:
+    return element.item() if isinstance(element, np.generic) else element
+
+
+def _where(source: Source, sample: int) -> str:
+    if isinstance(source, MultiSource | SidecarSource):
+        path, inside = source.locate(sample)
+        return f"{path} (sample {inside} there)"
+    return str(source.path)

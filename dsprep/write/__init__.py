@@ -1,0 +1,1 @@
+"""Writing datasets: plans, the copy loop, shuffling, resuming, publishing, and the sidecar."""
