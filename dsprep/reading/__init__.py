@@ -6,4 +6,6 @@
     Fields that lie in records.
 `columns`
     Fields that are arrays.
+`layout_reader`
+    Both: the samples of one file.
 """

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -29,10 +29,10 @@ from dsprep.layout import as_json
 from dsprep.layout.as_json import file_path
 from dsprep.layout.locate import Extents, locate
 from dsprep.layout.model import FileLayout
-from dsprep.reading.columns import ColumnReader, read_columns
 from dsprep.reading.files import File, Files
+from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.proofs import BadGroup, Proofs
-from dsprep.reading.records import RecordReader, Verify
+from dsprep.reading.records import Verify
 from dsprep.sidecar import spec
 from dsprep.sidecar.identity import block_crc32c, look
 from dsprep.sidecar.spec import Content
@@ -234,7 +234,7 @@ class Sidecar:
         self.proofs = Proofs(
             layout_of=self.layout,
             open_file=self.open_file,
-            records_of=lambda number: self._reader(number)[0],
+            records_of=lambda number: self._reader(number).records,
             root_of=self._root,
             crc32c_of=lambda number: content.files[number].crc32c,
             members_of=lambda path: formats.load(content.format).members(path),
@@ -548,50 +548,22 @@ class Sidecar:
     def _read_one(self, sample: int, names: tuple[str, ...]) -> Batch | None:
         """Return a sample of a dataset of records, None where it takes more than one range."""
         number, index = self.file_of(sample)
-        records, columns = self._reader(number)
-        if records is None or columns or self.layout(number).unlocated:
-            return None
-        file = self.open_file(number, records.records.blocks.path)
-        return records.read_one(file, index, names)
+        return self._reader(number).read_one(index, names)
 
     def _read_file(
         self, number: int, local: Ints, names: Sequence[str], verify: Verify, arena: Arena | None
     ) -> Batch:
-        records, columns = self._reader(number)
-        unlocated = self.layout(number).unlocated
-        lost = [n for n in names if n in unlocated]
-        if lost:
-            raise UsageError(
-                f"field {lost[0]} can be read only by the format's own library: "
-                f"{unlocated[lost[0]]}",
-                where=self._root(number),
-                fix="leave it out, or open the dataset with dsprep.open",
-            )
+        reader = self._reader(number)
         if verify == "full":
-            whole = records is not None and records.has_crcs  # reading compares these
-            self.proofs.check(number, local, [n for n in names if not whole or n in columns])
-        out: Batch = {}
-        inside = [n for n in names if n not in columns]
-        if inside and records is not None:
-            path = records.records.blocks.path
-            file = self.open_file(number, path)
-            first = int(self._starts[number])
-            out = records.read(file, local, inside, verify, arena, first)
-        chosen = {name: columns[name] for name in names if name in columns}
-        if chosen:
-            out |= read_columns(chosen, local, arena)
-        return {name: out[name] for name in names}
+            whole = reader.records is not None and reader.records.has_crcs  # reading compares these
+            unlocated = self.layout(number).unlocated
+            sums = [n for n in names if not whole or n in reader.columns]
+            self.proofs.check(number, local, [n for n in sums if n not in unlocated])
+        return reader.read(local, names, verify, arena, int(self._starts[number]))
 
-    def _make_reader(self, number: int) -> tuple[RecordReader | None, dict[str, ColumnReader]]:
-        layout = self.layout(number)
-        records = None
-        if layout.records is not None:
-            records = RecordReader(layout.records, self.schema)
-        columns = {
-            name: ColumnReader(column, self.schema[name], lambda path: self.open_file(number, path))
-            for name, column in layout.columns.items()
-        }
-        return records, columns
+    def _make_reader(self, number: int) -> LayoutReader:
+        opened = partial(self.open_file, number)
+        return LayoutReader(self.layout(number), self.schema, opened, self._root(number))
 
     def open_file(self, number: int, path: str) -> File:
         """Return the file at `path` below entry number `number`, open; see `Files.get`."""
@@ -617,8 +589,7 @@ class Sidecar:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
         if not self.content.files:
             return 0
-        _, columns = self._reader(0)
-        return sum(c.resident_nbytes() for c in columns.values())
+        return self._reader(0).resident_nbytes()
 
     def bad_groups(self) -> Iterator[BadGroup]:
         """Yield the groups whose checksum is wrong; all groups that have one are read.

@@ -1,0 +1,104 @@
+"""Samples of one file through its layout: the one reader of every format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dsprep.core.schema import Arena, Batch, Ints, Schema
+from dsprep.errors import UsageError
+from dsprep.layout.model import FileLayout
+from dsprep.reading.columns import ColumnReader, read_columns
+from dsprep.reading.files import File
+from dsprep.reading.records import RecordReader, Verify
+
+
+class LayoutReader:
+    """Reads samples of one file, or of one directory that is a dataset, by ``preadv``.
+
+    Safe to use from several threads.
+
+    Parameters
+    ----------
+    layout
+        Where the samples lie and how they are stored.
+    schema
+        The fields of the layout, by the names that they have there.
+    open_file
+        Returns a file by the path that the layout gives it: ``""`` or relative to the directory.
+    where
+        The file or directory, for messages.
+
+    Attributes
+    ----------
+    records, columns
+        The readers of the fields that are stored in records, and of those that are arrays.
+    """
+
+    def __init__(
+        self, layout: FileLayout, schema: Schema, open_file: Callable[[str], File], where: object
+    ) -> None:
+        self._unlocated, self._open_file, self._where = layout.unlocated, open_file, where
+        self.records = None if layout.records is None else RecordReader(layout.records, schema)
+        self.columns = {
+            name: ColumnReader(column, schema[name], open_file)
+            for name, column in layout.columns.items()
+        }
+
+    def read(
+        self,
+        samples: Ints,
+        names: Sequence[str],
+        verify: Verify = None,
+        arena: Arena | None = None,
+        first: int = 0,
+    ) -> Batch:
+        """Return fields of samples, in the order asked for.
+
+        Parameters
+        ----------
+        samples
+            Numbers in this file, int64, shape ``(n,)``, in any order.
+        names
+            The fields.
+        verify
+            ``"header"`` or ``"full"``: compare records with what frames them; see `Sidecar.read`.
+        arena
+            Memory to use; see `Source.read`.
+        first
+            The number that messages give to sample 0.
+
+        Raises
+        ------
+        FormatError
+            If the file does not fit the layout, or is damaged.
+        UsageError
+            If only the format's library can read a field.
+        """
+        lost = [n for n in names if n in self._unlocated]
+        if lost:
+            raise UsageError(
+                f"field {lost[0]} can be read only by the format's own library: "
+                f"{self._unlocated[lost[0]]}",
+                where=self._where,
+                fix="leave it out, or open the dataset with dsprep.open",
+            )
+        out: Batch = {}
+        inside = [n for n in names if n not in self.columns]
+        if inside and self.records is not None:
+            file = self._open_file(self.records.records.blocks.path)
+            out = self.records.read(file, samples, inside, verify, arena, first)
+        chosen = {name: self.columns[name] for name in names if name in self.columns}
+        if chosen:
+            out |= read_columns(chosen, samples, arena)
+        return {name: out[name] for name in names}
+
+    def read_one(self, sample: int, names: tuple[str, ...]) -> Batch | None:
+        """Return one sample of a file of records; None where it takes more than one range."""
+        if self.records is None or self.columns or self._unlocated:
+            return None
+        file = self._open_file(self.records.records.blocks.path)
+        return self.records.read_one(file, sample, names)
+
+    def resident_nbytes(self) -> int:
+        """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
+        return sum(c.resident_nbytes() for c in self.columns.values())
