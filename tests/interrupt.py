@@ -1,11 +1,12 @@
-"""Kills a conversion or repack at every step it has, one after another, and continues each time.
+"""Kills conversions and repacks at every step they have, one after another, and continues each.
 
-Run as ``python interrupt.py SOURCE TARGET OPTIONS_JSON``, where every third step is taken, which
-of them depends on the options; all with ``DSPREP_FULL=1``. Each attempt is a child process that
-SIGKILLs itself when its fuse has burnt down: before and after pieces are written, positions are
-recorded, the output is completed, renamed, and its sidecar is written. Prints, as JSON, for each
-fuse: whether the target was visible after the kill, whether it could be opened then, and the
-digest of the bytes after a rerun with another number of workers.
+Run as ``python interrupt.py FORMAT JOBS``; JOBS is JSON, a list of ``[source, target, options]``.
+Every fourth step is taken, which of them depends on the options; all with ``DSPREP_FULL=1``. Each
+attempt is a child process that SIGKILLs itself when its fuse has burnt down: before and after
+pieces are written, positions are recorded, the output is completed, renamed, and its sidecar is
+written. Prints, as JSON, for each job and fuse: whether what was visible after the kill was
+complete, whether a rerun with another number of workers gives the same bytes, and whether nothing
+else is left then.
 """
 
 from __future__ import annotations
@@ -92,7 +93,6 @@ SKIPPED = ("dsprep.__main__", "dsprep.torch", "dsprep.tf", "dsprep.jax")
 
 
 def main() -> None:
-    source, target, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     jobs.CHECKPOINT_NBYTES = 100_000
     parts = (m.name for m in pkgutil.walk_packages(dsprep.__path__, "dsprep."))
     for name in ("h5py", "numcodecs", "zarr", "google_crc32c", "ml_dtypes", *parts):
@@ -103,14 +103,12 @@ def main() -> None:
         cut = getattr(plan, name)
         small = lambda *args, cut=cut, **kwargs: cut(*args, **{"target": 40_000, **kwargs})  # noqa: E731
         setattr(jobs, name, small)
-    attempt(source, target, options, -1, 2)
-    expected = digest(target)
     around(transfer.ShardCopy, "_copy")
     around(staging.Staging, "save")
     around(staging.Staging, "publish")
     around(staging.Staging, "discard")
     around(spec, "write")
-    format = type(formats.load(options["to"]))
+    format = type(formats.load(sys.argv[1]))
     for name in ("create", "create_groups"):
         create = getattr(format, name)
 
@@ -121,9 +119,17 @@ def main() -> None:
             return writer
 
         setattr(format, name, created)
+    print(json.dumps([killed(s, Path(t), options) for s, t, options in json.loads(sys.argv[2])]))
+
+
+def killed(source: str, target: Path, options: dict) -> list[dict]:
+    """Return what came of each kill of one job."""
+    target.parent.mkdir()
+    attempt(source, target, options, -1, 2)
+    expected = digest(target)
     results = []
-    stride = 1 if os.environ.get("DSPREP_FULL") == "1" else 3
-    step = 1 + zlib.crc32(sys.argv[3].encode()) % stride
+    stride = 1 if os.environ.get("DSPREP_FULL") == "1" else 4
+    step = 1 + zlib.crc32(json.dumps(options).encode()) % stride
     while True:
         clear(target)
         if attempt(source, target, options, step, 1):
@@ -145,7 +151,7 @@ def main() -> None:
             }
         )
         step += stride
-    print(json.dumps(results))
+    return results
 
 
 main()
