@@ -7,13 +7,19 @@ until it is asked for.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from dsprep.core.schema import Schema
 from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Format
+from dsprep.layout.model import Records
+from dsprep.reading.records import Frame, Recipe
 
 FORMATS = {
     "hdf5": "dsprep.formats.hdf5:Hdf5",
@@ -21,6 +27,73 @@ FORMATS = {
     "tfrecord": "dsprep.formats.tfrecord:TFRecord",
     "zarr": "dsprep.formats.zarr:Zarr",
 }
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A frame or a recipe of records that a layout may name.
+
+    Attributes
+    ----------
+    target
+        ``module:attribute`` of what makes it: of its parameters; a recipe, of the schema too.
+    words
+        What it does, for a person.
+    """
+
+    target: str
+    words: str
+
+
+FRAMES = {
+    "lmdb": Decoder(
+        "dsprep.formats.lmdb.frame:Frame",
+        "proven by the header of the overflow page before it",
+    ),
+    "tfrecord": Decoder(
+        "dsprep.formats.tfrecord.frame:Frame", "proven by its length and CRC before it"
+    ),
+}
+RECIPES = {
+    "values": Decoder(
+        "dsprep.formats.lmdb.recipe:values", "the lengths that the value begins with"
+    ),
+    "datum": Decoder("dsprep.formats.lmdb.recipe:datum", "what Caffe's Datum message says"),
+    "example": Decoder("dsprep.formats.tfrecord.recipe:example", "what tf.train.Example says"),
+}
+
+
+def decoders(records: Records, schema: Schema) -> tuple[Frame | None, Recipe | None]:
+    """Return what proves records, and what takes them apart; see `dsprep.reading.records`.
+
+    Raises
+    ------
+    FormatError
+        If the layout names a frame or a recipe that does not exist, or its parameters are wrong.
+    """
+    frame, recipe = None, None
+    if records.frame is not None:
+        frame = _maker(records.frame, FRAMES, "frame")(records.frame)
+    if records.recipe is not None:
+        recipe = _maker(records.recipe, RECIPES, "recipe")(records.recipe, schema)
+    return frame, recipe
+
+
+def _maker(json: Mapping[str, Any], known: Mapping[str, Decoder], what: str) -> Any:
+    name = json.get("name")
+    if not isinstance(name, str) or name not in known:
+        raise FormatError(
+            f"the sidecar names a {what} that does not exist",
+            expected="one of " + ", ".join(known),
+            found=repr(name)[:80],
+        )
+    return _attribute(known[name].target)
+
+
+@cache
+def _attribute(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 @cache
@@ -34,8 +107,7 @@ def load(name: str) -> Format:
     """
     if name not in FORMATS:
         raise UsageError(f"{name!r} is not a format", expected="one of " + ", ".join(FORMATS))
-    module, _, attribute = FORMATS[name].partition(":")
-    made: Format = getattr(import_module(module), attribute)()
+    made: Format = _attribute(FORMATS[name])()
     return made
 
 

@@ -9,7 +9,7 @@ from dsprep.errors import UsageError
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader, read_columns
 from dsprep.reading.files import File
-from dsprep.reading.records import RecordReader, Verify
+from dsprep.reading.records import Decoders, RecordReader, Verify
 
 
 class LayoutReader:
@@ -27,6 +27,8 @@ class LayoutReader:
         Returns a file by the path that the layout gives it: ``""`` or relative to the directory.
     where
         The file or directory, for messages.
+    decoders
+        Gives the frame and the recipe of records; None: there are no records.
 
     Attributes
     ----------
@@ -35,10 +37,18 @@ class LayoutReader:
     """
 
     def __init__(
-        self, layout: FileLayout, schema: Schema, open_file: Callable[[str], File], where: object
+        self,
+        layout: FileLayout,
+        schema: Schema,
+        open_file: Callable[[str], File],
+        where: object,
+        decoders: Decoders | None = None,
     ) -> None:
         self._unlocated, self._open_file, self._where = layout.unlocated, open_file, where
-        self.records = None if layout.records is None else RecordReader(layout.records, schema)
+        self.records: RecordReader | None = None
+        if layout.records is not None:
+            assert decoders is not None  # see the parameter
+            self.records = RecordReader(layout.records, schema, decoders)
         self.columns = {
             name: ColumnReader(column, schema[name], open_file)
             for name, column in layout.columns.items()

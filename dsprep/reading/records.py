@@ -6,11 +6,10 @@ most TFRecord files, the result is a view of the bytes as they lie, without anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from importlib import import_module
-from typing import Any, Literal, Protocol, TypeAlias
+from functools import lru_cache
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -77,37 +76,21 @@ class Recipe(Protocol):
     """Takes records apart whose fields have no constant place."""
 
     def decode(
-        self, buffer: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]
+        self,
+        buffer: Bytes,
+        starts: Ints,
+        lengths: Ints,
+        label: Callable[[int], str],
+        arena: Arena | None = None,
     ) -> Batch:
-        """Return the fields of the records ``buffer[starts[i]:][:lengths[i]]``."""
+        """Return the fields of the records ``buffer[starts[i]:][:lengths[i]]``.
+
+        Columns may be views of `buffer`, or arrays taken from `arena`.
+        """
 
 
-FRAMES = {
-    "lmdb": "dsprep.formats.lmdb.frame:Frame",
-    "tfrecord": "dsprep.formats.tfrecord.frame:Frame",
-}
-RECIPES = {
-    "values": "dsprep.formats.lmdb.recipe:values",
-    "datum": "dsprep.formats.lmdb.recipe:datum",
-    "example": "dsprep.formats.tfrecord.recipe:example",
-}
-
-
-@cache
-def _load(target: str) -> Any:
-    module, _, attribute = target.partition(":")
-    return getattr(import_module(module), attribute)
-
-
-def _named(json: Mapping[str, Any], known: Mapping[str, str], what: str) -> Any:
-    name = json.get("name")
-    if not isinstance(name, str) or name not in known:
-        raise FormatError(
-            f"the sidecar names a {what} that does not exist",
-            expected="one of " + ", ".join(known),
-            found=repr(name)[:80],
-        )
-    return _load(known[name])
+Decoders: TypeAlias = Callable[[Records, Schema], tuple[Frame | None, Recipe | None]]
+"""Returns what the frame and the recipe of records stand for: `dsprep.formats.decoders`."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +116,8 @@ class RecordReader:
         Where they lie.
     schema
         All fields of the dataset.
+    decoders
+        Gives the frame and the recipe.
 
     Raises
     ------
@@ -140,16 +125,10 @@ class RecordReader:
         If the frame or the recipe does not exist, or has wrong parameters.
     """
 
-    def __init__(self, records: Records, schema: Schema) -> None:
+    def __init__(self, records: Records, schema: Schema, decoders: Decoders) -> None:
         self.records, self.schema = records, schema
         self._places = lru_cache(maxsize=16)(self._find_places)
-        self._frame: Frame | None = None
-        if records.frame is not None:
-            self._frame = _named(records.frame, FRAMES, "frame")(records.frame)
-        self._recipe: Recipe | None = None
-        if records.recipe is not None:
-            make = _named(records.recipe, RECIPES, "recipe")
-            self._recipe = make(records.recipe, schema)
+        self._frame, self._recipe = decoders(records, schema)
 
     def read(
         self,
@@ -186,7 +165,9 @@ class RecordReader:
 
         out: Batch = {}
         if any(part.at is None for _, part in parts) and self._recipe is not None:
-            out = self._recipe.decode(taken[0].buffer, taken[0].starts, taken[0].lengths, label)
+            out = self._recipe.decode(
+                taken[0].buffer, taken[0].starts, taken[0].lengths, label, arena
+            )
             if not out.keys() >= set(names):
                 raise FormatError(
                     "the sidecar's recipe does not give all fields",

@@ -563,7 +563,8 @@ class Sidecar:
 
     def _make_reader(self, number: int) -> LayoutReader:
         opened = partial(self.open_file, number)
-        return LayoutReader(self.layout(number), self.schema, opened, self._root(number))
+        root = self._root(number)
+        return LayoutReader(self.layout(number), self.schema, opened, root, formats.decoders)
 
     def open_file(self, number: int, path: str) -> File:
         """Return the file at `path` below entry number `number`, open; see `Files.get`."""

@@ -15,6 +15,7 @@ import numpy as np
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Field, Schema, show_dtype
 from dsprep.errors import DsprepError
+from dsprep.formats import FRAMES, RECIPES
 from dsprep.layout import as_json
 from dsprep.layout.laws import Affine, Law, Runs
 from dsprep.layout.model import Blocks, Column, FileLayout, Records
@@ -251,17 +252,6 @@ def _bytes(law: Law) -> str:
     return law.words() if isinstance(law, Runs) else law.words() + " bytes"
 
 
-RECIPES = {
-    "example": "what tf.train.Example says",
-    "datum": "what Caffe's Datum message says",
-    "values": "the lengths that the value begins with",
-}
-FRAMES = {
-    "lmdb": "proven by the header of the overflow page before it",
-    "tfrecord": "proven by its length and CRC before it",
-}
-
-
 def _record_words(records: Records, field: Field) -> FieldWords:
     part, frame, recipe = records.parts[field.name], records.frame, records.recipe
     where = f" of {records.blocks.path}" if records.blocks.path else ""
@@ -270,12 +260,14 @@ def _record_words(records: Records, field: Field) -> FieldWords:
         stored += f", of which sample i is number {records.order.words()}"
     steps = []
     if frame is not None:
-        steps.append(FRAMES.get(str(frame.get("name")), _called(frame)))
+        known = FRAMES.get(str(frame.get("name")))
+        steps.append(_called(frame) if known is None else known.words)
     if part.at is not None:
         end = "the end" if part.nbytes is None else f"{part.at + part.nbytes:,}"
         steps.append(f"bytes {part.at:,} to {end} of the record")
     elif recipe is not None:
-        steps.append("found in the record by " + RECIPES.get(str(recipe.get("name")), "a recipe"))
+        taken = RECIPES.get(str(recipe.get("name")))
+        steps.append(f"found in the record by {'a recipe' if taken is None else taken.words}")
     steps += _typed(field)
     return FieldWords(
         field.name,

@@ -647,7 +647,7 @@ def _summed(format: Format, path: Path, layout: FileLayout, schema: Schema) -> b
     """
     members = format.members(path)
     records = layout.records
-    reader = None if records is None else RecordReader(records, schema)
+    reader = None if records is None else RecordReader(records, schema, formats.decoders)
     if members is not None:
         file = File(path)
         for i in range(len(members.offsets)):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.pread import move_spans, packed
-from dsprep.core.schema import Batch, Bytes, Column, Field, Ints, Schema
+from dsprep.core.schema import Arena, Batch, Bytes, Column, Field, Ints, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.base import retype
 from dsprep.formats.lmdb.datum import Datum
@@ -87,7 +87,12 @@ class Recipe:
             self._fields.append((path, f))
 
     def decode(
-        self, buffer: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]
+        self,
+        buffer: Bytes,
+        starts: Ints,
+        lengths: Ints,
+        label: Callable[[int], str],
+        arena: Arena | None = None,
     ) -> Batch:
         """Return the samples whose values are ``buffer[starts[i]:starts[i] + lengths[i]]``.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dsprep.core.schema import Batch, Bytes, Field, Ints, Schema, empty_batch
+from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Schema, empty_batch
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import columns
 from dsprep.formats.tfrecord.columns import Misfit
@@ -83,7 +83,12 @@ class Recipe:
         self._schema = Schema(tuple(f.field for f in features))
 
     def decode(
-        self, buffer: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]
+        self,
+        buffer: Bytes,
+        starts: Ints,
+        lengths: Ints,
+        label: Callable[[int], str],
+        arena: Arena | None = None,
     ) -> Batch:
         """Return the samples whose records are ``buffer[starts[i]:starts[i] + lengths[i]]``.
 
@@ -99,7 +104,7 @@ class Recipe:
         try:
             places = columns.locate(buffer, starts, lengths, self._features, self._known)
             return {
-                f.field.name: columns.column(buffer, places[f.name], f, None)
+                f.field.name: columns.column(buffer, places[f.name], f, arena)
                 for f in self._features
             }
         except Misfit as m:

@@ -23,7 +23,6 @@ from dsprep.formats.base import OpenOptions
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader
 from dsprep.reading.files import File
-from dsprep.reading.records import RecordReader
 from dsprep.sidecar import identity, spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.sidecar.spec import Content, FileEntry
@@ -205,7 +204,7 @@ def _sizes(layout: FileLayout, root: Path) -> tuple[int | None, ...]:
 def _prepare(layout: FileLayout, schema: Schema, root: Path) -> None:
     """Raise if a frame, recipe or filter is unknown or has wrong parameters."""
     if layout.records is not None:
-        RecordReader(layout.records, schema)
+        formats.decoders(layout.records, schema)
     for name, column in layout.columns.items():
         ColumnReader(column, schema[name], lambda path: File(root / path if path else root))
 
