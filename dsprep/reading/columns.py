@@ -1,16 +1,18 @@
 """Samples from arrays in chunks: plain rows read into place, encoded chunks decoded once.
 
-The chunk that was decoded last is kept, since the next read often begins inside it; threads that
-want a chunk while another one decodes it wait for it.
+The chunks of the rows that were decoded last are kept, since the next read often begins inside
+them; threads that want a chunk while another one decodes it wait for it.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,9 @@ from dsprep.reading.files import File
 DECODED = 64 << 20
 """Decoded bytes in the making at once: threads beyond wait, unless none is at work."""
 
+KEPT = 256 << 20
+"""Decoded bytes of chunks side by side up to which all of them are kept, not the last one alone."""
+
 _U8 = np.dtype(np.uint8)
 _ALIGN = 64
 
@@ -43,12 +48,12 @@ class Wanted:
     spans
         Each ``(file, offsets, lengths, places in the buffer)``.
     done
-        Turns the buffer, once it is filled, into the field's values.
+        Turns the buffer, once it is filled, into the field's values, or the rows' bytes.
     """
 
     nbytes: int
     spans: list[tuple[File, Ints, Ints, Ints]]
-    done: Callable[[Bytes], Values]
+    done: Callable[[Bytes], Any]
 
 
 def read_columns(
@@ -56,18 +61,35 @@ def read_columns(
 ) -> dict[str, Values]:
     """Return several fields of the same samples of a file.
 
-    All their bytes are fetched together, so fields that lie side by side, as in a group, take one
-    ``preadv``.
-
     Raises
     ------
     FormatError
-        If the sidecar gives places that are not in the files, or a chunk is damaged.
+        If the layout gives offsets that are not in the files, or a chunk is damaged.
     """
+    consecutive = bool((indices[1:] - indices[:-1] == 1).all())
     wanted = {name: reader.begin(indices, arena) for name, reader in readers.items()}
+    return fetch(wanted, arena, GROUP_NEAR if consecutive else NEAR)
+
+
+def fetch(
+    wanted: Mapping[str, Wanted], arena: Arena | None, near: int = GROUP_NEAR
+) -> dict[str, Values]:
+    """Return fields by what each of them needs from the files.
+
+    All their bytes are fetched together, so fields that lie side by side, as in a group, take one
+    ``preadv``. The values of fields that need nothing more from the files may be there already.
+
+    Parameters
+    ----------
+    wanted
+        By field.
+    arena
+        Memory to use; see `Source.read`.
+    near
+        Bytes between two ranges that are read along, as in `dsprep.core.pread.runs`.
+    """
     bases = packed(np.array([-(-w.nbytes // _ALIGN) * _ALIGN for w in wanted.values()], np.int64))
     buffer = new_array(arena, "sidecar.columns", (int(bases[-1]),), _U8)
-    near = GROUP_NEAR if bool((indices[1:] - indices[:-1] == 1).all()) else NEAR
     spans: dict[int, list[tuple[File, Ints, Ints, Ints]]] = {}
     for base, want in zip(bases[:-1].tolist(), wanted.values(), strict=True):
         for file, offsets, lengths, places in want.spans:
@@ -105,8 +127,7 @@ class ColumnReader:
 
     def resident_nbytes(self) -> int:
         """Return what reading holds besides the samples: decoded chunks."""
-        grid = self.column.grid
-        return 0 if grid is None or grid.plain else 2 * grid.chunk_nbytes
+        return 0 if self._chunks is None else self._chunks.nbytes
 
     def begin(self, indices: Ints, arena: Arena | None) -> Wanted:
         """Return what reading the field of the samples `indices` needs from the files.
@@ -114,25 +135,40 @@ class ColumnReader:
         Raises
         ------
         FormatError
-            If the sidecar gives places that are not in the files.
+            If the layout gives offsets that are not in the files.
+        """
+        first, count = rows_of(self.column, indices)
+        rows = self.begin_rows(first, count, arena, f"sidecar.field.{self.field.name}")
+        return replace(rows, done=lambda buffer: self._values(rows.done(buffer), count))
+
+    def begin_rows(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> Wanted:
+        """Return what reading rows of the array needs from the files.
+
+        What it is turned into are the bytes of these rows, decoded and one after another.
+
+        Parameters
+        ----------
+        first, count
+            int64, shape ``(n,)``: the first row of each range, and how many rows it has.
+        key
+            Of the memory in `arena` that decoded rows take.
         """
         grid = self.column.grid
-        first, count = rows_of(self.column, indices)
-        if grid is None:
-            count = np.zeros(len(indices), np.int64)
-            return Wanted(0, [], lambda _: self._values(np.empty(0, np.uint8), count))
+        if grid is None or not len(first):
+            return Wanted(0, [], lambda _: np.empty(0, np.uint8))
         check_rows(grid, first, count, self.field.name)
         joined, rows = _joined(first, count)
         pieces, places = cut(grid, joined, rows), packed(rows)
         nbytes = int(places[-1]) * grid.row_nbytes
         if grid.plain:
-            return self._begin_plain(grid, pieces, places, count, nbytes)
+            return self._begin_plain(grid, pieces, places, nbytes)
 
-        def decode(stored: Bytes | None) -> Values:
-            out = new_array(arena, f"sidecar.field.{self.field.name}", (nbytes,), _U8)
+        def decode(stored: Bytes | None) -> Bytes:
+            out = new_array(arena, key, (nbytes,), _U8)
             if nbytes:
-                self._read_encoded(grid, pieces, out, places, stored)
-            return self._values(out, count)
+                lines = (joined[pieces.request] + pieces.done) // grid.chunk[0]
+                self._read_encoded(grid, pieces, lines, out, places, stored)
+            return out
 
         only = self._only_chunk(grid, pieces)
         if only is None:
@@ -151,9 +187,7 @@ class ColumnReader:
         per = grid.row_nbytes // max(1, field.row_nbytes) if whole and grid is not None else 1
         return Ragged.from_lengths(values.reshape(-1, *field.inner), count * per, field.kind)
 
-    def _begin_plain(
-        self, grid: Grid, pieces: Pieces, places: Ints, count: Ints, nbytes: int
-    ) -> Wanted:
+    def _begin_plain(self, grid: Grid, pieces: Pieces, places: Ints, nbytes: int) -> Wanted:
         row = grid.row_nbytes
         offset = grid.blocks.offsets.at(pieces.block)
         stored = (offset >= 0) & (grid.blocks.lengths.at(pieces.block) > 0)
@@ -167,10 +201,10 @@ class ColumnReader:
         if not stored.all():
             self._fill_value(grid)
 
-        def done(out: Bytes) -> Values:
+        def done(out: Bytes) -> Bytes:
             if not stored.all():
                 self._fill(grid, out, to[~stored], sizes[~stored])
-            return self._values(out, count)
+            return out
 
         return Wanted(nbytes, spans, done)
 
@@ -216,9 +250,23 @@ class ColumnReader:
         ]
 
     def _read_encoded(
-        self, grid: Grid, pieces: Pieces, out: Bytes, places: Ints, data: Bytes | None
+        self,
+        grid: Grid,
+        pieces: Pieces,
+        lines: Ints,
+        out: Bytes,
+        places: Ints,
+        data: Bytes | None,
     ) -> None:
-        """Decode the chunks that pieces are of; `data`: the stored bytes, if it is only one."""
+        """Decode the chunks that pieces are of.
+
+        Parameters
+        ----------
+        lines
+            The place of each piece's chunk along the first axis.
+        data
+            The stored bytes, if it is only one chunk.
+        """
         assert self._chunks is not None  # made for every grid that is not plain
         blocks = grid.blocks
         offset, length = blocks.offsets.at(pieces.block), blocks.lengths.at(pieces.block)
@@ -253,9 +301,8 @@ class ColumnReader:
                 mask = 0 if masks is None else int(masks[k])
                 place = int(offset[k]), int(length[k])
                 edge = n == last or begin + rows < grid.chunk[0]
-                chunk = self._chunks.get(
-                    number, file, place, mask, self.field.name, data, keep=edge
-                )
+                line = int(lines[k]) if edge else None
+                chunk = self._chunks.get(number, file, place, mask, self.field.name, data, line)
                 before = number
             inner = tuple(slice(0, b - a) for a, b in zip(low, high, strict=True))
             result[box] = chunk[(slice(begin, begin + rows), *inner)]
@@ -270,11 +317,15 @@ def _joined(first: Ints, count: Ints) -> tuple[Ints, Ints]:
 
 
 class _Chunks:
-    """The decoded chunks of a grid: the last one is kept."""
+    """The decoded chunks of a grid: those of the last rows are kept."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._last: tuple[int, Array | None] = (-1, None)
+        side = math.prod(grid.chunks[1:])
+        self._whole = side * grid.chunk_nbytes <= KEPT
+        self.nbytes = ((side if self._whole else 1) + 1) * grid.chunk_nbytes
+        self._line = -1
+        self._kept: dict[int, Array] = {}
         self._underway: dict[int, Future[Array]] = {}
         self._lock = threading.Lock()
         self._decoders = threading.BoundedSemaphore(
@@ -289,19 +340,21 @@ class _Chunks:
         mask: int,
         name: str,
         data: Bytes | None,
-        *,
-        keep: bool,
+        line: int | None,
     ) -> Array:
-        """Return a chunk as uint8 of shape ``(*chunk, itemsize)``; with `keep`, remember it."""
+        """Return a chunk as uint8 of shape ``(*chunk, itemsize)``.
+
+        It is kept with others of the same `line`, its place along the first axis, if that is given.
+        """
 
         def decode() -> Array:
             with self._decoders:
                 return self._decode(file, place, mask, f"{file.path}, field {name}", data)
 
         with self._lock:
-            if self._last[0] == number and self._last[1] is not None:
-                return self._last[1]
-            if not keep:
+            if number in self._kept:
+                return self._kept[number]
+            if line is None:
                 future = None
             elif (future := self._underway.get(number)) is None:
                 future = self._underway[number] = Future()
@@ -320,7 +373,10 @@ class _Chunks:
                 future.set_exception(error)
             else:
                 with self._lock:
-                    self._last = (number, chunk)
+                    if line != self._line or not self._whole:
+                        self._kept.clear()
+                    self._line = -1 if line is None else line
+                    self._kept[number] = chunk
                     del self._underway[number]
                 future.set_result(chunk)
         return future.result()
@@ -328,7 +384,7 @@ class _Chunks:
     def has(self, number: int) -> bool:
         """Whether a chunk is at hand, or being decoded by somebody."""
         with self._lock:
-            return self._last[0] == number or number in self._underway
+            return number in self._kept or number in self._underway
 
     def _decode(
         self, file: File, place: tuple[int, int], mask: int, where: str, data: Bytes | None
