@@ -183,7 +183,7 @@ def test_rows_tables_and_pages_have_it():
     assert found.evidence == words
     assert Row.from_json(found.to_json()) == found
     assert footnotes([found]) == [f"h5py: cold: {words}"]
-    report = Report("read", "c", "2025-06-01", {}, {}, {"cold": True}, (found,))
+    report = Report("c", "2025-06-01", {}, {}, {"cold": True}, (found,))
     assert words in csv_text(report)
     assert words in page.html(report)
 
@@ -498,7 +498,7 @@ def test_what_no_page_cache_keeps_is_not_called_warm(task, monkeypatch):
     found = ran(warm, cold=False)
     assert found.evidence == ""
     assert UNKEPT in found.notes
-    report = Report("read", "c", "2025-06-01", {}, {}, {"cold": False}, (found,))
+    report = Report("c", "2025-06-01", {}, {}, {"cold": False}, (found,))
     words = " ".join(answer(report))
     assert "warm, but not in the page cache" in words
     assert "came from the page cache" not in words

@@ -58,9 +58,6 @@ COMMANDS = {
     "synth": ("synth nosuch\x1b OUT", "synth cosmic-tagger OUT --samples 2"),
     "demo": ("demo --nosuch\x1b",),
     "bench read": ("bench read DATA --dry-run -s group-db", "bench read DATA -s nosuch\x1b"),
-    "bench convert": ("bench convert DATA --to \x1b",),
-    "bench repack": ("bench repack DATA -b \x1b",),
-    "bench provenance": ("bench provenance nosuch\x1b",),
     "bench compare": ("bench compare OLD NEW", "bench compare OLD NEW --json -"),
 }
 OF_FORMATS = ("inspect", "convert", "provenance")

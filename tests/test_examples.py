@@ -14,6 +14,8 @@ import h5py
 import numpy as np
 import pytest
 
+import dsprep
+
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 
@@ -106,6 +108,38 @@ def test_mnist_keeps_an_existing_file(arrays, tmp_path):
     (tmp_path / "out.h5").write_bytes(b"mine")
     assert run(MNIST, "images", "labels", "out.h5", folder=tmp_path).returncode == 1
     assert (tmp_path / "out.h5").read_bytes() == b"mine"
+
+
+THROUGHPUT = FOLDER / "throughput.py"
+
+
+def test_throughput_of_own_data(tmp_path):
+    with h5py.File(tmp_path / "own.h5", "w") as file:
+        file["x"] = np.arange(6400.0).reshape(64, 100)
+    words = ("own.h5", "--verb", "repack", "provenance", "--to", "lmdb", "--cold", "--sync")
+    done = run(THROUGHPUT, *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, _, *lines = done.stdout.splitlines()
+    assert first == "own.h5: 64 samples of 0.8 kB, hdf5"
+    assert [line[:18].strip() for line in lines] == ["cp", "repack lmdb", "scan", "provenance"]
+    for line in lines:
+        seconds, start_up, ratio = map(float, line[18:51].split())
+        assert 0 <= start_up <= seconds
+        assert ratio >= 0
+    assert [p.name for p in tmp_path.iterdir()] == ["own.h5"]
+
+
+@pytest.mark.parametrize("format", ["hdf5", "lmdb", "tfrecord", "zarr"])
+def test_throughput_scans_read_all_values(format, tmp_path, monkeypatch):
+    path = tmp_path / f"own.{format}"
+    with h5py.File(tmp_path / "source.h5", "w") as file:
+        file["x"] = np.arange(6400.0).reshape(64, 100)
+    dsprep.convert(tmp_path / "source.h5", path, to=format, durable=False)
+    spec = importlib.util.spec_from_file_location("throughput", THROUGHPUT)
+    script = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "throughput", script)  # dataclasses look for it
+    spec.loader.exec_module(script)
+    assert 64 * 800 <= script.scan(path, format) < 64 * 900
 
 
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("*.sh")), ids=lambda p: p.stem)

@@ -18,8 +18,8 @@
     Rows, reports and their measures: what every output is made of.
 `summary`, `sweeping`, `answer`, `comparing`
     From counts to rows; the knee of a sweep; the closing words; two reports side by side: pure.
-`reading`, `copying`
-    ``dsprep bench read``; ``dsprep bench convert``, ``repack`` and ``provenance``.
+`reading`
+    ``dsprep bench read``.
 `tables`, `page`, `machine`
     CSV and tables; the HTML page; what the machine is.
 """

@@ -20,7 +20,7 @@ from dsprep.bench.evidence import (
     UNKEPT,
     UNKNOWN,
 )
-from dsprep.bench.model import MEASURES, Report, Row
+from dsprep.bench.model import Report, Row
 from dsprep.bench.strategies import DUMMY, LIMIT, SETS
 from dsprep.bench.tables import digits, number, show_seconds
 from dsprep.write.plan import show_nbytes
@@ -87,11 +87,7 @@ def required_bandwidth(batch: float, sample_nbytes: float, step_seconds: float) 
 
 def answer(report: Report) -> tuple[str, ...]:
     """Return the closing words, paragraph by paragraph."""
-    if report.kind == "provenance":
-        parts = [_provenance(report)]
-    elif report.kind != "read":
-        parts = [_copies(report)]
-    elif report.sweep is not None:
+    if report.sweep is not None:
         parts = [" ".join(sweeping.words(report.sweep)), _limits(report)]
     else:
         parts = [_need(report), _now(report), _table_i(report), _lmdbio(report), _limits(report)]
@@ -413,56 +409,3 @@ def _unseen(report: Report) -> list[str]:
         UNKNOWN: "whether the page cache had the data cannot be seen here",
     }
     return [told for word, told in words.items() if any(word in e for e in evidence)]
-
-
-# --- copies and provenance -------------------------------------------------------------------
-
-
-def _copies(report: Report) -> str:
-    """Return how a conversion does against the first row, a plain copy."""
-    rows = [r for r in report.rows if r.measures and not r.problems]
-    base = report.rows[0] if report.rows else None
-    if base is None or base not in rows:
-        return "The copy to compare with has no figures."
-    told = []
-    for row in rows[1:]:
-        name = "gb_per_second" if "gb_per_second" in row.measures else "seconds"
-        a, b, share = base.measures.get(name), row.measures.get(name), row.value("ratio")
-        if a is None or b is None:
-            continue
-        if share is None:
-            share = b.value / a.value if MEASURES[name].better > 0 else a.value / b.value
-        same = " (no difference beyond the spread)" if apart(a, b) == 0 else ""
-        told.append(f"{row.name} {digits(share)}{same}")
-    if not told:
-        return "Nothing else has figures."
-    return f"Of the rate of {base.name}: {'; '.join(told)}. {_limits(report)}"
-
-
-def _provenance(report: Report) -> str:
-    """Return how long finding all samples takes against walks and scans."""
-    rows = {r.name: r for r in report.rows if r.value("seconds") is not None and not r.problems}
-    own = next((n for n in rows if "dsprep" in n or "provenance" in n), None)
-    if own is None:
-        return "dsprep provenance has no figures."
-    mine = rows[own]
-    seconds = mine.measures["seconds"]
-    told = f"{own} took {show_seconds(seconds.value)}"
-    nbytes = mine.value("read_bytes")
-    told += f" and asked for {show_nbytes(nbytes)}" if nbytes is not None else ""
-    others = []
-    for name, row in rows.items():
-        if name == own:
-            continue
-        way = apart(row.measures["seconds"], seconds)
-        times = (row.value("seconds") or 0) / (seconds.value or math.inf)
-        if way < 0:
-            others.append(f"{name} takes {digits(times)} times as long")
-        elif way > 0:
-            others.append(f"{name} is faster ({digits(1 / times) if times else '?'} times)")
-        else:
-            others.append(f"{name} takes as long within the spread")
-    known = [v for r in report.rows if (v := r.value("locate_per_second")) and not r.problems]
-    places = known[0] if known else None
-    end = f" Places are computed at {digits(places)} per second." if places is not None else ""
-    return f"{told}{'; ' if others else ''}{'; '.join(others)}.{end} {_limits(report)}"

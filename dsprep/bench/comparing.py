@@ -163,15 +163,10 @@ def compare(old: Report, new: Report, measure: str = "samples_per_second") -> Co
     Raises
     ------
     UsageError
-        If they are of different kinds, or no row has the measure.
+        If no row has the measure.
     """
     if measure not in MEASURES:
         raise UsageError(f"{measure!r} is no measure", expected=f"one of {', '.join(MEASURES)}")
-    if old.kind != new.kind:
-        raise UsageError(
-            "reports of different kinds cannot be compared",
-            found=f"bench {old.kind} and bench {new.kind}",
-        )
     before, after = _rows(old), _rows(new)
     if not any(measure in row.measures for row in (*before.values(), *after.values())):
         taken = {m for row in (*before.values(), *after.values()) for m in row.measures}

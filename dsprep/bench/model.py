@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from dsprep.errors import FormatError
 
 VERSION = 1
 """Of the JSON form of a report."""
-
-Kind: TypeAlias = Literal["read", "convert", "repack", "provenance"]
 
 
 @dataclass(frozen=True)
@@ -54,11 +52,6 @@ MEASURES: dict[str, Unit] = {
     "context_switches": Unit("1", "voluntary and other, in an epoch", -1),
     "cpu_seconds": Unit("s", "of processors, user and system, in an epoch", -1),
     "peak_rss_bytes": Unit("B", "of memory, all processes of the slowest rank at its peak", -1),
-    "seconds": Unit("s", "of the whole command", -1),
-    "ratio": Unit("1", "rate, as a share of the first row's", 1),
-    "read_bytes": Unit("B", "asked for by read calls"),
-    "locate_per_second": Unit("1/s", "places computed", 1),
-    "size_bytes": Unit("B", "of the result"),
 }
 """Every measure there is, in the order in which they are told."""
 
@@ -174,8 +167,6 @@ class Report:
 
     Attributes
     ----------
-    kind
-        Which benchmark.
     command
         The exact command line.
     when
@@ -190,7 +181,6 @@ class Report:
         The closing words, paragraph by paragraph.
     """
 
-    kind: Kind
     command: str
     when: str
     machine: Mapping[str, Any]
@@ -210,7 +200,7 @@ class Report:
         """Return it as JSON; `from_json` is the inverse."""
         json: dict[str, Any] = {
             "dsprep_bench": VERSION,
-            "kind": self.kind,
+            "kind": "read",
             "command": self.command,
             "when": self.when,
             "machine": dict(self.machine),
@@ -249,7 +239,7 @@ class Report:
                 fix="use the dsprep that wrote it, or a newer one",
             )
         try:
-            if json["kind"] not in get_args(Kind):
+            if json["kind"] != "read":
                 raise ValueError(f"there is no kind {json['kind']!r}")
             sweep = None
             if "sweep" in json:
@@ -261,7 +251,6 @@ class Report:
                 knees = {str(k): str(v) for k, v in told.get("knees", {}).items()}
                 sweep = Sweep(str(told["parameter"]), points, knees)
             return cls(
-                json["kind"],
                 str(json["command"]),
                 str(json["when"]),
                 dict(json["machine"]),

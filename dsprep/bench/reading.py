@@ -262,7 +262,6 @@ def bench_read(
         found, alone = _measured(jobs, facts, progress, runner)
         machine = describe(first.folder if first.folder.exists() else Path(work.data[0]))
     report = Report(
-        kind="read",
         command=command,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,

@@ -106,30 +106,6 @@ _READ = (
     Column("cpu_seconds", "CPU", 13),
     Column("epoch_seconds", "epoch", 14),
 )
-_COPY = (
-    Column("seconds", "time", 1),
-    Column("gb_per_second", "GB/s", 2, spread=True),
-    Column("ratio", "ratio", 0),
-    Column("read_bytes", "read", 5),
-    Column("size_bytes", "result", 3),
-    Column("device_bytes", "device", 6),
-    Column("network_bytes", "network", 6),
-    Column("peak_rss_bytes", "RSS", 4),
-    Column("cpu_seconds", "CPU", 7),
-)
-_PROVENANCE = (
-    Column("seconds", "time", 0, spread=True),
-    Column("ratio", "ratio", 3),
-    Column("read_calls", "reads", 2),
-    Column("read_bytes", "read", 1),
-    Column("locate_per_second", "places/s", 4),
-    Column("device_bytes", "device", 7),
-    Column("network_bytes", "network", 7),
-    Column("size_bytes", "size", 5),
-    Column("peak_rss_bytes", "RSS", 6),
-    Column("cpu_seconds", "CPU", 8),
-)
-_COLUMNS = {"read": _READ, "convert": _COPY, "repack": _COPY, "provenance": _PROVENANCE}
 
 
 def number(facts: Mapping[str, Any], key: str, default: float) -> float:
@@ -150,7 +126,7 @@ def columns(report: Report) -> list[Column]:
         taken.discard("utilisation_percent")
     if number(report.settings, "ranks", 1) <= 1 and not _sweeps(report, "ranks"):
         taken.discard("skew_seconds")
-    return [c for c in _COLUMNS.get(report.kind, _READ) if c.measure in taken]
+    return [c for c in _READ if c.measure in taken]
 
 
 def _sweeps(report: Report, parameter: str) -> bool:
@@ -235,8 +211,6 @@ def show_value(name: str, value: float) -> str:
         return show_seconds(value)
     if unit == "B":
         return show_nbytes(value)
-    if name == "ratio":
-        return f"{digits(value)}x"
     if unit == "%":
         return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
     if unit == "1":

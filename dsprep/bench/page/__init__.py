@@ -29,6 +29,7 @@ from dsprep.bench.tables import (
     Table,
     footnotes,
     number,
+    show_seconds,
     show_spread,
     show_value,
     tables,
@@ -42,19 +43,9 @@ MARK = '<meta name="generator" content="dsprep bench"/>'
 LONGEST = 2000
 """Characters of a fact or remark."""
 
-_TITLES = {
-    "read": "Reading",
-    "convert": "Converting",
-    "repack": "Repacking",
-    "provenance": "Finding every sample of",
-}
-
-_HEADINGS = {"read": "What each way delivers", "provenance": "How long each way takes"}
 _CAPTIONS = {
     "samples_per_second": "Samples per second, of all ranks",
     "gb_per_second": "GB of values per second (1e9 bytes)",
-    "seconds": "Seconds of the whole command",
-    "ratio": "Rate, as a share of the first row's",
 }
 
 
@@ -68,7 +59,7 @@ def text(value: object) -> str:
 def html(report: Report) -> str:
     """Return the page of a report."""
     name = str(report.dataset.get("name", report.dataset.get("path", "a dataset")))
-    title = f"{_TITLES.get(report.kind, 'Measuring')} {name}"
+    title = f"Reading {name}"
     parts = [_head(report, title), _answer(report)]
     parts += [_section(heading, body) for heading, body in _plots(report)]
     parts.append(_section("All figures", _tables(report)))
@@ -107,16 +98,15 @@ def _head(report: Report, title: str) -> str:
         facts.append(f"{show_nbytes(nbytes)} each")
     if report.dataset.get("format"):
         facts.append(str(report.dataset["format"]))
-    if report.kind == "read":
-        ranks, batch = (number(report.settings, k, 1) for k in ("ranks", "batch_size"))
-        facts.append(f"batches of {batch:,.0f}")
-        facts.append(f"{ranks:,.0f} rank{'s' if ranks > 1 else ''}")
-        compute = report.settings.get("compute", "none")
-        facts.append("no compute" if compute == "none" else f"compute {compute}")
-        facts.append("cold" if report.settings.get("cold") else "warm: from the page cache")
+    ranks, batch = (number(report.settings, k, 1) for k in ("ranks", "batch_size"))
+    facts.append(f"batches of {batch:,.0f}")
+    facts.append(f"{ranks:,.0f} rank{'s' if ranks > 1 else ''}")
+    compute = report.settings.get("compute", "none")
+    facts.append("no compute" if compute == "none" else f"compute {compute}")
+    facts.append("cold" if report.settings.get("cold") else "warm: from the page cache")
     items = "".join(f"<li>{text(f)}</li>" for f in facts)
     return (
-        f'<header>\n<p class="eyebrow">dsprep bench {text(report.kind)}</p>\n'
+        f'<header>\n<p class="eyebrow">dsprep bench read</p>\n'
         f'<h1>{text(title)}</h1>\n<ul class="facts">{items}</ul>\n</header>'
     )
 
@@ -135,7 +125,7 @@ def _plots(report: Report) -> list[tuple[str, str]]:
     """Return headings and figures."""
     found = []
     if report.rows:
-        found.append((_HEADINGS.get(report.kind, "Rates"), _bars(report)))
+        found.append(("What each way delivers", _bars(report)))
         found.append(("One epoch, by what it is spent on", _epochs(report.rows)))
     if report.sweep is not None:
         found.append((f"Over --{report.sweep.parameter}", _curves(report)))
@@ -144,19 +134,14 @@ def _plots(report: Report) -> list[tuple[str, str]]:
 
 def _measure(report: Report) -> str:
     """Return the measure that is drawn."""
-    order = {
-        "read": ("samples_per_second", "gb_per_second", "epoch_seconds"),
-        "provenance": ("seconds", "gb_per_second"),
-    }.get(report.kind, ("gb_per_second", "ratio", "seconds"))
+    order = ("samples_per_second", "gb_per_second", "epoch_seconds")
     taken = {name for row in report.all_rows for name in row.measures}
     return next((m for m in order if m in taken), order[0])
 
 
 def _bars(report: Report) -> str:
     name = _measure(report)
-    first = report.rows[0].name if MEASURES[name].better > 0 else ""
-    if report.kind == "read":
-        first = LIMIT if MEASURES[name].better > 0 else ""
+    first = LIMIT if MEASURES[name].better > 0 else ""
     bars, missing = [], []
     for row in report.rows:
         m = row.measures.get(name)
@@ -165,10 +150,8 @@ def _bars(report: Report) -> str:
                 missing.append(row)
             continue
         share = row.value("limit_percent")
-        if share is None and row.value("ratio") is not None and name != "ratio":
-            share = 100 * (row.value("ratio") or 0)
         detail = " ".join(filter(None, [show_value(name, m.value), show_spread(m)]))
-        kind = "idle" if row.name == DUMMY else ("own" if _own(row) else "other")
+        kind = "idle" if row.name == DUMMY else ("own" if row.name == "dsprep" else "other")
         kind = "limit" if row.name == first else kind
         bars.append(plots.Bar(text(row.name), m, text(detail), kind, share))
     bars.sort(key=lambda b: (b.kind != "limit", -MEASURES[name].better * b.measure.value))
@@ -176,10 +159,6 @@ def _bars(report: Report) -> str:
     words = _CAPTIONS.get(name) or f"{MEASURES[name].unit} {MEASURES[name].words}"
     figure = plots.bars(bars, text(f"{words}; {better} is better"))
     return figure + _problems(missing)
-
-
-def _own(row: Row) -> bool:
-    return row.name.startswith(("dsprep", "convert ", "repack "))
 
 
 def _problems(rows: Sequence[Row]) -> str:
@@ -200,11 +179,11 @@ def _epochs(rows: Sequence[Row]) -> str:
         epoch = row.value("epoch_seconds")
         if epoch is not None and not row.problems:
             said = [
-                f"{word} {show_value('seconds', v)}"
+                f"{word} {show_seconds(v)}"
                 for word, v in zip(("compute", "exposed I/O", "skew"), parts, strict=True)
                 if v
             ]
-            detail = f"{show_value('seconds', epoch)}: {', '.join(said)}"
+            detail = f"{show_seconds(epoch)}: {', '.join(said)}"
             stacks.append(plots.Stack(text(row.name), tuple(parts), epoch, text(detail)))
     if not any(s.parts[0] or s.parts[2] for s in stacks):
         return ""
@@ -280,7 +259,7 @@ def _table(table: Table, key: str) -> str:
 
 def _line(line: Line, columns: Iterable[Column]) -> str:
     row, shown = line.row, list(columns)
-    kinds = [("knee", line.knee), ("limit", row.name == LIMIT), ("own", _own(row))]
+    kinds = [("knee", line.knee), ("limit", row.name == LIMIT), ("own", row.name == "dsprep")]
     classes = " ".join(k for k, there in kinds if there)
     mark = ' <span class="tag">knee</span>' if line.knee else ""
     words = f' title="{text(row.words)}"' if row.words else ""

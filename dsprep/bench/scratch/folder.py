@@ -5,19 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from dsprep.core.locking import take
 from dsprep.core.marks import Mark
-from dsprep.core.storage import free_nbytes, remove, sync_directory
+from dsprep.core.storage import free_nbytes, sync_directory
 from dsprep.errors import TargetError, UsageError
 from dsprep.write.plan import show_nbytes
-
-SMALLER = "name another folder with --scratch, or take fewer samples with --limit"
-"""What to do where there is not enough space."""
 
 
 def folder_for(data: Sequence[str | Path], dataset: Path, folder: Path | None) -> tuple[Path, bool]:
@@ -64,7 +60,7 @@ def existing(path: Path) -> Path:
     return path
 
 
-def check_free(folder: Path, needed: int, fix: str = SMALLER) -> None:
+def check_free(folder: Path, needed: int) -> None:
     """Raise `TargetError` if there are fewer than `needed` bytes free where `folder` lies."""
     free = free_nbytes(folder)
     if needed > free:
@@ -73,20 +69,8 @@ def check_free(folder: Path, needed: int, fix: str = SMALLER) -> None:
             where=folder,
             expected=show_nbytes(needed),
             found=f"{show_nbytes(free)} free",
-            fix=fix,
+            fix="name another folder with --scratch, or take fewer samples with --limit",
         )
-
-
-@contextmanager
-def working(data: Sequence[str | Path], dataset: Path, folder: Path | None) -> Iterator[Path]:
-    """Yield a new folder, below `folder` or beside the dataset, and remove it in the end."""
-    place, temporary = folder_for(data, dataset, folder)
-    place.mkdir(parents=True, exist_ok=not temporary)
-    made = place if temporary else Path(tempfile.mkdtemp(prefix="dsprep-bench-", dir=place))
-    try:
-        yield made
-    finally:
-        remove(made)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from dsprep.cli.bench.compare import register as compare
-from dsprep.cli.bench.copy import register as copy
 from dsprep.cli.bench.read import register as read
 from dsprep.cli.usage import Group
 
@@ -18,6 +17,6 @@ def register(app: typer.Typer) -> None:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for each in (read, copy, compare):
+    for each in (read, compare):
         each(bench)
-    app.add_typer(bench, name="bench", help="Measure reading, converting and repacking here.")
+    app.add_typer(bench, name="bench", help="Measure ways of reading here, and compare reports.")

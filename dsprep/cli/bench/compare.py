@@ -39,19 +39,14 @@ def compare(
     ],
     new: Annotated[
         Path,
-        typer.Argument(metavar="NEW", help="One of the same kind, made later.", show_default=False),
+        typer.Argument(metavar="NEW", help="One made later.", show_default=False),
     ],
     measure: Annotated[
-        str | None,
+        str,
         typer.Option(
-            "--measure",
-            "-m",
-            metavar="NAME",
-            help="What to compare, as it is named in the reports; samples_per_second, for copies "
-            "gb_per_second and for provenance seconds, if not given.",
-            show_default=False,
+            "--measure", "-m", metavar="NAME", help="What to compare, as named in the reports."
         ),
-    ] = None,
+    ] = "samples_per_second",
     fail_over: Annotated[
         str | None,
         typer.Option(
@@ -73,9 +68,7 @@ def compare(
 
     share = None if fail_over is None else _share(fail_over)
     check_targets(json=json)
-    before, after = load(old), load(new)
-    usual = {"read": "samples_per_second", "provenance": "seconds"}
-    found = side_by_side(before, after, measure or usual.get(after.kind, "gb_per_second"))
+    found = side_by_side(load(old), load(new), measure)
     if json == STDOUT:
         print_json(found.to_json())
     else:
