@@ -37,6 +37,10 @@ _U8 = np.dtype(np.uint8)
 _ALIGN = 64
 
 
+Spans = tuple[Callable[[str], File], str, Ints, Ints, Ints]
+"""Byte ranges of one file: what opens it, its path, offsets, lengths, offsets in the buffer."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What a read of one field needs from the files.
@@ -46,13 +50,13 @@ class Wanted:
     nbytes
         Bytes of the buffer that it needs.
     spans
-        Each ``(file, offsets, lengths, places in the buffer)``.
+        The byte ranges, file by file.
     done
         Turns the buffer, once it is filled, into the field's values, or the rows' bytes.
     """
 
     nbytes: int
-    spans: list[tuple[File, Ints, Ints, Ints]]
+    spans: list[Spans]
     done: Callable[[Bytes], Any]
 
 
@@ -78,6 +82,7 @@ def fetch(
 
     All their bytes are fetched together, so fields that lie side by side, as in a group, take one
     ``preadv``. The values of fields that need nothing more from the files may be there already.
+    One file is open at a time, however many there are.
 
     Parameters
     ----------
@@ -90,13 +95,17 @@ def fetch(
     """
     bases = packed(np.array([-(-w.nbytes // _ALIGN) * _ALIGN for w in wanted.values()], np.int64))
     buffer = new_array(arena, "sidecar.columns", (int(bases[-1]),), _U8)
-    spans: dict[int, list[tuple[File, Ints, Ints, Ints]]] = {}
-    for base, want in zip(bases[:-1].tolist(), wanted.values(), strict=True):
-        for file, offsets, lengths, places in want.spans:
-            spans.setdefault(id(file), []).append((file, offsets, lengths, places + base))
-    for parts in spans.values():
+    spans: dict[tuple[Callable[[str], File], str], list[tuple[str, Ints, Ints, Ints]]] = {}
+    for base, (name, want) in zip(bases[:-1].tolist(), wanted.items(), strict=True):
+        for open_file, path, offsets, lengths, places in want.spans:
+            part = name, offsets, lengths, places + base
+            spans.setdefault((open_file, path), []).append(part)
+    for (open_file, path), parts in spans.items():
+        file = open_file(path)
+        for name, offsets, lengths, _ in parts:
+            file.check(offsets, lengths, f"field {name}")
         offsets, lengths, places = (np.concatenate([p[k] for p in parts]) for k in (1, 2, 3))
-        read_spans(parts[0][0].fd, offsets, lengths, buffer, places, parts[0][0].path, near)
+        read_spans(file.fd, offsets, lengths, buffer, places, file.path, near)
     return {
         name: want.done(buffer[base : base + want.nbytes])
         for base, (name, want) in zip(bases[:-1].tolist(), wanted.items(), strict=True)
@@ -173,9 +182,7 @@ class ColumnReader:
         only = self._only_chunk(grid, pieces)
         if only is None:
             return Wanted(0, [], lambda _: decode(None))
-        file, offset, length = only
-        spans = (file, np.array([offset]), np.array([length]), np.zeros(1, np.int64))
-        return Wanted(length, [spans], decode)
+        return Wanted(int(only[3][0]), [only], decode)
 
     def _values(self, out: Bytes, count: Ints) -> Values:
         """Return decoded rows as the field of samples that have `count` rows each."""
@@ -194,10 +201,10 @@ class ColumnReader:
         to = (places[pieces.request] + pieces.done) * row
         offset += pieces.inside * row
         sizes = pieces.rows * row
-        spans = []
-        for file, chosen in self._by_file(grid, pieces, stored):
-            file.check(offset[chosen], sizes[chosen], f"field {self.field.name}")
-            spans.append((file, offset[chosen], sizes[chosen], to[chosen]))
+        spans = [
+            (self._open, path, offset[chosen], sizes[chosen], to[chosen])
+            for path, chosen in self._by_file(grid, pieces, stored)
+        ]
         if not stored.all():
             self._fill_value(grid)
 
@@ -208,8 +215,8 @@ class ColumnReader:
 
         return Wanted(nbytes, spans, done)
 
-    def _only_chunk(self, grid: Grid, pieces: Pieces) -> tuple[File, int, int] | None:
-        """Return where the only chunk that is needed lies, if it is one and not at hand."""
+    def _only_chunk(self, grid: Grid, pieces: Pieces) -> Spans | None:
+        """Return the extent of the only chunk that is needed, if it is one and not at hand."""
         blocks = grid.blocks
         if not len(pieces.block) or bool((pieces.block != pieces.block[0]).any()):
             return None
@@ -217,9 +224,8 @@ class ColumnReader:
         offset, length = blocks.offsets.one(number), blocks.lengths.one(number)
         if offset < 0 or length <= 0 or self._chunks is None or self._chunks.has(number):
             return None
-        ((file, _),) = self._by_file(grid, pieces, np.ones(len(pieces.block), bool))
-        file.check(np.array([offset]), np.array([length]), f"field {self.field.name}")
-        return file, offset, length
+        ((path, _),) = self._by_file(grid, pieces, np.ones(len(pieces.block), bool))
+        return self._open, path, np.array([offset]), np.array([length]), np.zeros(1, np.int64)
 
     def _fill(self, grid: Grid, out: Bytes, starts: Ints, lengths: Ints) -> None:
         """Fill ranges of the result with the fill value."""
@@ -236,16 +242,16 @@ class ColumnReader:
             )
         return np.frombuffer(grid.fill, np.uint8)
 
-    def _by_file(self, grid: Grid, pieces: Pieces, chosen: Array) -> list[tuple[File, Ints]]:
-        """Return the open files, each with which of the chosen pieces it holds."""
+    def _by_file(self, grid: Grid, pieces: Pieces, chosen: Array) -> list[tuple[str, Ints]]:
+        """Return the paths of the files, each with which of the chosen pieces it holds."""
         which = np.flatnonzero(chosen)
         if pieces.place is None or not len(which):
-            return [(self._open(grid.blocks.path), which)] if len(which) else []
+            return [(grid.blocks.path, which)] if len(which) else []
         places = pieces.place[:, which]
         new = np.flatnonzero((np.diff(places, axis=1) != 0).any(axis=0)) + 1
         edges = [0, *new.tolist(), len(which)]
         return [
-            (self._open(file_path(grid.blocks.path, places[:, a].tolist())), which[a:b])
+            (file_path(grid.blocks.path, places[:, a].tolist()), which[a:b])
             for a, b in pairwise(edges)
         ]
 
@@ -274,18 +280,18 @@ class ColumnReader:
         stored = (offset >= 0) & (length > 0)
         to = places[pieces.request] + pieces.done
         result = out.reshape(-1, *grid.shape[1:], grid.itemsize)
-        files: list[File | None] = [None] * len(stored)
-        for file, chosen in self._by_file(grid, pieces, stored):
-            file.check(offset[chosen], length[chosen], f"field {self.field.name}")
+        paths: list[str | None] = [None] * len(stored)
+        for path, chosen in self._by_file(grid, pieces, stored):
             for k in chosen.tolist():
-                files[k] = file
+                paths[k] = path
+        opened: tuple[str | None, File | None] = (None, None)
         # By chunk, so that each is decoded once.
         last = len(stored) - 1
         order = np.argsort(pieces.block, kind="stable").tolist()
         chunk: Array | None = None
         before = -1
         for n, k in enumerate(order):
-            number, file = int(pieces.block[k]), files[k]
+            number, path = int(pieces.block[k]), paths[k]
             begin, rows = int(pieces.inside[k]), int(pieces.rows[k])
             low = (pieces.tile[:, k] * np.array(grid.chunk[1:], np.int64)).tolist()
             ends = zip(low, grid.chunk[1:], grid.shape[1:], strict=True)
@@ -294,10 +300,15 @@ class ColumnReader:
                 slice(int(to[k]), int(to[k]) + rows),
                 *(slice(a, b) for a, b in zip(low, high, strict=True)),
             )
-            if file is None:
+            if path is None:
                 result[box] = self._fill_value(grid)
                 continue
             if number != before or chunk is None:
+                if path != opened[0]:
+                    opened = path, self._open(path)
+                file = opened[1]
+                assert file is not None  # opened with its path
+                file.check(offset[k : k + 1], length[k : k + 1], f"field {self.field.name}")
                 mask = 0 if masks is None else int(masks[k])
                 place = int(offset[k]), int(length[k])
                 edge = n == last or begin + rows < grid.chunk[0]
