@@ -114,7 +114,7 @@ def write_batch(
     """Drive a writer as `transfer` does; `cuts` are rounded to whole units."""
     options = options or WriteOptions()
     count = len(next(iter(batch.values())))
-    format.plan_fields(schema, options)
+    format.plan(schema, options)
     writer = format.create(path, schema, count, options, None)
     edges = sorted({0, count, *(min(count, -(-c // writer.unit) * writer.unit) for c in cuts)})
     pieces = []

@@ -199,7 +199,7 @@ def test_every_schema_with_a_sidecar_only(format, name, tmp_path):
     schema = SCHEMAS[name]
     batch = random_batch(schema, COUNT, seed=1)
     try:
-        formats.load(format).plan_fields(schema, WriteOptions())
+        formats.load(format).plan(schema, WriteOptions())
     except UnsupportedError:
         return  # that is checked with the formats
     path = written(format, tmp_path, schema, batch, COUNT)

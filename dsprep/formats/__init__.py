@@ -28,6 +28,9 @@ FORMATS = {
     "zarr": "dsprep.formats.zarr:Zarr",
 }
 
+DEFAULT = "hdf5"
+"""The format of outputs in groups, if nothing says which."""
+
 
 @dataclass(frozen=True)
 class Decoder:

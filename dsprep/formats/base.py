@@ -12,11 +12,11 @@ Sources and writers never know each other; only ``transfer`` joins them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self, TypeAlias, overload
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -431,11 +431,14 @@ class Writer(ABC):
     ----------
     unit
         Samples that stay together in a piece.
+    whole
+        Whether every piece has to be a whole group; otherwise it may be a part of one.
     durable
         Whether `finish` waits for the disk. Without, only a crash of the machine can do harm.
     """
 
     unit: int = 1
+    whole: bool = False
     durable: bool = True
 
     @abstractmethod
@@ -474,6 +477,15 @@ class Writer(ABC):
         as it is with a dot and a word behind (``path.spool``).
         """
 
+    def groups(self) -> Groups | None:
+        """Return where the groups are stored, None if there are none; called after `finish`.
+
+        The blocks are the ranges that one read fetches: from the group's first byte to its last,
+        with what lies between its fields and without the padding behind. Their CRC-32Cs are over
+        just these bytes, as they are in the file.
+        """
+        return None
+
     def clean(self) -> None:  # noqa: B027  (most writers have no working files)
         """Remove working files. Called when it has been recorded that the output is complete."""
 
@@ -486,23 +498,68 @@ class GroupWriter(Writer):
     """A writer that lays the samples of each group in one range of bytes.
 
     A piece never crosses from one group into the next.
-
-    Attributes
-    ----------
-    whole
-        Whether every piece has to be a whole group; otherwise it may be a part of one.
     """
-
-    whole: bool = False
 
     @abstractmethod
     def groups(self) -> Groups:
-        """Return where the groups lie; called after `finish`.
+        """Return where the groups are stored; see `Writer.groups`."""
 
-        The blocks are the ranges that one read fetches: from the group's first byte to its last,
-        with what lies between its fields and without the padding behind. Their CRC-32Cs are over
-        just these bytes, as they are in the file.
-        """
+
+@dataclass(frozen=True, kw_only=True)
+class WritePlan:
+    """What `Format.create` will make of a schema, for a person and for the space check.
+
+    Attributes
+    ----------
+    stored
+        How each field is stored, by name.
+    notes
+        What the file itself cannot keep of the schema, one clause each.
+    nbytes
+        Bytes on disk: exact for uncompressed output of fixed fields up to metadata, an upper bound
+        otherwise.
+    scratch
+        Bytes of working files that lie beside the output while it is made.
+    unit
+        `Writer.unit`: samples that stay together.
+    files
+        How many files and directories the output consists of.
+    groups
+        How the groups are laid out; None if the output is not written in groups.
+    """
+
+    stored: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    nbytes: int = 0
+    scratch: int = 0
+    unit: int = 1
+    files: int = 1
+    groups: GroupPlan | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a file states about itself.
+
+    Attributes
+    ----------
+    values
+        JSON that changes when the file is changed; empty if the format has nothing of the kind.
+    members
+        Reads the checksums that the file keeps of its members and returns them; None if it keeps
+        none. Raises `FormatError` or `OSError` if the file is damaged or gone.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    members: Callable[[], Members | None] = lambda: None
+
+
+class Settled(NamedTuple):
+    """How the files of one dataset are read with the same fields: see `Format.settle`."""
+
+    schema: Schema
+    options: OpenOptions
+    hint: Schema | None
 
 
 class Format(ABC):
@@ -511,24 +568,30 @@ class Format(ABC):
     Attributes
     ----------
     name
-        ``hdf5``, ``lmdb``, ``tfrecord`` or ``zarr``.
+        What users call it, in small letters.
     suffixes
         File name endings, the preferred one first.
+    archive
+        The suffix of outputs that are packed into one file; empty if there is no such form.
     open_options, write_options
         The names in `OpenOptions` and `WriteOptions` that this format knows.
     infers
         Whether the fields are inferred from the values, so that they may differ between files:
-        see `agree` and `settled`.
+        see `settle`.
     keeps_types
         Whether a file has the types of its fields; otherwise the sidecar alone may have them.
+    uneven_groups
+        Whether groups may differ in their number of samples.
     """
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
+    archive: ClassVar[str] = ""
     open_options: ClassVar[frozenset[str]] = frozenset({"fields"})
     write_options: ClassVar[frozenset[str]] = frozenset()
     infers: ClassVar[bool] = False
     keeps_types: ClassVar[bool] = True
+    uneven_groups: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
@@ -538,8 +601,22 @@ class Format(ABC):
         cannot be read.
         """
 
+    def identity(self, path: Path) -> Facts:
+        """Return what `path` states about itself, by a few reads at most.
+
+        Size and time stamp are known already. Imports no heavy library.
+
+        Raises
+        ------
+        FormatError, OSError
+            If it is damaged or gone.
+        """
+        return Facts()
+
     @abstractmethod
-    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+    def open(
+        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
+    ) -> Source:
         """Open `path` for reading.
 
         Parameters
@@ -551,6 +628,9 @@ class Format(ABC):
         hint
             The schema that a sidecar gives for this file: types for formats that keep none, and
             attributes for formats that have no place for them. Never trusted over the file.
+        survey
+            Whether it is opened for the sake of `Source.extents`: what both need from the file is
+            then read once, and kept in between.
 
         Raises
         ------
@@ -558,124 +638,83 @@ class Format(ABC):
             If the file is damaged, lacks a field that was asked for, or an option does not fit.
         """
 
-    def agree(self, a: Schema, b: Schema) -> Schema | None:
-        """Return the fields of two files, inferred from each, together; None: they do not agree."""
-        return None
-
-    def settled(
-        self, options: OpenOptions, schema: Schema, hint: Schema | None
-    ) -> tuple[OpenOptions, Schema | None]:
-        """Return options and hint by which each file of a dataset is read with the same fields.
+    def settle(
+        self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
+    ) -> Settled | None:
+        """Return how files that have these fields are read with the same ones.
 
         Parameters
         ----------
+        schemas
+            The fields of some files by the names that they have there; at least one schema.
         options, hint
-            By which the files were opened; `hint` is None.
-        schema
-            The fields of all of them, by the names that they have in the files.
+            By which the files were opened.
+
+        Returns
+        -------
+        The fields of all the files together, and the options and the hint by which each of them
+        is then opened; None if the files do not agree.
         """
-        return options, hint
-
-    def survey(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """Open `path` as `open` does, for the sake of `Source.extents`.
-
-        What both need from the file is then read once, and kept in between.
-        """
-        return self.open(path, options, hint)
-
-    def identity(self, path: Path) -> dict[str, Any]:
-        """Return facts of `path`, as JSON, that change when it is changed; a few reads at most.
-
-        Size and time stamp are known already. Imports no heavy library.
-
-        Raises
-        ------
-        FormatError, OSError
-            If it is damaged or gone.
-        """
-        return {}
-
-    def members(self, path: Path) -> Members | None:
-        """Return the checksums that `path` keeps of its members; None if it keeps none.
-
-        Raises
-        ------
-        FormatError, OSError
-            If it is damaged or gone.
-        """
-        return None
+        first = schemas[0]
+        return None if any(map(first.__ne__, schemas)) else Settled(first, options, hint)
 
     @abstractmethod
-    def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
-        """Return how each field will be stored, by name, for a person to read.
+    def plan(
+        self,
+        schema: Schema,
+        options: WriteOptions,
+        samples: int | Grouping = 0,
+        payload: int = 0,
+        name: str = "",
+    ) -> WritePlan:
+        """Return what `create` will make, without I/O.
+
+        Parameters
+        ----------
+        schema, options
+            As for `create`.
+        samples
+            How many samples, or their groups.
+        payload
+            Bytes of all values.
+        name
+            Of the output, for formats in which its suffix says how it is stored.
 
         Raises
         ------
         UnsupportedError
-            If this format cannot hold a field; the message names the nearest thing it can.
+            If this format cannot hold a field, or keep the fields of a group together; the message
+            names the nearest thing that it can.
         UsageError
             If an option contradicts the schema.
         """
-
-    def losses(self, schema: Schema, options: WriteOptions) -> list[str]:
-        """Return what the file itself cannot keep of the schema, one clause each."""
-        return []
-
-    @abstractmethod
-    def estimate(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
-        """Return the expected bytes on disk of `count` samples with `payload` bytes of values.
-
-        Exact for uncompressed output of fixed fields up to metadata; an upper bound otherwise.
-        """
-
-    def scratch(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
-        """Return the bytes of working files that lie beside the output while it is made."""
-        return 0
-
-    def unit(self, schema: Schema, options: WriteOptions) -> int:
-        """Return the `Writer.unit` that `create` will have: samples that stay together."""
-        return 1
 
     @abstractmethod
     def create(
         self,
         path: Path,
         schema: Schema,
-        count: int,
+        samples: int | Grouping,
         options: WriteOptions,
         state: State | None,
     ) -> Writer:
-        """Start an output of `count` samples at `path`, or continue it from `state`.
+        """Start an output at `path`, or continue it.
 
-        With a `state`, `path` holds what an interrupted run left: all up to that checkpoint is
-        there, anything behind it is to be overwritten.
+        Parameters
+        ----------
+        path
+            The file or directory.
+        schema
+            The fields of every sample.
+        samples
+            How many samples; or the groups in which they are laid out. An output in groups is an
+            ordinary file of the format, and holds the same values as one without.
+        options
+            Only those in `write_options` are set.
+        state
+            None, or what `Writer.checkpoint` returned in an interrupted run that has left `path`:
+            all up to that checkpoint is there, anything after it is to be overwritten.
         """
-
-    def plan_groups(
-        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool = False
-    ) -> GroupPlan:
-        """Return how groups of this schema will lie, without I/O; `zipped`: in a ZIP file.
-
-        Raises
-        ------
-        UnsupportedError
-            If this format cannot keep the fields of a group together; the message says what can.
-        """
-        raise UnsupportedError(f"{self.name} is not written in groups")
-
-    def create_groups(
-        self,
-        path: Path,
-        schema: Schema,
-        grouping: Grouping,
-        options: WriteOptions,
-        state: State | None,
-    ) -> GroupWriter:
-        """Start an output of these groups at `path`, or continue it; see `create`.
-
-        It is an ordinary file of the format, and holds the same values as one that `create` makes.
-        """
-        raise UnsupportedError(f"{self.name} is not written in groups")
 
 
 # --- helpers that several formats share ------------------------------------------------------

@@ -35,7 +35,7 @@ def take(path: Path, format: str) -> Identity:
     """
     mark, files = Mark.with_files(path)
     inode, nbytes, mtime, _ = mark.status
-    facts = formats.load(format).identity(path)
+    facts = formats.load(format).identity(path).values
     return Identity(nbytes, mtime, inode, mark.files, facts, sample(files))
 
 
@@ -76,7 +76,7 @@ def look(path: Path, format: str, known: Identity) -> Look:
     if found:
         return Look([*found, *([WRITTEN] if written else [])], written, mark)
     try:
-        facts = formats.load(format).identity(path)
+        facts = formats.load(format).identity(path).values
         for key, value in known.facts.items():
             if facts.get(key) != value:
                 found.append(f"its {key.replace('_', ' ')} is {facts.get(key)}, expected {value}")

@@ -237,7 +237,7 @@ class Sidecar:
             records_of=lambda number: self._reader(number).records,
             root_of=self._root,
             crc32c_of=lambda number: content.files[number].crc32c,
-            members_of=lambda path: formats.load(content.format).members(path),
+            members_of=lambda path: formats.load(content.format).identity(path).members(),
             tables=self.tables,
             starts=self._starts,
         )

@@ -48,6 +48,7 @@ from dsprep.formats.base import (
     Format,
     Layout,
     OpenOptions,
+    Settled,
     Source,
     check_options,
     wanted,
@@ -324,19 +325,29 @@ def open_native(
         with open_native(format, paths, every, schema, progress=progress) as all_of_them:
             names = all_of_them.schema.names
             options = replace(options, fields=with_others(options.fields, names))
-            options, schema = format.settled(options, all_of_them.schema, schema)
+            options, schema = _settled(format, (all_of_them.schema,), options, schema)[1:]
     source: Source
     if len(paths) == 1:
         source = _open_file(format, paths[0], options, schema, survey)
         source.notes = (*notes, *source.notes)
         if schema is None:
-            options, schema = format.settled(options, own_names(source.schema, options), None)
+            found = own_names(source.schema, options)
+            options, schema = _settled(format, (found,), options, None)[1:]
     else:
         source = many = MultiSource(format, paths, options, schema, notes, progress, survey)
         options, schema = many.options, many.hint
     absolute = tuple(p.absolute() for p in paths)
     source.opening = Opening(absolute, options, format.name, schema, marks)
     return source
+
+
+def _settled(
+    format: Format, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
+) -> Settled:
+    """Return how files are read whose fields are known to agree."""
+    settled = format.settle(schemas, options, hint)
+    assert settled is not None
+    return settled
 
 
 def own_names(schema: Schema, options: OpenOptions) -> Schema:
@@ -592,7 +603,7 @@ def _through_sidecar(
     opened.expect(known.marks)
     if content.files:
         opened.layout(0)  # with the companion: a pair that a killed run left does not go together
-    full = format.name == "tfrecord" and options.check_crc
+    full = "check_crc" in format.open_options and options.check_crc
     if content.files and opened.proofs.has_members(0):
         full = opened.proofs.once = True
     return SidecarSource(
@@ -645,7 +656,7 @@ def _opener(format: Format, survey: bool) -> Callable[[Path, OpenOptions, Schema
 
     def open_file(path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         try:
-            return (format.survey if survey else format.open)(path, options, hint)
+            return format.open(path, options, hint, survey=survey)
         except FormatError as error:  # in directories, files are taken for what their names end in
             raise formats.foreign(path) or error from error
 
@@ -734,14 +745,14 @@ class MultiSource(Source):
             if known is None or not len(source):
                 known = source.schema if len(source) else known
                 continue
-            merged = self.format.agree(known, source.schema)
+            merged = self.format.settle((known, source.schema), self.options, None)
             if merged is None:
                 self.schema = known
                 raise self._disagree(self.paths[i], source.schema)
-            known = merged
+            known = merged.schema
         self.options = options
         if known is not None:
-            self.options, self.hint = self.format.settled(options, known, None)
+            _, self.options, self.hint = _settled(self.format, (known,), options, None)
         if self.options != replace(options, fields=()) or self.hint is not None:
             with self._lock:  # files opened so far were opened without knowing the others
                 for index in list(self._open):

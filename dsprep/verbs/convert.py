@@ -73,7 +73,6 @@ def plan_job(
     schema = cast_schema(source.schema, made_casts)
     if not schema.fields:
         raise FormatError("the dataset has no fields", where=source.path)
-    stored = format.plan_fields(schema, options)
     start, stop = parse_range(samples, len(source)) if samples else (0, len(source))
     suffix = next((s for s in format.suffixes if target.name.endswith(s)), "")
     sharded = samples_per_file is not None or shard_nbytes is not None
@@ -89,6 +88,7 @@ def plan_job(
     )
     shards = tuple(Shard(n, a, b) for n, (a, b) in zip(names, ranges, strict=True))
     payload, largest = _measure(source, schema, start, stop)
+    plan = format.plan(schema, options, stop - start, payload, names[0])
     return Job(
         target=target,
         format=format,
@@ -97,11 +97,13 @@ def plan_job(
         options=options,
         shards=shards,
         sharded=sharded,
-        stored=stored,
-        losses=(*format.losses(schema, options), *one_each(shards)),
+        stored=plan.stored,
+        losses=(*plan.notes, *one_each(shards)),
         payload=payload,
-        estimate=format.estimate(schema, stop - start, payload, options),
-        scratch=format.scratch(schema, stop - start, payload, options),
+        estimate=plan.nbytes,
+        scratch=plan.scratch,
+        unit=plan.unit,
+        files=plan.files,
         largest=largest,
     )
 

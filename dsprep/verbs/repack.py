@@ -69,9 +69,6 @@ STEP = 1 << 18
 LOOKED_AT = 4 << 20
 """Bytes of a run of samples that are read to see whether they are sorted, at most."""
 
-UNEVEN = ("tfrecord", "lmdb")
-"""Formats whose groups may differ in their number of samples."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -351,22 +348,18 @@ def _file_nbytes(
 
 def inodes(job: Job) -> int:
     """Return about how many files and directories an output takes, its sidecar included."""
-    each = {"hdf5": 1, "tfrecord": 1, "lmdb": 2}.get(job.format.name, 1)
-    if job.format.name == "zarr" and not job.shards[0].name.endswith(".zip"):
-        arrays = sum(3 if f.ragged else 1 for f in job.schema)
-        each = 2 + 3 * arrays + 2 * sum(f.ragged for f in job.schema)  # folder, metadata, shard
-    return each * len(job.shards) + job.sharded + 1
+    return job.files * len(job.shards) + job.sharded + 1
 
 
 def _format(target: Path, to: str | None) -> Format:
     if "\0" in str(target) or not target.name or target.name == "..":
         raise UsageError(f"{str(target)!r} cannot be an output")
-    return formats.of_target(target, to) or formats.load("hdf5")
+    return formats.of_target(target, to) or formats.load(formats.DEFAULT)
 
 
 def _stem(target: Path, format: Format) -> tuple[str, str]:
     """Return the name of an output without its suffix, and the suffix of files made from it."""
-    known = (*format.suffixes, ".zip") if format.name == "zarr" else format.suffixes
+    known = (*format.suffixes, format.archive)
     name = target.name
     found = max((s for s in known if name.lower().endswith(s)), key=len, default="")
     if len(found) in (0, len(name)):
@@ -455,7 +448,7 @@ def _plan_part(
     choice = decide(count, sizes, asked, stripe, total_memory(), ranks)
     sharded = samples_per_file is not None or shard_nbytes is not None
     mean = max(1, payload // max(1, count))
-    if isinstance(asked, InBytes) and per_sample and format.name not in UNEVEN:
+    if isinstance(asked, InBytes) and per_sample and not format.uneven_groups:
         choice = within(choice, asked.nbytes, schema, per_sample)
     edges = _edges(count, sizes, choice, format)
     per_shard = count or 1
@@ -476,9 +469,14 @@ def _plan_part(
         grouping = Grouping(inside, stripe.nbytes, some)
         shards.append(Shard(shard_name, int(edges[low]), int(edges[high])))
         groupings.append(grouping)
-        plans.append(format.plan_groups(schema, options, grouping, shard_name.endswith(".zip")))
-    layout = Layout(choice=choice, groups=len(edges) - 1, plans=tuple(plans))
-    group = max((p.group_nbytes for p in plans), default=0)
+        held = payload * len(shards[-1]) // max(1, count)
+        plans.append(format.plan(schema, options, grouping, held, shard_name))
+    layout = Layout(
+        choice=choice,
+        groups=len(edges) - 1,
+        plans=tuple(p.groups for p in plans if p.groups is not None),
+    )
+    group = max((p.group_nbytes for p in layout.plans), default=0)
     whole = options.compress is not None or schema.ragged or options.group_values
     scratch = source.scratch_nbytes if isinstance(source, ShuffledSource) else 0
     job = Job(
@@ -489,11 +487,12 @@ def _plan_part(
         options=options,
         shards=tuple(shards),
         sharded=sharded,
-        stored=format.plan_fields(schema, options),
-        losses=tuple(format.losses(schema, options)),
+        stored=plans[0].stored,
+        losses=plans[0].notes,
         payload=payload,
         estimate=layout.nbytes,
-        scratch=scratch + (payload if options.compress and format.name == "hdf5" else 0),
+        scratch=scratch + sum(p.scratch for p in plans),
+        files=plans[0].files,
         largest=max(largest, group if whole else 0),
         groupings=tuple(groupings),
         recipe=output.recipe,
@@ -503,7 +502,7 @@ def _plan_part(
 
 def _edges(count: int, sizes: int | Ints, choice: BufferChoice, format: Format) -> Ints:
     """Return where groups begin and the last one ends."""
-    if isinstance(sizes, int) or choice.limit_nbytes is None or format.name not in UNEVEN:
+    if isinstance(sizes, int) or choice.limit_nbytes is None or not format.uneven_groups:
         return even(count, choice.samples).edges
     slices = (sizes[at : at + STEP] for at in range(0, count, STEP))
     return edges_by_bytes(slices, choice.limit_nbytes)

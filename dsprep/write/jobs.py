@@ -40,7 +40,7 @@ from dsprep.core.storage import (
     wait_for,
 )
 from dsprep.errors import DsprepError, ExecutorError, TargetError, UsageError
-from dsprep.formats.base import Format, GroupWriter, Source, State, WriteOptions, Writer
+from dsprep.formats.base import Format, Source, State, WriteOptions, Writer
 from dsprep.layout.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
 from dsprep.sidecar import spec
@@ -99,6 +99,10 @@ class Job:
         Bytes that working files take besides while it is made.
     largest
         Bytes of the largest sample, as far as known; when whole groups are written, of a group.
+    unit
+        Samples that stay together, when no groups are written.
+    files
+        Files and directories that one shard consists of.
     groupings
         The groups of each shard, when the output is written in groups; else empty.
     recipe
@@ -118,6 +122,8 @@ class Job:
     estimate: int
     scratch: int
     largest: int
+    unit: int = 1
+    files: int = 1
     groupings: tuple[Grouping, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
@@ -420,8 +426,9 @@ def _write_shard(
         )
         yield from copy.run()
         writer.finish()
-        if isinstance(writer, GroupWriter):
-            _save_groups(root / f"groups-{index}.json", writer.groups(), durable)
+        groups = writer.groups()
+        if groups is not None:
+            _save_groups(root / f"groups-{index}.json", groups, durable)
     finally:
         writer.close()
 
@@ -651,7 +658,7 @@ def _ranges(
 ) -> Iterator[tuple[int, int]]:
     """Return the pieces of a shard that are still to be copied."""
     shard = job.shards[index]
-    if isinstance(writer, GroupWriter):
+    if job.groupings:
         nbytes = job.payload // max(1, job.samples)
         grouping = job.groupings[index]
         return group_pieces(grouping, shard, nbytes, whole=writer.whole, after=done)
@@ -664,10 +671,8 @@ def _open_writer(
     """Return a writer at its recorded position, or at the start if that cannot be restored."""
 
     def create(state: State | None) -> Writer:
-        if job.groupings:
-            grouping = job.groupings[index]
-            return job.format.create_groups(path, job.schema, grouping, job.options, state)
-        return job.format.create(path, job.schema, len(job.shards[index]), job.options, state)
+        samples = job.groupings[index] if job.groupings else len(job.shards[index])
+        return job.format.create(path, job.schema, samples, job.options, state)
 
     if position is not None:
         try:
@@ -751,7 +756,7 @@ def count_workers(
         memory = max(256 << 20, free_memory() // 4)
     unit = 0
     if not job.groupings:
-        unit = min(job.format.unit(job.schema, job.options), max(map(len, job.shards)))
+        unit = min(job.unit, max(map(len, job.shards)))
         unit = unit * job.payload // max(1, job.samples)
     each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
     if each + resident > memory:

@@ -645,7 +645,7 @@ def _summed(format: Format, path: Path, layout: FileLayout, schema: Schema) -> b
     FormatError
         If it does not: new checksums would make damaged data look sound.
     """
-    members = format.members(path)
+    members = format.identity(path).members()
     records = layout.records
     reader = None if records is None else RecordReader(records, schema, formats.decoders)
     if members is not None:

@@ -112,10 +112,10 @@ def test_stand_ins_are_named(tmp_path: Path) -> None:
             dataset = file["x"]
             assert json.loads(dataset.attrs["dsprep_dtype"]) in ("bfloat16", "<U3")
             assert dataset[()].tobytes() == batch["x"].tobytes()
-    said = HDF5.plan_fields(SCHEMAS["fixed-bfloat16"], PLAIN)
+    said = HDF5.plan(SCHEMAS["fixed-bfloat16"], PLAIN).stored
     assert said["x"] == "contiguous uint16 (bfloat16 bits)"
     small = Schema((Field("x", np.dtype("<i4")),))
-    said = HDF5.plan_fields(small, GZIP)
+    said = HDF5.plan(small, GZIP).stored
     assert said["x"].startswith("chunks of up to 262,144 samples, int32, shuffle, gzip:")
 
 
@@ -180,7 +180,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     write_batch(HDF5, tmp_path / "whole", schema, batch, options, tuple(range(0, count, step)))
     path = tmp_path / "broken"
     writer = HDF5.create(path, schema, count, options, None)
-    assert writer.unit == HDF5.unit(schema, options)
+    assert writer.unit == HDF5.plan(schema, options).unit
     step = max(step, writer.unit)
 
     def put(start: int) -> None:
@@ -265,7 +265,7 @@ def test_attributes_survive(tmp_path: Path) -> None:
         (Field("x", np.dtype("<f4"), attrs=attrs), Field.opaque("b", attrs=attrs)), attrs
     )
     batch = random_batch(schema, 3)
-    assert HDF5.losses(schema, PLAIN) == []
+    assert HDF5.plan(schema, PLAIN).notes == ()
     write_batch(HDF5, tmp_path / "a", schema, batch)
     with HDF5.open(tmp_path / "a", OpenOptions(), None) as source:
         for found in (source.schema.attrs, *(f.attrs for f in source.schema)):
@@ -273,7 +273,7 @@ def test_attributes_survive(tmp_path: Path) -> None:
             for key, value in attrs.items():
                 np.testing.assert_array_equal(found[key], value)
     bad = Schema((Field("x", np.dtype("<f4"), attrs={"o": object()}),), {"nul": "a\0b", "n": 1})
-    assert HDF5.losses(bad, PLAIN) == ["attribute nul of the dataset", "attribute o of field x"]
+    assert HDF5.plan(bad, PLAIN).notes == ("attribute nul of the dataset", "attribute o of field x")
 
 
 @pytest.mark.parametrize(
@@ -294,15 +294,15 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     schema = Schema(tuple(Field(n, np.dtype("<f8")) for n in names))
     with pytest.raises(error, match=said):
-        HDF5.plan_fields(schema, options)
+        HDF5.plan(schema, options)
 
 
 def test_too_many_axes_and_members_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="axes"):
-        HDF5.plan_fields(Schema((Field("x", np.dtype("u1"), (1,) * 32),)), PLAIN)
+        HDF5.plan(Schema((Field("x", np.dtype("u1"), (1,) * 32),)), PLAIN)
     many = np.dtype([(f"member_{i}", "u1") for i in range(5000)])
     with pytest.raises(UnsupportedError, match="cannot hold field x"):
-        HDF5.plan_fields(Schema((Field("x", many),)), PLAIN)
+        HDF5.plan(Schema((Field("x", many),)), PLAIN)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -311,7 +311,7 @@ def test_the_estimate_is_close(tmp_path: Path, options: WriteOptions) -> None:
     batch = random_batch(schema, 64)
     write_batch(HDF5, tmp_path / "a", schema, batch, options)
     payload = sum(c.nbytes for c in batch.values())
-    expected = HDF5.estimate(schema, 64, payload, options)
+    expected = HDF5.plan(schema, options, 64, payload).nbytes
     size = (tmp_path / "a").stat().st_size
     assert size <= expected
     if options.compress is None:

@@ -502,12 +502,12 @@ def test_identity(tmp_path: Path, libver: str, version: int, userblock: int) -> 
     with h5py.File(path, "w", libver=(libver, "latest"), userblock_size=userblock) as file:
         file["x"] = np.arange(1000)
         known = file.id.get_create_plist().get_version()[0]
-    found = HDF5.identity(path)
+    found = HDF5.identity(path).values
     assert found["superblock"] == known == version
     assert found["end_of_file"] == path.stat().st_size
     with h5py.File(path, "r+") as file:
         file["y"] = np.arange(10)
-    assert HDF5.identity(path)["end_of_file"] > found["end_of_file"]
+    assert HDF5.identity(path).values["end_of_file"] > found["end_of_file"]
 
 
 def test_identity_with_other_address_sizes(tmp_path: Path) -> None:
@@ -517,14 +517,14 @@ def test_identity_with_other_address_sizes(tmp_path: Path) -> None:
     access.set_libver_bounds(h5py.h5f.LIBVER_EARLIEST, h5py.h5f.LIBVER_LATEST)
     h5py.h5f.create(bytes(tmp_path / "a"), h5py.h5f.ACC_TRUNC, plist, access).close()
     size = (tmp_path / "a").stat().st_size
-    assert HDF5.identity(tmp_path / "a") == {"end_of_file": size, "superblock": 0}
+    assert HDF5.identity(tmp_path / "a").values == {"end_of_file": size, "superblock": 0}
 
 
 def test_identity_of_superblock_1(tmp_path: Path) -> None:
     """Four more bytes than in version 0, for the B-trees of chunks; h5py writes none."""
     head = b"\x89HDF\r\n\x1a\n\x01\0\0\0\0\x08\x08\0" + bytes(8) + b"\x40\0\0\0"
     (tmp_path / "a").write_bytes(head + b"".join(n.to_bytes(8, "little") for n in (0, 1, 777, 2)))
-    assert HDF5.identity(tmp_path / "a") == {"end_of_file": 777, "superblock": 1}
+    assert HDF5.identity(tmp_path / "a").values == {"end_of_file": 777, "superblock": 1}
 
 
 def test_identity_of_what_is_no_hdf5(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def write(
     step: int = 2,
     order: int = -1,
 ) -> Groups:
-    writer = HDF5.create_groups(path, schema, grouping, options, None)
+    writer = HDF5.create(path, schema, grouping, options, None)
     feed(writer, batch, cut(writer, grouping, 0, step), order)
     writer.finish()
     writer.close()
@@ -264,7 +264,7 @@ def test_an_interrupted_file_continues(
     grouping = grouped(batch, 5, 256)
     whole = write(in_folder(tmp_path, "whole"), schema, batch, grouping, options)
     path = in_folder(tmp_path, "part")
-    writer = HDF5.create_groups(path, schema, grouping, options, None)
+    writer = HDF5.create(path, schema, grouping, options, None)
     done = 10 if writer.whole else 12
     cuts = [c for c in cut(writer, grouping, 0, 2) if c[1] <= done]
     feed(writer, batch, cuts)
@@ -277,12 +277,12 @@ def test_an_interrupted_file_continues(
             other[name] = Ragged(np.zeros_like(values.values), values.offsets, values.kind)
     feed(writer, other, cut(writer, grouping, done, 2)[:3])
     writer.close()
-    writer = HDF5.create_groups(path, schema, grouping, options, state)
+    writer = HDF5.create(path, schema, grouping, options, state)
     feed(writer, batch, cut(writer, grouping, done, 2))
     writer.finish()
     state = json.loads(json.dumps(writer.checkpoint()))
     writer.close()
-    writer = HDF5.create_groups(path, schema, grouping, options, state)
+    writer = HDF5.create(path, schema, grouping, options, state)
     writer.finish()  # killed before it was recorded, and repeated
     groups = writer.groups()
     writer.clean()
@@ -298,10 +298,10 @@ def test_a_run_that_continues_from_nothing_is_refused(tmp_path: Path) -> None:
     grouping = grouped(batch, 2, 64)
     for options, state in ((PLAIN, {}), (GZIP, {"groups": 2, "bytes": 900})):
         with pytest.raises((DsprepError, FileNotFoundError)):
-            HDF5.create_groups(tmp_path / "gone", MIXED, grouping, options, state)
+            HDF5.create(tmp_path / "gone", MIXED, grouping, options, state)
     write_batch(HDF5, tmp_path / "other", MIXED, batch)
     with pytest.raises(FormatError):
-        HDF5.create_groups(tmp_path / "other", MIXED, grouping, PLAIN, {})
+        HDF5.create(tmp_path / "other", MIXED, grouping, PLAIN, {})
 
 
 @pytest.mark.parametrize("schema", [IMAGES, MIXED], ids=["fixed", "ragged"])
@@ -315,7 +315,7 @@ def test_irregular_places_are_told_as_they_are(
     grouping = grouped(batch, 1, 256)
     monkeypatch.setattr(GroupedFile, "metadata", 2048)  # too little
     monkeypatch.setattr(allocate, "_TRIES", 1)
-    writer = HDF5.create_groups(tmp_path / "a", schema, grouping, options, None)
+    writer = HDF5.create(tmp_path / "a", schema, grouping, options, None)
     feed(writer, batch, cut(writer, grouping, 0, 1))
     writer.finish()
     groups, found = writer.groups(), chunks_of(tmp_path / "a")
@@ -352,7 +352,7 @@ def test_the_plan_tells_the_size(tmp_path: Path) -> None:
     for schema, options in ((IMAGES, PLAIN), (MIXED, PLAIN), (IMAGES, GZIP)):
         batch = random_batch(schema, 200)
         grouping = grouped(batch, 16, 4096)
-        plan = HDF5.plan_groups(schema, options, grouping)
+        plan = HDF5.plan(schema, options, grouping).groups
         write(in_folder(tmp_path, "a"), schema, batch, grouping, options)
         assert (tmp_path / "a").stat().st_size <= plan.nbytes
         payload = sum(c.nbytes for c in batch.values())
@@ -365,15 +365,15 @@ def test_the_plan_tells_the_size(tmp_path: Path) -> None:
 
 def test_what_hdf5_cannot_hold_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="equally many samples"):
-        HDF5.plan_groups(IMAGES, PLAIN, Grouping(np.array([0, 3, 5, 8])))
+        HDF5.plan(IMAGES, PLAIN, Grouping(np.array([0, 3, 5, 8])))
     large = Schema((Field("x", F4, (1 << 20,)),))
     with pytest.raises(UnsupportedError, match="at most 1023 samples"):
-        HDF5.plan_groups(large, PLAIN, even(10_000, 1024))
-    HDF5.plan_groups(large, PLAIN, even(10_000, 1023))
+        HDF5.plan(large, PLAIN, even(10_000, 1024))
+    HDF5.plan(large, PLAIN, even(10_000, 1023))
     with pytest.raises(UsageError, match="--chunk"):
-        HDF5.plan_groups(IMAGES, WriteOptions(chunk=3), even(8, 4))
+        HDF5.plan(IMAGES, WriteOptions(chunk=3), even(8, 4))
     with pytest.raises(UnsupportedError, match="blosc"):
-        HDF5.plan_groups(IMAGES, WriteOptions(compress=Compression("blosc")), even(8, 4))
+        HDF5.plan(IMAGES, WriteOptions(compress=Compression("blosc")), even(8, 4))
 
 
 def test_a_full_disk_is_an_error_of_the_system(
@@ -383,7 +383,7 @@ def test_a_full_disk_is_an_error_of_the_system(
     batch = random_batch(schema, 40)
     grouping = even(40, 4, 4096)
     monkeypatch.setattr(allocate, "_check_size", lambda path, nbytes: None)
-    writer = HDF5.create_groups(tmp_path / "a", schema, grouping, GZIP, None)
+    writer = HDF5.create(tmp_path / "a", schema, grouping, GZIP, None)
     feed(writer, batch, cut(writer, grouping, 0, 4))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (110_000, hard))
@@ -401,7 +401,7 @@ def test_a_full_disk_is_an_error_of_the_system(
 def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
     batch = random_batch(MIXED, 6)
     grouping = grouped(batch, 3, 64)
-    writer = HDF5.create_groups(tmp_path / "a", MIXED, grouping, PLAIN, None)
+    writer = HDF5.create(tmp_path / "a", MIXED, grouping, PLAIN, None)
     with pytest.raises(FormatError, match="has changed"):
         writer.encode(random_batch(MIXED, 3, seed=3), 0, Arena())
     writer.close()

@@ -339,10 +339,10 @@ def test_a_file_that_changes_is_noticed(tmp_path):
 
 def test_identity_changes_with_every_transaction(tmp_path):
     path = build(tmp_path / "x", [(b"a", b"b")])
-    first = LMDB.identity(path)
+    first = LMDB.identity(path).values
     assert first["transaction"] == 1
     build(path, [(b"c", b"d")])
-    second = LMDB.identity(path)
+    second = LMDB.identity(path).values
     assert second["transaction"] == 2
     assert second["root"] != first["root"]
     assert second["last_page"] >= first["last_page"]

@@ -55,7 +55,7 @@ def write_groups(
     options: WriteOptions = SAMPLES,
     cuts: tuple[int, ...] = (),
 ) -> Groups:
-    writer = LMDB.create_groups(path, schema, with_rows(grouping, batch), options, None)
+    writer = LMDB.create(path, schema, with_rows(grouping, batch), options, None)
     edges = sorted({*grouping.edges.tolist(), *(() if writer.whole else cuts)})
     feed(writer, batch, edges, backwards=True)
     writer.sync()
@@ -122,7 +122,7 @@ def test_one_value_per_sample(name: str, tmp_path: Path) -> None:
         which = np.searchsorted(edges, np.arange(21), "right") - 1
         assert (offsets >= begins[which]).all()
         assert (offsets + lengths <= ends[which]).all()
-        plan = LMDB.plan_groups(schema, SAMPLES, grouping)
+        plan = LMDB.plan(schema, SAMPLES, grouping).groups
         assert not plan.aligned
         if schema is not MIXED:  # small values lie behind the large ones of other groups
             assert int((ends - begins).max()) <= plan.group_nbytes
@@ -136,7 +136,7 @@ def test_the_bytes_of_a_group_are_told_closely(nbytes: int, tmp_path: Path) -> N
     grouping = even(640, 64)
     groups = write_groups(tmp_path / "x.lmdb", schema, batch, grouping)
     longest = int(groups.blocks.lengths.span(0, grouping.count).max())
-    told = LMDB.plan_groups(schema, SAMPLES, grouping).group_nbytes
+    told = LMDB.plan(schema, SAMPLES, grouping).groups.group_nbytes
     assert longest <= told <= longest * 1.02 + 3 * 4096
 
 
@@ -149,7 +149,7 @@ def test_one_value_per_group(name: str, tmp_path: Path) -> None:
         grouping = with_rows(Grouping(edges), batch)
         groups = write_groups(path, schema, batch, grouping, VALUES)
         assert ranges(path, groups) == values_of(path)
-        plan = LMDB.plan_groups(schema, VALUES, grouping)
+        plan = LMDB.plan(schema, VALUES, grouping).groups
         assert int(groups.blocks.lengths.span(0, grouping.count).max()) == plan.group_nbytes
         assert (path / "data.mdb").stat().st_size <= plan.nbytes
         with opened(path, schema) as source:
@@ -197,7 +197,7 @@ def test_few_samples(count: int, per_group: int, options: WriteOptions, tmp_path
         path = tmp_path / f"{name}.mdb"
         groups = write_groups(path, ALL[name], batch, even(count, per_group), options)
         assert len(ranges(path, groups)) == -(-count // per_group)
-        LMDB.plan_groups(ALL[name], options, even(count, per_group))
+        LMDB.plan(ALL[name], options, even(count, per_group))
         with opened(path, ALL[name]) as source:
             assert_same_batch(source.read(0, count), batch, ALL[name])
 
@@ -222,7 +222,7 @@ def test_resumed(name: str, options: WriteOptions, tmp_path: Path) -> None:
     for edges in (even(40, 8).edges, np.array([0, 8, 17, 24, 32, 40])):
         grouping = with_rows(Grouping(edges), batch)
         expected = write_groups(whole, schema, batch, grouping, options)
-        writer = LMDB.create_groups(path, schema, grouping, options, None)
+        writer = LMDB.create(path, schema, grouping, options, None)
         at = edges[:4].tolist() if writer.whole else [0, 5, 8, int(edges[2]), 20]
         feed(writer, batch, at)
         state = json.loads(json.dumps(writer.checkpoint()))
@@ -231,7 +231,7 @@ def test_resumed(name: str, options: WriteOptions, tmp_path: Path) -> None:
         writer.close()
         with path.open("ab") as file:
             file.write(b"garbage" * 10_000)
-        writer = LMDB.create_groups(path, schema, grouping, options, state)
+        writer = LMDB.create(path, schema, grouping, options, state)
         feed(writer, batch, sorted({at[-1], *edges[edges >= at[-1]].tolist()}), backwards=True)
         writer.finish()
         writer.close()
@@ -244,12 +244,12 @@ def test_options_and_limits(tmp_path: Path) -> None:
         LMDB.create(tmp_path / "a.mdb", BIG, 5, VALUES, None)
     large = Schema((Field("x", np.dtype("u1"), (1 << 30,)),))
     with pytest.raises(UnsupportedError, match="group 0"):
-        LMDB.plan_groups(large, VALUES, even(12, 4))
-    assert LMDB.plan_groups(large, VALUES, even(12, 3)).group_nbytes == (3 << 30) + HEAD.size
+        LMDB.plan(large, VALUES, even(12, 4))
+    assert LMDB.plan(large, VALUES, even(12, 3)).groups.group_nbytes == (3 << 30) + HEAD.size
     blob = Schema((Field.opaque("b"),))
     rows = {"b": np.array([10, 1 << 32])}
     with pytest.raises(UnsupportedError, match="group 1"):
-        LMDB.plan_groups(blob, VALUES, Grouping(np.array([0, 1, 2]), 1, rows))
+        LMDB.plan(blob, VALUES, Grouping(np.array([0, 1, 2]), 1, rows))
     batch = random_batch(BIG, 6)
     write_groups(tmp_path / "b.mdb", BIG, batch, even(6, 3), VALUES)
     with pytest.raises(UsageError):

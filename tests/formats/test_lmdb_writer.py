@@ -63,7 +63,7 @@ def assert_same_file(folder, keys, values, schema, batch, key_format, cuts=()):
     assert found.shape == expected.shape
     assert np.array_equal(found, expected)
     payload = sum(map(len, values))
-    estimate = LMDB.estimate(schema, len(values), payload, options)
+    estimate = LMDB.plan(schema, options, len(values), payload).nbytes
     assert estimate >= len(ours)
     assert schema.ragged or estimate == len(ours)
 
@@ -191,9 +191,9 @@ def test_keys_that_do_not_rise_are_refused(key_format, count, says):
 
 def test_what_lmdb_cannot_hold_is_refused():
     with pytest.raises(UnsupportedError, match="rows of zero bytes"):
-        LMDB.plan_fields(Schema((Field("x", np.dtype("f4"), (None, 0)),)), WriteOptions())
+        LMDB.plan(Schema((Field("x", np.dtype("f4"), (None, 0)),)), WriteOptions())
     with pytest.raises(UnsupportedError, match="larger than an LMDB value"):
-        LMDB.plan_fields(Schema((Field("x", np.dtype("f8"), (1 << 29,)),)), WriteOptions())
+        LMDB.plan(Schema((Field("x", np.dtype("f8"), (1 << 29,)),)), WriteOptions())
 
 
 def test_plan_and_losses():
@@ -201,10 +201,10 @@ def test_plan_and_losses():
         (Field.opaque("a"), Field("x", np.dtype("f4"), (2,)), Field.opaque("s", "str")),
         {"made": "by hand"},
     )
-    assert LMDB.plan_fields(schema, WriteOptions()) == {
+    assert LMDB.plan(schema, WriteOptions()).stored == {
         "a": "from byte 24 in the value, its length in bytes 0 to 8",
         "x": "bytes 16 to 24 of the value",
         "s": "behind a in the value, its length in bytes 8 to 16",
     }
-    assert len(LMDB.losses(schema, WriteOptions())) == 2
-    assert LMDB.losses(Schema((Field.opaque("a"),)), WriteOptions()) == []
+    assert len(LMDB.plan(schema, WriteOptions()).notes) == 2
+    assert LMDB.plan(Schema((Field.opaque("a"),)), WriteOptions()).notes == ()

@@ -86,7 +86,7 @@ def test_every_schema_comes_back(tmp_path: Path, name: str, options: WriteOption
         assert source.sizes(3, 9).shape == (6,)
     if options is not GZIP:
         payload = sum(c.nbytes for c in batch.values())
-        size, limit = path.stat().st_size, TFR.estimate(schema, 23, payload, options)
+        size, limit = path.stat().st_size, TFR.plan(schema, options, 23, payload).nbytes
         assert size <= limit
         assert schema.ragged or size == limit
 
@@ -210,7 +210,7 @@ def test_feature_types_that_are_asked_for(tmp_path: Path, field: Field, feature:
     write_batch(TFR, tmp_path / "a", schema, batch, options)
     with opened(tmp_path / "a", hint=schema) as source:
         assert_same_batch(read_all(source), batch, schema)
-    assert f"{feature}_list" in TFR.plan_fields(schema, options)["x"]
+    assert f"{feature}_list" in TFR.plan(schema, options).stored["x"]
 
 
 @pytest.mark.parametrize(
@@ -229,29 +229,29 @@ def test_feature_types_that_are_asked_for(tmp_path: Path, field: Field, feature:
 def test_what_no_list_can_hold_is_refused(field: Field, feature: str | None) -> None:
     options = WriteOptions(features={"x": feature} if feature else {})
     with pytest.raises(UnsupportedError):
-        TFR.plan_fields(Schema((field,)), options)
+        TFR.plan(Schema((field,)), options)
 
 
 @pytest.mark.parametrize("codec", ["zlib", "zstd", "blosc"])
 def test_other_codecs_are_refused(codec: str) -> None:
     with pytest.raises(UnsupportedError, match="gzip"):
-        TFR.plan_fields(ALL["bytes"], WriteOptions(compress=Compression(codec)))
+        TFR.plan(ALL["bytes"], WriteOptions(compress=Compression(codec)))
 
 
 def test_an_unknown_name_among_the_feature_types_is_refused() -> None:
     with pytest.raises(UsageError, match="nope"):
-        TFR.plan_fields(ALL["bytes"], WriteOptions(features={"nope": "bytes"}))
+        TFR.plan(ALL["bytes"], WriteOptions(features={"nope": "bytes"}))
 
 
 def test_losses_name_what_the_sidecar_keeps() -> None:
     schema = Schema(
         (Field("x", np.dtype("<f2"), (9,), attrs={"unit": "m"}), Field("y", F4)), {"by": "me"}
     )
-    lost = " ".join(TFR.losses(schema, WriteOptions()))
+    lost = " ".join(TFR.plan(schema, WriteOptions()).notes)
     assert "attributes of the dataset" in lost
     assert "attributes of x" in lost
     assert "shape of x" in lost
-    assert TFR.losses(Schema((Field("y", F4, (3,)),)), WriteOptions()) == []
+    assert TFR.plan(Schema((Field("y", F4, (3,)),)), WriteOptions()).notes == ()
 
 
 # --- what is found in files of others ---

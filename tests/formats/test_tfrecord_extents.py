@@ -407,7 +407,7 @@ def test_a_file_that_became_shorter(tmp_path: Path) -> None:
 
 
 def write_groups(path: Path, schema: Schema, batch: Batch, grouping: Grouping) -> Path:
-    writer = TFR.create_groups(path, schema, grouping, WriteOptions(), None)
+    writer = TFR.create(path, schema, grouping, WriteOptions(), None)
     for start, stop in itertools.pairwise(grouping.edges.tolist()):
         piece = writer.encode(take(batch, start, stop), start, Arena())
         writer.reserve(piece)

@@ -70,7 +70,7 @@ def write_groups(
     options: WriteOptions = PLAIN,
     cuts: tuple[int, ...] = (),
 ) -> Groups:
-    writer = TFR.create_groups(path, schema, grouping, options, None)
+    writer = TFR.create(path, schema, grouping, options, None)
     edges = sorted({*grouping.edges.tolist(), *(() if writer.whole else cuts)})
     feed(writer, batch, edges, backwards=True)
     writer.sync()
@@ -117,7 +117,7 @@ def test_every_schema(name: str, tmp_path: Path) -> None:
         grouping = with_rows(Grouping(edges, 512), batch)
         groups = write_groups(path, schema, batch, grouping, options, cuts=(3, 10, 11))
         check(path, schema, batch, grouping, groups)
-        plan = TFR.plan_groups(schema, options, grouping)
+        plan = TFR.plan(schema, options, grouping).groups
         begins = groups.blocks.offsets.span(0, grouping.count)
         assert plan.aligned
         assert (begins % 512 == 0).all()
@@ -141,7 +141,7 @@ def test_few_samples(count: int, per_group: int, options: WriteOptions, tmp_path
         schema = ALL[name]
         batch = random_batch(schema, count)
         grouping = with_rows(even(count, per_group, 4096), batch)
-        plan = TFR.plan_groups(schema, options, grouping)
+        plan = TFR.plan(schema, options, grouping).groups
         path = tmp_path / f"{name}.tfrecord"
         check(path, schema, batch, grouping, write_groups(path, schema, batch, grouping, options))
         assert path.stat().st_size <= plan.nbytes
@@ -181,7 +181,7 @@ def test_records_keep_one_size_where_that_costs_little(tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     groups = write_groups(path, schema, batch, grouping, cuts=(10, 70, 149))
     check(path, schema, batch, grouping, groups)
-    plan = TFR.plan_groups(schema, PLAIN, grouping)
+    plan = TFR.plan(schema, PLAIN, grouping).groups
     assert 0 < plan.padding <= 0.02 * plan.nbytes
     with TFR.open(path, OpenOptions(), schema) as source:
         assert "constant stride" in next(iter(source.layouts().values())).storage
@@ -248,13 +248,13 @@ def test_raw_records_are_not_padded(tmp_path: Path) -> None:
     values = [os.urandom(n) for n in (10, 0, 300, 7, 40)]
     batch: Batch = {"record": Ragged.pack(values, schema.fields[0])}
     grouping = with_rows(even(5, 2, 256), batch)
-    plan = TFR.plan_groups(schema, PLAIN, grouping)
+    plan = TFR.plan(schema, PLAIN, grouping).groups
     assert not plan.aligned
     assert "anywhere" in plan.how
     path = tmp_path / "a.tfrecord"
     check(path, schema, batch, grouping, write_groups(path, schema, batch, grouping))
     assert records_of(path) == values
-    assert TFR.plan_groups(schema, GZIP, grouping).aligned
+    assert TFR.plan(schema, GZIP, grouping).groups.aligned
 
 
 @pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
@@ -267,7 +267,7 @@ def test_resumed(name: str, align: int, options: WriteOptions, tmp_path: Path) -
         grouping = Grouping(edges, align)
         whole = tmp_path / "whole.tfrecord"
         expected = write_groups(whole, schema, batch, grouping, options)
-        writer = TFR.create_groups(path, schema, grouping, options, None)
+        writer = TFR.create(path, schema, grouping, options, None)
         at = [0, *edges[1:4].tolist()] if writer.whole else [0, 5, 8, int(edges[2]), 20]
         at = [a for a in at if a in edges or not writer.whole]
         feed(writer, batch, at)
@@ -277,7 +277,7 @@ def test_resumed(name: str, align: int, options: WriteOptions, tmp_path: Path) -
         writer.close()
         with path.open("ab") as file:
             file.write(b"garbage" * 10_000)
-        writer = TFR.create_groups(path, schema, grouping, options, state)
+        writer = TFR.create(path, schema, grouping, options, state)
         rest = sorted({at[-1], *edges[edges >= at[-1]].tolist()})
         feed(writer, batch, rest, backwards=True)
         writer.finish()
@@ -294,12 +294,12 @@ def test_resumed(name: str, align: int, options: WriteOptions, tmp_path: Path) -
 def test_a_changed_file_is_noticed_when_it_is_continued(tmp_path: Path) -> None:
     schema, path = ALL["mixed"], tmp_path / "a.tfrecord"
     batch = random_batch(schema, 16)
-    writer = TFR.create_groups(path, schema, even(16, 4), GZIP, None)
+    writer = TFR.create(path, schema, even(16, 4), GZIP, None)
     feed(writer, batch, [0, 4, 8])
     state = writer.checkpoint()
     writer.close()
     path.write_bytes(b"\0" * path.stat().st_size)
-    writer = TFR.create_groups(path, schema, even(16, 4), GZIP, state)
+    writer = TFR.create(path, schema, even(16, 4), GZIP, state)
     feed(writer, batch, [8, 12, 16])
     writer.finish()
     with pytest.raises(FormatError):
@@ -310,13 +310,13 @@ def test_a_sample_that_padding_makes_too_large(monkeypatch, tmp_path: Path) -> N
     monkeypatch.setattr("dsprep.formats.tfrecord.build.LARGEST", 300)
     schema = Schema((Field.opaque("x"),))
     batch: Batch = {"x": Ragged.pack([b"a" * 100, b"b" * 50], schema.fields[0])}
-    writer = TFR.create_groups(tmp_path / "a.tfrecord", schema, even(2, 1, 512), PLAIN, None)
+    writer = TFR.create(tmp_path / "a.tfrecord", schema, even(2, 1, 512), PLAIN, None)
     with pytest.raises(UnsupportedError):
         feed(writer, batch, [0, 1, 2])
     writer.close()
     monkeypatch.setattr(group, "LARGEST", 300)
     fixed = Schema((Field("x", np.dtype("u1"), (100,)),))
-    assert not TFR.plan_groups(fixed, PLAIN, even(2, 1, 512)).aligned
+    assert not TFR.plan(fixed, PLAIN, even(2, 1, 512)).groups.aligned
 
 
 def test_gzip_members_of_any_size(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def pieces_of(grouping: Grouping, step: int) -> list[tuple[int, int]]:
 
 def write(path, schema, batch, grouping, options=None, step=10**9, seed=None):
     options = options or WriteOptions()
-    writer = ZARR.create_groups(path, schema, grouping, options, None)
+    writer = ZARR.create(path, schema, grouping, options, None)
     made = []
     for a, b in pieces_of(grouping, step):
         made.append(writer.encode(take(batch, a, b), a, Arena()))
@@ -121,7 +121,7 @@ def test_every_schema_comes_back(tmp_path: Path, name: str, case: str) -> None:
     grouping = grouped(batch, [0, 4, 8, 11])
     groups = write(tmp_path / file, schema, batch, grouping, options, step=3, seed=1)
     check(tmp_path / file, schema, batch, groups, grouping)
-    plan = ZARR.plan_groups(schema, options, grouping, zipped=file.endswith(".zip"))
+    plan = ZARR.plan(schema, options, grouping, name=file).groups
     stored = sum(p.stat().st_size for p in data_files(tmp_path / file))
     assert stored <= plan.nbytes <= stored + 150 * 64
 
@@ -180,7 +180,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     whole, path = tmp_path / "whole", tmp_path / "part"
     whole.mkdir(), path.mkdir()
     expected = write(whole / file, schema, batch, grouping)
-    writer = ZARR.create_groups(path / file, schema, grouping, WriteOptions(), None)
+    writer = ZARR.create(path / file, schema, grouping, WriteOptions(), None)
     cuts = sorted({0, done, *grouping.edges.tolist()})
     todo = list(itertools.pairwise(cuts))
     for a, b in todo:
@@ -201,7 +201,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     for stored in data_files(path / file):
         with stored.open("ab") as f:
             f.write(b"garbage" * 3000)
-    writer = ZARR.create_groups(path / file, schema, grouping, WriteOptions(), state)
+    writer = ZARR.create(path / file, schema, grouping, WriteOptions(), state)
     for a, b in todo:
         if b > done:
             piece = writer.encode(take(batch, a, b), a, Arena())
@@ -230,25 +230,25 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     schema = Schema((Field("x", np.dtype("u1"), (5,)),))
     uneven = Grouping(np.array([0, 2, 5, 7]))
     with pytest.raises(UnsupportedError):
-        ZARR.plan_groups(schema, WriteOptions(zarr_format=2), uneven)
+        ZARR.plan(schema, WriteOptions(zarr_format=2), uneven)
     ragged = Schema((Field("x", np.dtype("u1"), (None,)),))
     grouping = Grouping(np.array([0, 2, 4]), 1, {"x": np.array([3, 4])})
     with pytest.raises(UnsupportedError, match="HDF5"):
-        ZARR.plan_groups(ragged, WriteOptions(compress=Compression("zstd")), grouping)
+        ZARR.plan(ragged, WriteOptions(compress=Compression("zstd")), grouping)
 
 
 def test_padding_is_small_and_told(tmp_path: Path) -> None:
     schema = Schema((Field("x", np.dtype("u1"), (1 << 20,)), Field("y", np.dtype("<i8"))))
     grouping = Grouping(np.arange(0, 641, 64), 1 << 20)
-    plan = ZARR.plan_groups(schema, WriteOptions(), grouping)
+    plan = ZARR.plan(schema, WriteOptions(), grouping).groups
     assert (plan.aligned, plan.reads) == (True, 2)
     assert "copy of y behind it for readers" in plan.how
     assert plan.padding <= 0.02 * plan.nbytes
     both = Schema((*schema, Field("z", np.dtype("u1"), (1 << 20,))))
     assert plan.group_nbytes == 64 * ((1 << 20) + 8)
-    wide = ZARR.plan_groups(both, WriteOptions(), grouping)
+    wide = ZARR.plan(both, WriteOptions(), grouping).groups
     assert (wide.reads, wide.group_nbytes) == (3, 64 * ((2 << 20) + 8))
-    assert ZARR.plan_groups(both, WriteOptions(), grouping, zipped=True).reads == 1
+    assert ZARR.plan(both, WriteOptions(), grouping, name="a.zip").groups.reads == 1
 
 
 PACKED = Schema(
@@ -292,7 +292,7 @@ def test_compressed_groups(tmp_path: Path, case: str, codec: str) -> None:
         data = (path / inside if inside else path).read_bytes()[offset : offset + nbytes]
         assert len(data) == nbytes > 0
         assert checksums.crc32c(data) == groups.crc32c.one(g)
-    plan = ZARR.plan_groups(PACKED, options, grouping, zipped=zipped)
+    plan = ZARR.plan(PACKED, options, grouping, name=file).groups
     assert sum(p.stat().st_size for p in data_files(path)) <= plan.nbytes
     assert plan.padding <= 0.03 * plan.nbytes
     assert [p.name for p in tmp_path.iterdir()] == [file]
@@ -327,7 +327,7 @@ def test_an_interrupted_compression_continues_to_the_same_bytes(
     expected = write(whole / file, PACKED, batch, grouping, options)
     state = None
     for until in (done, 4):
-        writer = ZARR.create_groups(path / file, PACKED, grouping, options, state)
+        writer = ZARR.create(path / file, PACKED, grouping, options, state)
         for a, b in pieces_of(grouping, 10**9):
             if a < (0 if state is None else state["samples"]) or a >= grouping.edges[until]:
                 continue

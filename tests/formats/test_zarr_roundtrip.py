@@ -369,7 +369,7 @@ def test_attributes(tmp_path: Path) -> None:
     field = Field("x", F4, (2,), attrs={**kept, **lost})
     words = Field.opaque("w", "str", {"lang": "de"})
     schema = Schema((field, words), {"title": "t", "text": b"ascii"})
-    losses = ZARR.losses(schema, WriteOptions())
+    losses = ZARR.plan(schema, WriteOptions()).notes
     assert len(losses) == len(lost) + 3
     assert all(any(f" {name} " in clause for clause in losses) for name in (*lost, "list", "text"))
     write_batch(ZARR, tmp_path / "d", schema, random_batch(schema, 2))
@@ -388,13 +388,13 @@ def test_plans_estimates_and_layouts(tmp_path: Path, options: WriteOptions) -> N
         (Field("x", F4, (30, 30)), Field("y", np.dtype("<i8")), Field("r", F4, (None,)))
     )
     batch = random_batch(schema, 50)
-    plan = ZARR.plan_fields(schema, options)
+    plan = ZARR.plan(schema, options).stored
     assert list(plan) == ["x", "y", "r"]
     assert all("float32" in plan[n] and "chunks of" in plan[n] for n in ("x", "r"))
     write_batch(ZARR, tmp_path / "d", schema, batch, options)
     payload = sum(c.nbytes for c in batch.values())
     actual = sum(len(b) for b in contents(tmp_path / "d").values())
-    expected = ZARR.estimate(schema, 50, payload, options)
+    expected = ZARR.plan(schema, options, 50, payload).nbytes
     assert actual <= expected
     if options.compress is None:
         assert expected - actual < 2048 * (len(schema) + 4)
@@ -417,14 +417,14 @@ def test_the_index_of_a_shard_is_as_long_as_its_samples_need(
     schema = Schema((Field("x", F4, (2,)), Field("wide", F4, (150 if count == 20 else 0,))))
     batch = {f.name: random_array(f.dtype, (count, *f.inner)) for f in schema}
     options = WriteOptions(chunk=chunk, compress=codec)
-    unit = ZARR.unit(schema, options)
+    unit = ZARR.plan(schema, options).unit
     write_batch(ZARR, tmp_path / "d", schema, batch, options)
     payload = sum(c.nbytes for c in batch.values())
     actual = sum(len(b) for b in contents(tmp_path / "d").values())
     entries = (16 + 32 * (codec is not None)) * -(-count // chunk) * len(schema)
     full = max(p.settled(count).files(count) for p in plan_arrays(schema, options)[0]) > 1
     assert actual < payload + entries + 8192 + (16 << 16) * full
-    assert actual <= ZARR.estimate(schema, count, payload, options) < 2 * actual + 8192
+    assert actual <= ZARR.plan(schema, options, count, payload).nbytes < 2 * actual + 8192
     assert unit == ZARR.create(tmp_path / "e", schema, count, options, None).unit
     with opened(tmp_path / "d") as source:
         assert_same_batch(source.read(3, 17), take(batch, 3, 17), schema)
@@ -434,7 +434,7 @@ def test_the_index_of_a_shard_is_as_long_as_its_samples_need(
 
 def test_a_plan_claims_no_more_samples_than_it_knows_of() -> None:
     schema = Schema((Field("x", F4, (150,)), Field("r", F4, (None,))))
-    texts = ZARR.plan_fields(schema, WriteOptions())
+    texts = ZARR.plan(schema, WriteOptions()).stored
     assert "chunks of up to 256 samples, shards of up to " in texts["x"]
     assert "chunks of up to 65,536 rows" in texts["r"]
 
@@ -463,7 +463,7 @@ def test_small_fields_do_not_make_small_files(tmp_path: Path) -> None:
 )
 def test_options_that_contradict_are_refused(options: WriteOptions) -> None:
     with pytest.raises(UsageError):
-        ZARR.plan_fields(SCHEMAS["mixed"], options)
+        ZARR.plan(SCHEMAS["mixed"], options)
 
 
 @pytest.mark.parametrize(
@@ -473,12 +473,12 @@ def test_options_that_contradict_are_refused(options: WriteOptions) -> None:
 def test_names_that_zarr_cannot_hold_are_refused(names: tuple[str, ...]) -> None:
     schema = Schema(tuple(Field(n, F4) for n in names))
     with pytest.raises(UnsupportedError):
-        ZARR.plan_fields(schema, WriteOptions())
+        ZARR.plan(schema, WriteOptions())
 
 
 def test_a_subarray_dtype_without_stand_in_is_refused() -> None:
     with pytest.raises(UnsupportedError):
-        ZARR.plan_fields(Schema((Field("x", np.dtype((F4, (2,)))),)), WriteOptions())
+        ZARR.plan(Schema((Field("x", np.dtype((F4, (2,)))),)), WriteOptions())
 
 
 @pytest.mark.parametrize("target", ["d.zarr", "d.zarr.zip"])

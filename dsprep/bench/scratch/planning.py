@@ -284,7 +284,7 @@ class _Deciding:
             format = formats.load(name)
             ending = ".zarr.zip" if name == "zarr" else format.suffixes[0]
             try:
-                format.plan_fields(self.source.schema, options)
+                format.plan(self.source.schema, options)
                 estimate = self._grouped_nbytes(name, ending)
             except UnsupportedError:
                 if name == GROUP_FORMATS[-1]:
@@ -318,8 +318,7 @@ class _Deciding:
             return
         format, schema = formats.load(name), self.source.schema
         options = zarr_options(schema, self.samples) if name == "zarr" else WriteOptions()
-        format.plan_fields(schema, options)
-        estimate = format.estimate(schema, self.samples, self.payload, options)
+        estimate = format.plan(schema, options, self.samples, self.payload).nbytes
         settings = {"chunk": options.chunk, "shard": options.zarr_shard}
         self.items[name] = self._item(
             name, f"data{format.suffixes[0]}", estimate, settings, format=name, options=options

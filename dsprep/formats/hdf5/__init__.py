@@ -18,21 +18,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dsprep.core.groups import Grouping
 from dsprep.formats.base import (
+    Facts,
     Format,
-    GroupWriter,
     OpenOptions,
     State,
     WriteOptions,
+    WritePlan,
     Writer,
     check_options,
 )
 from dsprep.formats.hdf5.superblock import read_superblock, signature
 
 if TYPE_CHECKING:
-    from dsprep.core.groups import Grouping, GroupPlan
     from dsprep.core.schema import Schema
     from dsprep.formats.base import Source
 
@@ -55,91 +56,74 @@ class Hdf5(Format):
         finally:
             os.close(fd)
 
-    def identity(self, path: Path) -> dict[str, Any]:
-        """Return what the superblock tells; see `Format.identity`."""
+    def identity(self, path: Path) -> Facts:
+        """Return what the superblock states; see `Format.identity`."""
         found = read_superblock(path)
-        return {"end_of_file": found.end_of_file, "superblock": found.version}
+        return Facts({"end_of_file": found.end_of_file, "superblock": found.version})
 
-    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+    def open(
+        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
+    ) -> Source:
         """Open `path`; see `Format.open`. HDF5 keeps all types itself, `hint` is not needed."""
         from dsprep.formats.hdf5.source import Hdf5Source
 
         check_options(options, self.open_options, self.name)
         return Hdf5Source(path, options)
 
-    def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
-        """Return how each field will be stored."""
-        from dsprep.formats.hdf5.create import check
-        from dsprep.formats.hdf5.plan import plan
+    def plan(
+        self,
+        schema: Schema,
+        options: WriteOptions,
+        samples: int | Grouping = 0,
+        payload: int = 0,
+        name: str = "",
+    ) -> WritePlan:
+        """Return how the fields will be stored; the spool has all values of unknown size."""
+        from dsprep.formats.hdf5.create import check, lost_attributes
+        from dsprep.formats.hdf5.group_plan import lay_out, plan_of
+        from dsprep.formats.hdf5.plan import estimate, plan, unit
 
         check_options(options, self.write_options, self.name)
         plans = plan(schema, options, None)
         check(schema, plans)
-        return {p.field.name: str(p) for p in plans}
-
-    def losses(self, schema: Schema, options: WriteOptions) -> list[str]:
-        """Return the attributes that h5py cannot store."""
-        from dsprep.formats.hdf5.create import lost_attributes
-
-        return lost_attributes(schema)
-
-    def estimate(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
-        """Return the expected bytes of the file."""
-        from dsprep.formats.hdf5.plan import estimate
-
-        return estimate(schema, count, payload, options)
-
-    def scratch(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
-        """Return the bytes of the spool: all values, where their places are not known at once."""
-        return payload if schema.ragged or options.compress is not None else 0
-
-    def unit(self, schema: Schema, options: WriteOptions) -> int:
-        """Return how many samples stay together in a piece."""
-        from dsprep.formats.hdf5.plan import unit
-
-        return unit(schema, options)
+        groups = None
+        if isinstance(samples, Grouping):
+            groups = plan_of(lay_out(schema, options, samples))
+            nbytes, spooled = groups.nbytes, options.compress is not None
+        else:
+            nbytes = estimate(schema, samples, payload, options)
+            spooled = schema.ragged or options.compress is not None
+        return WritePlan(
+            stored={p.field.name: str(p) for p in plans},
+            notes=tuple(lost_attributes(schema)),
+            nbytes=nbytes,
+            scratch=payload if spooled else 0,
+            unit=unit(schema, options),
+            groups=groups,
+        )
 
     def create(
         self,
         path: Path,
         schema: Schema,
-        count: int,
+        samples: int | Grouping,
         options: WriteOptions,
         state: State | None,
     ) -> Writer:
         """Start or continue a file: in place, or by way of ``PATH.spool`` if sizes are unknown."""
-        from dsprep.formats.hdf5.plan import plan
-        from dsprep.formats.hdf5.spool import SpoolWriter
-        from dsprep.formats.hdf5.writer import PlacedWriter
-
-        check_options(options, self.write_options, self.name)
-        plans = plan(schema, options, count)
-        if schema.ragged or options.compress is not None:
-            unit = self.unit(schema, options)
-            return SpoolWriter(path, schema, plans, count, unit, state)
-        return PlacedWriter(path, schema, plans, count, state)
-
-    def plan_groups(
-        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool = False
-    ) -> GroupPlan:
-        """Return how groups will lie; see `Format.plan_groups`."""
-        from dsprep.formats.hdf5.group_plan import lay_out, plan_of
-
-        return plan_of(lay_out(schema, options, grouping))
-
-    def create_groups(
-        self,
-        path: Path,
-        schema: Schema,
-        grouping: Grouping,
-        options: WriteOptions,
-        state: State | None,
-    ) -> GroupWriter:
-        """Start or continue a file in groups; compressed ones go by way of ``PATH.spool``."""
         from dsprep.formats.hdf5.group_plan import lay_out
         from dsprep.formats.hdf5.group_spool import PackedGroups
         from dsprep.formats.hdf5.group_writer import PlacedGroups
+        from dsprep.formats.hdf5.plan import plan, unit
+        from dsprep.formats.hdf5.spool import SpoolWriter
+        from dsprep.formats.hdf5.writer import PlacedWriter
 
-        file = lay_out(schema, options, grouping)
-        writer = PackedGroups if file.compressed else PlacedGroups
-        return writer(path, file, state)
+        if isinstance(samples, Grouping):
+            file = lay_out(schema, options, samples)
+            writer = PackedGroups if file.compressed else PlacedGroups
+            return writer(path, file, state)
+        check_options(options, self.write_options, self.name)
+        plans = plan(schema, options, samples)
+        if schema.ragged or options.compress is not None:
+            return SpoolWriter(path, schema, plans, samples, unit(schema, options), state)
+        return PlacedWriter(path, schema, plans, samples, state)

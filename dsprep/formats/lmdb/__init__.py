@@ -9,21 +9,24 @@ the process and any number of threads read at once.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dsprep.core.groups import Grouping, GroupPlan
 from dsprep.core.schema import Schema
 from dsprep.core.storage import pread_most
 from dsprep.errors import UsageError
 from dsprep.formats.base import (
+    Facts,
     Format,
-    GroupWriter,
     OpenOptions,
+    Settled,
     Source,
     State,
     WriteOptions,
+    WritePlan,
     Writer,
 )
 from dsprep.formats.lmdb.families import KEY, VALUE
@@ -53,6 +56,7 @@ class Lmdb(Format):
     write_options: ClassVar[frozenset[str]] = frozenset({"key_format", "group_values"})
     infers: ClassVar[bool] = True
     keeps_types: ClassVar[bool] = False
+    uneven_groups: ClassVar[bool] = True
 
     def recognises(self, path: Path) -> bool:
         """Whether the file begins with a meta page of any LMDB."""
@@ -61,35 +65,26 @@ class Lmdb(Format):
         with data_file(path).open("rb") as file:
             return looks_like(pread_most(file.fileno(), 32, 0))
 
-    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """Open an environment; every leaf page is read once and checked."""
-        return self._open(path, options, hint, survey=False)
-
-    def agree(self, a: Schema, b: Schema) -> Schema | None:
-        """Return the fields of two files of which one may have the keys besides.
-
-        See `Format.agree`.
-        """
-        more, less = (a, b) if len(a) > len(b) else (b, a)
-        own = Schema(tuple(f for f in more if f.name != KEY), more.attrs)
-        return more if more.fields == less.fields or own.fields == less.fields else None
-
-    def settled(
-        self, options: OpenOptions, schema: Schema, hint: Schema | None
-    ) -> tuple[OpenOptions, Schema | None]:
-        """Return options by which all files have the keys if one has; see `Format.settled`."""
+    def settle(
+        self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
+    ) -> Settled | None:
+        """Return options by which all files have the keys if one has; see `Format.settle`."""
+        schema = schemas[0]
+        for other in schemas[1:]:
+            more, less = (schema, other) if len(schema) > len(other) else (other, schema)
+            own = tuple(f for f in more if f.name != KEY)
+            if less.fields not in (more.fields, own):
+                return None
+            schema = more
         whole = {VALUE, "data"} & set(schema.names) and KEY in schema.names
         if whole and not options.fields and schema[KEY].kind == "bytes":
             options = replace(options, keys_as=options.keys_as or KEY)
-        return options, hint
+        return Settled(schema, options, hint)
 
-    def survey(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """Open an environment and keep where its values lie; see `Format.survey`."""
-        return self._open(path, options, hint, survey=True)
-
-    def _open(
-        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool
+    def open(
+        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
     ) -> Source:
+        """Open an environment; every leaf page is read once and checked."""
         from dsprep.formats.lmdb.family_source import LmdbFamilySource
         from dsprep.formats.lmdb.group_source import grouped
         from dsprep.formats.lmdb.source import LmdbSource
@@ -106,121 +101,124 @@ class Lmdb(Format):
             raise
         return groups or source
 
-    def identity(self, path: Path) -> dict[str, Any]:
+    def identity(self, path: Path) -> Facts:
         """Return the newest transaction, the root of its tree and the last page in use."""
         fd = os.open(data_file(path), os.O_RDONLY | os.O_CLOEXEC)
         try:
             meta = read_meta(fd, path)
         finally:
             os.close(fd)
-        return {
-            "transaction": meta.transaction,
-            "root": meta.main.root,
-            "last_page": meta.last_page,
-        }
+        return Facts(
+            {"transaction": meta.transaction, "root": meta.main.root, "last_page": meta.last_page}
+        )
 
-    def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
-        """Return where each field lies in a sample's value."""
-        values = Values(schema)
-        plan_keys(options.key_format, 1)
-        if options.group_values:
-            return {f.name: "a part of its group's value" for f in schema}
-        if len(schema) == 1:
-            return {f.name: "the value" for f in schema}
-        at, plan = values.table, {}
-        for f in values.fixed:
-            plan[f.name] = f"bytes {at} to {at + f.row_nbytes} of the value"
-            at += f.row_nbytes
-        for k, f in enumerate(values.ragged):
-            length = f", its length in bytes {8 * k} to {8 * k + 8}" if values.table else ""
-            place = f"from byte {at}" if k == 0 else f"behind {values.ragged[k - 1].name}"
-            plan[f.name] = f"{place} in the value{length}"
-        return {f.name: plan[f.name] for f in schema}
-
-    def losses(self, schema: Schema, options: WriteOptions) -> list[str]:
-        """Return what only a sidecar keeps: names, types and attributes."""
-        lost = []
+    def plan(
+        self,
+        schema: Schema,
+        options: WriteOptions,
+        samples: int | Grouping = 0,
+        payload: int = 0,
+        name: str = "",
+    ) -> WritePlan:
+        """Return where each field lies in a value; names and types are kept by the sidecar."""
+        stored, lost = _stored(schema, options), []
         if [f.kind for f in schema] != ["bytes"]:
             lost.append("LMDB keeps no field names and types: only the sidecar has them")
         if schema.attrs or any(f.attrs for f in schema):
             lost.append("LMDB keeps no attributes: only the sidecar has them")
-        return lost
-
-    def estimate(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
-        """Return the bytes of the file: exact for fixed fields, an upper bound otherwise."""
-        import numpy as np
-
-        key = plan_keys(options.key_format, count).nbytes
-        values = Values(schema)
-        if not count:
-            return 2 * PSIZE
-        if schema.ragged:
-            # A value inside leaves costs at most twice its bytes, as a leaf may stay half empty;
-            # one on overflow pages wastes less than a page and a header, and is not small.
-            total = payload + values.table * count
-            large = min(count, total // (NODE_MAX - NODE - key + 1) + 1)
-            leaves = 2 * count * (NODE + key + 12) // ROOM + 2
-            tree = 2 * leaves // Tree(key).fanout + 2
-            slack = max(total if large < count else 0, large * (PSIZE + HEADER))
-            return (2 + leaves + tree) * PSIZE + total + slack
-        nodes, runs = node_sizes(key, np.array([values.head]))
-        level = leaves = -(-count // (ROOM // (int(nodes[0]) + 2)))
-        branches, each = 0, Tree(key).fanout - 1
-        while level > 1:
-            level = (level - 2) // each + 1
-            branches += level
-        return (2 + leaves + branches + int(runs[0]) * count) * PSIZE
+        if isinstance(samples, Grouping):
+            groups = _plan_groups(schema, options, samples)
+            nbytes = groups.nbytes
+        else:
+            groups, nbytes = None, _estimate(schema, samples, payload, options)
+        return WritePlan(stored=stored, notes=tuple(lost), nbytes=nbytes, files=2, groups=groups)
 
     def create(
         self,
         path: Path,
         schema: Schema,
-        count: int,
+        samples: int | Grouping,
         options: WriteOptions,
         state: State | None,
     ) -> Writer:
         """Start or continue an environment: a single file if `path` ends in ``.mdb``."""
+        from dsprep.formats.lmdb import group_writer
         from dsprep.formats.lmdb.writer import LmdbWriter
 
-        if options.group_values:
-            raise UsageError("one value per group needs groups", fix="dsprep repack writes them")
-        keys = plan_keys(options.key_format, count)
-        return LmdbWriter(_file_to_write(path), schema, count, keys, state)
-
-    def plan_groups(
-        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool = False
-    ) -> GroupPlan:
-        """Return how groups will lie: contiguous, and where LMDB puts them."""
-        from dsprep.formats.lmdb import group_plan
-
-        if options.group_values:
-            values, sizes = group_plan.group_values(schema, grouping)
-            nbytes = self.estimate(values, grouping.count, int(sizes.sum()), options)
-            return group_plan.of_values(nbytes, sizes, grouping)
-        count = int(grouping.edges[-1])
-        key = plan_keys(options.key_format, count).nbytes
-        payload = int(group_plan.payloads(schema, grouping).sum())
-        nbytes = self.estimate(schema, count, payload, options)
-        return group_plan.of_samples(nbytes, schema, grouping, key)
-
-    def create_groups(
-        self,
-        path: Path,
-        schema: Schema,
-        grouping: Grouping,
-        options: WriteOptions,
-        state: State | None,
-    ) -> GroupWriter:
-        """Start or continue an environment; see `create`."""
-        from dsprep.formats.lmdb import group_writer
-
+        if not isinstance(samples, Grouping):
+            if options.group_values:
+                raise UsageError(
+                    "one value per group needs groups", fix="dsprep repack writes them"
+                )
+            keys = plan_keys(options.key_format, samples)
+            return LmdbWriter(_file_to_write(path), schema, samples, keys, state)
         file = _file_to_write(path)
         inside = "" if file == path else file.name
         if options.group_values:
-            keys = plan_keys(options.key_format, grouping.count)
-            return group_writer.LmdbGroupValuesWriter(file, inside, schema, grouping, keys, state)
-        keys = plan_keys(options.key_format, int(grouping.edges[-1]))
-        return group_writer.LmdbGroupWriter(file, inside, schema, grouping, keys, state)
+            keys = plan_keys(options.key_format, samples.count)
+            return group_writer.LmdbGroupValuesWriter(file, inside, schema, samples, keys, state)
+        keys = plan_keys(options.key_format, int(samples.edges[-1]))
+        return group_writer.LmdbGroupWriter(file, inside, schema, samples, keys, state)
+
+
+def _stored(schema: Schema, options: WriteOptions) -> dict[str, str]:
+    """Return where each field lies in a sample's value."""
+    values = Values(schema)
+    plan_keys(options.key_format, 1)
+    if options.group_values:
+        return {f.name: "a part of its group's value" for f in schema}
+    if len(schema) == 1:
+        return {f.name: "the value" for f in schema}
+    at, plan = values.table, {}
+    for f in values.fixed:
+        plan[f.name] = f"bytes {at} to {at + f.row_nbytes} of the value"
+        at += f.row_nbytes
+    for k, f in enumerate(values.ragged):
+        length = f", its length in bytes {8 * k} to {8 * k + 8}" if values.table else ""
+        place = f"from byte {at}" if k == 0 else f"behind {values.ragged[k - 1].name}"
+        plan[f.name] = f"{place} in the value{length}"
+    return {f.name: plan[f.name] for f in schema}
+
+
+def _estimate(schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
+    """Return the bytes of the file: exact for fixed fields, an upper bound otherwise."""
+    import numpy as np
+
+    key = plan_keys(options.key_format, count).nbytes
+    values = Values(schema)
+    if not count:
+        return 2 * PSIZE
+    if schema.ragged:
+        # A value inside leaves costs at most twice its bytes, as a leaf may stay half empty;
+        # one on overflow pages wastes less than a page and a header, and is not small.
+        total = payload + values.table * count
+        large = min(count, total // (NODE_MAX - NODE - key + 1) + 1)
+        leaves = 2 * count * (NODE + key + 12) // ROOM + 2
+        tree = 2 * leaves // Tree(key).fanout + 2
+        slack = max(total if large < count else 0, large * (PSIZE + HEADER))
+        return (2 + leaves + tree) * PSIZE + total + slack
+    nodes, runs = node_sizes(key, np.array([values.head]))
+    level = leaves = -(-count // (ROOM // (int(nodes[0]) + 2)))
+    branches, each = 0, Tree(key).fanout - 1
+    while level > 1:
+        level = (level - 2) // each + 1
+        branches += level
+    return (2 + leaves + branches + int(runs[0]) * count) * PSIZE
+
+
+def _plan_groups(schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupPlan:
+    """Return how groups will be laid out: contiguous, and where LMDB puts them."""
+    from dsprep.formats.lmdb import group_plan
+
+    if options.group_values:
+        values, sizes = group_plan.group_values(schema, grouping)
+        nbytes = _estimate(values, grouping.count, int(sizes.sum()), options)
+        return group_plan.of_values(nbytes, sizes, grouping)
+    count = int(grouping.edges[-1])
+    key = plan_keys(options.key_format, count).nbytes
+    payload = int(group_plan.payloads(schema, grouping).sum())
+    nbytes = _estimate(schema, count, payload, options)
+    return group_plan.of_samples(nbytes, schema, grouping, key)
 
 
 def _file_to_write(path: Path) -> Path:

@@ -16,21 +16,23 @@ import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dsprep.core.checksums import Members
-from dsprep.core.groups import Grouping, GroupPlan
+from dsprep.core.groups import Grouping
 from dsprep.core.schema import Schema, renamed
 from dsprep.core.storage import pread_most
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import (
+    Facts,
     Format,
-    GroupWriter,
     OpenOptions,
     Source,
     State,
     WriteOptions,
+    WritePlan,
     Writer,
     check_options,
 )
@@ -39,7 +41,7 @@ from dsprep.formats.zarr.grid import ArrayPlan, plan_arrays, show
 from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, Zip
 
 DOCUMENTS = 2048
-"""Bytes allowed for the metadata of an array, for `Zarr.estimate`."""
+"""Bytes allowed for the metadata of an array, for `Zarr.plan`."""
 
 CODEC_OVERHEAD = 32
 """Bytes by which a chunk that cannot be compressed grows at most, besides 1 % of it."""
@@ -53,6 +55,7 @@ class Zarr(Format):
 
     name = "zarr"
     suffixes = (".zarr", ".zarr.zip")
+    archive = ".zip"
     open_options = frozenset({"fields", "follow_external", "sample_axis"})
     write_options = frozenset({"compress", "chunk", "zarr_format", "zarr_shard"})
 
@@ -72,115 +75,109 @@ class Zarr(Format):
         except ZIP_ERRORS:  # `open` says that it is damaged, which helps more than "no format"
             return path.name.lower().endswith(".zip")
 
-    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+    def identity(self, path: Path) -> Facts:
+        """Return a digest of the metadata documents, or of the ZIP's end, and its members."""
+        from dsprep.formats.zarr.identity import facts
+
+        return Facts(facts(path), partial(_members, path))
+
+    def open(
+        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
+    ) -> Source:
         """See `base.Format.open`."""
         from dsprep.formats.zarr.source import ZarrSource
 
         check_options(options, self.open_options, self.name)
         return ZarrSource(path, options)
 
-    def identity(self, path: Path) -> dict[str, Any]:
-        """See `base.Format.identity`: a digest of the metadata documents, or of the ZIP's end."""
-        from dsprep.formats.zarr.identity import facts
+    def plan(
+        self,
+        schema: Schema,
+        options: WriteOptions,
+        samples: int | Grouping = 0,
+        payload: int = 0,
+        name: str = "",
+    ) -> WritePlan:
+        """See `base.Format.plan`; what is compressed is collected until the end."""
+        from dsprep.formats.zarr.group_report import report
 
-        return facts(path)
-
-    def members(self, path: Path) -> Members | None:
-        """See `base.Format.members`: those of a ZIP file."""
-        if path.is_dir():
-            return None
-        with closing(Zip(path)) as store:
-            return store.members()
-
-    def plan_fields(self, schema: Schema, options: WriteOptions) -> dict[str, str]:
-        """See `base.Format.plan_fields`."""
         check_options(options, self.write_options, self.name)
         check_names(schema)
-        plans, _ = plan_arrays(schema, options)
-        texts: dict[str, str] = {}
-        for plan in plans:
-            dtype = plan.field.dtype
-            if plan.role == "samples":
-                texts[plan.field.name] = show(plan, dtype)
-            elif plan.role == "values":
-                texts[plan.field.name] = f"group of first, count and values: {show(plan, dtype)}"
-        if options.compress is not None:
-            texts = {name: f"{text}, {options.compress}" for name, text in texts.items()}
-        return texts
-
-    def losses(self, schema: Schema, options: WriteOptions) -> list[str]:
-        """See `base.Format.losses`."""
-        lost = to_json(schema.attrs, "the dataset")[1]
-        for f in schema:
-            lost += to_json(f.attrs, f"field {f.name}")[1]
-        return lost
-
-    def estimate(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
-        """See `base.Format.estimate`."""
-        total = DOCUMENTS
-        for plan, rows in _with_rows(schema, count, payload, options):
+        zipped = name.endswith(self.archive)
+        arrays = sum(3 if f.ragged else 1 for f in schema)
+        planned = WritePlan(
+            stored=_stored(schema, options),
+            notes=_lost(schema),
+            unit=plan_arrays(schema, options)[1],
+            # the folder and, for each array, a folder, metadata and a shard
+            files=1 if zipped else 2 + 3 * arrays + 2 * sum(f.ragged for f in schema),
+        )
+        if isinstance(samples, Grouping):
+            groups = report(schema, options, samples, zipped)
+            return replace(planned, nbytes=groups.nbytes, groups=groups)
+        total, scratch = DOCUMENTS, 0
+        for plan, rows in _with_rows(schema, samples, payload, options):
             stored = plan.settled(rows).stored_nbytes(rows)
             if options.compress is not None and stored:
                 stored += stored // 100 + CODEC_OVERHEAD * plan.chunks(rows)
             total += stored + DOCUMENTS
-        return total
-
-    def scratch(self, schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
-        """See `base.Format.scratch`: what is collected to be compressed at the end."""
-        if options.compress is None:
-            return 0
-        planned = _with_rows(schema, count, payload, options)
-        return sum(rows * plan.row_nbytes for plan, rows in planned if not plan.whole)
-
-    def unit(self, schema: Schema, options: WriteOptions) -> int:
-        """See `base.Format.unit`: with compression, the samples of a shard."""
-        return plan_arrays(schema, options)[1]
+            if options.compress is not None and not plan.whole:
+                scratch += rows * plan.row_nbytes
+        return replace(planned, nbytes=total, scratch=scratch)
 
     def create(
         self,
         path: Path,
         schema: Schema,
-        count: int,
+        samples: int | Grouping,
         options: WriteOptions,
         state: State | None,
     ) -> Writer:
         """See `base.Format.create`.
 
-        An output whose name has the suffix ``.zip`` is built in the directory of its name and
-        ``.parts``, and packed at the end.
+        An output whose name has the suffix ``.zip`` is a ZIP file: built in the directory of its
+        name and ``.parts`` and packed at the end, or, in groups, written as such.
         """
+        from dsprep.formats.zarr.group_packed import PackedGroups
+        from dsprep.formats.zarr.group_placed import PlacedGroups
         from dsprep.formats.zarr.writer import ZarrWriter
 
         check_options(options, self.write_options, self.name)
         check_names(schema)
-        return ZarrWriter(path, schema, count, options, state)
+        if isinstance(samples, Grouping):
+            kind = PlacedGroups if options.compress is None else PackedGroups
+            return kind(path, schema, samples, options, state)
+        return ZarrWriter(path, schema, samples, options, state)
 
-    def plan_groups(
-        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool = False
-    ) -> GroupPlan:
-        """See `base.Format.plan_groups`; `zipped`: of a ZIP file."""
-        from dsprep.formats.zarr.group_report import report
 
-        check_options(options, self.write_options, self.name)
-        check_names(schema)
-        return report(schema, options, grouping, zipped)
+def _members(path: Path) -> Members | None:
+    """Return the checksums of the members of a ZIP file."""
+    if path.is_dir():
+        return None
+    with closing(Zip(path)) as store:
+        return store.members()
 
-    def create_groups(
-        self,
-        path: Path,
-        schema: Schema,
-        grouping: Grouping,
-        options: WriteOptions,
-        state: State | None,
-    ) -> GroupWriter:
-        """See `base.Format.create_groups`: a ZIP file if the name has the suffix ``.zip``."""
-        from dsprep.formats.zarr.group_packed import PackedGroups
-        from dsprep.formats.zarr.group_placed import PlacedGroups
 
-        check_options(options, self.write_options, self.name)
-        check_names(schema)
-        kind = PlacedGroups if options.compress is None else PackedGroups
-        return kind(path, schema, grouping, options, state)
+def _stored(schema: Schema, options: WriteOptions) -> dict[str, str]:
+    """Return how each field will be stored."""
+    texts: dict[str, str] = {}
+    for plan in plan_arrays(schema, options)[0]:
+        dtype = plan.field.dtype
+        if plan.role == "samples":
+            texts[plan.field.name] = show(plan, dtype)
+        elif plan.role == "values":
+            texts[plan.field.name] = f"group of first, count and values: {show(plan, dtype)}"
+    if options.compress is not None:
+        texts = {name: f"{text}, {options.compress}" for name, text in texts.items()}
+    return texts
+
+
+def _lost(schema: Schema) -> tuple[str, ...]:
+    """Return the attributes that JSON cannot hold."""
+    lost = to_json(schema.attrs, "the dataset")[1]
+    for f in schema:
+        lost += to_json(f.attrs, f"field {f.name}")[1]
+    return tuple(lost)
 
 
 def _with_rows(
