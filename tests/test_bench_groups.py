@@ -21,7 +21,7 @@ import dsprep
 from dsprep.bench.strategies import find, group, limit
 from dsprep.bench.strategies.lmdbio import node as lmdbio_node
 from dsprep.bench.strategies.lmdbio import records as lmdbio_records
-from dsprep.bench.strategies.lmdbio.dealing import Deal
+from dsprep.bench.strategies.lmdbio.assignment import Assignment
 from dsprep.bench.task import Task
 from dsprep.core.schema import Ragged
 from dsprep.errors import DsprepError, UsageError
@@ -273,7 +273,7 @@ def test_groups_are_read_before_or_while_others_are_used(places, monkeypatch):
 @pytest.mark.parametrize(("ranks", "roots"), [(1, 1), (3, 1), (3, 2), (5, 2), (4, 4)])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_records_are_dealt_once(samples, ranks, roots, steps):
-    deal = Deal(samples, ranks, 4, roots, steps)
+    deal = Assignment(samples, ranks, 4, roots, steps)
     got, done = [[] for _ in range(ranks)], 0
     for window in deal.windows():
         read = [deal.span(window, j) for j in range(roots)]

@@ -18,7 +18,7 @@ from support import STRUCT, assert_same_batch, random_array, random_batch, raw, 
 import dsprep
 from dsprep import formats
 from dsprep.bench.strategies import SETS, STRATEGIES, find
-from dsprep.bench.strategies.h5py_samples import DIRECT_NBYTES
+from dsprep.bench.strategies.samples import DIRECT_NBYTES
 from dsprep.bench.task import Task
 from dsprep.core.schema import Field, Ragged, Schema, concatenate
 from dsprep.errors import FormatError, UnsupportedError

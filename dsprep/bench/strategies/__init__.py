@@ -62,9 +62,9 @@ DUMMY = "dummy"
 STRATEGIES: dict[str, Entry] = {
     LIMIT: Entry("limit:Limit", "groups", "plain preadv of whole groups, nothing decoded: 100 %"),
     DUMMY: Entry("dummy:Dummy", "groups", "no reading: the step alone, on a batch in memory"),
-    "h5py": Entry("h5py_samples:H5pySamples", "hdf5", "h5py, sample by sample, shuffled"),
-    "zarr": Entry("zarr_samples:ZarrSamples", "zarr", "zarr, sample by sample, shuffled"),
-    "lmdb-get": Entry("lmdb_get:LmdbGet", "lmdb", "py-lmdb get by key, shuffled"),
+    "h5py": Entry("samples:H5pySamples", "hdf5", "h5py, sample by sample, shuffled"),
+    "zarr": Entry("samples:ZarrSamples", "zarr", "zarr, sample by sample, shuffled"),
+    "lmdb-get": Entry("lmdb_samples:LmdbGet", "lmdb", "py-lmdb get by key, shuffled"),
     "mmap": Entry("mapped:Mapped", "groups", "samples copied out of a mapping, shuffled"),
     "torch": Entry("torch_loader:TorchLoader", "hdf5", "torch DataLoader over h5py", ("torch",)),
     "tf": Entry("tf_samples:TfSamples", "hdf5", "tf.data, one sample per read, no prefetch (TF)"),
@@ -75,17 +75,17 @@ STRATEGIES: dict[str, Entry] = {
         "tf_records:TfRecords", "tfrecord", "tf.data over TFRecord, shuffle buffer, AUTOTUNE"
     ),
     "provenance": Entry(
-        "provenance:Provenance", "source", "samples by preadv through the sidecar, not repacked"
+        "dsprep_reader:Provenance", "source", "samples by preadv through the sidecar, not repacked"
     ),
     "group": Entry("group:Group", "groups", "a group per read, no overlap (Async I/O)"),
     "group-db": Entry("group:GroupDb", "groups", "the same, double buffered (Async I/O DB)"),
     "lmdb-cursor": Entry(
-        "lmdb_cursor:LmdbCursor", "lmdb", "py-lmdb cursors, strided by rank (Caffe's LMDB)"
+        "lmdb_samples:LmdbCursor", "lmdb", "py-lmdb cursors, strided by rank (Caffe's LMDB)"
     ),
     "lmdbio-lmm": Entry("lmdbio:Lmm", "lmdb", "LMDBIO: one process of the node reads for all"),
     "lmdbio-dm": Entry("lmdbio:Dm", "lmdb", "LMDBIO: and jumps to its records"),
     "lmdbio-dio": Entry("lmdbio:Dio", "lmdb", "LMDBIO: and reads them by pread"),
-    "lmdbio-prov": Entry("lmdbio:Prov", "lmdb", "LMDBIO: places computed, from provenance"),
+    "lmdbio-prov": Entry("lmdbio:Prov", "lmdb", "LMDBIO: offsets computed, from provenance"),
     "lmdbio-coal": Entry("lmdbio:Coal", "lmdb", "LMDBIO: many steps by one read"),
     "lmdbio-stag": Entry("lmdbio:Stag", "lmdb", "LMDBIO: readers take turns"),
     "dsprep": Entry("dsprep_reader:DsprepReader", "groups", "dsprep.Reader, all threads"),

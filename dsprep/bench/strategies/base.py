@@ -13,8 +13,8 @@ from dsprep.core.schema import Batch
 class Strategy(ABC):
     """One way of reading a dataset, in a process of its own.
 
-    The process calls `open`, then for every epoch `epoch`, and at last `close`; in cold runs it
-    closes and opens anew before each epoch, so that nothing of the dataset stays mapped.
+    The process calls `open`, then `epoch` for every epoch, and `close` at the end; cold runs
+    close and open again before each epoch, so that nothing of the dataset stays mapped.
 
     Parameters
     ----------
@@ -47,9 +47,9 @@ class Strategy(ABC):
         Epochs of other numbers have another order, if the strategy shuffles.
         """
 
-    @abstractmethod
     def size(self, item: Any) -> int:
-        """Return the samples in an item, at once."""
+        """Return the number of samples in an item, at once."""
+        return len(next(iter(item.values())))
 
     def batch(self, item: Any) -> Batch:
         """Return an item as dsprep's batches are: field name to array or `Ragged`; not timed."""
@@ -58,3 +58,29 @@ class Strategy(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close all; end threads and processes. May be called twice."""
+
+
+class Loader(Strategy):
+    """A strategy whose items are those of another project's loader.
+
+    Attributes
+    ----------
+    loader
+        Made by `open`, iterated once per epoch.
+    batches
+        The iterator of this epoch. It is an attribute, so that `close` ends what works for it
+        even while an epoch is under way.
+    """
+
+    loader: Any = None
+    batches: Any = None
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield the loader's own batches."""
+        self.batches = iter(self.loader)
+        while (item := next(self.batches, None)) is not None:
+            yield item
+
+    def close(self) -> None:
+        """End what reads: it goes with the last reference."""
+        self.batches = self.loader = None

@@ -1,4 +1,4 @@
-"""`dsprep.Reader`, as a training script would use it."""
+"""`dsprep.Reader`, as a training script would use it, on repacked data or on the data as stored."""
 
 from __future__ import annotations
 
@@ -51,12 +51,20 @@ class DsprepReader(Strategy):
         self._reader.set_epoch(number)
         return iter(self._reader)
 
-    def size(self, item: Any) -> int:
-        """Return the samples of a batch."""
-        return len(next(iter(item.values())))
-
     def close(self) -> None:
         """Stop its threads and close its files."""
         if self._reader is not None:
             self._reader.close()
         self._reader = None
+
+
+class Provenance(DsprepReader):
+    """`Reader` over a dataset that was not repacked, at the extents that its sidecar gives.
+
+    All samples are shuffled. What is read at a time, `Task.buffer_nbytes`, are samples from all
+    over the dataset, in the order in which they are stored.
+    """
+
+    def arguments(self) -> dict[str, Any]:
+        """Return how the Reader is made."""
+        return {**super().arguments(), "shuffle": "global", "data": self.task.data}

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.strategies.peers import as_field, check, names, samples, stored
+from dsprep.bench.strategies.peers import Peer, check, names, samples, stored
 from dsprep.core.schema import Batch
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import Source
@@ -31,11 +30,8 @@ LARGEST = 1 << 31
 """Bytes of the largest page that FFCV can write."""
 
 
-class Ffcv(Strategy):
+class Ffcv(Peer):
     """A Loader with ``threads`` threads."""
-
-    _loader: Any = None
-    _batches: Any = None
 
     @staticmethod
     def write(source: Source, target: Path) -> None:
@@ -80,14 +76,14 @@ class Ffcv(Strategy):
 
     def open(self) -> None:
         """Read the tables, and compile."""
-        if self._loader is not None:
+        if self.loader is not None:
             return
         check(self.task.schema, "FFCV")
         from ffcv.fields.decoders import NDArrayDecoder
         from ffcv.loader import Loader, OrderOption
 
         task = self.task
-        self._loader = Loader(
+        self.loader = Loader(
             str(task.path),
             batch_size=task.batch_size,
             num_workers=max(1, task.threads),
@@ -102,7 +98,7 @@ class Ffcv(Strategy):
 
     def _compile(self) -> None:
         """Take an epoch of one batch of zeros, which stand where the file would be mapped."""
-        context = self._loader.memory_manager.context
+        context = self.loader.memory_manager.context
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # read-only: it takes no memory
         zeros = mmap.mmap(-1, self.task.path.stat().st_size, flags, mmap.PROT_READ)
         context.mmap = np.frombuffer(zeros, np.uint8)
@@ -112,10 +108,8 @@ class Ffcv(Strategy):
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield the Loader's own batches: each is overwritten some steps later."""
-        self._loader.next_epoch = number
-        self._batches = iter(self._loader)
-        while (item := next(self._batches, None)) is not None:
-            yield item
+        self.loader.next_epoch = number
+        return super().epoch(number)
 
     def size(self, item: Any) -> int:
         """Return the samples of a batch."""
@@ -123,15 +117,15 @@ class Ffcv(Strategy):
 
     def batch(self, item: Any) -> Batch:
         """Return the arrays in the fields' dtypes."""
-        return {f.name: as_field(a, f) for f, a in zip(self.task.schema, item, strict=True)}
+        return super().batch(dict(zip(names(self.task.schema), item, strict=True)))
 
     def close(self) -> None:
         """End the thread that reads ahead, and unmap the file; the compiled code is kept."""
-        batches, self._batches = self._batches, None
+        batches, self.batches = self.batches, None
         if batches is not None:
             batches.close()
             while batches.is_alive():  # its last word waits for room in the queue
                 with suppress(Empty):
                     batches.output_queue.get(timeout=0.01)
-        if self._loader is not None:
-            self._loader.memory_manager.context.mmap = None
+        if self.loader is not None:
+            self.loader.memory_manager.context.mmap = None

@@ -47,7 +47,7 @@ class Litdata(Peer):
 
         task = self.task
         dataset = StreamingDataset(str(task.path), shuffle=True, drop_last=False, seed=task.seed)
-        self._loader = StreamingDataLoader(
+        self.loader = StreamingDataLoader(
             dataset,
             batch_size=task.batch_size,
             num_workers=task.threads,
@@ -60,7 +60,7 @@ class Litdata(Peer):
         They have to be told: litdata's loader and its iterator refer to each other, and when both
         are collected the queues are closed before the iterator can tell them, and waits in vain.
         """
-        iterator = getattr(self._loader, "_iterator", None)
+        iterator = getattr(self.loader, "_iterator", None)
         if iterator is not None:
             iterator._shutdown_workers()
         super().close()

@@ -82,10 +82,6 @@ class Mapped(Strategy):
         values = flat.view(field.dtype).reshape(-1, *field.inner)
         return Ragged.from_lengths(values, rows, field.kind)
 
-    def size(self, item: Any) -> int:
-        """Return the samples of a step."""
-        return len(next(iter(item.values())))
-
     def close(self) -> None:
         """Unmap and close the files."""
         self._views.clear()

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.strategies.base import Loader
+from dsprep.bench.strategies.samples import as_field
 from dsprep.bench.task import Task
 from dsprep.core.schema import Array, Batch, DType, Field, Schema
 from dsprep.errors import UnsupportedError
@@ -77,27 +78,11 @@ def samples(source: Source) -> Iterator[dict[str, Array]]:
             yield {name: column[i] for name, column in columns.items()}
 
 
-def as_field(column: Any, field: Field) -> Array:
-    """Return a column as it came, a tensor or an array, as the field that was stored."""
-    array = np.ascontiguousarray(column)
-    return array.reshape(-1).view(field.dtype).reshape(len(array), *field.inner)
-
-
-class Peer(Strategy):
+class Peer(Loader):
     """A loader whose items are dicts of tensors, by the names of `names`.
 
-    Its ``_loader`` is iterated once per epoch; ``_batches`` is that iterator. Worker processes
-    stay from epoch to epoch.
+    Worker processes stay from epoch to epoch.
     """
-
-    _loader: Any = None
-    _batches: Any = None
-
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Yield the loader's own batches, shuffled by it."""
-        self._batches = iter(self._loader)
-        while (item := next(self._batches, None)) is not None:
-            yield item
 
     def size(self, item: Any) -> int:
         """Return the samples of a batch."""
@@ -105,15 +90,14 @@ class Peer(Strategy):
 
     def batch(self, item: Any) -> Batch:
         """Return the tensors as arrays."""
-        schema = self.task.schema
-        return {
-            f.name: as_field(item[name], f) for name, f in zip(names(schema), schema, strict=True)
-        }
+        batch: Batch = {}
+        for name, f in zip(names(self.task.schema), self.task.schema, strict=True):
+            array = np.ascontiguousarray(item[name])
+            batch[f.name] = as_field(array, f, (len(array), *f.inner))
+        return batch
 
     def close(self) -> None:
         """End the workers: they go with the loader's iterator, to which there may be cycles."""
-        if self._loader is None:
-            return
-        self._batches = None
-        self._loader = None
-        gc.collect()
+        if self.loader is not None:
+            super().close()
+            gc.collect()

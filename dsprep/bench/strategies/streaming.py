@@ -59,7 +59,7 @@ class Streaming(Peer):
             batch_size=task.batch_size,
             num_canonical_nodes=1,
         )
-        self._loader = DataLoader(
+        self.loader = DataLoader(
             self._dataset,
             task.batch_size,
             num_workers=task.threads,

@@ -8,14 +8,12 @@ file: tf.data cannot do more without reading at random.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.strategies.tf_samples import as_column, samples_of, tensor_type, tensorflow
-from dsprep.core.schema import Batch, Field
+from dsprep.bench.strategies.tf_samples import TensorFlow, tensor_type, tensorflow
+from dsprep.core.schema import Field
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import WriteOptions
 from dsprep.formats.tfrecord.example import BYTES, FLOAT
@@ -31,11 +29,9 @@ READ_NBYTES = 8 << 20
 """What is read from the file at a time; TensorFlow's 256 KiB are few."""
 
 
-class TfRecords(Strategy):
+class TfRecords(TensorFlow):
     """Records as dsprep writes them: see `dsprep.formats.tfrecord.features`."""
 
-    _items: Any = None
-    _batches: Any = None
     _opened = 0
 
     def open(self) -> None:
@@ -54,7 +50,7 @@ class TfRecords(Strategy):
             if 0 in f.inner:
                 raise UnsupportedError(f"TensorFlow does not parse field {f}, which is empty")
         self._spec = {f.name: self._feature(f) for f in schema}
-        self._batches = self._data()
+        self.loader = self._data()
 
     def _feature(self, field: Field) -> Any:
         """Return how TensorFlow is told to parse a field."""
@@ -106,21 +102,3 @@ class TfRecords(Strategy):
             records = records.shard(task.world_size, task.rank)
         batches = records.shuffle(buffer, seed=int(seed)).batch(task.batch_size)
         return batches.map(self._parse, num_parallel_calls=auto).prefetch(auto)
-
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Yield each step's tensors, shuffled by the buffer."""
-        self._items = iter(self._batches)
-        while (item := next(self._items, None)) is not None:
-            yield item
-
-    def size(self, item: Any) -> int:
-        """Return the samples of a step."""
-        return samples_of(item)
-
-    def batch(self, item: Any) -> Batch:
-        """Return the tensors as arrays."""
-        return {f.name: as_column(item[f.name], f) for f in self.task.schema}
-
-    def close(self) -> None:
-        """End what reads; that closes the file."""
-        self._items = self._batches = None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 
-from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.strategies.stored import Stored
+from dsprep.bench.strategies.base import Loader
+from dsprep.bench.strategies.samples import Stored
 from dsprep.core.schema import Array, Batch, Column, Field, Ragged, is_extension
 from dsprep.errors import UnsupportedError
 
@@ -54,7 +54,9 @@ def tensor_type(tf: Any, field: Field) -> Any:
 def as_column(tensor: Any, field: Field) -> Column:
     """Return a batch's tensor, dense or ragged, as dsprep's batches have it."""
     if field.kind != "array":
-        return pack(tensor.numpy().tolist(), field)
+        items: list[bytes] = tensor.numpy().tolist()
+        joined = np.frombuffer(b"".join(items), np.uint8)
+        return Ragged.from_lengths(joined, np.array([*map(len, items)], np.int64), field.kind)
     if not field.ragged:
         dense: Array = tensor.numpy()
         return dense.astype(field.dtype, copy=False)
@@ -62,27 +64,26 @@ def as_column(tensor: Any, field: Field) -> Column:
     return Ragged(values, tensor.row_splits.numpy(), field.kind)
 
 
-def pack(items: Sequence[bytes], field: Field) -> Ragged:
-    """Return byte strings as a column of `bytes` or `str`."""
-    lengths = np.fromiter(map(len, items), np.int64, len(items))
-    return Ragged.from_lengths(np.frombuffer(b"".join(items), np.uint8), lengths, field.kind)
+class TensorFlow(Loader):
+    """What is common to ways of reading by tf.data: items are dicts of tensors."""
+
+    def size(self, item: Any) -> int:
+        """Return the samples of a batch of tensors."""
+        tensor = next(iter(item.values()))
+        rows = tensor.row_splits.shape[0] - 1 if hasattr(tensor, "row_splits") else tensor.shape[0]
+        return int(rows)
+
+    def batch(self, item: Any) -> Batch:
+        """Return the tensors as arrays."""
+        return {f.name: as_column(item[f.name], f) for f in self.task.schema}
 
 
-def samples_of(item: Any) -> int:
-    """Return the samples of a batch of tensors."""
-    tensor = next(iter(item.values()))
-    rows = tensor.row_splits.shape[0] - 1 if hasattr(tensor, "row_splits") else tensor.shape[0]
-    return int(rows)
-
-
-class TfSamples(Strategy):
+class TfSamples(TensorFlow):
     """One read at a time, nothing ahead."""
 
     ahead: ClassVar[bool] = False
 
     _file: Any = None
-    _items: Any = None
-    _batches: Any = None
     _fields: tuple[Stored, ...] = ()
 
     def open(self) -> None:
@@ -95,7 +96,7 @@ class TfSamples(Strategy):
         self._fields = tuple(Stored(self._file, f, self.task) for f in self.task.schema)
         # The graph is made once, as in a program; only the order is another in each epoch.
         self._order = self._tf.Variable(np.zeros(0, np.int64), trainable=False, shape=(None,))
-        self._batches = self._data()
+        self.loader = self._data()
 
     def _read(self, index: Any) -> list[Any]:
         """Return a sample's values, as TensorFlow takes them."""
@@ -129,21 +130,11 @@ class TfSamples(Strategy):
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's tensors, shuffled."""
         self._order.assign(self.task.share(number))
-        self._items = iter(self._batches)
-        while (item := next(self._items, None)) is not None:
-            yield item
-
-    def size(self, item: Any) -> int:
-        """Return the samples of a step."""
-        return samples_of(item)
-
-    def batch(self, item: Any) -> Batch:
-        """Return the tensors as arrays."""
-        return {f.name: as_column(item[f.name], f) for f in self.task.schema}
+        return super().epoch(number)
 
     def close(self) -> None:
         """End what reads, and close the file."""
-        self._items = self._batches = None
+        super().close()
         self._fields = ()
         if self._file is not None:
             self._file.close()

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.strategies.stored import Stored
+from dsprep.bench.strategies.base import Loader
+from dsprep.bench.strategies.samples import Stored, as_field
 from dsprep.bench.task import Task
 from dsprep.core.schema import Array, Batch, DType, Ragged
 
@@ -111,11 +111,8 @@ class Order:
         return len(self.share)
 
 
-class TorchLoader(Strategy):
+class TorchLoader(Loader):
     """A DataLoader with ``threads`` workers."""
-
-    _loader: Any = None
-    _batches: Any = None
 
     def open(self) -> None:
         """Make the loader, and start its workers."""
@@ -125,7 +122,7 @@ class TorchLoader(Strategy):
         self._order = Order()
         with warnings.catch_warnings():  # how many workers are wise is for the user to find out
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-            self._loader = DataLoader(
+            self.loader = DataLoader(
                 Samples(self.task),
                 self.task.batch_size,
                 sampler=self._order,
@@ -134,15 +131,13 @@ class TorchLoader(Strategy):
                 worker_init_fn=prepare,
                 persistent_workers=True,
             )
-            for _ in self._loader:
+            for _ in self.loader:
                 pass
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's tensors, shuffled."""
         self._order.share = self.task.share(number).tolist()
-        self._batches = iter(self._loader)
-        while (item := next(self._batches, None)) is not None:
-            yield item
+        return super().epoch(number)
 
     def size(self, item: Any) -> int:
         """Return the samples of a step."""
@@ -155,20 +150,8 @@ class TorchLoader(Strategy):
         for f in self.task.schema:
             column = item[f.name]
             tensor, lengths = column if isinstance(column, tuple) else (column, None)
-            values = tensor.numpy()
-            if values.dtype != f.dtype:
-                shape = values.shape[:-1]
-                values = (
-                    values.reshape(-1).view(f.dtype).reshape(shape)
-                    if values.size
-                    else np.empty(shape, f.dtype)
-                )
+            values = as_field(tensor.numpy(), f, (len(tensor), *f.inner))
             batch[f.name] = (
                 values if lengths is None else Ragged.from_lengths(values, lengths.numpy(), f.kind)
             )
         return batch
-
-    def close(self) -> None:
-        """End the workers: they go with the last reference to the loader's iterator."""
-        self._batches = None
-        self._loader = None

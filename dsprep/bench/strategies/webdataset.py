@@ -67,7 +67,7 @@ class Webdataset(Peer):
             .to_tuple(*(f"{name}.npy" for name in fields))
             .batched(task.batch_size, collation_fn=default_collate)
         )
-        self._loader = WebLoader(
+        self.loader = WebLoader(
             dataset,
             batch_size=None,
             num_workers=task.threads,

@@ -24,22 +24,20 @@ Source: Pumma et al., "Scalable Deep Learning via I/O Analysis and Optimization"
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, ClassVar
 
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.strategies.lmdbio.dealing import Deal, Window
+from dsprep.bench.strategies.lmdbio.assignment import Assignment, Window
 from dsprep.bench.strategies.lmdbio.node import STEP_SECONDS, Member, Root
 from dsprep.bench.strategies.lmdbio.records import (
     Computed,
-    Copied,
     Cursor,
     Explicit,
-    Places,
     Records,
     Seen,
-    places_in,
+    table,
 )
 from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import Batch, Bytes, Ints
@@ -83,9 +81,10 @@ class Lmm(Strategy):
         self._values = Values(task.schema)
         self._pool = Pool(1, 2)
         roots = min(task.readers_per_node, task.world_size)
-        self._deal = Deal(task.samples, task.world_size, task.batch_size, roots, self._steps(roots))
-        self._root = self._deal.root_of(task.rank)
-        members = self._deal.members(self._root)
+        steps = self._steps(roots)
+        self._assigned = Assignment(task.samples, task.world_size, task.batch_size, roots, steps)
+        self._root = self._assigned.root_of(task.rank)
+        members = self._assigned.members(self._root)
         name = wire.address("bench", task.strategy, task.key, self._root)
         try:
             if task.rank == members[0]:
@@ -110,32 +109,31 @@ class Lmm(Strategy):
 
     def _most(self) -> int:
         """Return about how many bytes this root reads at a time."""
-        deal = self._deal
-        window = next(deal.windows(), None)
+        assigned = self._assigned
+        window = next(assigned.windows(), None)
         if window is None:
             return 0
-        low, high = deal.span(window, self._root)
-        each = data_file(self.task.path).stat().st_size / deal.samples
+        low, high = assigned.span(window, self._root)
+        each = data_file(self.task.path).stat().st_size / assigned.samples
         return int((high - low) * (16 + each))
 
     def _opened(self) -> Records:
         task = self.task
         if self.computed:
-            places: Places = Computed(task.path)
-            return Explicit(task.path, places, task.transfer_size)
+            return Explicit(task.path, Computed(task.path), task.transfer_size)
         cursor = Cursor(task.path, task.samples, self.jumps)
         if self.explicit:
             return Explicit(task.path, Seen(cursor), task.transfer_size)
-        return Copied(cursor)
+        return cursor
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield the batches of this rank, in order."""
         done = False
         try:
-            for window in self._deal.windows():
+            for window in self._assigned.windows():
                 yield from self._window(window)
             if isinstance(self._node, Root):
-                self._node.end()
+                self._node.memory(0)  # nobody looks at it any more
             done = True
         finally:
             if not done:  # the others are not to wait for what does not come
@@ -143,26 +141,21 @@ class Lmm(Strategy):
 
     def _window(self, window: Window) -> Iterator[Batch]:
         """Yield the batches of what is read at a time."""
-        low, high = self._deal.span(window, self._root)
+        low, high = self._assigned.span(window, self._root)
         node = self._node
         assert node is not None, "open comes first"
-        if isinstance(node, Root):
+        if isinstance(node, Root) and high > low:
             assert self._records is not None
-            if high > low:
-                self._records.read(low, high, node.memory, self._turn)
-            node.publish()
-            shared = node.shown()
-        else:
-            shared = node.look()
-        starts, lengths = places_in(shared, high - low)
+            self._records.read(low, high, node.memory, self._turn)
+        shared = node.look()
+        starts, lengths = table(shared, high - low)
         for step in range(window.steps):
-            first, stop = self._deal.part(window, self.task.rank, step)
+            first, stop = self._assigned.part(window, self.task.rank, step)
             mine = slice(first - low, stop - low)
             batch = self._batch(shared, starts[mine], lengths[mine], first)
             if step == window.steps - 1:
                 del shared, starts, lengths
-                if isinstance(node, Member):
-                    node.looked()
+                node.looked()
             if stop > first:
                 yield batch
             del batch
@@ -176,12 +169,12 @@ class Lmm(Strategy):
         path = self.task.path
         return self._values.decode(out[:total], lengths, lambda i: f"{path}, record {first + i}")
 
-    def _turn(self) -> AbstractContextManager[Any]:
-        return self._token() if self.staggered else nullcontext()
-
     @contextmanager
-    def _token(self) -> Iterator[None]:
-        """Hold one of the tokens of the node."""
+    def _turn(self) -> Iterator[None]:
+        """Hold one of the tokens of the node, if readers take turns."""
+        if not self.staggered:
+            yield
+            return
         deadline = monotonic() + STEP_SECONDS
         try:
             token = self._tokens.acquire(lambda: monotonic() > deadline)
@@ -191,10 +184,6 @@ class Lmm(Strategy):
             yield
         finally:
             self._tokens.release(token)
-
-    def size(self, item: Any) -> int:
-        """Return the samples of a batch."""
-        return len(next(iter(item.values())))
 
     def close(self) -> None:
         """Unmap and close the database, and leave the others."""
@@ -208,7 +197,7 @@ class Lmm(Strategy):
 class Dm(Lmm):
     """DM: a root jumps to its records instead of going through all before them.
 
-    In the paper a cursor is handed on from rank to rank, between nodes whose mappings lie at the
+    In the paper a cursor is handed on from rank to rank, between nodes whose mappings are at the
     same address. Here the root asks for the key of its first record, which it computes from the
     record's number: a descent of the tree, which reaches the same without any neighbour.
     """
@@ -219,16 +208,16 @@ class Dm(Lmm):
 class Dio(Dm):
     """DIO: values are not copied out of the mapping but read by ``pread``.
 
-    Where they lie is seen in the mapping: a cursor goes over the records of a step, and the
+    Where they are stored is seen in the mapping: a cursor goes over the records of a step, and the
     addresses of their values, less that of the file, are offsets. In the paper one process does
-    that and hands the places out to all roots; here every root does it for its own records.
+    that and hands the offsets out to all roots; here every root does it for its own records.
     """
 
     explicit: ClassVar[bool] = True
 
 
 class Prov(Dio):
-    """PROV: where values lie is computed, from the sidecar; the file is not mapped."""
+    """PROV: the offsets of values are computed, from the sidecar; the file is not mapped."""
 
     computed: ClassVar[bool] = True
 

@@ -32,7 +32,12 @@ _RETRY_SECONDS = 0.01
 
 
 def _lost(what: str) -> DsprepError:
-    return DsprepError(f"{what}", fix="see what the other processes of the run say")
+    return DsprepError(what, fix="see what the other processes of the run say")
+
+
+def _received(sock: socket.socket, deadline: float) -> tuple[memoryview, list[int]] | None:
+    """Wait for a message, and the files that come with it; None: there is none."""
+    return wire.receive(sock, bytearray(64), lambda: time.monotonic() > deadline)
 
 
 class Root:
@@ -76,7 +81,7 @@ class Root:
 
     def _greet(self, sock: socket.socket, missing: set[int], deadline: float) -> bool:
         """Find out who connected, and answer; False: it is gone, or nobody that is expected."""
-        found = wire.receive(sock, bytearray(64), lambda: time.monotonic() > deadline)
+        found = _received(sock, deadline)
         if found is None or not wire.same_user(sock) or found[0][:1] != wire.HELLO:
             return False
         rank = wire.numbers(found[0])[0]
@@ -92,31 +97,27 @@ class Root:
     def memory(self, nbytes: int) -> Bytes:
         """Return memory of at least that many bytes, once nobody looks at it any more."""
         deadline = time.monotonic() + STEP_SECONDS
-        if self._looking:
-            for sock in self._socks:
-                if _answer(sock, deadline) is None:
-                    raise _lost("a process that this one reads for is gone, or hangs")
-            self._looking = False
+        if self._looking and None in [_received(s, deadline) for s in self._socks]:
+            raise _lost("a process that this one reads for is gone, or hangs")
+        self._looking = False
         if self._memory is None or len(self._memory) < nbytes:
-            self._make(nbytes + nbytes // 8)
-        assert self._memory is not None
+            self._memory = None
+            self._memory = self._made(max(nbytes + nbytes // 8, mmap.PAGESIZE))
         return np.frombuffer(self._memory, np.uint8)
 
-    def _make(self, nbytes: int) -> None:
-        nbytes = max(nbytes, mmap.PAGESIZE)
-        self._memory = None
+    def _made(self, nbytes: int) -> mmap.mmap:
         if not self._shared:
-            self._memory = anonymous(nbytes)
-            return
-        if self._fd is not None:
-            os.close(self._fd)
+            return anonymous(nbytes)
+        self._drop_fd()
         self._fd = os.memfd_create("dsprep-lmdbio", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, nbytes)
-        self._memory = mmap.mmap(self._fd, nbytes, mmap.MAP_SHARED)
-        in_huge_pages(self._memory, nbytes)
+        memory = mmap.mmap(self._fd, nbytes, mmap.MAP_SHARED)
+        in_huge_pages(memory, nbytes)
+        return memory
 
-    def publish(self) -> None:
-        """Let the others look at the memory."""
+    def look(self) -> Bytes:
+        """Return what was read last, which the others may look at from now on."""
+        assert self._memory is not None, "nothing was read yet"
         deadline = time.monotonic() + STEP_SECONDS
         fds = [] if self._fd is None else [self._fd]
         for sock in self._socks:
@@ -127,26 +128,23 @@ class Root:
             if not sent:
                 raise _lost("a process that this one reads for hangs")
         self._looking = bool(self._socks)
+        self._drop_fd()
+        return np.frombuffer(self._memory, np.uint8)
+
+    def looked(self) -> None:
+        """Nothing: the others say that they have looked, and `memory` waits for that."""
+
+    def _drop_fd(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
         self._fd = None
-
-    def shown(self) -> Bytes:
-        """Return the memory, to look at."""
-        assert self._memory is not None, "nothing was read yet"
-        return np.frombuffer(self._memory, np.uint8)
-
-    def end(self) -> None:
-        """Wait until nobody looks at the memory any more."""
-        self.memory(0)
 
     def close(self) -> None:
         """Let all go; the others fail if they still wait."""
         for sock in self._socks:
             sock.close()
-        if self._fd is not None:
-            os.close(self._fd)
-        self._socks, self._fd, self._memory = [], None, None
+        self._drop_fd()
+        self._socks, self._memory = [], None
 
 
 class Member:
@@ -163,10 +161,7 @@ class Member:
     def __init__(self, name: str, rank: int) -> None:
         self._memory: mmap.mmap | None = None
         deadline = time.monotonic() + OPEN_SECONDS
-        while True:
-            sock = _welcomed(name, rank, deadline)
-            if sock is not None:
-                break
+        while (sock := _welcomed(name, rank, deadline)) is None:
             if time.monotonic() > deadline:
                 raise _lost(f"the process that reads did not come in {OPEN_SECONDS:.0f} s")
             time.sleep(_RETRY_SECONDS)
@@ -174,10 +169,10 @@ class Member:
 
     def look(self) -> Bytes:
         """Return what the root read next."""
-        found = _answer(self._sock, time.monotonic() + STEP_SECONDS)
+        found = _received(self._sock, time.monotonic() + STEP_SECONDS)
         if found is None:
             raise _lost("the process that reads for this one is gone, or hangs")
-        for fd in found:
+        for fd in found[1]:
             try:
                 self._memory = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
             finally:
@@ -204,7 +199,7 @@ def _welcomed(name: str, rank: int, deadline: float) -> socket.socket | None:
     try:
         sock.connect(name)
         sock.send(wire.with_numbers(wire.HELLO, rank))
-        found = wire.receive(sock, bytearray(64), lambda: time.monotonic() > deadline)
+        found = _received(sock, deadline)
     except OSError as error:
         sock.close()
         if error.errno in (errno.EMFILE, errno.EPERM, errno.EACCES):
@@ -214,9 +209,3 @@ def _welcomed(name: str, rank: int, deadline: float) -> socket.socket | None:
         sock.close()
         return None
     return sock
-
-
-def _answer(sock: socket.socket, deadline: float) -> list[int] | None:
-    """Wait for a message and return the files that came with it; None: there is none."""
-    found = wire.receive(sock, bytearray(64), lambda: time.monotonic() > deadline)
-    return None if found is None else found[1]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -29,30 +28,38 @@ Turn: TypeAlias = Callable[[], AbstractContextManager[Any]]
 """Entered while data are read."""
 
 
-class Records(ABC):
+class Records(Protocol):
     """What a root reads.
 
     The memory that is filled begins with two rows of int64, one number for each record: where its
-    value begins, counted from the beginning of the memory, and its bytes; see `places_in`.
+    value begins, counted from the beginning of the memory, and its bytes; see `table`.
     """
 
-    @abstractmethod
     def read(self, first: int, stop: int, memory: Memory, turn: Turn) -> None:
         """Read the records ``first <= i < stop``."""
 
-    @abstractmethod
     def close(self) -> None:
         """Let the file go."""
 
 
-def places_in(memory: Bytes, count: int) -> tuple[Ints, Ints]:
+class Offsets(Protocol):
+    """What gives the offsets of records in the file."""
+
+    def of(self, first: int, stop: int) -> tuple[Ints, Ints]:
+        """Return offsets and lengths of the values of some records."""
+
+    def close(self) -> None:
+        """Let the file go."""
+
+
+def table(memory: Bytes, count: int) -> tuple[Ints, Ints]:
     """Return where the values of `count` records begin in memory, and their bytes."""
-    table = memory[: 16 * count].view(np.int64).reshape(2, count)
-    return table[0], table[1]
+    rows = memory[: 16 * count].view(np.int64).reshape(2, count)
+    return rows[0], rows[1]
 
 
 class Cursor:
-    """A cursor of py-lmdb, which maps the file.
+    """Values copied out of the mapping by a cursor of py-lmdb: page faults bring them in.
 
     Parameters
     ----------
@@ -75,7 +82,7 @@ class Cursor:
         self._at: int | None = None  # the record that the cursor is at
 
     def values(self, first: int, stop: int) -> list[memoryview]:
-        """Return the values of some records as they lie in the mapping; nothing is copied."""
+        """Return the values of some records in the mapping; nothing is copied."""
         cursor = self._cursor
         if self._jumps or self._at is None or self._at > first:
             there = cursor.set_key(self._keys.one(first)) if self._jumps else cursor.first()
@@ -95,6 +102,19 @@ class Cursor:
         if not there:
             raise FormatError(f"there is no record {record}", where=self._path)
 
+    def read(self, first: int, stop: int, memory: Memory, turn: Turn) -> None:
+        """Copy the values of some records; see `Records`."""
+        with turn():
+            values = self.values(first, stop)
+            lengths = np.array([len(v) for v in values], np.int64)
+            head = 16 * len(values)
+            out = memory(head + int(lengths.sum()))
+            starts, sizes = table(out, len(values))
+            starts[:], sizes[:] = head + np.cumsum(lengths) - lengths, lengths
+            view = as_bytes(out)
+            for value, at, size in zip(values, starts.tolist(), lengths.tolist(), strict=True):
+                view[at : at + size] = value
+
     def close(self) -> None:
         """Unmap the file."""
         if self._env is not None:
@@ -104,71 +124,25 @@ class Cursor:
         self._env = None
 
 
-class Copied(Records):
-    """Values copied out of the mapping: page faults bring them in."""
-
-    def __init__(self, cursor: Cursor) -> None:
-        self._cursor = cursor
-
-    def read(self, first: int, stop: int, memory: Memory, turn: Turn) -> None:
-        """Copy the values of some records; see `Records`."""
-        with turn():
-            values = self._cursor.values(first, stop)
-            lengths = np.array([len(v) for v in values], np.int64)
-            head = 16 * len(values)
-            out = memory(head + int(lengths.sum()))
-            starts, sizes = places_in(out, len(values))
-            starts[:] = head + np.cumsum(lengths) - lengths
-            sizes[:] = lengths
-            view = as_bytes(out)
-            for value, at, size in zip(values, starts.tolist(), lengths.tolist(), strict=True):
-                view[at : at + size] = value
-
-    def close(self) -> None:
-        """Unmap the file."""
-        self._cursor.close()
-
-
-class Places(ABC):
-    """Tells where records lie in the file."""
-
-    @abstractmethod
-    def of(self, first: int, stop: int) -> tuple[Ints, Ints]:
-        """Return offsets and lengths of the values of some records."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let the file go."""
-
-
-class Seen(Places):
-    """The places at which a cursor finds values in its mapping."""
+class Seen:
+    """The offsets at which a cursor finds values: their addresses, less that of the mapping."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
         self._base: int | None = None
 
     def of(self, first: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the places of some records; their pages of the tree are touched."""
+        """Return the offsets of some records; their pages of the tree are touched."""
         values = self._cursor.values(first, stop)
         lengths = np.array([len(v) for v in values], np.int64)
-        addresses = [_address(v) if len(v) else 0 for v in values]
-        if self._base is None:
-            full = [a for a in addresses if a]
-            if not full:
-                return np.zeros(len(values), np.int64), lengths
-            self._base = _mapped_at(full[0])
-        offsets = np.array(addresses, np.int64) - self._base
-        return np.where(lengths > 0, offsets, 0), lengths
+        addresses = [np.frombuffer(v, np.uint8).ctypes.data if len(v) else 0 for v in values]
+        if self._base is None and any(addresses):
+            self._base = _mapped_at(next(filter(None, addresses)))
+        return np.where(lengths > 0, np.array(addresses, np.int64) - (self._base or 0), 0), lengths
 
     def close(self) -> None:
         """Unmap the file."""
         self._cursor.close()
-
-
-def _address(value: memoryview) -> int:
-    found: int = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
-    return found
 
 
 def _mapped_at(address: int) -> int:
@@ -181,8 +155,8 @@ def _mapped_at(address: int) -> int:
     raise UsageError("the system does not tell where the file is mapped")
 
 
-class Computed(Places):
-    """The places that the sidecar's law gives; the file is not touched."""
+class Computed:
+    """The offsets that the sidecar's law gives; the file is not touched."""
 
     def __init__(self, path: Path) -> None:
         self._sidecar = Sidecar.open(path)
@@ -193,7 +167,7 @@ class Computed(Places):
         self._records = records
 
     def of(self, first: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the places of some records."""
+        """Return the offsets of some records."""
         blocks, order = self._records.blocks, self._records.order
         if order is None:
             return blocks.offsets.span(first, stop), blocks.lengths.span(first, stop)
@@ -205,48 +179,43 @@ class Computed(Places):
         self._sidecar.close()
 
 
-class Explicit(Records):
-    """Values by ``pread`` at their places: records near each other by one call.
+class Explicit:
+    """Values by ``pread`` at their offsets: records near each other by one call.
 
     Parameters
     ----------
     path
         The environment.
-    places
-        Where records lie.
+    offsets
+        Where records are stored.
     transfer_size
         Bytes of one call at most.
     """
 
-    def __init__(self, path: Path, places: Places, transfer_size: int | None) -> None:
-        self._path, self._places, self._transfer = data_file(path), places, transfer_size
+    def __init__(self, path: Path, offsets: Offsets, transfer_size: int | None) -> None:
+        self._path, self._offsets, self._transfer = data_file(path), offsets, transfer_size
         self._fd: int | None = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, first: int, stop: int, memory: Memory, turn: Turn) -> None:
         """Read some records; see `Records`."""
-        offsets, lengths = self._places.of(first, stop)
-        count = stop - first
-        head = 16 * count
-        starts, ranges = _joined(offsets, lengths)
-        out = memory(head + sum(b - a for a, b in ranges))
-        at, sizes = places_in(out, count)
-        at[:], sizes[:] = starts + head, lengths
-        with turn():
-            self._fill(out[head:], ranges)
-
-    def _fill(self, out: Bytes, ranges: Iterable[tuple[int, int]]) -> None:
         assert self._fd is not None, "open comes first"
-        done = 0
-        for low, high in ranges:
-            step = self._transfer or max(1, high - low)
-            for a in range(low, high, step):
-                size = min(step, high - a)
-                pread_into(self._fd, out[done : done + size], a, self._path)
-                done += size
+        offsets, lengths = self._offsets.of(first, stop)
+        starts, ranges = _joined(offsets, lengths)
+        done = 16 * (stop - first)
+        out = memory(done + sum(b - a for a, b in ranges))
+        at, sizes = table(out, stop - first)
+        at[:], sizes[:] = starts + done, lengths
+        with turn():
+            for low, high in ranges:
+                step = self._transfer or max(1, high - low)
+                for a in range(low, high, step):
+                    size = min(step, high - a)
+                    pread_into(self._fd, out[done : done + size], a, self._path)
+                    done += size
 
     def close(self) -> None:
         """Close the file."""
-        self._places.close()
+        self._offsets.close()
         if self._fd is not None:
             os.close(self._fd)
         self._fd = None

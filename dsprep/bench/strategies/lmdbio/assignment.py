@@ -1,4 +1,4 @@
-"""Who gets which records, as LMDBIO deals them: in order, all ranks a contiguous block per step."""
+"""Who gets which records, as LMDBIO assigns them: in order, a contiguous block per step."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Deal:
-    """How records are dealt to ranks, and ranks to those that read for them.
+class Assignment:
+    """How records are assigned to ranks, and ranks to those that read for them.
 
     Attributes
     ----------
@@ -51,10 +51,7 @@ class Deal:
 
     def members(self, root: int) -> range:
         """Return the ranks that a root reads for; it is the first of them."""
-        return range(
-            root * self.ranks // self.roots,
-            (root + 1) * self.ranks // self.roots,
-        )
+        return range(root * self.ranks // self.roots, (root + 1) * self.ranks // self.roots)
 
     def windows(self) -> Iterator[Window]:
         """Yield what all roots together read at a time; only the last one has fewer records."""

@@ -1,4 +1,4 @@
-"""py-lmdb, ``txn.get(key)`` in shuffled order; opened as for random reads."""
+"""py-lmdb: ``txn.get(key)`` in shuffled order, and cursors strided by rank as Caffe has them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ class Environment:
     ----------
     task
         Tells the environment, and what its values hold: samples as `Values` describes.
-    readahead
-        Whether the kernel reads ahead of page faults: useful only for reading in order.
 
     Raises
     ------
@@ -31,7 +29,7 @@ class Environment:
         If it does not hold one record per sample.
     """
 
-    def __init__(self, task: Task, *, readahead: bool) -> None:
+    def __init__(self, task: Task) -> None:
         import lmdb
 
         self._task = task
@@ -42,7 +40,6 @@ class Environment:
             subdir=path.is_dir(),
             readonly=True,
             lock=False,
-            readahead=readahead,
             meminit=False,
         )
         self.txn = self._env.begin(buffers=True)
@@ -91,10 +88,31 @@ class Environment:
         self._env.close()
 
 
-class LmdbGet(Strategy):
-    """As a map-style dataset over LMDB does it."""
+class Records(Strategy):
+    """An environment that is open from `open` to `close`, as `env`."""
 
     _env: Environment | None = None
+
+    @property
+    def env(self) -> Environment:
+        """The environment."""
+        assert self._env is not None, "open comes first"
+        return self._env
+
+    def open(self) -> None:
+        """Open the environment."""
+        self._env = Environment(self.task)
+
+    def close(self) -> None:
+        """Close the environment."""
+        if self._env is not None:
+            self._env.close()
+        self._env = None
+
+
+class LmdbGet(Records):
+    """Records by their keys, as a map-style dataset over LMDB does it."""
+
     _keys: Keys | list[bytes]
 
     def open(self) -> None:
@@ -104,8 +122,8 @@ class LmdbGet(Strategy):
         all others are computed. Otherwise a cursor walks over all of them, which reads every leaf
         of the tree.
         """
-        self._env = Environment(self.task, readahead=True)
-        with self._env.txn.cursor() as cursor:
+        super().open()
+        with self.env.txn.cursor() as cursor:
             first = bytes(cursor.key()) if cursor.first() else b""
             last = bytes(cursor.key()) if cursor.last() else b""
             numbers = Keys(b"", b"", len(first), b"0123456789")
@@ -125,21 +143,37 @@ class LmdbGet(Strategy):
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's samples, shuffled."""
         for indices in self.task.batches(number):
-            env = self._env
-            assert env is not None  # between open and close
-            get = env.txn.get
+            get = self.env.txn.get
             records = [get(key) for key in self._keys_of(indices)]
             if None in records:
                 missing = int(indices[records.index(None)])
                 raise FormatError("a key is missing", where=f"{self.task.path}, sample {missing}")
-            yield env.decoded(records)
+            yield self.env.decoded(records)
 
-    def size(self, item: Any) -> int:
-        """Return the samples of a step."""
-        return len(next(iter(item.values())))
 
-    def close(self) -> None:
-        """Close the environment."""
-        if self._env is not None:
-            self._env.close()
-        self._env = None
+class LmdbCursor(Records):
+    """py-lmdb cursors, strided by rank, as Caffe reads LMDB (Pumma et al., Section 2).
+
+    Each rank walks ``rank * batch_size`` records from the first one on. Then, in every step, it
+    reads ``batch_size`` records and steps over the ``(ranks - 1) * batch_size`` of the others, one
+    by one: a cursor cannot jump to a number. So all ranks together read the records in their order,
+    a block of ``ranks * batch_size`` a step. Nothing is shuffled. Caffe goes round in a ring; a new
+    epoch that walks to its first record again costs as many steps of the cursor.
+    """
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield each step's records, those of every epoch in the same order."""
+        each, others = self.task.batch_size, self.task.world_size - 1
+        with self.env.txn.cursor() as cursor:
+            there = cursor.first() and _walk(cursor, self.task.rank * each)
+            while there:
+                records = [cursor.value()]
+                while (there := cursor.next()) and len(records) < each:
+                    records.append(cursor.value())
+                yield self.env.decoded(records)
+                there = there and _walk(cursor, others * each)
+
+
+def _walk(cursor: Any, count: int) -> bool:
+    """Step over `count` records; return whether there is one behind."""
+    return all(cursor.next() for _ in range(count))
