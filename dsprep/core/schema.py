@@ -469,6 +469,11 @@ class Arena:
 
     def __init__(self) -> None:
         self._blocks: dict[str, NDArray[np.uint8]] = {}
+        self._parts: dict[str, Arena] = {}
+
+    def part(self, name: str) -> Arena:
+        """Return memory of its own, for one of several readers that use the same keys."""
+        return self._parts.setdefault(name, Arena())
 
     def empty(self, key: str, shape: tuple[int, ...], dtype: DType) -> Array:
         """Return an uninitialised C-contiguous array on the block called `key`."""

@@ -45,9 +45,14 @@ class File:
         self.status, self._links = status(found), found.st_nlink
         self.nbytes = self.status[1]
 
+    def close(self) -> None:
+        """Close it at once; closing twice is allowed."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            let_go(fd)
+
     def __del__(self) -> None:
-        if self.fd >= 0:
-            let_go(self.fd)
+        self.close()
 
     def size(self) -> int:
         """Return its size now."""

@@ -29,6 +29,8 @@ class LayoutReader:
         The file or directory, for messages.
     decoders
         Gives the frame and the recipe of records; None: there are no records.
+    label
+        Gives the name of a sample in records, for messages; None: the file and the number.
 
     Attributes
     ----------
@@ -43,12 +45,13 @@ class LayoutReader:
         open_file: Callable[[str], File],
         where: object,
         decoders: Decoders | None = None,
+        label: Callable[[int], str] | None = None,
     ) -> None:
         self._unlocated, self._open_file, self._where = layout.unlocated, open_file, where
         self.records: RecordReader | None = None
         if layout.records is not None:
             assert decoders is not None  # see the parameter
-            self.records = RecordReader(layout.records, schema, decoders)
+            self.records = RecordReader(layout.records, schema, decoders, label)
         self.columns = {
             name: ColumnReader(column, schema[name], open_file)
             for name, column in layout.columns.items()

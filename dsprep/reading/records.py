@@ -38,6 +38,9 @@ Verify: TypeAlias = Literal["header", "full"] | None
 WASTE = 1.25
 """Bytes read per byte wanted up to which a range of the file is read in one piece."""
 
+SMALL = 256
+"""Bytes per record that may be read along besides: an address of its own costs as much."""
+
 LARGE = 2 << 10
 """Bytes of a record from which on a buffer of its own costs less than another copy."""
 
@@ -118,6 +121,8 @@ class RecordReader:
         All fields of the dataset.
     decoders
         Gives the frame and the recipe.
+    label
+        Gives the name of a sample, for messages; None: the file and the number.
 
     Raises
     ------
@@ -125,8 +130,14 @@ class RecordReader:
         If the frame or the recipe does not exist, or has wrong parameters.
     """
 
-    def __init__(self, records: Records, schema: Schema, decoders: Decoders) -> None:
-        self.records, self.schema = records, schema
+    def __init__(
+        self,
+        records: Records,
+        schema: Schema,
+        decoders: Decoders,
+        label: Callable[[int], str] | None = None,
+    ) -> None:
+        self.records, self.schema, self._label = records, schema, label
         self._places = lru_cache(maxsize=16)(self._find_places)
         self._frame, self._recipe = decoders(records, schema)
 
@@ -161,7 +172,10 @@ class RecordReader:
         taken = self._take(file, offsets, lengths, [] if whole else parts, verify, arena)
 
         def label(i: int) -> str:
-            return f"{file.path}, sample {first + int(indices[i])}"
+            sample = int(indices[i])
+            if self._label is not None:
+                return self._label(sample)
+            return f"{file.path}, sample {first + sample}"
 
         out: Batch = {}
         if any(part.at is None for _, part in parts) and self._recipe is not None:
@@ -269,13 +283,12 @@ class RecordReader:
         if parts:
             wanted = sum(int(_part_lengths(lengths, part, file).sum()) for _, part in parts)
         n = len(offsets)
-        begin = int(offsets[0]) - before if n else 0
-        end = int(offsets[-1] + lengths[-1]) + after if n else 0
-        rising = n > 0 and bool((offsets[1:] >= offsets[:-1] + lengths[:-1]).all())
+        begin = int(offsets.min()) - before if n else 0
+        end = int((offsets + lengths).max()) + after if n else 0
         begin, end = max(0, begin), min(end, file.nbytes)
         # Ragged values have to end up one behind another, which preadv does at no cost.
         scattered = any(f.ragged for f, _ in parts) and wanted > n * LARGE and n > 1
-        if n and rising and not scattered and end - begin <= wanted * WASTE + 4096:
+        if n and not scattered and end - begin <= wanted * WASTE + 4096 + n * SMALL:
             buffer = new_array(arena, "sidecar.range", (end - begin,), _U8)
             pread_into(file.fd, buffer, begin, file.path)
             starts = offsets - begin
@@ -364,7 +377,7 @@ class RecordReader:
         file: File,
     ) -> None:
         bad = frame.wrong(before, offsets, lengths)
-        what = "there is another record at the place that the sidecar gives"
+        what = "what lies before the record is not that of a record of this size"
         if verify == "full" and not bad.any():
             found = frame.payload_wrong(taken.buffer, taken.starts, taken.lengths, behind)
             bad = bad if found is None else found
@@ -374,7 +387,8 @@ class RecordReader:
             raise FormatError(
                 what,
                 where=f"{file.path}, offset {offsets[i]}",
-                fix="the file was changed or is damaged: dsprep provenance --check full tells",
+                fix="the file is damaged, or was changed since its layout was found: "
+                "dsprep provenance --check full compares them",
             )
 
 
@@ -437,20 +451,30 @@ def _field(taken: Taken, field: Field, part: Part, at: int, label: Callable[[int
         i = int((taken.lengths < at + sizes).argmax())
         raise FormatError(f"the record is too short for field {field}", where=label(i))
     if not field.ragged:
+        uneven = sizes != field.row_nbytes
+        if uneven.any():
+            raise _unfit(field, field.row_nbytes, sizes, uneven, label)
         return _fixed(taken, field, at, sizes)
     width = max(1, field.row_nbytes)
     uneven = sizes % width != 0
     if uneven.any():
-        i = int(uneven.argmax())
-        raise FormatError(
-            f"the value does not fit {field}",
-            where=label(i),
-            expected=f"a multiple of {width} bytes",
-            found=f"{sizes[i]} bytes",
-        )
+        raise _unfit(field, f"a multiple of {width}", sizes, uneven, label)
     flat = _packed(taken, at, sizes)
     rows = flat.view(field.dtype).reshape(-1, *field.inner)
     return Ragged.from_lengths(rows, sizes // width, field.kind)
+
+
+def _unfit(
+    field: Field, expected: object, sizes: Ints, bad: Array, label: Callable[[int], str]
+) -> FormatError:
+    """Return the error for the first value whose `bad` is set."""
+    i = int(bad.argmax())
+    return FormatError(
+        f"the bytes do not fit {field}",
+        where=f"{label(i)}, field {field.name}",
+        expected=f"{expected} bytes",
+        found=f"{sizes[i]} bytes",
+    )
 
 
 def _fixed(taken: Taken, field: Field, at: int, sizes: Ints) -> Array:

@@ -74,7 +74,7 @@ def test_truncated_in_a_value(tmp_path, good):
     path = tmp_path / "a.mdb"
     path.write_bytes(good)
     with LMDB.open(path, OpenOptions(), None) as source:
-        nodes = source._nodes(source._index.records(0, 600), None)
+        nodes = source.records.samples(0, 600)
         end = int(nodes.offset[nodes.big].max()) + 100
     path.write_bytes(good[:end])
     with pytest.raises(FormatError, match=r"beyond the end|page number"):
@@ -147,8 +147,8 @@ def test_values_that_share_one_large_run(tmp_path):
     file = path / "data.mdb"
     data = bytearray(file.read_bytes())
     with LMDB.open(path, OpenOptions(), None) as source:
-        nodes = source._nodes(source._index.records(0, 100), None)
-        leaf = int(source._index.leaves[0])
+        nodes = source.records.samples(0, 100)
+        leaf = int(source.records.index.leaves[0])
         first = int(nodes.offset[0]) // PSIZE
         places = (nodes.inline_at + leaf * PSIZE).tolist()
     for at in places:

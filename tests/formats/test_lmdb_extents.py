@@ -329,7 +329,7 @@ def test_the_leaves_alone_are_read(tmp_path, monkeypatch):
 def test_a_file_that_changes_is_noticed(tmp_path):
     path = build(tmp_path / "x", [(b"%04d" % i, RNG.bytes(100)) for i in range(100)])
     with LMDB.open(path, OpenOptions(), None) as source:
-        page = int(source._index.leaves[0])
+        page = int(source.records.index.leaves[0])
         with (path / "data.mdb").open("r+b") as file:
             file.seek(page * 4096 + 12)
             file.write((16 + 2).to_bytes(2, "little"))

@@ -87,7 +87,7 @@ def test_every_record(tmp_path, sizes, how):
     with LMDB.open(tmp_path / "d", options, None) as source:
         found = source.read(0, len(source))["value"]
         assert sorted(map(bytes, found)) == sorted(v for _, v in expected(tmp_path / "d"))
-        places = source._nodes(source._index.records(0, len(source)), None).offset
+        places = source.records.samples(0, len(source)).offset
         assert (np.diff(places) > 0).all()
 
 

@@ -85,21 +85,16 @@ class Lmdb(Format):
         self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
     ) -> Source:
         """Open an environment; every leaf page is read once and checked."""
-        from dsprep.formats.lmdb.family_source import LmdbFamilySource
         from dsprep.formats.lmdb.group_source import grouped
+        from dsprep.formats.lmdb.records import Records
         from dsprep.formats.lmdb.source import LmdbSource
 
-        source = LmdbSource(path, data_file(path), options, hint, survey=survey)
+        records = Records(path, data_file(path), options, survey)
         try:
-            if source.families:
-                return LmdbFamilySource(source, options, hint)
-            groups = grouped(source, options, hint)
-            if groups is None:
-                source.check_sizes()
+            return grouped(records, options, hint) or LmdbSource(records, options, hint)
         except BaseException:
-            source.close()
+            records.close()
             raise
-        return groups or source
 
     def identity(self, path: Path) -> Facts:
         """Return the newest transaction, the root of its tree and the last page in use."""

@@ -7,22 +7,21 @@ place of its own in every value follows from the encoding and the lengths of all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dsprep.core.schema import Field, Ints
 from dsprep.core.storage import pread_most
-from dsprep.errors import FormatError
-from dsprep.formats.lmdb import frame, recipe, recover
+from dsprep.formats.lmdb import frame, recipe
 from dsprep.formats.lmdb.datum import CHANNELS, HEIGHT, WIDTH, Datum, parse
 from dsprep.formats.lmdb.index import Index
-from dsprep.formats.lmdb.pages import Nodes, Pages
+from dsprep.formats.lmdb.records import Records
+from dsprep.formats.lmdb.recover import Found, recover
 from dsprep.formats.lmdb.values import Values
-from dsprep.layout.laws import Affine, Explicit, Law, affine
-from dsprep.layout.model import Blocks, FileLayout, Part, Records
+from dsprep.layout import model
+from dsprep.layout.laws import Affine, Computed, Explicit, Law, affine
+from dsprep.layout.model import Blocks, FileLayout, Part
 
 KEYS = "keys lie in the leaf pages of the tree, not in the values"
 _SLICE = 1 << 20
@@ -30,164 +29,94 @@ _AT_ONCE = 1 << 16
 _MARGIN = 256  # bytes of a message on either side of its image that are read of every one
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """The records that are samples, in key order.
-
-    Attributes
-    ----------
-    pages
-        The file.
-    offsets, lengths
-        int64, shape ``(n,)``: where each value lies, and its bytes.
-    big
-        How many of them are on overflow pages.
-    key_sizes
-        Bytes of the shortest and of the longest key.
-    """
-
-    pages: Pages
-    offsets: Ints
-    lengths: Ints
-    big: int
-    key_sizes: tuple[int, int]
-
-
-class Finder:
-    """Collects where values lie, while leaf pages are read."""
-
-    def __init__(self) -> None:
-        self._offsets = [np.zeros(0, np.int64)]
-        self._lengths = [np.zeros(0, np.int64)]
-        self._big = 0
-        self._key_sizes = 1 << 16, 0
-
-    def add(self, nodes: Nodes, samples: np.ndarray) -> None:
-        """Take records, of which those in the mask `samples` are samples."""
-        self._offsets.append(nodes.offset[samples])
-        self._lengths.append(nodes.size[samples])
-        self._big += int(nodes.big[samples].sum())
-        sizes, (low, high) = nodes.key_size[samples], self._key_sizes
-        self._key_sizes = int(sizes.min(initial=low)), int(sizes.max(initial=high))
-
-    def found(self, pages: Pages) -> Found:
-        """Return all that was collected."""
-        offsets, lengths = np.concatenate(self._offsets), np.concatenate(self._lengths)
-        return Found(pages, offsets, lengths, self._big, self._key_sizes)
-
-
-def find(pages: Pages, index: Index, progress: Callable[[int, int], None] | None) -> Found:
-    """Read every leaf page and return where its values lie.
-
-    Raises
-    ------
-    FormatError
-        If a page is damaged, a value reaches beyond the file, or the file has been changed.
-    """
-    expected = np.diff(index.first)
-    finder = Finder()
-    page = record = 0
-    for counts, nodes in pages.every_node(index.leaves):
-        if not np.array_equal(counts, expected[page : page + len(counts)]):
-            raise FormatError(
-                "a leaf page has another number of records than before",
-                where=pages.where,
-                fix="the file was changed since it was opened",
-            )
-        page += len(counts)
-        kept = np.ones(len(nodes), bool)
-        low, high = np.searchsorted(index.left_out, [record, record + len(nodes)])
-        kept[index.left_out[low:high] - record] = False
-        record += len(nodes)
-        finder.add(nodes, kept)
-        if progress is not None:
-            progress(page, len(index.leaves))
-    return finder.found(pages)
-
-
-def history(found: Found, depth: int, named: bool) -> tuple[tuple[Law, ...], Mapping[str, Any]]:
-    """Return the laws of the offsets that follow from how the file was made, and that as facts.
+def lazy_layout(
+    records: Records, decoder: Values | Datum, fields: Sequence[tuple[str, Field]]
+) -> FileLayout:
+    """Return the layout of the samples whose laws look into the leaves; nothing is read.
 
     Parameters
     ----------
-    found
-        The records.
-    depth, named
-        The levels of the database's tree, and whether it is a named one.
+    records
+        The open file.
+    decoder, fields
+        What is in a value, and ``(name there, field)`` of what is wanted; other names are keys.
     """
-    shortest, longest = found.key_sizes
-    if shortest != longest:
-        return (), {}
-    told = recover.Found(
-        psize=found.pages.psize,
-        offsets=found.offsets,
-        sizes=found.lengths,
-        key_sizes=np.broadcast_to(np.int64(shortest), found.offsets.shape),
-        transaction=found.pages.meta.transaction,
-        last_page=found.pages.meta.last_page,
-        depth=depth,
-        named=named,
-    )
-    return recover.recover(told)
+    index = records.index
+    plain = index.order is None and not len(index.left_out)
+    order = None if plain else Computed(len(index), index.records)
+    parts = {f.name: Part() for _, f in fields} if isinstance(decoder, Datum) else None
+    found = _records(records, records.blocks(), order, decoder, fields, parts)
+    return FileLayout(len(index), found)
 
 
 def file_layout(
-    found: Found,
-    index: Index,
+    records: Records,
     decoder: Values | Datum,
     fields: Sequence[tuple[str, Field]],
-    path: str,
     label: Callable[[int], str],
+    progress: Callable[[int, int], None] | None,
 ) -> FileLayout:
-    """Return the layout of the samples.
+    """Return the layout of the samples, from all leaf pages.
 
     Parameters
     ----------
-    found, index
-        The records, and which of them is which sample.
-    decoder, fields
-        What is in a value, and ``(name there, field)`` of what is wanted; other names are keys.
-    path
-        The file below the dataset's path.
+    records, decoder, fields
+        As for `lazy_layout`.
     label
         Gives the name of a sample, for messages.
+    progress
+        As for `Source.extents`.
 
     Raises
     ------
     FormatError
         If a value has a length that does not fit.
     """
-    order = _order(index)
+    found = records.found(progress)
+    order = _order(records.index)
     inside = [(name, f) for name, f in fields if name in decoder.schema.names]
+    parts = None
     if isinstance(decoder, Values):
-        _check(found.lengths, order, decoder, label)
-        parts = _parts(decoder, inside)
+        _check(found.sizes, order, decoder, label)
     else:
-        data = _data_part(found, decoder)
+        data = _data_part(records.file.fd, found, decoder)
         parts = {f.name: data if name == "data" else Part() for name, f in inside}
-    records = Records(
-        Blocks(Explicit(found.offsets), _lengths(found.lengths), path),
-        parts,
-        order=None if order is None else Explicit(order),
-        recipe=recipe.describe(decoder, inside) if _hidden(parts) else None,
-        frame=frame.describe(found.pages.psize) if found.big else None,
-    )
+    blocks = Blocks(Explicit(found.offsets), _lengths(found.sizes), records.inside)
+    stored = _records(records, blocks, order, decoder, inside, parts)
     keys = {f.name: KEYS for name, f in fields if name not in decoder.schema.names}
-    return FileLayout(len(index), records, unlocated=keys)
+    laws, facts = recover(found)
+    return FileLayout(len(records), stored, unlocated=keys, candidates=laws, facts=facts)
 
 
-def _hidden(parts: dict[str, Part]) -> bool:
-    """Whether some part has no place of its own."""
-    return any(part.at is None for part in parts.values())
+def _records(
+    records: Records,
+    blocks: Blocks,
+    order: Law | None,
+    decoder: Values | Datum,
+    fields: Sequence[tuple[str, Field]],
+    parts: dict[str, Part] | None,
+) -> model.Records:
+    """Return the records of a layout; `parts`: where fields are, unless the types alone say so."""
+    if parts is None:
+        assert isinstance(decoder, Values)  # it is only for Datum messages that bytes are compared
+        parts = _parts(decoder, fields)
+    hidden = any(part.at is None for part in parts.values())
+    return model.Records(
+        blocks,
+        parts,
+        order=order,
+        recipe=recipe.describe(decoder, fields) if hidden else None,
+        frame=frame.describe(records.pages.psize) if records.index.big else None,
+    )
 
 
-def _order(index: Index) -> Ints | None:
+def _order(index: Index) -> Law | None:
     """Return which of the records found is each sample; None if they are in key order."""
     if index.order is None:
         return None
     order: Ints = index.order - np.searchsorted(index.left_out, index.order)
     law = affine.fit(order)
-    return None if law is not None and law.base == 0 else order
+    return None if law is not None and law.base == 0 else Explicit(order)
 
 
 def _lengths(lengths: Ints) -> Law:
@@ -198,13 +127,15 @@ def _lengths(lengths: Ints) -> Law:
     return Explicit(lengths)
 
 
-def _check(lengths: Ints, order: Ints | None, decoder: Values, label: Callable[[int], str]) -> None:
+def _check(lengths: Ints, order: Law | None, decoder: Values, label: Callable[[int], str]) -> None:
     """Raise `FormatError` unless every record has a length that its fields can have."""
     for start in range(0, len(lengths), _SLICE):
 
         def here(i: int, start: int = start) -> str:
             record = start + i
-            return label(record if order is None else int((order == record).argmax()))
+            if order is None:
+                return label(record)
+            return label(int((order.span(0, order.count) == record).argmax()))
 
         decoder.check_lengths(lengths[start : start + _SLICE], here)
 
@@ -224,16 +155,15 @@ def _parts(decoder: Values, fields: Sequence[tuple[str, Field]]) -> dict[str, Pa
 # --- Datum messages --------------------------------------------------------------------------
 
 
-def _data_part(found: Found, decoder: Datum) -> Part:
+def _data_part(fd: int, found: Found, decoder: Datum) -> Part:
     """Return the place of the image in every message, if it is one and that is proven.
 
     A message is its fields one after another. If all begin with the same bytes, up to the image,
     and none has a field behind it that would replace or reshape it, the image is there in all.
     """
-    n, lengths = len(found.lengths), found.lengths
+    n, lengths = len(found.sizes), found.sizes
     if not n or not decoder.fixed or decoder.floats:
         return Part()
-    fd = found.pages.fd
     try:
         first = parse(pread_most(fd, int(lengths[0]), int(found.offsets[0])))
     except ValueError:  # reading says so, with the sample

@@ -1,87 +1,89 @@
-"""Reads samples out of values that hold a group each; `group_values` tells how.
+"""Reads samples out of values that hold a group each; see `group_values`.
 
-Every head is read and compared when the file is opened. A read fetches just the rows that are
-asked for, straight from the file. The memory is some 40 bytes per group.
+Every head is read and compared when the file is opened. A read fetches only the rows that are
+asked for, straight from the file. The memory is some 40 bytes per group, and the tables of lengths
+of the groups read last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from functools import lru_cache
 
 import numpy as np
 
-from dsprep.core.pread import packed, read_spans
-from dsprep.core.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
-from dsprep.core.storage import pread_most
+from dsprep.core.pread import packed
+from dsprep.core.schema import Ints, Schema
+from dsprep.core.storage import pread_exact, pread_most
 from dsprep.errors import FormatError, UsageError
-from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
+from dsprep.formats.base import Layout, OpenOptions, wanted
 from dsprep.formats.lmdb.group_values import HEAD, MAGIC, Packing, is_group
+from dsprep.formats.lmdb.records import Records
 from dsprep.formats.lmdb.snippet import group_loading_code
-from dsprep.formats.lmdb.source import LmdbSource
+from dsprep.formats.lmdb.source import RecordsSource
 from dsprep.formats.lmdb.values import MAX_VALUE
-from dsprep.layout.laws import Affine, Explicit
-from dsprep.layout.model import Blocks, Column, FileLayout, Grid
+from dsprep.layout import model
+from dsprep.layout.laws import Affine, Computed, Explicit
+from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part
 
 VARIES = "it lies inside its group's value, at a place that only the value tells"
-_U8 = np.dtype(np.uint8)
 
 
-def grouped(
-    source: LmdbSource, options: OpenOptions, hint: Schema | None
-) -> LmdbGroupSource | None:
-    """Return the samples in the groups that `source` has as values; None if it has none.
+def grouped(records: Records, options: OpenOptions, hint: Schema | None) -> LmdbGroupSource | None:
+    """Return the samples in the groups that are the values of a file; None if they are not.
 
-    They need `hint`, the fields. `source` then belongs to what is returned.
+    They need `hint`, the fields. `records` then belongs to what is returned.
     """
     typed = any(s.dtype is not None for s in options.fields)
     if hint is None or typed or options.values != "opaque":
         return None
-    key, head = source.first(HEAD.size)
+    key, head = records.first(HEAD.size)
     if not is_group(head) or HEAD.unpack(head)[4] != Packing(hint).digest:
         return None
-    try:
-        if options.keys_as is not None:
-            raise UsageError("there are no keys of samples: each value is a group of them")
-        return LmdbGroupSource(source, options, hint, key)
-    except BaseException:
-        source.close()
-        raise
+    if options.keys_as is not None:
+        raise UsageError("there are no keys of samples: each value is a group of them")
+    return LmdbGroupSource(records, options, hint, key)
 
 
-class LmdbGroupSource(Source):
+class LmdbGroupSource(RecordsSource):
     """The samples of a database of groups.
 
     Parameters
     ----------
-    source
-        The groups, as records.
+    records
+        The groups; the file then belongs to this source.
     options, hint
         As for `Format.open`.
     key
         That of the first group.
     """
 
-    def __init__(self, source: LmdbSource, options: OpenOptions, hint: Schema, key: bytes) -> None:
-        self.path, self._groups, self._key = source.path, source, key
-        self._database = options.database
+    def __init__(self, records: Records, options: OpenOptions, hint: Schema, key: bytes) -> None:
+        super().__init__(records)
+        self._key, self._database = key, options.database
         self._packing = Packing(hint)
         available = {f.name: f for f in hint}
         self._fields = wanted(options.fields, available)
         self.schema = Schema(tuple(f for _, f in self._fields), hint.attrs)
-        self.version, self.notes = f"{source.version}, one value per group", ()
-        found = source.places()
-        self._file, self._fd = source.file, found.pages.fd
-        self._offsets, self._lengths = found.offsets, found.lengths
+        self.version = f"LMDB 0.9, data version 1, pages of {records.pages.psize} bytes"
+        self.version += ", one value per group"
+        found = records.found()
+        self._offsets, self._lengths = found.offsets, found.sizes
         self._counts, self._capacities = self._heads()
         self._edges = packed(self._counts)
+        self._tables = lru_cache(maxsize=8)(self._read_tables)
+        for name, field in self._fields:
+            stored = model.Records(self._blocks(name), {field.name: Part(0)})
+            self.add_reader(FileLayout(len(self), stored), Schema((field,)))
 
     def _heads(self) -> tuple[Ints, Ints]:
         """Return the samples of each group and its capacity, checked."""
         n, size = len(self._offsets), HEAD.size
         if bool((self._lengths < size).any()):
             self._refuse(int((self._lengths < size).argmax()), "is too short for a group")
-        heads = b"".join(pread_most(self._fd, size, at) for at in self._offsets.tolist())
+        heads = b"".join(
+            pread_most(self.records.file.fd, size, at) for at in self._offsets.tolist()
+        )
         if len(heads) != n * size:
             raise FormatError("the file has become shorter", where=self.path)
         dtype = np.dtype("S8,<u8,<u8,<u8,V16")
@@ -118,101 +120,69 @@ class LmdbGroupSource(Source):
     def __len__(self) -> int:
         return int(self._edges[-1])
 
-    def close(self) -> None:
-        """Close the file."""
-        self._groups.close()
-
     # --- reading -----------------------------------------------------------------------------
 
-    def _touched(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Return ``(group, a, b)``: rows ``a .. b`` of each group that has some of the samples."""
-        low, high = np.searchsorted(self._edges, [start, stop - 1], "right") - 1
-        edges = self._edges
-        return [
-            (g, max(0, start - int(edges[g])), min(stop, int(edges[g + 1])) - int(edges[g]))
-            for g in range(int(low), int(high) + 1)
-        ]
+    def _blocks(self, name: str) -> model.Blocks:
+        """Return where a field of each sample is stored; for a ragged one, heads are looked up."""
+        n, f = len(self), self._packing.schema[name]
+        if f.ragged:
+            k = [g.name for g in self._packing.ragged].index(name)
+            return model.Blocks(
+                Computed(n, lambda samples: self._ragged(k, samples)[0]),
+                Computed(n, lambda samples: self._ragged(k, samples)[1]),
+                self.records.inside,
+            )
+        places = [self._packing.places(c)[name] for c in self._capacities.tolist()]
+        begins = self._offsets + np.array(places, np.int64)
 
-    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
-        touched = self._touched(start, stop) if start < stop else []
-        tables = [self._tables(g, b) for g, _, b in touched] if self._packing.ragged else []
-        ragged = [f.name for f in self._packing.ragged]
-        batch: Batch = {}
-        for name, field in self._fields:
-            f = self._packing.schema[name]
-            if not f.ragged:
-                batch[field.name] = self._fixed(f, touched, stop - start, arena)
-                continue
-            k = ragged.index(name)
-            spans, lengths = [], [np.zeros(0, np.int64)]
-            for (g, a, b), (table, begins) in zip(touched, tables, strict=True):
-                at = int(self._offsets[g]) + int(begins[k]) + int(table[k, :a].sum())
-                lengths.append(table[k, a:b])
-                spans.append((at, int(table[k, a:b].sum())))
-            flat = self._spans(spans, name, arena)
-            rows = flat.view(f.dtype).reshape(-1, *f.inner)
-            sizes = np.concatenate(lengths) // f.row_nbytes
-            column = Ragged.from_lengths(rows, sizes, f.kind)
-            batch[field.name] = retype(column, field, self.path, start)
-        return batch
+        def offsets(samples: Ints) -> Ints:
+            group = self._group_of(samples)
+            found: Ints = begins[group] + (samples - self._edges[group]) * f.row_nbytes
+            return found
 
-    def _fixed(
-        self, f: Field, touched: list[tuple[int, int, int]], count: int, arena: Arena | None
-    ) -> Array:
-        """Return a fixed field of `count` samples."""
-        shape = (count, *f.inner)
-        if not f.row_nbytes or not count:
-            return np.empty(shape, f.dtype)
-        spans = []
-        for g, a, b in touched:
-            at = int(self._offsets[g]) + self._packing.places(int(self._capacities[g]))[f.name]
-            spans.append((at + a * f.row_nbytes, (b - a) * f.row_nbytes))
-        return self._spans(spans, f.name, arena).view(f.dtype).reshape(shape)
+        return model.Blocks(Computed(n, offsets), Affine(n, f.row_nbytes), self.records.inside)
 
-    def _spans(self, spans: list[tuple[int, int]], name: str, arena: Arena | None) -> Bytes:
-        """Return the bytes of ``(offset, length)`` of the file, one after another."""
-        table = np.array(spans, np.int64).reshape(-1, 2)
-        offsets, lengths = table[:, 0].copy(), table[:, 1].copy()
-        places = packed(lengths)
-        out = new_array(arena, f"read.{name}", (int(places[-1]),), _U8)
-        kept = lengths > 0
-        read_spans(self._fd, offsets[kept], lengths[kept], out, places[:-1][kept], self.path)
-        return out
+    def _group_of(self, samples: Ints) -> Ints:
+        return np.searchsorted(self._edges, samples, "right") - 1
 
-    def _tables(self, group: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ragged bytes of the first samples of a group, and where each field begins.
+    def _ragged(self, k: int, samples: Ints) -> tuple[Ints, Ints]:
+        """Return where ragged field number k of each sample is stored, and its bytes."""
+        groups = self._group_of(samples)
+        offsets, lengths = np.empty(len(samples), np.int64), np.empty(len(samples), np.int64)
+        for g in np.unique(groups).tolist():
+            places, sizes = self._tables(g)
+            mine = groups == g
+            rows = samples[mine] - self._edges[g]
+            offsets[mine], lengths[mine] = places[k, rows], sizes[k, rows]
+        return offsets, lengths
 
-        Returns
-        -------
-        int64, shape ``(ragged fields, stop)``, and int64, shape ``(ragged fields,)``, from the
-        beginning of the value.
+    def _read_tables(self, group: int) -> tuple[Ints, Ints]:
+        """Return where each ragged field of each sample of a group is stored, and its bytes.
+
+        Both are int64, of shape ``(ragged fields, capacity)``.
         """
         ragged, capacity = self._packing.ragged, int(self._capacities[group])
-        at = int(self._offsets[group]) + self._packing.places(capacity)[ragged[0].name]
-        table = self._spans([(at, 8 * capacity * len(ragged))], "lengths", None).view("<u8")
-        table = table.reshape(len(ragged), capacity)
-        body, length = self._packing.body(capacity), int(self._lengths[group])
+        start, length = int(self._offsets[group]), int(self._lengths[group])
+        at = start + self._packing.places(capacity)[ragged[0].name]
+        data = pread_exact(self.records.file.fd, 8 * capacity * len(ragged), at, self.path)
+        table = np.frombuffer(data, "<u8").reshape(len(ragged), capacity)
+        body = self._packing.body(capacity)
         if bool((table > length).any()):
             self._refuse(group, "has lengths that lead out of it")
         sizes: Ints = table.astype(np.int64)
-        totals = sizes.sum(axis=1)
         widths = np.array([f.row_nbytes for f in ragged])
-        if body + int(totals.sum()) != length or bool((sizes % widths[:, None]).any()):
+        if body + int(sizes.sum()) != length or bool((sizes % widths[:, None]).any()):
             self._refuse(group, "has lengths that do not add up to it")
-        return sizes[:, :stop], body + packed(totals)[:-1]
+        places = start + body + packed(sizes.reshape(-1))[:-1]
+        return places.reshape(sizes.shape), sizes
 
     def sizes(self, start: int, stop: int) -> Ints:
         """Return the payload bytes of each sample, from the tables of lengths."""
-        chosen = {name for name, _ in self._fields}
-        fixed = sum(f.row_nbytes for f in self._packing.fixed if f.name in chosen)
-        out: Ints = np.full(stop - start, fixed, np.int64)
-        rows = [k for k, f in enumerate(self._packing.ragged) if f.name in chosen]
-        if rows and start < stop:
-            for g, a, b in self._touched(start, stop):
-                at = int(self._edges[g]) - start
-                out[at + a : at + b] += self._tables(g, b)[0][rows, a:].sum(axis=0)
-        return out
+        samples = np.arange(start, stop, dtype=np.int64)
+        total = np.zeros(stop - start, np.int64)
+        for name, _ in self._fields:
+            total += self._blocks(name).lengths.at(samples)
+        return total
 
     # --- describing --------------------------------------------------------------------------
 
@@ -236,7 +206,7 @@ class LmdbGroupSource(Source):
                 blocks = Blocks(
                     Explicit(self._offsets + at),
                     Affine(n, capacity * f.row_nbytes),
-                    self._groups.inside,
+                    self.records.inside,
                 )
                 shape, chunk = (len(self), *f.inner), (capacity, *f.inner)
                 columns[field.name] = Column(Grid(blocks, shape, f.dtype.itemsize, chunk))
@@ -260,5 +230,6 @@ class LmdbGroupSource(Source):
     def loading_code(self) -> str:
         """Return a py-lmdb program that loads sample 0; see `Source.loading_code`."""
         capacity = int(self._capacities[0])
-        file = Path(self._file)
-        return group_loading_code(file, self._database, self._packing, capacity, self._key)
+        return group_loading_code(
+            self.records.file.path, self._database, self._packing, capacity, self._key
+        )

@@ -11,10 +11,9 @@ earlier run wrote them, the group is read once more for that.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +22,12 @@ from dsprep.core.checksums import Sums, pwrite_crc32c, read_crc32c
 from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Arena, Batch, Field, Ints, Schema
 from dsprep.core.storage import Buffer, as_bytes
-from dsprep.formats.base import GroupWriter, State
-from dsprep.formats.lmdb.extents import Found, find
+from dsprep.formats.base import GroupWriter, OpenOptions, State
 from dsprep.formats.lmdb.group_values import Packing, capacities
-from dsprep.formats.lmdb.index import build
 from dsprep.formats.lmdb.keys import Keys
-from dsprep.formats.lmdb.pages import HEADER, Pages
+from dsprep.formats.lmdb.pages import HEADER
+from dsprep.formats.lmdb.records import Records
+from dsprep.formats.lmdb.recover import Found
 from dsprep.formats.lmdb.tree import PSIZE
 from dsprep.formats.lmdb.values import MAX_VALUE, total_lengths
 from dsprep.formats.lmdb.writer import LmdbWriter, Piece
@@ -136,9 +135,9 @@ class LmdbGroupWriter(_SummingWriter, GroupWriter):
 
     def groups(self) -> Groups:
         """Return where the groups lie; see `GroupWriter.groups`."""
-        with _places(self._path) as found:
-            begins, ends = ranges_of(found, self._grouping.edges)
-            sums = self._sums_of(found.pages.fd, begins, ends)
+        with _opened(self._path) as records:
+            begins, ends = ranges_of(records.found(), self._grouping.edges)
+            sums = self._sums_of(records.file.fd, begins, ends)
         return describe(self._grouping, begins, ends, sums, self._inside)
 
 
@@ -184,9 +183,10 @@ class LmdbGroupValuesWriter(_SummingWriter, GroupWriter):
 
     def groups(self) -> Groups:
         """Return where the groups lie; see `GroupWriter.groups`."""
-        with _places(self._path) as found:
-            begins, ends = found.offsets, found.offsets + found.lengths
-            sums = self._sums_of(found.pages.fd, begins, ends)
+        with _opened(self._path) as records:
+            found = records.found()
+            begins, ends = found.offsets, found.offsets + found.sizes
+            sums = self._sums_of(records.file.fd, begins, ends)
         return describe(self._grouping, begins, ends, sums, self._inside)
 
 
@@ -197,16 +197,9 @@ def value_schema(packing: Packing, sizes: Ints) -> Schema:
     return Schema((Field("value", np.dtype(np.uint8), (int(sizes[0]),)),))
 
 
-@contextmanager
-def _places(path: Path) -> Iterator[Found]:
-    """Find all values of a finished file, and keep it open."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        pages = Pages(fd, path)
-        index = build(pages, pages.meta.main, "key", ())
-        yield find(pages, index, None)
-    finally:
-        os.close(fd)
+def _opened(path: Path) -> closing[Records]:
+    """Open a finished file and find all its values."""
+    return closing(Records(path, path, OpenOptions(), survey=True))
 
 
 def ranges_of(found: Found, edges: Ints) -> tuple[Ints, Ints]:
@@ -214,7 +207,7 @@ def ranges_of(found: Found, edges: Ints) -> tuple[Ints, Ints]:
     inside = found.offsets % PSIZE
     # A value right behind a page's header is on overflow pages of its own; leaves have pointers.
     begins = found.offsets - np.where(inside == HEADER, HEADER, inside)
-    ends = found.offsets + found.lengths
+    ends = found.offsets + found.sizes
     if len(edges) == 1:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     starts = edges[:-1]

@@ -73,14 +73,13 @@ class Index:
     def __len__(self) -> int:
         return int(self.first[-1]) - len(self.left_out)
 
-    def records(self, start: int, stop: int) -> Ints:
-        """Return the records of the samples ``start <= i < stop``."""
+    def records(self, samples: Ints) -> Ints:
+        """Return the records of samples."""
         if self.order is not None:
-            return self.order[start:stop]
-        samples = np.arange(start, stop, dtype=np.int64)
+            return self.order[samples]
         if len(self.left_out):
             kept_before = self.left_out - np.arange(len(self.left_out))
-            samples += np.searchsorted(kept_before, samples, "right")
+            return samples + np.searchsorted(kept_before, samples, "right")
         return samples
 
     def locate(self, records: Ints) -> tuple[Ints, Ints, Ints]:
@@ -156,7 +155,7 @@ def build(
         )
     index.counter = index.keys.counter
     if order != "key":
-        kept = index.records(0, len(index))
+        kept = index.records(np.arange(len(index)))
         rank = np.concatenate([np.zeros(0, np.int64), *ranks])
         chosen = np.argsort(rank, kind="stable")
         index.order = kept[chosen]

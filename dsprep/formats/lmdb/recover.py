@@ -26,20 +26,18 @@ _CHECKED = 200_000  # leaves that are replayed to see what else would give the s
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a file says.
+    """The records of a database that are samples, and what else the file says of its history.
 
     Attributes
     ----------
     psize
         Bytes per page.
     offsets, sizes
-        int64, shape ``(n,)``: where each value lies, and its bytes, in key order.
+        int64, shape ``(n,)``: where each value is stored, and its bytes, in key order.
     key_sizes
-        int64: the bytes of each key, or only the smallest and the largest of them.
+        Bytes of the shortest and of the longest key.
     transaction
         The number of the newest meta.
-    last_page
-        The highest page in use.
     depth
         Levels of the database's tree.
     named
@@ -49,9 +47,8 @@ class Found:
     psize: int
     offsets: Ints
     sizes: Ints
-    key_sizes: Ints
+    key_sizes: tuple[int, int]
     transaction: int
-    last_page: int
     depth: int
     named: bool
 
@@ -80,12 +77,11 @@ def recover(found: Found) -> tuple[tuple[Law, ...], dict[str, Any]]:
         interval range`` is then the smallest and the largest of them.
     """
     n = len(found)
-    if not n or int(found.key_sizes.min()) != int(found.key_sizes.max()):
+    if not n or found.key_sizes[0] != found.key_sizes[1]:
         return (), {}
     low, high = int(found.sizes.min()), int(found.sizes.max())
     shapes = [
-        Shape(found.psize, int(found.key_sizes[0]), low, append, found.named)
-        for append in (True, False)
+        Shape(found.psize, found.key_sizes[0], low, append, found.named) for append in (True, False)
     ]
     if not shapes[0].possible or (low != high and (not shapes[0].big or n > MOST_SIZES)):
         return (), {}

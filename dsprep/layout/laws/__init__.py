@@ -29,7 +29,7 @@ from dsprep.core.packing import packed_nbytes as packed_size
 from dsprep.core.schema import Ints
 from dsprep.layout.laws import affine, runs
 from dsprep.layout.laws.affine import Affine
-from dsprep.layout.laws.base import LARGEST, Explicit, Law, damaged
+from dsprep.layout.laws.base import LARGEST, Computed, Explicit, Law, damaged
 from dsprep.layout.laws.runs import Runs
 from dsprep.layout.laws.table import Table
 
@@ -37,6 +37,7 @@ __all__ = [
     "LARGEST",
     "LAWS",
     "Affine",
+    "Computed",
     "Explicit",
     "Law",
     "Runs",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -74,22 +74,10 @@ class Law(ABC):
         """Return the law for a person: ``2048 + i * 3072``."""
 
 
-class Explicit(Law):
-    """Numbers as they were found: what a format hands over to be fitted; never in a sidecar."""
+class Unfitted(Law):
+    """Numbers as a format found them, to be fitted; never in a sidecar."""
 
     name = "explicit"
-
-    def __init__(self, values: Ints) -> None:
-        self.values = values
-        self.count = len(values)
-
-    def at(self, indices: Ints) -> Ints:
-        """See `Law.at`."""
-        return self.values[indices]
-
-    def span(self, start: int, stop: int) -> Ints:
-        """See `Law.span`."""
-        return self.values[start:stop]
 
     def to_json(self, tables: Tables) -> Any:
         """Not possible: fit a law first."""
@@ -105,6 +93,41 @@ class Explicit(Law):
     def words(self) -> str:
         """See `Law.words`."""
         return f"{self.count} numbers"
+
+
+class Explicit(Unfitted):
+    """Numbers that are in memory."""
+
+    def __init__(self, values: Ints) -> None:
+        self.values = values
+        self.count = len(values)
+
+    def at(self, indices: Ints) -> Ints:
+        """See `Law.at`."""
+        return self.values[indices]
+
+    def span(self, start: int, stop: int) -> Ints:
+        """See `Law.span`."""
+        return self.values[start:stop]
+
+
+class Computed(Unfitted):
+    """Numbers that a format looks up when they are asked for, which may read its file.
+
+    Parameters
+    ----------
+    count
+        How many there are.
+    at
+        Returns those of some indices; see `Law.at`.
+    """
+
+    def __init__(self, count: int, at: Callable[[Ints], Ints]) -> None:
+        self.count, self._at = count, at
+
+    def at(self, indices: Ints) -> Ints:
+        """See `Law.at`."""
+        return self._at(indices)
 
 
 def integer(
