@@ -12,6 +12,7 @@ from datasets import BATCH, COUNT, FORMS, SCHEMA, make
 from support import assert_same_batch, take
 
 import dsprep
+from dsprep.core import pread as vectorised
 from dsprep.core import storage
 from dsprep.errors import UnsupportedError
 from dsprep.sidecar.sidecar import Sidecar
@@ -57,12 +58,12 @@ def most(request, monkeypatch):
             ctypes.memset(first + come, 0xEE, got - come)
         return come
 
-    real_pread, real_preadv, real_call = os.pread, os.preadv, pread._call
+    real_pread, real_preadv, real_call = os.pread, os.preadv, vectorised._call
     monkeypatch.setattr(storage, "PAUSES", (0.0,))
-    monkeypatch.setattr(pread, "PAUSES", (0.0,))
+    monkeypatch.setattr(vectorised, "PAUSES", (0.0,))
     monkeypatch.setattr(os, "pread", pread)
     monkeypatch.setattr(os, "preadv", preadv)
-    monkeypatch.setattr(pread, "_call", call)
+    monkeypatch.setattr(vectorised, "_call", call)
     return request.param
 
 

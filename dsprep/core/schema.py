@@ -22,6 +22,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
@@ -192,17 +193,17 @@ class Field:
         """Return a field of one byte string (or, with ``kind="str"``, one string) per sample."""
         return cls(name, np.dtype(np.uint8), (None,), kind, attrs or {})
 
-    @property
+    @cached_property
     def ragged(self) -> bool:
         """Whether the first axis varies from sample to sample; true for `bytes` and `str`."""
         return bool(self.shape) and self.shape[0] is None
 
-    @property
+    @cached_property
     def inner(self) -> tuple[int, ...]:
         """The fixed axes: the whole shape, or all axes but the first when ragged."""
         return tuple(n for n in self.shape if n is not None)
 
-    @property
+    @cached_property
     def row_nbytes(self) -> int:
         """Bytes of one sample's value, or of one row along the varying axis when ragged."""
         return math.prod(self.inner) * self.dtype.itemsize
@@ -255,17 +256,17 @@ class Schema:
         if twice:
             raise SchemaError(f"field {twice[0]} is named twice", fix="rename one of them")
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The field names, in order."""
         return tuple(f.name for f in self.fields)
 
-    @property
+    @cached_property
     def ragged(self) -> bool:
         """Whether any field is ragged, `bytes` or `str`."""
         return any(f.ragged for f in self.fields)
 
-    @property
+    @cached_property
     def fixed_nbytes(self) -> int:
         """Bytes of one sample's fixed fields together."""
         return sum(f.row_nbytes for f in self.fields if not f.ragged)

@@ -10,6 +10,7 @@ import numpy as np
 from dsprep.core.pread import ranges
 from dsprep.core.schema import Ints
 from dsprep.errors import FormatError, UsageError
+from dsprep.layout.as_json import file_path
 from dsprep.layout.laws import Affine
 from dsprep.layout.model import Column, FileLayout, Grid, Records
 
@@ -41,6 +42,28 @@ class Extents:
     length: Ints
     inside: Ints | None = None
     inside_nbytes: Ints | None = None
+
+    def by_path(self) -> list[tuple[str, Ints | slice]]:
+        """Return the files that the ranges are in, and which ranges are in each."""
+        if self.place is None:
+            return [(self.template, slice(None))]
+        places, which = np.unique(self.place, axis=1, return_inverse=True)
+        which = which.reshape(-1)
+        return [
+            (file_path(self.template, place), np.flatnonzero(which == i))
+            for i, place in enumerate(places.T.tolist())
+        ]
+
+    def stored(self) -> Extents:
+        """Return those ranges that are stored and not empty."""
+        kept = (self.offset >= 0) & (self.length > 0)
+        if kept.all():
+            return self
+        inside = None if self.inside is None else self.inside[kept]
+        nbytes = None if self.inside_nbytes is None else self.inside_nbytes[kept]
+        place = None if self.place is None else self.place[:, kept]
+        located = self.request[kept], self.template, place, self.offset[kept], self.length[kept]
+        return Extents(*located, inside, nbytes)
 
 
 def locate(layout: FileLayout, name: str, indices: Ints) -> Extents:
@@ -90,7 +113,7 @@ def _in_column(column: Column, name: str, indices: Ints) -> Extents:
     if column.first is not None:
         check_rows(grid, first, count, name)
     if grid.plain:
-        return _plain(grid, first, count)
+        return plain_rows(grid, first, count)
     pieces = cut(grid, first, count)
     offset = grid.blocks.offsets.at(pieces.block)
     length = grid.blocks.lengths.at(pieces.block)
@@ -101,8 +124,8 @@ def _in_column(column: Column, name: str, indices: Ints) -> Extents:
     )
 
 
-def _plain(grid: Grid, first: Ints, count: Ints) -> Extents:
-    """Return the ranges of rows that lie in the file as they are."""
+def plain_rows(grid: Grid, first: Ints, count: Ints) -> Extents:
+    """Return the ranges of rows of a grid that is `Grid.plain`; request i has ``count[i]`` rows."""
     row = grid.row_nbytes
     base = _adjoining(grid)
     if base is not None:
@@ -115,8 +138,8 @@ def _plain(grid: Grid, first: Ints, count: Ints) -> Extents:
         return Extents(request, grid.blocks.path, None, offset, count * row)
     pieces = cut(grid, first, count)
     offset = grid.blocks.offsets.at(pieces.block)
-    stored = offset >= 0
-    offset += np.where(stored, pieces.inside * row, 0)
+    stored = (offset >= 0) & (grid.blocks.lengths.at(pieces.block) > 0)
+    offset = np.where(stored, offset + pieces.inside * row, -1)
     return Extents(pieces.request, grid.blocks.path, pieces.place, offset, pieces.rows * row)
 
 

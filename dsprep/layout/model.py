@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -129,22 +130,22 @@ class Grid:
     masks: Law | None = None
     fill: bytes | None = None
 
-    @property
+    @cached_property
     def row_nbytes(self) -> int:
         """Bytes of one row, decoded."""
         return math.prod(self.shape[1:]) * self.itemsize
 
-    @property
+    @cached_property
     def chunk_nbytes(self) -> int:
         """Bytes of one chunk, decoded."""
         return math.prod(self.chunk) * self.itemsize
 
-    @property
+    @cached_property
     def chunks(self) -> tuple[int, ...]:
         """Chunks along each axis."""
         return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether rows lie in the file as they are: no filters, and only the first axis is cut."""
         return not self.filters and self.chunk[1:] == self.shape[1:]
@@ -172,7 +173,7 @@ class Grid:
         inside = np.ravel_multi_index(tuple(coordinates - which * per), self.files)
         return file * math.prod(self.files) + inside, which
 
-    @property
+    @cached_property
     def block_count(self) -> int:
         """How many numbers there are for blocks; with files at the edges, more than chunks."""
         if self.files is None:

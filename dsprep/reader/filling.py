@@ -1,23 +1,25 @@
-"""From the samples of a unit to reads: which bytes go where, and what is done once they are there.
+"""A unit on its way into memory: what has to be read for it, and what is done once it is there.
 
 Fixed fields go to the blocks of the batches that they belong to, at the place where they are
 delivered. How they get there depends on the field and the file:
 
 direct
-    Each value by its own place in the list that ``preadv`` takes: the kernel shuffles.
+    Each value by its own address in the list that ``preadv`` takes: the kernel shuffles.
 staged
-    Values of less than `SMALL` bytes of an array: read as they lie, then gathered.
+    Values of less than `SMALL` bytes of an array: read as they are stored, then gathered.
 decoded
-    What has to be decoded (filters, tiles, records without constant places) or is not stored:
-    read by `Sidecar.read`, then gathered. So are units that lie in more than `MANY` files.
+    What has to be decoded (filters, tiles, records without constant offsets) or is not stored:
+    read by `Sidecar.read`, then gathered. So are units in more than `MANY` files.
 
-Ragged values lie one behind another in a block of their own, in the order of delivery.
+Ragged values are contiguous in a block of their own, in the order of delivery.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from queue import SimpleQueue
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -25,18 +27,16 @@ import numpy as np
 from dsprep.core.pread import GROUP_NEAR, NEAR, packed, ranges
 from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Ragged
 from dsprep.errors import FormatError, UsageError
-from dsprep.layout.as_json import file_path
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
-from dsprep.reader.cutting import Reads, shared
-from dsprep.reader.fills import Area, Fill, Part
-from dsprep.reader.lines import Line, line, woven
+from dsprep.reader.memory import Block
 from dsprep.reading.files import File
+from dsprep.reading.read_plan import ReadPlan, shared, strided, woven
 from dsprep.sidecar.sidecar import Sidecar
 
 Mode: TypeAlias = Literal["direct", "staged", "decoded"]
 
 SMALL = 512
-"""Bytes of a value below which gathering is faster than a place of its own (measured)."""
+"""Bytes of a value below which gathering is faster than an address of its own (measured)."""
 
 BLOCK_NBYTES = 64 << 10
 """Bytes of a block at least, so that tiny batches do not take a page each."""
@@ -46,6 +46,119 @@ MANY = 64
 
 _ALIGN = 64
 _NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Area:
+    """Where a fixed field is in a block: `at` is its first byte, a sample has `nbytes`."""
+
+    field: Field
+    at: int
+    nbytes: int
+
+    def values(self, block: Bytes, begin: int, end: int) -> Bytes:
+        """Return the samples ``begin .. end`` of a block as bytes, shape ``(n, nbytes)``."""
+        low = self.at + begin * self.nbytes
+        return block[low : low + (end - begin) * self.nbytes].reshape(end - begin, self.nbytes)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Samples of a unit that are in one block.
+
+    Attributes
+    ----------
+    block, memory
+        The block, and the lease of it.
+    begin
+        The place of the first of them in the block.
+    low, high
+        Which samples of the unit, in the order of delivery.
+    ragged
+        Ragged fields of the unit, once it is there.
+    """
+
+    block: Block
+    memory: Bytes
+    begin: int
+    low: int
+    high: int
+    ragged: Mapping[str, Ragged]
+
+    def cut(self, count: int) -> tuple[Slice, Slice | None]:
+        """Return the first `count` samples, and the others if there are more."""
+        at = self.low + count
+        if at >= self.high:
+            return self, None
+        return replace(self, high=at), replace(self, begin=self.begin + count, low=at)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one thread reads: a range of a file, or fields that are decoded.
+
+    Attributes
+    ----------
+    file
+        The file; None where `decode` does the reading.
+    start, places
+        As in `Engine.read`.
+    decode
+        Reads fields with the memory of the thread; returns the bytes asked for.
+    """
+
+    file: File | None
+    start: int
+    places: Ints
+    decode: Callable[[Arena], int] | None = None
+
+
+@dataclass
+class Fill:
+    """A unit on its way into memory.
+
+    Attributes
+    ----------
+    samples
+        In the order of the files, int64.
+    slots
+        Where each is delivered among those of the unit.
+    slices
+        The blocks that they go to, in the order of delivery.
+    parts
+        What has to be read.
+    ragged
+        Ragged fields in the order of delivery, once all is done.
+    files
+        That are read.
+    done
+        Not empty once all is there, or `error` is. Not an event: an interrupt within its `wait`,
+        which is written in Python, may become a RuntimeError.
+    staged, decoded
+        By field: values as they are stored; decoded ones of some samples.
+    """
+
+    samples: Ints
+    slots: Ints
+    slices: Sequence[Slice]
+    parts: list[Part] = field(default_factory=list)
+    ragged: dict[str, Ragged] = field(default_factory=dict)
+    files: set[File] = field(default_factory=set)
+    done: SimpleQueue[None] = field(default_factory=SimpleQueue)
+    error: BaseException | None = None
+    missing: int = 0
+    staged: dict[str, Bytes] = field(default_factory=dict)
+    decoded: dict[str, list[tuple[Ints, Ragged]]] = field(default_factory=dict)
+
+    def take(self) -> Sequence[Slice]:
+        """Return the slices, and hold their memory no longer."""
+        slices, self.slices = self.slices, ()
+        return slices
+
+    def fail(self, error: BaseException) -> None:
+        """Have the consumer raise an error."""
+        self.error = error
+        self.done.put(None)
 
 
 class Filler:
@@ -65,7 +178,7 @@ class Filler:
     Attributes
     ----------
     areas
-        By fixed field, where it lies in a block.
+        By fixed field, where it is in a block.
     batches, capacity
         Batches that a block holds, and samples: more than one where batches are tiny.
     block_nbytes
@@ -87,7 +200,7 @@ class Filler:
                 self.areas[f.name] = Area(f, at, f.row_nbytes)
                 at += -(-f.row_nbytes * self.capacity // _ALIGN) * _ALIGN
         self.block_nbytes = at
-        self._any_ragged = any(f.ragged for f in self.fields)
+        self._simple = not verify and not any(f.ragged for f in self.fields)
         self.modes = lru_cache(maxsize=1024)(self._find_modes)
 
     def _find_modes(self, number: int) -> dict[str, Mode]:
@@ -99,16 +212,14 @@ class Filler:
                 raise UsageError(
                     f"field {f.name} can be read only by the format's own library: "
                     f"{layout.unlocated[f.name]}",
-                    where=self.sidecar.dataset / self.sidecar.content.files[number].path,
+                    where=self.sidecar.root(number),
                     fix="name other fields with fields=, or repack the dataset",
                 )
             column = layout.columns.get(f.name)
             if column is not None:
-                plain = column.grid is None or column.grid.plain
+                plain = not f.row_nbytes if column.grid is None else column.grid.plain
                 small = not f.ragged and f.row_nbytes < SMALL
                 found[f.name] = ("staged" if small else "direct") if plain else "decoded"
-                if column.grid is None and f.row_nbytes:
-                    found[f.name] = "decoded"
         records = layout.records
         inside = [f for f in self.fields if f.name not in found]
         if records is not None and inside:
@@ -121,13 +232,7 @@ class Filler:
 
     # --- planning ----------------------------------------------------------------------------
 
-    def plan(
-        self,
-        fill: Fill,
-        most: int,
-        align: int,
-        take: Callable[[str, int], Bytes],
-    ) -> None:
+    def plan(self, fill: Fill, most: int, align: int, take: Callable[[str, int], Bytes]) -> None:
         """Find out what a fill has to read.
 
         Parameters
@@ -144,108 +249,87 @@ class Filler:
         Raises
         ------
         FormatError
-            If the sidecar gives places that are not in the files, or of another size.
+            If the sidecar gives offsets that are not in the files, or another size.
         """
-        if not self._plan_even(fill, most, align):
-            self._plan_any(fill, most, align, take)
+        lows = np.array([s.low for s in fill.slices], np.int64)
+        base: Ints = np.array([s.block.address for s in fill.slices], np.int64)
+        shift = np.array([s.begin for s in fill.slices], np.int64) - lows
+        if len(lows) > 1:
+            which = np.searchsorted(lows, fill.slots, "right") - 1
+            base, shift = base[which], shift[which]
+        place = fill.slots + shift
+
+        def to(area: Area, staged: bool) -> Ints | int:
+            if not staged:
+                addresses: Ints = base + (place * area.nbytes + area.at)
+                return addresses
+            if (found := fill.staged.get(area.field.name)) is None:
+                found = np.empty((len(fill.samples), area.nbytes), np.uint8)
+                fill.staged[area.field.name] = found
+            return int(found.ctypes.data)
+
+        rising = bool((fill.samples[1:] - fill.samples[:-1] == 1).all())
+        found = self._plan_strided(fill, to) if rising and self._simple else None
+        for file, start, places in (
+            self._plan_any(fill, to, rising, take) if found is None else found
+        ):
+            fill.parts += [Part(file, *p) for p in shared(start, places, most, align)]
         fill.missing = len(fill.parts)
 
-    def _addresses(self, fill: Fill) -> tuple[Ints, Ints]:
-        """Return the address of each sample's block, and the sample's place in it."""
-        lows = np.array([s.low for s in fill.slices], np.int64)
-        blocks = np.array([s.block.address for s in fill.slices], np.int64)
-        shift = np.array([s.begin for s in fill.slices], np.int64) - lows
-        if len(lows) == 1:
-            return np.broadcast_to(blocks, len(fill.slots)), fill.slots + shift
-        which = np.searchsorted(lows, fill.slots, "right") - 1
-        return blocks[which], fill.slots + shift[which]
-
-    def _stage(self, fill: Fill, area: Area) -> int:
-        """Return the address of memory for the values of a staged field."""
-        staged = fill._staged.get(area.field.name)
-        if staged is None:
-            staged = np.empty((len(fill.samples), area.nbytes), np.uint8)
-            fill._staged[area.field.name] = staged
-        return int(staged.ctypes.data)
-
-    def _plan_even(self, fill: Fill, most: int, align: int) -> bool:
-        """Plan consecutive samples of one file that lie evenly; False if they are not such."""
-        samples, n = fill.samples, len(fill.samples)
-        if not n or self._verify or self._any_ragged:
-            return False
-        first = int(samples[0])
-        if int(samples[-1]) - first != n - 1 or not self._rising(samples):
-            return False
-        number, local = self.sidecar.file_of(first)
-        if n > self.sidecar.content.files[number].samples - local:
-            return False
-        modes, layout = self.modes(number), self.sidecar.layout(number)
-        lines: list[Line] = []
-        addresses: list[Ints | int] = []
-        base, place = self._addresses(fill)
-        for area in self.areas.values():
-            if not area.nbytes:
-                continue
-            mode = modes[area.field.name]
-            found = None if mode == "decoded" else line(layout, area.field, local, n)
-            if found is None or (lines and found.path != lines[0].path):
-                return False
-            lines.append(found)
-            if mode == "staged":
-                addresses.append(self._stage(fill, area))
-            else:
-                addresses.append(base + (place * area.nbytes + area.at))
-        if not lines:
-            return False
-        file = self.sidecar.open_file(number, lines[0].path)
-        ranges_ = woven(lines, addresses)
-        if ranges_ is None:
-            return False
-        for each in lines:
-            if each.offset + (n - 1) * each.stride + each.nbytes > file.nbytes:
-                return False  # the other way tells what is wrong
-        for start, places in ranges_:
-            fill.parts += [Part(file, *p) for p in shared(start, places, most, align)]
-        return True
-
-    def _rising(self, samples: Ints) -> bool:
-        return bool((samples[1:] - samples[:-1] == 1).all())
+    def _plan_strided(
+        self, fill: Fill, to: Callable[[Area, bool], Ints | int]
+    ) -> list[tuple[File, int, Ints]] | None:
+        """Plan consecutive samples of one file at a constant distance; None if they are not."""
+        n = len(fill.samples)
+        areas = [area for area in self.areas.values() if area.nbytes]
+        if not n or not areas:
+            return None
+        number, local = self.sidecar.file_of(int(fill.samples[0]))
+        modes = self.modes(number)
+        if n > self.sidecar.content.files[number].samples - local or "decoded" in modes.values():
+            return None
+        layout = self.sidecar.layout(number)
+        fields = strided(layout, [area.field for area in areas], local, n)
+        if fields is None or any(f.path != fields[0].path for f in fields):
+            return None
+        file = self.sidecar.open_file(number, fields[0].path)
+        if any(f.stop(n) > file.nbytes for f in fields):
+            return None  # the other way states what is wrong
+        addresses = [to(area, modes[area.field.name] == "staged") for area in areas]
+        found = woven(fields, addresses, n)
+        return None if found is None else [(file, *each) for each in found]
 
     def _plan_any(
         self,
         fill: Fill,
-        most: int,
-        align: int,
+        to: Callable[[Area, bool], Ints | int],
+        rising: bool,
         take: Callable[[str, int], Bytes],
-    ) -> None:
-        """Plan samples wherever they lie."""
-        base, place = self._addresses(fill)
-        near = GROUP_NEAR if self._rising(fill.samples) else NEAR
-        files: dict[int, Reads] = {}
-        lengths: dict[str, list[tuple[Ints, Extents, int]]] = {}
+    ) -> list[tuple[File, int, Ints]]:
+        """Plan samples wherever they are."""
         by_file = self.sidecar.by_file(fill.samples)
         if self._verify:
             fill.parts += [self._checking(number, local) for number, _, local in by_file]
         fields = [f for f in self.fields if f.ragged or f.row_nbytes]
         many = self._in_many_files(fields, by_file)
-        decoded: list[str] = []
+        plan, decoded = ReadPlan(), list[str]()
+        lengths: dict[str, list[tuple[int, Ints, Extents]]] = {}
         for f in fields:
             located = None if many else self._located(f, by_file)
             if located is None:
                 decoded.append(f.name)
                 continue
+            if f.ragged:
+                lengths[f.name] = located
+                continue
+            area = self.areas[f.name]
             staged = all(self.modes(number)[f.name] == "staged" for number, _, _ in by_file)
-            for (number, chosen, local), found in zip(by_file, located, strict=True):
-                if f.ragged:
-                    lengths.setdefault(f.name, []).append((chosen, found, number))
-                    continue
-                area = self.areas[f.name]
-                self._check_sizes(f, found, len(local), number)
-                if staged:
-                    to = self._stage(fill, area) + chosen * area.nbytes
-                else:
-                    to = (base + (area.at + place * area.nbytes))[chosen]
-                self._add(files, number, found, to)
+            address = to(area, staged)
+            if isinstance(address, int):
+                address = address + np.arange(len(fill.samples), dtype=np.int64) * area.nbytes
+            for number, chosen, found in located:
+                self._check_sizes(f, found, len(chosen), number)
+                self._add(plan, number, found, address[chosen])
         for number, chosen, local in by_file if decoded else ():
             if not many:
                 fill.files.update(self._files(number, local, decoded))
@@ -254,25 +338,28 @@ class Filler:
                 self._decoding(fill, chosen[a : a + size], decoded)
                 for a in range(0, len(chosen), size)
             ]
-        for name, parts in lengths.items():
-            self._plan_ragged(fill, name, parts, files, take)
-        for reads in files.values():
-            for start, places in reads.runs(near):
-                fill.parts += [Part(reads.file, *p) for p in shared(start, places, most, align)]
+        for name, each in lengths.items():
+            self._plan_ragged(fill, name, each, plan, take)
+        return list(plan.runs(GROUP_NEAR if rising else NEAR))
 
-    def _located(self, f: Field, by_file: Sequence[tuple[int, Ints, Ints]]) -> list[Extents] | None:
-        """Return where a field lies in each file; None if in one of them it has to be decoded."""
+    def _add(self, plan: ReadPlan, number: int, found: Extents, to: Ints) -> None:
+        plan.add(lambda path: self.sidecar.open_file(number, path), found, to, "a sample")
+
+    def _located(
+        self, f: Field, by_file: Sequence[tuple[int, Ints, Ints]]
+    ) -> list[tuple[int, Ints, Extents]] | None:
+        """Return where a field is in each file; None if in one of them it has to be decoded."""
         if any(self.modes(number)[f.name] == "decoded" for number, _, _ in by_file):
             return None
-        out = [self._locate(number, f.name, local) for number, _, local in by_file]
-        if any(len(found.offset) and int(found.offset.min()) < 0 for found in out):
+        out = [(number, c, self._locate(number, f.name, local)) for number, c, local in by_file]
+        if any(len(found.offset) and int(found.offset.min()) < 0 for _, _, found in out):
             return None  # chunks that are not stored: fill values
         return out
 
     def _in_many_files(
         self, fields: Sequence[Field], by_file: Sequence[tuple[int, Ints, Ints]]
     ) -> bool:
-        """Whether samples lie in more files than may be open at a time."""
+        """Whether samples are in more files than may be open at a time."""
         if len(by_file) > MANY:
             return True
         total = 0
@@ -293,12 +380,11 @@ class Filler:
             check_rows(column.grid, *rows_of(column, local), name)
         return locate(layout, name, local)
 
-    def _files(self, number: int, local: Ints, names: Sequence[str]) -> Iterator[File]:
-        """Yield the files that hold fields, but for chunks that are files of their own."""
-        for name in names:
-            found = self._locate(number, name, local)
-            if found.place is None and (found.offset >= 0).any():
-                yield self.sidecar.open_file(number, found.template)
+    def _files(self, number: int, local: Ints, names: Sequence[str]) -> set[File]:
+        """Return the files that hold fields, but for chunks that are files of their own."""
+        found = [self._locate(number, name, local) for name in names]
+        paths = {f.template for f in found if f.place is None and (f.offset >= 0).any()}
+        return {self.sidecar.open_file(number, path) for path in paths}
 
     def _check_sizes(self, f: Field, found: Extents, count: int, number: int) -> None:
         """Raise unless every sample has as many bytes as the field."""
@@ -308,58 +394,39 @@ class Filler:
         if len(sizes) and not bool((sizes == f.row_nbytes).all()):
             raise FormatError(
                 f"the sidecar gives field {f.name} a wrong size",
-                where=self.sidecar.dataset / self.sidecar.content.files[number].path,
+                where=self.sidecar.root(number),
                 expected=f"{f.row_nbytes} bytes",
                 found=f"{int(sizes[sizes != f.row_nbytes][0])} bytes",
                 fix="write the sidecar again with dsprep provenance",
             )
 
-    def _add(self, files: dict[int, Reads], number: int, found: Extents, to: Ints) -> None:
-        """Add the ranges of a field; `to`: where the first byte of each sample goes."""
-        addresses = to
-        request = found.request
-        if len(request) != len(to) or (request[1:] == request[:-1]).any():
-            before = np.cumsum(found.length) - found.length
-            first = np.searchsorted(request, np.arange(len(to)))
-            known = np.append(before, 0)[first]
-            addresses = to[request] + before - known[request]
-        for path, chosen in _by_place(found):
-            file = self.sidecar.open_file(number, path)
-            offsets, lengths = found.offset[chosen], found.length[chosen]
-            file.check(offsets, lengths, "a sample")
-            reads = files.setdefault(id(file), Reads(file))
-            reads.add(offsets, lengths, addresses[chosen])
-
     def _plan_ragged(
         self,
         fill: Fill,
         name: str,
-        parts: list[tuple[Ints, Extents, int]],
-        files: dict[int, Reads],
+        located: list[tuple[int, Ints, Extents]],
+        plan: ReadPlan,
         take: Callable[[str, int], Bytes],
     ) -> None:
-        """Give every sample of a ragged field its place, one behind another."""
+        """Give every sample of a ragged field its address, contiguous in the order of delivery."""
         f = self.sidecar.schema[name]
         width = max(1, f.row_nbytes)
         sizes = np.zeros(len(fill.samples), np.int64)
-        for chosen, found, number in parts:
+        whole = plan.nbytes
+        for number, chosen, found in located:
             count = np.bincount(found.request, found.length, len(chosen)).astype(np.int64)
             if (count % width).any():
                 raise FormatError(
                     f"a value does not fit {f}",
-                    where=self.sidecar.dataset / self.sidecar.content.files[number].path,
+                    where=self.sidecar.root(number),
                     expected=f"a multiple of {width} bytes",
                     found=f"{int(count[count % width != 0][0])} bytes",
                 )
             sizes[chosen] = count
+            whole += sum(self.sidecar.open_file(number, p).nbytes for p, _ in found.by_path())
         delivered = np.empty_like(sizes)
         delivered[fill.slots] = sizes
         ends = packed(delivered)
-        whole = sum(r.file.nbytes for r in files.values()) + sum(
-            self.sidecar.open_file(number, path).nbytes
-            for _, found, number in parts
-            for path, _ in _by_place(found)
-        )
         if int(ends[-1]) > whole * max(1, len(fill.samples) // max(1, len(self.sidecar)) + 1):
             raise FormatError(
                 f"the sidecar gives samples of field {name} that overlap",
@@ -368,8 +435,8 @@ class Filler:
             )
         memory = take(name, int(ends[-1]))
         to = memory.ctypes.data + ends[:-1][fill.slots]
-        for chosen, found, number in parts:
-            self._add(files, number, found, to[chosen])
+        for number, chosen, found in located:
+            self._add(plan, number, found, to[chosen])
         values = memory[: int(ends[-1])].view(f.dtype).reshape(-1, *f.inner)
         fill.ragged[name] = Ragged(values, ends // width, f.kind)
 
@@ -381,17 +448,12 @@ class Filler:
 
         def decode(arena: Arena) -> int:
             batch = self.sidecar.read(samples, names, arena=None if kept else arena)
-            nbytes = 0
-            for name in names:
-                column = batch[name]
-                nbytes += int(column.nbytes)
+            for name, column in batch.items():
                 if isinstance(column, Ragged):
-                    fill._pieces.setdefault(name, []).append((chosen, column))
-                elif len(samples) == len(fill.samples):
-                    self._deliver(fill, self.areas[name], column)
+                    fill.decoded.setdefault(name, []).append((chosen, column))
                 else:
-                    self._deliver_some(fill, self.areas[name], column, chosen)
-            return nbytes
+                    self._deliver(fill, self.areas[name], column, chosen)
+            return sum(int(column.nbytes) for column in batch.values())
 
         return Part(None, 0, _NONE, decode)
 
@@ -404,61 +466,55 @@ class Filler:
 
         return Part(None, 0, _NONE, check)
 
-    def sample_at(self, fill: Fill, file: File, offset: int) -> int:
-        """Return the sample of a unit that has the byte `offset` of a file, or its first one."""
-        for number, chosen, local in self.sidecar.by_file(fill.samples):
-            modes = self.modes(number)
-            for name in self.names:
-                if modes[name] == "decoded":
-                    continue
-                found = locate(self.sidecar.layout(number), name, local)
-                for path, which in _by_place(found):
-                    low = found.offset[which]
-                    hit = np.flatnonzero((low <= offset) & (offset < low + found.length[which]))
-                    if len(hit) and self.sidecar.open_file(number, path) is file:
-                        return int(fill.samples[chosen[found.request[which][hit[0]]]])
+    def sample_at(self, fill: Fill, part: Part) -> int:
+        """Return the sample of a unit at which reading a part failed, or the unit's first one."""
+        if part.file is not None:
+            stop = part.start + int(part.places[:, 1].sum())
+            end = part.file.size()
+            offset = max(end, part.start) if end < stop else part.start
+            for number, chosen, local in self.sidecar.by_file(fill.samples):
+                modes = self.modes(number)
+                for name in (n for n in self.names if modes[n] != "decoded"):
+                    found = locate(self.sidecar.layout(number), name, local)
+                    for path, which in found.by_path():
+                        low = found.offset[which]
+                        hit = np.flatnonzero((low <= offset) & (offset < low + found.length[which]))
+                        if len(hit) and self.sidecar.open_file(number, path) is part.file:
+                            return int(fill.samples[chosen[found.request[which][hit[0]]]])
         return int(fill.samples[0])
 
     # --- finishing ---------------------------------------------------------------------------
 
     def finish(self, fill: Fill) -> None:
         """Put staged and decoded values where they are delivered, once everything is read."""
-        for name, staged in fill._staged.items():
-            self._deliver(fill, self.areas[name], staged)
-        for name, pieces in fill._pieces.items():
-            fill.ragged[name] = _joined(self.sidecar.schema[name], fill, pieces)
+        for name, staged in fill.staged.items():
+            self._deliver(fill, self.areas[name], staged, slice(None))
+        for name, columns in fill.decoded.items():
+            fill.ragged[name] = _joined(self.sidecar.schema[name], fill, columns)
 
-    def _deliver(self, fill: Fill, area: Area, values: Array) -> None:
-        """Gather the values of all samples, which are as they lie, into their blocks."""
+    def _deliver(self, fill: Fill, area: Area, values: Array, chosen: Ints | slice) -> None:
+        """Gather the values of the samples `chosen` into their blocks."""
         if not area.nbytes:
             return
-        order = np.empty_like(fill.slots)
-        order[fill.slots] = np.arange(len(order))
+        order = np.full(len(fill.slots), -1)
+        order[fill.slots[chosen]] = np.arange(len(values))
         row = np.dtype((np.void, area.nbytes))
-        flat = np.ascontiguousarray(values).reshape(len(order), -1).view(np.uint8)
-        rows = flat.reshape(-1).view(row)
+        rows = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8).reshape(-1)
         for s in fill.slices:
-            to = area.values(s.memory, s.begin, s.begin + s.high - s.low)
-            np.take(rows, order[s.low : s.high], out=to.reshape(-1).view(row), mode="clip")
-
-    def _deliver_some(self, fill: Fill, area: Area, values: Array, chosen: Ints) -> None:
-        """Put the values of the samples `chosen` into their blocks."""
-        if not area.nbytes:
-            return
-        slots = fill.slots[chosen]
-        rows = np.ascontiguousarray(values).reshape(len(chosen), -1).view(np.uint8)
-        for s in fill.slices:
-            inside = np.flatnonzero((slots >= s.low) & (slots < s.high))
-            to = area.values(s.memory, s.begin, s.begin + s.high - s.low)
-            to[slots[inside] - s.low] = rows[inside]
+            wanted = order[s.low : s.high]
+            to = area.values(s.memory, s.begin, s.begin + s.high - s.low).reshape(-1).view(row)
+            if len(values) == len(order):
+                np.take(rows.view(row), wanted, out=to, mode="clip")
+            else:
+                to[wanted >= 0] = rows.view(row)[wanted[wanted >= 0]]
 
 
-def _joined(f: Field, fill: Fill, pieces: list[tuple[Ints, Ragged]]) -> Ragged:
+def _joined(f: Field, fill: Fill, columns: list[tuple[Ints, Ragged]]) -> Ragged:
     """Return ragged values of all samples in the order of delivery."""
     lengths = np.zeros(len(fill.samples), np.int64)
     starts = np.zeros(len(fill.samples), np.int64)
     at, values = 0, []
-    for chosen, column in pieces:
+    for chosen, column in columns:
         lengths[chosen] = column.lengths
         starts[chosen] = column.offsets[:-1] + at
         at += len(column.values)
@@ -468,15 +524,3 @@ def _joined(f: Field, fill: Fill, pieces: list[tuple[Ints, Ragged]]) -> Ragged:
     joined = np.concatenate(values, dtype=f.dtype)  # keeps the byte order
     chosen = ranges(starts[order], lengths[order])
     return Ragged.from_lengths(joined[chosen], lengths[order], f.kind)
-
-
-def _by_place(found: Extents) -> list[tuple[str, Ints | slice]]:
-    """Return the files that ranges are in, and which of them are."""
-    if found.place is None:
-        return [(found.template, slice(None))]
-    places, which = np.unique(found.place, axis=1, return_inverse=True)
-    which = which.reshape(-1)
-    return [
-        (file_path(found.template, place), np.flatnonzero(which == i))
-        for i, place in enumerate(places.T.tolist())
-    ]

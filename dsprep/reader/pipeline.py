@@ -29,13 +29,12 @@ import numpy as np
 
 from dsprep.core.schema import Arena, Batch, Bytes, Ragged, Schema, concatenate
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
-from dsprep.reader.cutting import stepped
 from dsprep.reader.engines import Engine
-from dsprep.reader.filling import Filler
-from dsprep.reader.fills import Fill, Part, Slice
+from dsprep.reader.filling import Fill, Filler, Part, Slice
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Epoch, Share
+from dsprep.reading.read_plan import stepped
 
 JOIN_SECONDS = 5.0
 """How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come
@@ -270,8 +269,7 @@ class Pipeline:
         while (job := self._jobs.get()) is not None:
             epoch, fill, part = job
             if self.closed:
-                fill.error = _closed()
-                fill.done.put(None)
+                fill.fail(_closed())
             elif fill.error is None:
                 self._do(epoch, fill, part, arena)
             del job, fill, part
@@ -289,12 +287,10 @@ class Pipeline:
                         done = self._settings.engine.read(part.file, *piece)
                         reads, nbytes = reads + done[0], nbytes + done[1]
         except Stopped:
-            fill.error = _closed()
-            fill.done.put(None)
+            fill.fail(_closed())
             return
         except BaseException as error:
-            fill.error = self._failure(error, fill, part)
-            fill.done.put(None)
+            fill.fail(self._failure(error, fill, part))
             return
         with self._lock:
             fill.missing -= 1
@@ -314,11 +310,9 @@ class Pipeline:
         if not isinstance(error, (OSError, DsprepError)) or not len(fill.samples):
             return error
         sample = int(fill.samples[0])
-        if part is not None and part.file is not None:
+        if part is not None:
             with suppress(OSError, DsprepError):  # this file, or another one, may be gone, too
-                end = part.file.size()
-                at = max(end, part.start) if end < part.stop else part.start
-                sample = self._filler.sample_at(fill, part.file, at)
+                sample = self._filler.sample_at(fill, part)
         found = ReadError(f"sample {sample} cannot be read: {error}", sample)
         found.__cause__ = error
         return found
@@ -445,8 +439,7 @@ class Pipeline:
         while not self._jobs.empty():
             job = self._jobs.get()
             if job is not None:
-                job[1].error = _closed()
-                job[1].done.put(None)
+                job[1].fail(_closed())
         while not self._fills.empty():
             self._fills.get()
         self._fills.put(_failed(_closed()))
@@ -454,8 +447,8 @@ class Pipeline:
 
 def _failed(error: BaseException) -> Fill:
     none = np.zeros(0, np.int64)
-    fill = Fill(none, none, (), error=error)
-    fill.done.put(None)
+    fill = Fill(none, none, ())
+    fill.fail(error)
     return fill
 
 

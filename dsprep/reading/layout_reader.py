@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dsprep.core.schema import Arena, Batch, Ints, Schema
+import numpy as np
+
+from dsprep.core.pread import NEAR
+from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema
+from dsprep.core.storage import pread_into
 from dsprep.errors import UsageError
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader, read_columns
 from dsprep.reading.files import File
+from dsprep.reading.read_plan import strided
 from dsprep.reading.records import Decoders, RecordReader, Verify
 
 
@@ -47,7 +52,7 @@ class LayoutReader:
         decoders: Decoders | None = None,
         label: Callable[[int], str] | None = None,
     ) -> None:
-        self._unlocated, self._open_file, self._where = layout.unlocated, open_file, where
+        self._layout, self._open_file, self._where = layout, open_file, where
         self.records: RecordReader | None = None
         if layout.records is not None:
             assert decoders is not None  # see the parameter
@@ -87,11 +92,12 @@ class LayoutReader:
         UsageError
             If only the format's library can read a field.
         """
-        lost = [n for n in names if n in self._unlocated]
+        unlocated = self._layout.unlocated
+        lost = [n for n in names if n in unlocated]
         if lost:
             raise UsageError(
                 f"field {lost[0]} can be read only by the format's own library: "
-                f"{self._unlocated[lost[0]]}",
+                f"{unlocated[lost[0]]}",
                 where=self._where,
                 fix="leave it out, or open the dataset with dsprep.open",
             )
@@ -105,12 +111,42 @@ class LayoutReader:
             out |= read_columns(chosen, samples, arena)
         return {name: out[name] for name in names}
 
-    def read_one(self, sample: int, names: tuple[str, ...]) -> Batch | None:
-        """Return one sample of a file of records; None where it takes more than one range."""
-        if self.records is None or self.columns or self._unlocated:
+    def read_one(self, sample: int, fields: Sequence[Field]) -> Batch | None:
+        """Return fields of one sample at little more than the cost of the system call.
+
+        None where they have to be looked for, decoded, or are not as the layout says.
+        """
+        found = strided(self._layout, fields, sample, 1)
+        if not found:
             return None
-        file = self._open_file(self.records.records.blocks.path)
-        return self.records.read_one(file, sample, names)
+        path, begin = found[0].path, min(each.offset for each in found)
+        end = max(each.offset + each.nbytes for each in found)
+        data, wanted = None, sum(each.nbytes for each in found)
+        if end - begin <= wanted + NEAR and all(each.path == path for each in found):
+            data = self._bytes(path, begin, end - begin)
+        out: Batch = {}
+        for field, each in zip(fields, found, strict=True):
+            if data is None:
+                part = self._bytes(each.path, each.offset, each.nbytes)
+            else:
+                part = data[each.offset - begin : each.offset - begin + each.nbytes]
+            values = part.view(field.dtype)
+            if field.ragged:
+                rows = values.reshape(-1, *field.inner) if field.inner else values
+                edges = np.array([0, each.nbytes // max(1, field.row_nbytes)])
+                out[field.name] = Ragged(rows, edges, field.kind)
+            else:
+                out[field.name] = values.reshape(1, *field.inner)
+        return out
+
+    def _bytes(self, path: str, offset: int, nbytes: int) -> Bytes:
+        file = self._open_file(path)
+        if not 0 <= offset <= file.nbytes - nbytes:
+            file.check(np.array([offset]), np.array([nbytes]), "a sample")
+        data = np.empty(nbytes, np.uint8)
+        if nbytes:
+            pread_into(file.fd, data, offset, file.path)
+        return data
 
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -48,7 +47,6 @@ PROVED = 8 << 20
 """Bytes of records whose checksums are compared together."""
 
 _U8 = np.dtype(np.uint8)
-_Place: TypeAlias = tuple[Field, int, int | None, int, tuple[int, ...]]
 
 
 class Frame(Protocol):
@@ -138,7 +136,6 @@ class RecordReader:
         label: Callable[[int], str] | None = None,
     ) -> None:
         self.records, self.schema, self._label = records, schema, label
-        self._places = lru_cache(maxsize=16)(self._find_places)
         self._frame, self._recipe = decoders(records, schema)
 
     def read(
@@ -218,53 +215,6 @@ class RecordReader:
             j = max(i + 1, int(np.searchsorted(ends, before + PROVED, "right")))
             self._take(file, offsets[i:j], lengths[i:j], [], "full", None)
             i = j
-
-    def read_one(self, file: File, index: int, names: tuple[str, ...]) -> Batch | None:
-        """Return fields of one sample, at little more than the cost of the system call.
-
-        None where a field's place has to be looked for in the record.
-        """
-        blocks, order = self.records.blocks, self.records.order
-        places = self._places(names)
-        if places is None:
-            return None
-        number = index if order is None else order.one(index)
-        if not 0 <= number < blocks.count:
-            _check_numbers(np.array([number]), blocks.count, file.path)
-        offset, nbytes = blocks.offsets.one(number), blocks.lengths.one(number)
-        if not (0 <= nbytes <= file.nbytes and 0 <= offset <= file.nbytes - nbytes):
-            file.check(np.array([offset]), np.array([nbytes]), "a record")
-        data = np.empty(nbytes, np.uint8)
-        if nbytes:
-            pread_into(file.fd, data, offset, file.path)
-        out: Batch = {}
-        for field, at, size, width, inner in places:
-            if size is None:
-                size = nbytes - at
-            if size < 0 or at + size > nbytes or size % width:
-                raise FormatError(
-                    f"the record does not hold {field}",
-                    where=f"{file.path}, offset {offset}",
-                    expected=f"{size} bytes at {at}",
-                    found=f"{nbytes} bytes",
-                )
-            values = data[at : at + size].view(field.dtype)
-            if field.ragged:
-                rows = values.reshape(-1, *inner) if inner else values
-                out[field.name] = Ragged(rows, np.array([0, size // width]), field.kind)
-            else:
-                out[field.name] = values.reshape(1, *inner)
-        return out
-
-    def _find_places(self, names: tuple[str, ...]) -> list[_Place] | None:
-        """Return the fields and where they are in every record; None if one has no place."""
-        found: list[_Place] = []
-        for name in names:
-            field, part = self.schema[name], self.records.parts[name]
-            if part.at is None:
-                return None
-            found.append((field, part.at, part.nbytes, field.row_nbytes or 1, field.inner))
-        return found
 
     def _take(
         self,

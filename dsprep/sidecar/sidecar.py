@@ -26,7 +26,6 @@ from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, concat
 from dsprep.core.storage import Inside
 from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.layout import as_json
-from dsprep.layout.as_json import file_path
 from dsprep.layout.locate import Extents, locate
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import File, Files
@@ -230,12 +229,12 @@ class Sidecar:
         self._lock = threading.Lock()
         self._layout = lru_cache(maxsize=1024)(self._parse_layout)
         self._reader = lru_cache(maxsize=256)(self._make_reader)
-        self._names = lru_cache(maxsize=64)(self._find_names)
+        self._chosen = lru_cache(maxsize=64)(self._choose)
         self.proofs = Proofs(
             layout_of=self.layout,
             open_file=self.open_file,
             records_of=lambda number: self._reader(number).records,
-            root_of=self._root,
+            root_of=self.root,
             crc32c_of=lambda number: content.files[number].crc32c,
             members_of=lambda path: formats.load(content.format).identity(path).members(),
             tables=self.tables,
@@ -479,10 +478,12 @@ class Sidecar:
         if found.place is None:
             name = _relative(entry / template if template else entry, parent)
             return [name] * len(found.offset)
-        places, which = np.unique(found.place, axis=1, return_inverse=True)
-        paths = [file_path(template, place) for place in places.T.tolist()]
-        names = [_relative(entry / path if path else entry, parent) for path in paths]
-        return [names[k] for k in which.reshape(-1).tolist()]
+        names = [""] * len(found.offset)
+        for path, chosen in found.by_path():
+            name = _relative(entry / path if path else entry, parent)
+            for i in np.arange(len(names))[chosen].tolist():
+                names[i] = name
+        return names
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -518,9 +519,11 @@ class Sidecar:
         """
         if verify not in (None, "header", "full"):
             raise UsageError(f"verify is {verify!r}", expected="None, 'header' or 'full'")
-        names = self._names(tuple(fields))
-        if verify is None and isinstance(chosen, int) and 0 <= chosen < len(self):
-            one = self._read_one(chosen, names)
+        schema = self._chosen(tuple(fields))
+        names = schema.names
+        if verify is None and isinstance(chosen, int) and 0 <= chosen < self._starts[-1]:
+            number, index = self.file_of(chosen)
+            one = self._reader(number).read_one(index, schema.fields)
             if one is not None:
                 return one
         indices = self.indices(chosen)
@@ -528,7 +531,6 @@ class Sidecar:
         if len(groups) == 1:
             number, _, local = groups[0]
             return self._read_file(number, local, names, verify, arena)
-        schema = Schema(tuple(self.schema[n] for n in names))
         parts, order = [], []
         for number, which, local in groups:
             batch = self._read_file(number, local, names, verify, None)
@@ -540,15 +542,9 @@ class Sidecar:
             return joined
         return {n: _taken(c, back) for n, c in joined.items()}
 
-    def _find_names(self, fields: tuple[str, ...]) -> tuple[str, ...]:
-        for name in fields:
-            self.schema[name]
-        return fields or self.schema.names
-
-    def _read_one(self, sample: int, names: tuple[str, ...]) -> Batch | None:
-        """Return a sample of a dataset of records, None where it takes more than one range."""
-        number, index = self.file_of(sample)
-        return self._reader(number).read_one(index, names)
+    def _choose(self, fields: tuple[str, ...]) -> Schema:
+        names = dict.fromkeys(fields) or self.schema.names
+        return Schema(tuple(self.schema[name] for name in names))
 
     def _read_file(
         self, number: int, local: Ints, names: Sequence[str], verify: Verify, arena: Arena | None
@@ -563,12 +559,12 @@ class Sidecar:
 
     def _make_reader(self, number: int) -> LayoutReader:
         opened = partial(self.open_file, number)
-        root = self._root(number)
+        root = self.root(number)
         return LayoutReader(self.layout(number), self.schema, opened, root, formats.decoders)
 
     def open_file(self, number: int, path: str) -> File:
         """Return the file at `path` below entry number `number`, open; see `Files.get`."""
-        return self._files.get(number, path, self._root)
+        return self._files.get(number, path, self.root)
 
     def _check_first(self, number: int, path: str, file: File) -> None:
         """Raise `StaleError` if a file of very many, not yet looked at, is another one."""
@@ -583,7 +579,8 @@ class Sidecar:
             line = f"{file.path.name}: {found.differences[0]}"
             raise stale(line, self.path, self.dataset)
 
-    def _root(self, number: int) -> Path:
+    def root(self, number: int) -> Path:
+        """Return the path of file number `number`."""
         return self.dataset / self.content.files[number].path
 
     def resident_nbytes(self) -> int:
@@ -621,7 +618,7 @@ class Sidecar:
             return block, from_planes(self.tables().get(known.get("data")))
         except ValueError as error:
             raise FormatError(
-                f"the checksums of a file are damaged: {error}", where=self._root(number)
+                f"the checksums of a file are damaged: {error}", where=self.root(number)
             ) from error
 
     def has_sums(self, number: int) -> bool:
@@ -650,12 +647,12 @@ class Sidecar:
         step = 1 if most is None else max(1, -(-nbytes // most))
         before = 0
         for number in numbers:
-            name, size = self._root(number).name, files[number].identity.nbytes
+            name, size = self.root(number).name, files[number].identity.nbytes
             if (sums := self.sums(number)) is not None:
                 block, expected = sums
                 for k in range(-before % step, len(expected), step):
                     begin, end = k * block, min(size, (k + 1) * block)
-                    found = block_crc32c(self._root(number), begin, end)
+                    found = block_crc32c(self.root(number), begin, end)
                     if found != expected[k]:
                         yield (
                             f"{name}: the CRC-32C of bytes {begin:,} to {end:,} is {found:#010x}, "

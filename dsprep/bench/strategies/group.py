@@ -15,8 +15,7 @@ from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.dsprep_reader import DsprepReader, buffer_size
 from dsprep.reader.dealing import Dealing, Start
 from dsprep.reader.engines import make
-from dsprep.reader.filling import Filler
-from dsprep.reader.fills import Fill
+from dsprep.reader.filling import Fill, Filler
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Stopped
 from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings

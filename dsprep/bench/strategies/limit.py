@@ -17,12 +17,12 @@ from dsprep.core.schema import Bytes, Ints
 from dsprep.core.storage import pread_into
 from dsprep.errors import UsageError
 from dsprep.layout.as_json import file_path
-from dsprep.reader.cutting import shared
 from dsprep.reader.engines.direct import Opened
 from dsprep.reader.memory import Pool
 from dsprep.reader.order import share
 from dsprep.reader.ranges import group_edges
 from dsprep.reading.files import File
+from dsprep.reading.read_plan import shared
 from dsprep.sidecar.sidecar import Sidecar
 
 _ALIGN = 64 << 10

@@ -21,10 +21,10 @@ from dsprep.core.pread import fill
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.storage import as_bytes, let_go, pread_into, preadv_once
 from dsprep.errors import FormatError
-from dsprep.reader.cutting import stepped
 from dsprep.reader.engines import Unavailable, copying
 from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.reading.files import File
+from dsprep.reading.read_plan import stepped
 
 WINDOW = 4 << 20
 """Bytes read at a time, and of memory of each thread that reads."""

@@ -17,9 +17,9 @@ import numpy as np
 
 from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import FormatError
-from dsprep.reader.cutting import stepped
 from dsprep.reader.engines import Unavailable, copying
 from dsprep.reading.files import File
+from dsprep.reading.read_plan import stepped
 
 STEP = 8 << 20
 """Bytes that the kernel is asked to read ahead, and then copied."""
