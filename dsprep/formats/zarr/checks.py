@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.storage import pread_exact
-from dsprep.errors import FormatError
+from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.shards import MISSING, entries, index_nbytes
 from dsprep.formats.zarr.store import Chunk, Store
@@ -34,6 +36,25 @@ MAX_CHUNK = 1 << 32
 
 COPIED = 2
 """The flag of a chunk that could not be compressed and is kept as it is behind the header."""
+
+
+@contextmanager
+def translated(where: object) -> Iterator[None]:
+    """Turn what libraries raise on damaged data into `FormatError`.
+
+    Errors of the system and dsprep's own pass through.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise FormatError("a chunk or sample does not fit into memory", where=where) from error
+    except DsprepError:
+        raise
+    except Exception as error:  # the codecs raise whatever they like
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # `gzip.BadGzipFile` is an OSError too, but has no number
+        reason = f"{type(error).__name__}: {str(error)[:300]}"
+        raise FormatError(f"the data cannot be read ({reason})", where=where) from error
 
 
 def shard_index(shard: Chunk, meta: ArrayMeta) -> NDArray[np.uint64]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dsprep.core.schema import Attrs
+from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import from_json
-from dsprep.formats.zarr.columns import Parts, Reading
-from dsprep.formats.zarr.rows import StoredArray
+from dsprep.formats.zarr.fields import Parts, Reading
 from dsprep.formats.zarr.store import Store
 
 MAX_FILES = 100_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsprep.core.schema import DType, Field, is_extension
-from dsprep.formats.zarr.columns import Elements, Parts, Reading, Samples
+from dsprep.formats.zarr.fields import Elements, Parts, Reading, Samples
 from dsprep.formats.zarr.metadata import ArrayMeta
 
 

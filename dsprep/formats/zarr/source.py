@@ -13,15 +13,16 @@ from dsprep.core.schema import Arena, Attrs, Batch, Field, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
-from dsprep.formats.zarr import extents
+from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import FIELDS, from_json
-from dsprep.formats.zarr.columns import Elements, Parts, Reading, Samples, Whole, declared
+from dsprep.formats.zarr.encoding import Unlocated
+from dsprep.formats.zarr.fields import Elements, Parts, Reading, Samples, Whole, declared
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_array, read_document
 from dsprep.formats.zarr.notes import missing, unkept
-from dsprep.formats.zarr.rows import StoredArray
 from dsprep.formats.zarr.snippet import program
 from dsprep.formats.zarr.store import Directory, Store, Zip, join
-from dsprep.layout.model import FileLayout
+from dsprep.layout.model import Column, FileLayout
+from dsprep.reading.columns import fetch
 
 ROOT_NAME = "data"
 """The field name of an array that is the whole store."""
@@ -109,14 +110,39 @@ class ZarrSource(Source):
 
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         """See `Source.read`."""
-        return {
-            field.name: retype(reading.read(start, stop, arena), field, self.path, start)
-            for field, reading in self._columns
-        }
+        try:
+            wanted = {f.name: r.begin(start, stop, arena) for f, r in self._columns}
+            found = fetch(wanted, arena)
+        except MemoryError as error:
+            where = f"{self.path}, samples {start} to {stop}"
+            raise FormatError("the samples do not fit into memory", where=where) from error
+        except FormatError:
+            for array in (a for _, r in self._columns for a in r.arrays):
+                array.forget()
+            raise
+        return {f.name: retype(found[f.name], f, self.path, start) for f, _ in self._columns}
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         """See `Source.extents`."""
-        return extents.find(self._columns, len(self), progress)
+        total = sum(r.arrays[0].meta.files() for _, r in self._columns)
+        done = 0
+
+        def step(files: int) -> None:
+            nonlocal done
+            done += files
+            if progress is not None:
+                progress(done, total)
+
+        found: dict[str, Column] = {}
+        unlocated: dict[str, str] = {}
+        for field, reading in self._columns:
+            upto = done + reading.arrays[0].meta.files()
+            try:
+                found[field.name] = reading.located(field, len(self), step)
+            except Unlocated as reason:
+                unlocated[field.name] = str(reason)
+            step(upto - done)
+        return FileLayout(len(self), columns=found, unlocated=unlocated)
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """See `Source.sizes`."""

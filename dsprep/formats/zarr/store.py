@@ -26,6 +26,7 @@ import numpy as np
 from dsprep.core.checksums import Members, check_member, read_crc32
 from dsprep.core.storage import Inside, let_go, pread_exact
 from dsprep.errors import FormatError
+from dsprep.reading.files import File
 
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 """Keys of which at least one is at the root of every store."""
@@ -96,8 +97,14 @@ class Store(ABC):
     def chunk(self, key: str) -> Any:
         """Return a context: the `Chunk` of `key`, or None if its bytes do not lie in the open."""
 
-    def prove(self, key: str) -> None:
-        """Compare the bytes of a key with the checksum that the store keeps of them, once.
+    @abstractmethod
+    def open(self, path: str) -> File:
+        """Return an open file by its path in the layout: ``""`` is a ZIP file itself."""
+
+    def prove(self, keys: Iterable[str]) -> None:
+        """Compare the bytes of these keys with checksums that the store keeps of them, once.
+
+        Those that are not there are passed over.
 
         Raises
         ------
@@ -239,6 +246,12 @@ class Directory(Store):
         finally:
             let_go(fd)
 
+    def open(self, path: str) -> File:
+        """See `Store.open`."""
+        file = File(self.path / path)
+        self._inside.check(file.fd, file.path)
+        return file
+
     def library(self) -> tuple[Any, str]:
         """See `Store.library`."""
         from zarr.storage import LocalStore
@@ -263,6 +276,7 @@ class Zip(Store):
             raise FormatError("the ZIP file is truncated or damaged", where=path) from error
         self._size = os.fstat(self._file.fileno()).st_size
         self._library: Any = None
+        self._whole = File(path)
         self._starts: dict[str, int] = {}
         self._proved: set[str] = set()
         self._proving: dict[str, threading.Lock] = {}
@@ -361,20 +375,25 @@ class Zip(Store):
         nbytes = max(0, min(info.file_size, self._size - start))
         yield Chunk(self._file.fileno(), start, nbytes, where)
 
-    def prove(self, key: str) -> None:
+    def open(self, path: str) -> File:
+        """See `Store.open`."""
+        return self._whole
+
+    def prove(self, keys: Iterable[str]) -> None:
         """See `Store.prove`: the CRC-32 of the member."""
-        name = join(self._root, key)
-        if name in self._proved:
-            return
-        info = self._zip.NameToInfo[name]
-        with self._proving.setdefault(name, threading.Lock()):
-            if name in self._proved:
-                return
-            where = f"{self.path}, {name}"
-            start = self._start(info)
-            end = min(start + info.file_size, self._size)
-            check_member(read_crc32(self._file.fileno(), start, end, where), info.CRC, where)
-            self._proved.add(name)
+        for key in keys:
+            name = join(self._root, key)
+            info = self._zip.NameToInfo.get(name)
+            if name in self._proved or info is None:
+                continue
+            with self._proving.setdefault(name, threading.Lock()):
+                if name in self._proved:
+                    continue
+                where = f"{self.path}, {name}"
+                start = self._start(info)
+                end = min(start + info.file_size, self._size)
+                check_member(read_crc32(self._file.fileno(), start, end, where), info.CRC, where)
+                self._proved.add(name)
 
     def members(self) -> Members:
         """Return the members that are stored as they are, with their checksums."""

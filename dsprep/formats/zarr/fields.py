@@ -14,10 +14,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,16 +25,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.filters import COMPRESSORS, unpack
-from dsprep.core.schema import Arena, Column, Field, Kind, Ragged
+from dsprep.core.schema import Arena, Array, Column, Field, Ints, Kind, Ragged
 from dsprep.core.storage import free_memory
 from dsprep.errors import FormatError
 from dsprep.formats.base import Layout
 from dsprep.formats.zarr import carriers
+from dsprep.formats.zarr.array import LastBlock, StoredArray
 from dsprep.formats.zarr.attributes import CAPACITY, KIND, ROWS, from_json
-from dsprep.formats.zarr.blocks import LastBlock
-from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks
+from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks, translated
+from dsprep.formats.zarr.encoding import Unlocated
+from dsprep.formats.zarr.locations import Step
 from dsprep.formats.zarr.metadata import MAX_ROW, NoField
-from dsprep.formats.zarr.rows import StoredArray, translated
+from dsprep.layout.laws import Explicit
+from dsprep.layout.model import Column as Located
+from dsprep.layout.model import Grid
+from dsprep.reading.columns import Wanted
 
 VLEN_CODECS = {"str": "vlen-utf8", "bytes": "vlen-bytes", "array": "vlen-array"}
 """The codecs of elements that vary in length, by kind of field."""
@@ -67,8 +72,29 @@ class Reading(ABC):
     arrays: tuple[StoredArray, ...]
 
     @abstractmethod
-    def read(self, start: int, stop: int, arena: Arena | None) -> Column:
-        """Return the values of samples ``start <= i < stop``."""
+    def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
+        """Return what reading samples ``start <= i < stop`` needs, and what makes their column."""
+
+    @abstractmethod
+    def located(self, field: Field, count: int, step: Step) -> Located:
+        """Return where all samples are stored; see `base.Source.extents`.
+
+        Parameters
+        ----------
+        field
+            The field as the user asked for it, perhaps with a type for what is kept as bytes.
+        count
+            Samples.
+        step
+            See `locations.locate`.
+
+        Raises
+        ------
+        Unlocated
+            If only zarr reads them.
+        FormatError
+            If the store is damaged.
+        """
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the payload bytes of each sample, or None where that takes reading them."""
@@ -118,10 +144,15 @@ class Samples(Reading):
         self.nbytes = self.count * self.field.row_nbytes
         self.arrays = (array,)
 
-    def read(self, start: int, stop: int, arena: Arena | None) -> Column:
-        """See `Reading.read`."""
-        found = self.arrays[0].read(start, stop, arena, f"read.{self.field.name}")
-        return carriers.view(found, self.field.dtype, (stop - start, *self.field.inner))
+    def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
+        """See `Reading.begin`."""
+        return _begin_rows(self, start, stop - start, (stop - start, *self.field.inner), arena)
+
+    def located(self, field: Field, count: int, step: Step) -> Located:
+        """See `Reading.located`."""
+        if not count or not field.row_nbytes:
+            return Located(None)
+        return self.arrays[0].column(step)
 
 
 class Whole(Reading):
@@ -141,17 +172,30 @@ class Whole(Reading):
                 fix="--sample-axis first takes the first axis as samples",
             )
 
-    def read(self, start: int, stop: int, arena: Arena | None) -> Column:
-        """See `Reading.read`."""
-        array, field = self.arrays[0], self.field
-        shape = (stop - start, *field.inner)
-        if start == stop:
-            return np.empty(shape, field.dtype)
-        if not array.meta.shape:
-            return carriers.view(array.scalar(), field.dtype, shape)
-        return carriers.view(
-            array.read(0, len(array), arena, f"read.{field.name}"), field.dtype, shape
+    def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
+        """See `Reading.begin`."""
+        return _begin_rows(
+            self, 0, self._lines * (stop - start), (stop - start, *self.field.inner), arena
         )
+
+    def located(self, field: Field, count: int, step: Step) -> Located:
+        """See `Reading.located`."""
+        if not count or not field.row_nbytes:
+            return Located(None)
+        return self.arrays[0].column(step, self._lines)
+
+    @property
+    def _lines(self) -> int:
+        return self.arrays[0].meta.shape[0] if self.arrays[0].meta.shape else 1
+
+
+def _begin_rows(
+    reading: Reading, first: int, count: int, shape: tuple[int, ...], arena: Arena | None
+) -> Wanted:
+    """Return what reading rows of a field's only array needs, as a column of this shape."""
+    field, ranges = reading.field, (np.array([first]), np.array([count]))
+    rows = reading.arrays[0].begin(*ranges, arena, f"read.{field.name}")
+    return replace(rows, done=lambda held: carriers.view(rows.done(held), field.dtype, shape))
 
 
 class Parts(Reading):
@@ -185,7 +229,7 @@ class Parts(Reading):
         capacity = attrs.get(CAPACITY, 0)
         self._capacity = capacity if isinstance(capacity, int) and capacity > 0 else 0
 
-    def located(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def rows(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """Return the first row of each sample, and how many rows it has.
 
         Raises
@@ -193,6 +237,8 @@ class Parts(Reading):
         FormatError
             If they do not follow one another, or leave the values.
         """
+        if start == stop:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
         behind = min(stop + 1, self.count)
         first = self._first.read(start, behind).astype(np.int64)
         count = self._count.read(start, behind).astype(np.int64)
@@ -220,37 +266,40 @@ class Parts(Reading):
         begins: NDArray[np.bool_] = (first > end) & (first % self._capacity == 0)
         return begins
 
-    def every(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the first row of all samples, and how many rows each has."""
-        first, count = np.zeros((2, self.count), np.int64)
-        for start in range(0, self.count, _STEP):
-            stop = min(start + _STEP, self.count)
-            first[start:stop], count[start:stop] = self.located(start, stop)
-        return first, count
-
-    def read(self, start: int, stop: int, arena: Arena | None) -> Column:
-        """See `Reading.read`."""
+    def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
+        """See `Reading.begin`."""
         field = self.field
-        if start == stop:
-            return Ragged(np.empty((0, *field.inner), field.dtype), np.zeros(1), field.kind)
-        first, count = self.located(start, stop)
+        first, count = self.rows(start, stop)
+        rows = self._values.begin(first, count, arena, f"read.{field.name}")
         offsets = np.concatenate([[0], np.cumsum(count)])
-        cuts = np.flatnonzero(first[:-1] + count[:-1] != first[1:]) + 1
-        runs = [0, *cuts.tolist(), len(first)]
-        key, parts = f"read.{field.name}", []
-        for i, j in itertools.pairwise(runs):
-            a, b = int(first[i]), int(first[j - 1] + count[j - 1])
-            own = arena if len(runs) == 2 else None
-            parts.append(self._values.read(a, b, own, key))
-        found = parts[0] if len(parts) == 1 else np.concatenate(parts, dtype=parts[0].dtype)
-        values = carriers.view(found, field.dtype, (int(offsets[-1]), *field.inner))
-        return Ragged(values, offsets, field.kind)
+
+        def column(held: Array) -> Ragged:
+            shape = (int(offsets[-1]), *field.inner)
+            return Ragged(carriers.view(rows.done(held), field.dtype, shape), offsets, field.kind)
+
+        return replace(rows, done=column)
+
+    def located(self, field: Field, count: int, step: Step) -> Located:
+        """See `Reading.located`: rows of values, which may become samples of another type."""
+        firsts, counts = np.zeros((2, self.count), np.int64)
+        for start in range(0, self.count, _STEP):
+            some = slice(start, min(start + _STEP, self.count))
+            firsts[some], counts[some] = self.rows(some.start, some.stop)
+        grid = self._values.column(step).grid if self.nbytes else None
+        own, nbytes = self.field, field.row_nbytes
+        if (field.dtype, field.shape) != (own.dtype, own.shape):
+            _check_type(field, counts, self._values.where)
+            if not field.ragged and bool((firsts == np.arange(self.count) * nbytes).all()):
+                return Located(grid, max(1, nbytes))
+            if not field.ragged or (nbytes and (firsts % nbytes).any()):
+                raise Unlocated(f"only zarr reads values of {nbytes} bytes across gaps")
+            firsts, counts = firsts // max(1, nbytes), counts // max(1, nbytes)
+            grid = grid and _regrouped(grid, nbytes)
+        return Located(grid, 1, Explicit(firsts), Explicit(counts))
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """See `Reading.sizes`."""
-        if start == stop:
-            return np.zeros(0, np.int64)
-        sizes: NDArray[np.int64] = self.located(start, stop)[1] * self.field.row_nbytes
+        sizes: Ints = self.rows(start, stop)[1] * self.field.row_nbytes
         return sizes
 
 
@@ -270,8 +319,15 @@ class Elements(Reading):
         self.arrays = (array,)
         self._block: LastBlock[list[Any] | None] = LastBlock()
 
-    def read(self, start: int, stop: int, arena: Arena | None) -> Column:
-        """See `Reading.read`."""
+    def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
+        """See `Reading.begin`."""
+        return Wanted(0, [], lambda _: self._read(start, stop))
+
+    def located(self, field: Field, count: int, step: Step) -> Located:
+        """See `Reading.located`."""
+        raise Unlocated("only zarr reads elements of varying length")
+
+    def _read(self, start: int, stop: int) -> Column:
         rows = self.arrays[0].meta.grid[0]
         items: list[Any] = []
         for i in range(start // rows, -(-stop // rows) if stop > start else 0):
@@ -338,6 +394,31 @@ class Elements(Reading):
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return None: reading the elements is the only way to tell."""
         return None
+
+
+def _check_type(field: Field, lengths: Ints, where: str) -> None:
+    """Raise `FormatError` if the bytes of a sample do not fit the type that was asked for."""
+    nbytes = field.row_nbytes
+    bad = lengths % nbytes != 0 if field.ragged and nbytes else lengths != nbytes
+    if bad.any():
+        i = int(bad.argmax())
+        raise FormatError(
+            f"the bytes do not fit {field}",
+            where=f"{where}, sample {i}",
+            expected=f"{'a multiple of ' * field.ragged}{nbytes} bytes",
+            found=f"{lengths[i]} bytes",
+        )
+
+
+def _regrouped(grid: Grid, nbytes: int) -> Grid:
+    """Return an array of bytes as one of elements of `nbytes`, of which it holds whole ones."""
+    total, chunk = grid.shape[0], grid.chunk[0]
+    if chunk % nbytes:
+        raise Unlocated(f"only zarr reads values of {nbytes} bytes across chunks of {chunk}")
+    fill = None if grid.fill is None else grid.fill * nbytes
+    return replace(
+        grid, shape=(total // nbytes,), itemsize=nbytes, chunk=(chunk // nbytes,), fill=fill
+    )
 
 
 def _storage(array: StoredArray, unit: str) -> str:

@@ -1,7 +1,7 @@
-"""Where the chunks of one array lie: every chunk file is looked for, every shard index read.
+"""Where the chunks of one array are: every chunk file is looked for, every shard index read.
 
-Directories are listed, which tells the files' sizes; no file is opened but shards, for their
-index. What is found is compared with the files' sizes, and told as a `Grid`.
+Directories are listed, which gives the files' sizes; no file is opened but shards, for their
+index. What is found is compared with the files' sizes, and stated as a `Grid`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +21,17 @@ from dsprep.errors import FormatError
 from dsprep.formats.zarr.checks import shard_index
 from dsprep.formats.zarr.encoding import Unlocated, chunk_filters
 from dsprep.formats.zarr.metadata import ArrayMeta
-from dsprep.formats.zarr.rows import StoredArray, translated
 from dsprep.formats.zarr.shards import extents, raw_offsets
 from dsprep.formats.zarr.store import Zip, is_number, join
 from dsprep.layout.as_json import MAX_CHUNK, file_path
 from dsprep.layout.laws import LARGEST, Explicit, Law, affine
 from dsprep.layout.model import Blocks, Grid
 
+if TYPE_CHECKING:
+    from dsprep.formats.zarr.array import StoredArray
+
 MAX_BLOCKS = 1 << 27
-"""Chunks of an array whose places are kept in memory, 16 bytes each."""
+"""Chunks of an array whose offsets are kept in memory, 16 bytes each."""
 
 FEW_BLOCKS = 1 << 20
 SPARSE = 256
@@ -40,11 +43,26 @@ AT_ONCE = 8
 Step = Callable[[int], None]
 
 
-def stored_grid(array: StoredArray, step: Step) -> Grid:
-    """Return the chunks of an array, none of whose axes is 0.
+class Damage(dict[int, FormatError]):
+    """What is wrong with an array, by the number of the file along its first axis."""
 
-    Blocks that lie beyond the array's edge belong to no sample and may have any place: they get
-    the one that leaves the laws of the others simple.
+    def __init__(self, frame: Frame) -> None:
+        self._beside = math.prod(frame.along[1:])
+
+    def note(self, number: int, error: FormatError) -> None:
+        """Add what is wrong with a file, unless an error is known of a file beside it."""
+        self.setdefault(number // self._beside, error)
+
+    def has(self, number: int) -> bool:
+        """Whether an error is known of a file, or of one beside it."""
+        return number // self._beside in self
+
+
+def locate(array: StoredArray, step: Step) -> tuple[Grid, Damage]:
+    """Return the chunks of an array, none of whose axes is 0, and what is wrong with them.
+
+    Chunks beyond the array's edge belong to no sample and may have any offset: they get the one
+    that leaves the laws of the others simple.
 
     Parameters
     ----------
@@ -56,24 +74,25 @@ def stored_grid(array: StoredArray, step: Step) -> Grid:
     Unlocated
         If only zarr reads the chunks.
     FormatError
-        If a chunk has a wrong size or leaves its file, or a file is missing that dsprep wrote.
+        If the metadata are damaged, or most files of an array that dsprep wrote are missing.
     """
     meta, store = array.meta, array.store
     filters = chunk_filters(store, meta)
-    frame = _Frame(meta)
+    frame = Frame(meta)
+    damage = Damage(frame)
     if frame.chunk_nbytes > MAX_CHUNK or frame.nbytes > LARGEST:
         raise Unlocated("only zarr reads arrays as large as this says to be")
-    numbers, starts, sizes = _files(array, frame)
-    _check_count(array, frame, len(numbers))
+    numbers, starts, sizes = _files(array, frame, damage)
+    _check_count(array, frame, numbers, damage)
     if meta.sharding is None:
-        _check_sizes(array, frame, numbers, sizes, bool(filters))
+        _check_sizes(array, frame, numbers, sizes, bool(filters), damage)
         offsets = np.full((frame.files, 1), -1, np.int64)
         lengths = np.zeros((frame.files, 1), np.int64)
         offsets[numbers, 0], lengths[numbers, 0] = starts, sizes
         step(frame.files)
     else:
-        offsets, lengths = _shards(array, frame, numbers, starts, bool(filters), step)
-    fill = _fill(array, frame, offsets)
+        offsets, lengths = _shards(array, frame, numbers, starts, bool(filters), step, damage)
+    fill = _fill(array, frame, offsets, damage)
     path, per = template(meta), None
     if isinstance(store, Zip):
         path = ""
@@ -85,7 +104,8 @@ def stored_grid(array: StoredArray, step: Step) -> Grid:
     if per is None:
         offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
     blocks = Blocks(_law(offsets.reshape(-1)), _law(lengths.reshape(-1)), path)
-    return Grid(blocks, frame.shape, meta.dtype.itemsize, frame.chunk, per, filters, None, fill)
+    grid = Grid(blocks, frame.shape, meta.dtype.itemsize, frame.chunk, per, filters, None, fill)
+    return grid, damage
 
 
 def template(meta: ArrayMeta) -> str:
@@ -105,7 +125,7 @@ def template(meta: ArrayMeta) -> str:
     return join(meta.path, start + numbers)
 
 
-class _Frame:
+class Frame:
     """The sizes of an array in files and chunks; an array without axes has one, of size 1.
 
     Attributes
@@ -129,7 +149,7 @@ class _Frame:
         self._chunks = tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
 
     def real(self) -> NDArray[np.bool_] | None:
-        """Return which blocks do not lie beyond the array's edge: shape ``(files, inside)``.
+        """Return which chunks are not beyond the array's edge: shape ``(files, inside)``.
 
         None: all of them.
         """
@@ -165,14 +185,14 @@ class _Frame:
 # --- files -----------------------------------------------------------------------------------
 
 
-def _files(array: StoredArray, frame: _Frame) -> tuple[Ints, Ints, Ints]:
+def _files(array: StoredArray, frame: Frame, damage: Damage) -> tuple[Ints, Ints, Ints]:
     """Return number, offset and bytes of each file that is there, in the order of the numbers."""
     start, separator = array.meta.keys
     folder, axes = array.meta.path, len(array.meta.shape)
     if separator == "/" and axes:
         folder, start = join(folder, start.rstrip("/")), ""
     single = "" if axes else start.rstrip("./") or "0"
-    numbers, starts, sizes = [], [], []
+    found: list[tuple[int, int, int]] = []
     depth = max(0, axes - 1) if separator == "/" else 0
     for name, at, nbytes in array.store.listed(folder, depth):
         if single:
@@ -181,17 +201,15 @@ def _files(array: StoredArray, frame: _Frame) -> tuple[Ints, Ints, Ints]:
             number = _number(name, start, separator, frame.along)
         if number is None:
             continue
+        if nbytes < 0 and isinstance(array.store, Zip):
+            raise Unlocated("only zarr reads chunks that the ZIP file has compressed")
         if nbytes < 0:
-            if isinstance(array.store, Zip):
-                raise Unlocated("only zarr reads chunks that the ZIP file has compressed")
             where = f"{array.store.path}/{join(folder, name)}"
-            raise FormatError("this is not a regular file", where=where)
-        numbers.append(number)
-        starts.append(at)
-        sizes.append(nbytes)
-    found = np.array(numbers, np.int64)
-    order = np.argsort(found)
-    return found[order], np.array(starts, np.int64)[order], np.array(sizes, np.int64)[order]
+            damage.note(number, FormatError("this is not a regular file", where=where))
+        found.append((number, at, nbytes))
+    table = np.array(found, np.int64).reshape(-1, 3)
+    numbers, starts, sizes = table[np.argsort(table[:, 0])].T
+    return numbers, starts, sizes
 
 
 def _number(name: str, start: str, separator: str, along: tuple[int, ...]) -> int | None:
@@ -209,42 +227,40 @@ def _number(name: str, start: str, separator: str, along: tuple[int, ...]) -> in
     return number
 
 
-def _check_count(array: StoredArray, frame: _Frame, found: int) -> None:
-    """See that no file of dsprep's is missing, and that the chunks are not too many to list."""
-    missing = frame.files - found
+def _check_count(array: StoredArray, frame: Frame, numbers: Ints, damage: Damage) -> None:
+    """Note the files of dsprep's that are missing; see that the chunks are not too many to list."""
+    found = len(numbers)
+    missing, blocks = frame.files - found, frame.files * frame.inside
+    if blocks > max(FEW_BLOCKS, SPARSE * found * frame.inside) or blocks > MAX_BLOCKS:
+        if missing and array.complete:
+            raise array.missing(template(array.meta), f"{missing} of {frame.files} files")
+        few = f"of which {missing} of {frame.files} files are missing"
+        what = few if blocks <= MAX_BLOCKS else f"of {blocks} chunks"
+        raise Unlocated(f"only zarr reads arrays {what}")
     if missing and array.complete:
-        raise FormatError(
-            "chunk files are missing",
-            where=array.where,
-            expected=f"{frame.files} files",
-            found=f"{found}",
-            fix="restore them",
-        )
-    blocks = frame.files * frame.inside
-    if blocks > max(FEW_BLOCKS, SPARSE * found * frame.inside):
-        gone = f"{missing} of {frame.files} files"
-        raise Unlocated(f"only zarr reads arrays of which {gone} are missing")
-    if blocks > MAX_BLOCKS:
-        raise Unlocated(f"only zarr reads arrays of {blocks} chunks")
+        for number in np.setdiff1d(np.arange(frame.files), numbers).tolist():
+            if not damage.has(number):
+                damage.note(number, array.missing(_key(array.meta, frame, number)))
 
 
 def _check_sizes(
-    array: StoredArray, frame: _Frame, numbers: Ints, sizes: Ints, encoded: bool
+    array: StoredArray, frame: Frame, numbers: Ints, sizes: Ints, encoded: bool, damage: Damage
 ) -> None:
-    """Compare the sizes of chunk files with the metadata, as far as these tell them."""
+    """Compare the sizes of chunk files with the metadata, as far as these give them."""
     wrong = sizes == 0 if encoded else sizes != frame.chunk_nbytes
-    if wrong.any():
-        i = int(wrong.argmax())
-        raise FormatError(
-            "the chunk has a wrong size",
-            where=f"{array.where}, {_key(array.meta, frame, int(numbers[i]))}",
-            expected="some bytes" if encoded else f"{frame.chunk_nbytes} bytes",
-            found=f"{sizes[i]}",
-            fix="the file is truncated, still being written, or not of this array",
-        )
+    for number, size in zip(numbers[wrong].tolist(), sizes[wrong].tolist(), strict=True):
+        if not damage.has(number):
+            error = FormatError(
+                "the chunk has a wrong size",
+                where=f"{array.where}, {_key(array.meta, frame, number)}",
+                expected="some bytes" if encoded else f"{frame.chunk_nbytes} bytes",
+                found=f"{size}",
+                fix="the file is truncated, still being written, or not of this array",
+            )
+            damage.note(number, error)
 
 
-def _key(meta: ArrayMeta, frame: _Frame, number: int) -> str:
+def _key(meta: ArrayMeta, frame: Frame, number: int) -> str:
     return file_path(template(meta), [int(n) for n in np.unravel_index(number, frame.along)])
 
 
@@ -252,7 +268,13 @@ def _key(meta: ArrayMeta, frame: _Frame, number: int) -> str:
 
 
 def _shards(
-    array: StoredArray, frame: _Frame, numbers: Ints, starts: Ints, encoded: bool, step: Step
+    array: StoredArray,
+    frame: Frame,
+    numbers: Ints,
+    starts: Ints,
+    encoded: bool,
+    step: Step,
+    damage: Damage,
 ) -> tuple[Ints, Ints]:
     """Return offset and bytes of each chunk, shape ``(files, inside)``, from the indexes."""
     offsets = np.full((frame.files, frame.inside), -1, np.int64)
@@ -261,7 +283,11 @@ def _shards(
     def read(first: int) -> int:
         some = slice(first, first + AT_ONCE)
         for number, start in zip(numbers[some].tolist(), starts[some].tolist(), strict=True):
-            at, nbytes = _index(array, frame, number, encoded)
+            try:
+                at, nbytes = _index(array, frame, number, encoded)
+            except FormatError as error:
+                damage.note(number, error)
+                continue
             offsets[number] = np.where(at < 0, -1, at + start)
             lengths[number] = nbytes
         return len(numbers[some])
@@ -277,7 +303,7 @@ def _shards(
     return offsets, lengths
 
 
-def _index(array: StoredArray, frame: _Frame, number: int, encoded: bool) -> tuple[Ints, Ints]:
+def _index(array: StoredArray, frame: Frame, number: int, encoded: bool) -> tuple[Ints, Ints]:
     """Return the index of one shard, checked."""
     meta = array.meta
     key = _key(meta, frame, number)
@@ -298,24 +324,21 @@ def _law(values: Ints) -> Law:
     return affine.fit(values) or Explicit(values)
 
 
-def _fill(array: StoredArray, frame: _Frame, offsets: Ints) -> bytes | None:
+def _fill(array: StoredArray, frame: Frame, offsets: Ints, damage: Damage) -> bytes | None:
     """Return one element of what zarr reads where a chunk is missing, or None if none is."""
     missing, real = offsets < 0, frame.real()
+    for line in damage:
+        missing.reshape(frame.along[0], -1)[line] = False
     if real is not None:
         missing &= real
     if not missing.any():
         return None
-    if not array.meta.shape:
-        found = array.scalar()
-    else:
-        at = frame.origin(int(missing.reshape(-1).argmax()))
-        with translated(array.where):
-            found = np.asarray(array.library()[tuple(slice(n, n + 1) for n in at)])
-    return found.astype(array.meta.dtype, copy=False).tobytes()
+    at = frame.origin(int(missing.reshape(-1).argmax())) if array.meta.shape else ()
+    return array.element(at).tobytes()
 
 
-def _fill_free(offsets: Ints, lengths: Ints, frame: _Frame, encoded: bool) -> None:
-    """Give places to the blocks beyond the array's edge.
+def _fill_free(offsets: Ints, lengths: Ints, frame: Frame, encoded: bool) -> None:
+    """Give offsets to the chunks beyond the array's edge.
 
     Of chunks that all have one size, those of the first file that has such a chunk, or behind the
     chunk before; else no bytes at the end of the chunks before.

@@ -1,0 +1,293 @@
+"""One array of a store: rows through its own layout, or by zarr-python where it has none.
+
+An array is located when it is first read: opening a store stays cheap. zarr-python reads what
+`dsprep.core.filters` does not decode, and the fill value of chunks that are not there.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Schema
+from dsprep.errors import FormatError, MissingExtra
+from dsprep.formats.zarr.attributes import FIELDS
+from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks, translated
+from dsprep.formats.zarr.encoding import NUMCODECS, Unlocated
+from dsprep.formats.zarr.locations import Step, locate
+from dsprep.formats.zarr.metadata import ArrayMeta
+from dsprep.formats.zarr.store import Store, join
+from dsprep.layout.model import Column, FileLayout
+from dsprep.reading.columns import KEPT, Wanted, fetch
+from dsprep.reading.layout_reader import LayoutReader
+
+EDGES = 8
+"""Reads of more chunks than this decode those at their two ends for themselves."""
+
+LARGE = 256 << 20
+"""Bytes of rows above which a read first looks whether the files can hold so much."""
+
+T = TypeVar("T")
+
+
+class LastBlock(Generic[T]):
+    """The block that was decoded last, kept for the reads that follow it.
+
+    Reads are smaller than the chunks of many a store; without this, a chunk of 64 MB would be
+    decoded once for every 8 MB that are read of it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: tuple[int, T] | None = None
+
+    def get(self, number: int, decode: Callable[[], T]) -> T:
+        """Return block `number`, which `decode` makes if it is not the one that is held."""
+        with self._lock:
+            if self._held is None or self._held[0] != number:
+                self._held = number, decode()
+            return self._held[1]
+
+
+class StoredArray:
+    """One array of a store, opened for reading; safe to use from several threads.
+
+    Attributes
+    ----------
+    complete
+        Whether dsprep wrote it, so that a missing file is damage and not the fill value.
+    """
+
+    def __init__(self, meta: ArrayMeta, store: Store) -> None:
+        self.meta = meta
+        self.store = store
+        self.where = f"{store.path}, array {meta.path or '/'}"
+        self.complete = False
+        self._array: Any = None
+        self._opening, self._lock = threading.Lock(), threading.Lock()
+        self._located: tuple[LayoutReader | None, Mapping[int, FormatError]] | None = None
+        self._block: LastBlock[Array] = LastBlock()
+
+    def __len__(self) -> int:
+        return self.meta.shape[0]
+
+    # --- rows ----------------------------------------------------------------------------------
+
+    def column(self, step: Step, lines: int = 1) -> Column:
+        """Return where the rows are stored, `lines` of them a sample.
+
+        Raises
+        ------
+        Unlocated
+            If only zarr reads them.
+        FormatError
+            If anything about the array's files is wrong.
+        """
+        if 0 in self.meta.shape:
+            return Column(None, lines)
+        grid, damage = locate(self, step)
+        for line in sorted(damage):
+            raise damage[line]
+        return Column(grid, lines)
+
+    def begin(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> Wanted:
+        """Return what reading ranges of rows needs; see `ColumnReader.begin_rows`.
+
+        Parameters
+        ----------
+        first, count
+            int64, shape ``(n,)``: rising ranges. Of an array without axes, row 0 is its value.
+
+        Raises
+        ------
+        FormatError
+            If a file of these rows is damaged.
+        """
+        if not count.any() or 0 in self.meta.shape:
+            return Wanted(0, [], lambda _: np.empty(0, np.uint8))
+        low, high = int(first[0]), int((first + count).max())
+        self._check_stored(low, high)
+        with self._lock:
+            if self._located is None:
+                self._located = self._locate()
+            reader, damage = self._located
+        if reader is None:
+            ranges = list(zip(first.tolist(), count.tolist(), strict=True))
+            return Wanted(0, [], lambda _: self._by_library(ranges))
+        if self.meta.shape:
+            grid = self.meta.grid[0]
+            for line in sorted(damage):
+                if low < (line + 1) * grid and line * grid < high:
+                    raise damage[line]
+            self.store.prove(self.meta.file_keys(low, high))
+        (column,) = reader.columns.values()
+        return column.begin_rows(first, count, arena, key)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows ``start <= i < stop``, as stored."""
+        first, count = np.array([start], np.int64), np.array([stop - start], np.int64)
+        wanted = self.begin(first, count, None, "")
+        rows: Bytes = fetch({self.meta.path: wanted}, None)[self.meta.path]  # type: ignore[assignment]
+        return rows.view(self.meta.dtype).reshape(stop - start, *self.meta.shape[1:])
+
+    def forget(self) -> None:
+        """Look for the chunks again before the next read: they were not as expected."""
+        with self._lock:
+            self._located = None
+
+    def _locate(self) -> tuple[LayoutReader | None, Mapping[int, FormatError]]:
+        meta = self.meta
+        try:
+            grid, damage = locate(self, lambda _: None)
+        except Unlocated:
+            return None, {}
+        field = Field(meta.path or "/", meta.dtype, meta.shape[1:])
+        layout = FileLayout(grid.shape[0], columns={field.name: Column(grid)})
+        return LayoutReader(layout, Schema((field,)), self.store.open, self.where), damage
+
+    def resident_nbytes(self) -> int:
+        """Return the bytes of decoded chunks that reading holds: those of a row, and one more."""
+        meta = self.meta
+        if meta.raw or meta.vlen or not meta.shape:
+            return 0
+        chunk = min(math.prod(meta.chunk) * meta.dtype.itemsize, MAX_CHUNK)
+        across = math.prod(-(-n // c) for n, c in zip(meta.shape[1:], meta.chunk[1:], strict=True))
+        return (1 + (across if across * chunk <= KEPT else 1)) * chunk
+
+    def _check_stored(self, start: int, stop: int) -> None:
+        """Before much memory is taken for rows, see that the files hold about as much."""
+        meta = self.meta
+        nbytes = (stop - start) * meta.row_nbytes
+        if nbytes <= LARGE or meta.outer not in ("", "bytes") or meta.vlen or not meta.shape:
+            return
+        held, whole = 0, math.prod(meta.grid) * meta.dtype.itemsize
+        for key in meta.file_keys(start, stop):
+            with self.store.chunk(key) as chunk:
+                held += chunk.nbytes if chunk else min(LARGE, whole)
+            if held >= nbytes:
+                return
+        raise FormatError(
+            "the chunks are too short",
+            where=f"{self.where}, rows {start} to {stop}",
+            expected=f"{nbytes} bytes",
+            found=f"{held}",
+            fix="the array is damaged, or far larger than what was written of it",
+        )
+
+    # --- zarr-python ---------------------------------------------------------------------------
+
+    def _by_library(self, ranges: list[tuple[int, int]]) -> Bytes:
+        """Return the bytes of ranges of rows.
+
+        Where one begins or ends inside a chunk, the next one needs that chunk too: its rows are
+        decoded once and kept.
+        """
+        if not self.meta.shape:
+            return self.element(()).reshape(1).view(np.uint8)
+        parts, rows = [], self.meta.chunk[0]
+        for start, count in ranges:
+            stop = start + count
+            inside = start % rows or (stop % rows and stop < len(self))
+            if not inside or rows * self.meta.row_nbytes > KEPT or count > EDGES * rows:
+                parts.append(self._decode(start, stop))
+                continue
+            for i in range(start // rows, -(-stop // rows)):
+                low, high = i * rows, min((i + 1) * rows, len(self))
+                a, b = max(start, low), min(stop, high)
+                if (a, b) == (low, high):
+                    parts.append(self._decode(low, high))
+                else:
+                    block = self._block.get(i, partial(self._decode, low, high))
+                    parts.append(block[a - low : b - low].copy())  # the block is kept
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return values.reshape(-1).view(np.uint8)
+
+    def _decode(self, start: int, stop: int) -> Array:
+        """Return rows ``start <= i < stop``: C-contiguous, as stored."""
+        with translated(f"{self.where}, rows {start} to {stop}"):
+            for key in self.meta.file_keys(start, stop) if self.complete else ():
+                if not self.store.has(key):
+                    raise self.missing(key)
+            check_chunks(self.store, self.meta, start, stop)
+            found = np.asarray(self.library()[start:stop])
+            if found.shape != (stop - start, *self.meta.shape[1:]):
+                raise FormatError("the data have the wrong shape", where=self.where)
+            return np.ascontiguousarray(found).astype(self.meta.dtype, copy=False)
+
+    def missing(self, key: str, found: str | None = None) -> FormatError:
+        """Return the error for a file that dsprep wrote and that is gone."""
+        return FormatError(
+            "a chunk file is missing",
+            where=f"{self.store.path}, {key}",
+            found=found,
+            fix="restore it; if zarr-python removed it because it held zeros only, "
+            f"remove the attribute {FIELDS} of the store",
+        )
+
+    def objects(self, start: int, stop: int) -> list[Any]:
+        """Return elements ``start <= i < stop`` of an array whose elements vary in length."""
+        with translated(f"{self.where}, rows {start} to {stop}"):
+            check_chunks(self.store, self.meta, start, stop)
+            found: list[Any] = np.asarray(self.library()[start:stop]).tolist()
+            return found
+
+    def element(self, at: tuple[int, ...]) -> Array:
+        """Return the element at a place of the array, as shape ``()``."""
+        with translated(self.where):
+            found = np.asarray(self.library()[at])
+            return found.astype(self.meta.dtype, copy=False).reshape(())
+
+    def library(self) -> Any:
+        """Return zarr-python's array, opened once."""
+        with self._opening:
+            if self._array is None:
+                self.check_codecs()
+                import zarr
+
+                with translated(self.where):
+                    store, prefix = self.store.library()
+                    path = join(prefix, self.meta.path)
+                    self._array = zarr.open_array(
+                        store=store, path=path, mode="r", zarr_format=self.meta.version
+                    )
+            return self._array
+
+    def check_codecs(self) -> None:
+        """Raise `MissingExtra` if a codec is not installed."""
+        from numcodecs.registry import codec_registry, entries
+        from zarr.registry import get_codec_class
+
+        for name in self.meta.codecs:
+            # Of these zarr has the names, and numcodecs the codecs.
+            bare = name.removeprefix(NUMCODECS)
+            known = bare in codec_registry or bare in entries
+            if self.meta.version == 3 and (known or bare == name):
+                try:
+                    known = get_codec_class(name) is not None
+                except (KeyError, ValueError):  # of zarr before 3.2, and its UnknownCodecError
+                    known = False
+            if not known:
+                raise MissingExtra(
+                    f"codec {name} is not installed",
+                    where=self.where,
+                    fix=_package(name),
+                )
+
+
+_PACKAGES = {"pcodec": "pcodec", "zfpy": "zfpy", "msgpack2": "msgpack", "crc32c": "crc32c"}
+"""Codecs that numcodecs has only where another package is installed."""
+
+
+def _package(codec: str) -> str:
+    """Return how to install a codec."""
+    name = codec.removeprefix(NUMCODECS)
+    if name.startswith("imagecodecs_"):
+        return "pip install imagecodecs, and register its codecs: imagecodecs.numcodecs"
+    if name in _PACKAGES:
+        return f"pip install {_PACKAGES[name]}"
+    return "install the package that provides it to zarr"
