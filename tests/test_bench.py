@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import stat
 import subprocess
 import sys
@@ -19,12 +20,10 @@ from hypothesis import strategies as st
 from support import random_batch, schemas
 
 from dsprep.bench import caches, child, computing, counters, running, sums
-from dsprep.bench.parent_pipe import GATE, RESULT, pack, unpack
-from dsprep.bench.results import Result
 from dsprep.bench.strategies import SETS, STRATEGIES, find
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.summary import Facts, against_limit, row
-from dsprep.bench.task import Task
+from dsprep.bench.task import Failure, Task
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import DsprepError, SchemaError, UsageError
 from dsprep.source.dataset import open_dataset
@@ -232,8 +231,8 @@ def test_ranks_meet_at_every_step(made):
 def test_a_result_travels(made):
     task, _ = made
     found = child.run(task, Plain(task), lambda: None)
-    assert Result.from_json(found.to_json()) == found
-    assert Task.from_json(task.to_json()) == task
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert pickle.loads(pickle.dumps(task)) == task
 
 
 # --- sums -------------------------------------------------------------------------------------
@@ -332,15 +331,6 @@ def test_counters_see_reads_and_children(tmp_path):
 # --- processes --------------------------------------------------------------------------------
 
 
-def test_messages_come_whole():
-    data = bytearray(pack(GATE) + pack(RESULT, {"a": 1})[:4])
-    assert unpack(data) == (GATE, None)
-    assert unpack(data) is None
-    data += pack(RESULT, {"a": 1})[4:]
-    assert unpack(data) == (RESULT, {"a": 1})
-    assert not data
-
-
 def test_processes_run_in_step(made):
     task, facts = made
     found = running.run(replace(task, strategy="dummy"), ranks=3)
@@ -352,7 +342,7 @@ def test_processes_run_in_step(made):
 def test_what_fails_is_told(made, tmp_path):
     task, facts = made
     found = running.run(replace(task, path=tmp_path / "none.h5"), ranks=2)
-    assert isinstance(found, running.Failure)
+    assert isinstance(found, Failure)
     assert "none.h5" in found.reason
     told = row("h5py", [found], facts)
     assert told.measures == {}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import h5py
@@ -17,11 +17,10 @@ import pytest
 from dsprep.bench import mpi, running, sums
 from dsprep.bench.counters import Counters
 from dsprep.bench.evidence import Seen
-from dsprep.bench.parent_pipe import GATE, pack
 from dsprep.bench.reading import Settings, bench_read, plan_read
-from dsprep.bench.results import Epoch, Result
 from dsprep.bench.summary import Facts, row
 from dsprep.bench.sums import Sums
+from dsprep.bench.task import Epoch, Failure, Result
 from dsprep.cli.bench.output import check_targets
 from dsprep.errors import UsageError
 from dsprep.source.dataset import open_dataset
@@ -109,7 +108,7 @@ def test_a_sweep_up_to_nonsense_is_refused(data):
 
 
 def test_a_process_ends_with_the_one_that_started_it():
-    child = "from dsprep.bench.orphan import *; import time; end_with_parent(); "
+    child = "from dsprep.bench.child import *; import time; end_with_parent(); "
     child += "print('ready', flush=True); time.sleep(60)"
     parent = f"""
 import subprocess, sys, time
@@ -128,15 +127,18 @@ p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)
 
 def test_a_rank_that_ends_at_the_gate_is_told(tmp_path):
     """It said that it is there, and was killed before the answer: no broken pipe for the user."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = Pipe()
     process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     process.wait()
     with (tmp_path / "errors").open("w+b") as errors, ours:
         rank = running.Rank(0, process, ours, errors)
-        theirs.sendall(pack(GATE))
+        theirs.send(None)
         theirs.close()
-        running._follow([rank], time.monotonic() + 5)
-    assert rank.reason == "ended by signal 9"
+        deadline = time.monotonic() + 5
+        assert running.follow([rank], deadline)
+        running.open_gate([rank])
+        assert not running.follow([rank], deadline)
+    assert rank.outcome == Failure("ended by signal 9")
 
 
 def test_a_batch_without_samples_adds_nothing(data):
@@ -234,7 +236,7 @@ def test_ranks_do_not_wait_for_one_that_cannot_start(monkeypatch):
     monkeypatch.setattr(mpi, "start", start)
     monkeypatch.setattr(mpi, "replace", lambda task, **_: task)
     comm = TwoRanks()
-    assert "Too many open files" in mpi._measure(comm, None, 5.0)
+    assert "Too many open files" in mpi._measure(comm, None, 5.0).reason
     assert comm.told == [mpi._FAILED]
 
 
@@ -245,15 +247,15 @@ def test_ranks_do_not_wait_for_one_that_ends_at_the_gate(tmp_path, monkeypatch):
             found[1] = mine[0]
             return self
 
-    ours, theirs = socket.socketpair()
+    ours, theirs = Pipe()
     process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     process.wait()
     monkeypatch.setattr(mpi, "replace", lambda task, **_: task)
     with (tmp_path / "errors").open("w+b") as errors, ours:
         rank = running.Rank(0, process, ours, errors)
         monkeypatch.setattr(mpi, "start", lambda task: rank)
-        theirs.sendall(pack(GATE))
+        theirs.send(None)
         theirs.close()
         comm = Met()
-        assert mpi._measure(comm, None, 5.0) == "ended by signal 9"
+        assert mpi._measure(comm, None, 5.0) == Failure("ended by signal 9")
     assert comm.told == [mpi._WAITS, mpi._FAILED]

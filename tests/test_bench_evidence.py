@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dsprep.bench import caches, child, page, received, watching
-from dsprep.bench.answer import answer
+from dsprep.bench import caches, child, received
+from dsprep.bench.caches import Server, Watch
 from dsprep.bench.counters import Counters
 from dsprep.bench.evidence import UNKEPT, Evidence, Seen, server_words, weakest
 from dsprep.bench.machine import Mount
-from dsprep.bench.model import Report, Row
 from dsprep.bench.received import Received
-from dsprep.bench.results import Epoch, Result
+from dsprep.bench.report import page
+from dsprep.bench.report.answer import answer
+from dsprep.bench.report.model import Report, Row
+from dsprep.bench.report.tables import csv_text, footnotes
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.summary import Facts, row
 from dsprep.bench.sums import Sums
-from dsprep.bench.tables import csv_text, footnotes
-from dsprep.bench.task import Task
-from dsprep.bench.watching import Server, Watch
+from dsprep.bench.task import Epoch, Result, Task
 from dsprep.core.schema import Schema
 from dsprep.errors import UsageError
 from dsprep.reading.files import File
@@ -100,7 +100,6 @@ def test_each_run_says_by_what_it_is_known(seen, device, words):
     found = evidence(seen, device=device)
     assert found.problem == ""
     assert found.words == words
-    assert Seen.from_json(json.loads(json.dumps(asdict(seen)))) == seen
 
 
 @pytest.mark.parametrize(
@@ -173,7 +172,6 @@ def test_rows_tables_and_pages_have_it():
         seen=Seen(held=0.0, counts=False, **over(eth0=10_200_000)),
     )
     result = Result(epochs=(epoch,), peak_rss=1)
-    assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
     facts = Facts(expected=Sums(10), payload=LEAST, cold=True, computes=False)
     found = row("h5py", [[result]], facts)
     assert found.problems == ()
@@ -284,11 +282,10 @@ def test_what_the_kernel_counts_is_tried(file, monkeypatch, cold, warm, keeps, e
 
 
 FUSE = """
-import json, subprocess, sys
-from dataclasses import asdict
+import pickle, subprocess, sys
 from pathlib import Path
 from dsprep.bench import caches
-from dsprep.bench.watching import Watch
+from dsprep.bench.caches import Watch
 
 program, backing, mount, *faults = sys.argv[1:]
 command = [sys.executable, program, backing, mount, *(f"--fault={f}" for f in faults)]
@@ -302,7 +299,7 @@ with file.open("rb") as kept:
     caches.fill([file])
     before = watch.before()
     caches.drop([file])
-    print(json.dumps([asdict(before), asdict(watch.before())]))
+    print(pickle.dumps([before, watch.before()]).hex())
 served.stdin.close()
 sys.exit(served.wait(10))
 """
@@ -321,7 +318,7 @@ def test_a_fuse_mount_without_a_device(file, tmp_path, faults, keeps):
         pytest.skip("no namespaces of users and mounts here")
     done = subprocess.run([*spaces, *command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    filled, dropped = map(Seen.from_json, json.loads(done.stdout))
+    filled, dropped = pickle.loads(bytes.fromhex(done.stdout))
     assert (filled.keeps, filled.counts) == (keeps, False)
     assert dropped.held == 0.0
     words = "pages dropped" if keeps else "no client cache"
@@ -482,9 +479,9 @@ def test_a_mount_that_counts_nothing_gives_figures(task, monkeypatch):
     """As GlusterFS and sshfs: pages can be dropped, and nothing comes from a device."""
     monkeypatch.setattr(caches, "counts", lambda files, look: False)
     monkeypatch.setattr(caches.Look, "held", lambda look, files: 0.0)
-    monkeypatch.setattr(watching, "mount_under", lambda path: mount("nas:/v", "fuse.glusterfs"))
+    monkeypatch.setattr(caches, "mount_under", lambda path: mount("nas:/v", "fuse.glusterfs"))
     traffic = count(0, 3 << 20)
-    monkeypatch.setattr(watching, "received", lambda mount: Received(None, {"eth0": next(traffic)}))
+    monkeypatch.setattr(caches, "received", lambda mount: Received(None, {"eth0": next(traffic)}))
     found = ran(replace(task, epochs=2))
     assert found.problems == ()
     assert found.value("samples_per_second") > 0
@@ -507,7 +504,7 @@ def test_what_no_page_cache_keeps_is_not_called_warm(task, monkeypatch):
 def test_where_nothing_can_be_seen_it_is_said(task, monkeypatch):
     ways(monkeypatch, counted=None, mapped=None, probed=None)
     monkeypatch.setattr(caches, "fetched", lambda: 0)
-    monkeypatch.setattr(watching, "received", lambda mount: Received())
+    monkeypatch.setattr(caches, "received", lambda mount: Received())
     found = ran(task)
     assert found.problems == ()
     assert found.evidence == "coldness unknown"
@@ -530,7 +527,7 @@ def test_a_server_s_cache_is_filled_once_or_dropped_before_each_epoch(task, tmp_
 def test_a_command_that_fails_is_an_error(task, monkeypatch):
     with pytest.raises(UsageError, match="exit status 3: no such host"):
         ran(replace(task, evict_server="echo no such host >&2; exit 3"))
-    monkeypatch.setattr(watching, "TIMEOUT", 0.05)
+    monkeypatch.setattr(caches, "TIMEOUT", 0.05)
     with pytest.raises(UsageError, match="nothing after"):
         Server(evict="sleep 5").drop()
     Server().drop()
@@ -540,5 +537,5 @@ def test_files_that_are_many_are_looked_at_once(file, monkeypatch):
     monkeypatch.setattr(caches, "counts", lambda files, look: False)
     watch = Watch([file])
     assert watch.opened(Seen(), 5).opened is not None
-    monkeypatch.setattr(watching, "MANY", 0)
+    monkeypatch.setattr(caches, "MANY", 0)
     assert watch.opened(Seen(), 5).opened is None

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -297,12 +298,11 @@ def test_records_are_dealt_once(samples, ranks, roots, steps):
 
 
 RUN = """
-import json, os, sys, hashlib
+import json, os, pickle, sys, hashlib
 from dsprep.bench.strategies import find
 from dsprep.bench.strategies.lmdbio import node as lmdbio_node
-from dsprep.bench.task import Task
 import numpy as np
-task = Task.from_json(json.loads(sys.argv[1]))
+task = pickle.loads(bytes.fromhex(sys.argv[1]))
 lmdbio_node.OPEN_SECONDS = 10
 dies = int(sys.argv[2])
 strategy = find(task.strategy).load()(task)
@@ -330,7 +330,7 @@ def run_ranks(tasks, dies=-1):
     """Run each rank in a process; return exit codes, outputs and errors."""
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RUN, json.dumps(t.to_json()), str(dies)],
+            [sys.executable, "-c", RUN, pickle.dumps(t).hex(), str(dies)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dsprep.bench import answer as answers
-from dsprep.bench import comparing, page, sweeping, tables
-from dsprep.bench.model import MEASURES, Measure, Point, Report, Row, Sweep
+from dsprep.bench.report import answer as answers
+from dsprep.bench.report import comparing, page, sweeping, tables
+from dsprep.bench.report.model import MEASURES, Measure, Point, Report, Row, Sweep
 from dsprep.bench.strategies import SETS, STRATEGIES
 from dsprep.cli.bench import output
 from dsprep.cli.bench.compare import register as register_compare

@@ -1,29 +1,31 @@
-"""The process that measures: ``python -m dsprep.bench.child FD``, a task as JSON on its input.
+"""The process that measures: ``python -m dsprep.bench.child FD``.
 
-Runs one rank of one run of one strategy, and sends back what it measured through the socket FD.
+It runs one rank of one run of one strategy. Through the socket FD it receives a `Task`, says None
+when it is at the gate where ranks meet, which is answered when all are there, and sends back a
+`Result`, or words for why there is none.
 """
 
 from __future__ import annotations
 
-import json
+import ctypes
 import os
-import socket
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 from dsprep.bench import caches, computing, counters, sums
+from dsprep.bench.caches import Server, Watch
 from dsprep.bench.evidence import Seen
-from dsprep.bench.orphan import end_with_parent
-from dsprep.bench.parent_pipe import ERROR, RESULT, Gate
-from dsprep.bench.results import Epoch, Result
 from dsprep.bench.strategies import find
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.task import Task
-from dsprep.bench.watching import Server, Watch
+from dsprep.bench.task import Epoch, Result, Task
 from dsprep.errors import DsprepError
+
+PR_SET_PDEATHSIG = 1
 
 now = time.perf_counter
 
@@ -146,24 +148,45 @@ def _checked(task: Task, strategy: Strategy, number: int) -> tuple[int, int]:
     return total % 2**64, samples
 
 
+class BrokenOff(Exception):
+    """The benchmark has ended while this process waited at the gate."""
+
+
 def main() -> None:
-    """Run the task on standard input."""
-    line = socket.socket(fileno=int(sys.argv[1]))
-    task = Task.from_json(json.load(sys.stdin))
-    gate = Gate(line, task.world_size)
+    """Run the task that comes through the socket."""
+    line: Connection[Any, Any] = Connection(int(sys.argv[1]))
+
+    def wait() -> None:
+        if task.world_size > 1:
+            line.send(None)
+            try:
+                line.recv()
+            except EOFError as error:
+                raise BrokenOff from error
+
+    said: Result | str
     try:
-        result = run(task, find(task.strategy).load()(task), gate.wait)
+        task: Task = line.recv()
+        said = run(task, find(task.strategy).load()(task), wait)
     except DsprepError as error:
-        gate.tell(ERROR, str(error))
-    except ConnectionError:  # another rank failed, or the benchmark was broken off
+        said = str(error)
+    except (BrokenOff, BrokenPipeError, ConnectionResetError):
         os._exit(1)
     except Exception as error:
-        where = f"{type(error).__name__}: {error}"
-        gate.tell(ERROR, " ".join(where.split())[:500])
-    else:
-        gate.tell(RESULT, result.to_json())
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    line.send(said)
     line.close()
     os._exit(0)  # at once: some libraries take long to end, or hang
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends; see ``prctl(2)``.
+
+    Where the C library has no such call, it lives on until its work is done.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -59,11 +59,6 @@ class Seen:
     received: Received = field(default_factory=Received)
     node: str = ""
 
-    @classmethod
-    def from_json(cls, json: Mapping[str, Any]) -> Seen:
-        """Return what `dataclasses.asdict` made JSON of."""
-        return cls(**{**json, "received": Received(**json["received"])})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:

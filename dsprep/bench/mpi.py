@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import time
+from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from dsprep.bench.results import Result
-from dsprep.bench.running import Failure, Rank, end, hear, start
-from dsprep.bench.task import Task
+from dsprep.bench.running import end, follow, open_gate, start
+from dsprep.bench.task import Failure, Result, Task
 from dsprep.errors import MissingExtra
 
 _WAITS, _DONE, _FAILED = range(3)
@@ -41,14 +40,14 @@ class Ranks:
         """Run a task on all ranks; see `dsprep.bench.running.run`."""
         key = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
         one = replace(task, world_size=self.size, key=key, everywhere=True)
-        self._comm.bcast((one.to_json(), timeout), root=0)
+        self._comm.bcast((one, timeout), root=0)
         found = self._comm.gather(_measure(self._comm, one, timeout), root=0)
         for number, each in enumerate(found):
-            if isinstance(each, str):
-                return Failure(f"rank {number}: {each}")
+            if isinstance(each, Failure):
+                return Failure(f"rank {number}: {each.reason}")
         if any(each is None for each in found):
             return Failure("some ranks ended before the others")
-        return [Result.from_json(each) for each in found]
+        return list(found)
 
 
 @contextmanager
@@ -70,8 +69,7 @@ def opened() -> Iterator[Ranks]:
     comm = MPI.COMM_WORLD
     if comm.Get_rank() != 0:
         while (what := comm.bcast(None, root=0)) is not None:
-            told, timeout = what
-            comm.gather(_measure(comm, Task.from_json(told), timeout), root=0)
+            comm.gather(_measure(comm, *what), root=0)
         raise SystemExit(0)
     try:
         yield Ranks(comm)
@@ -79,48 +77,31 @@ def opened() -> Iterator[Ranks]:
         comm.bcast(None, root=0)
 
 
-def _measure(comm: Any, task: Task, timeout: float) -> dict[str, Any] | str | None:
-    """Run this rank of a task; return its result as JSON, why there is none, or nothing.
+def _measure(comm: Any, task: Task, timeout: float) -> Result | Failure | None:
+    """Run this rank of a task; return its result, why there is none, or None.
 
-    Nothing, if another rank failed.
+    None, if another rank failed.
     """
     try:
         rank = start(replace(task, rank=comm.Get_rank()))
     except OSError as error:
         _all(comm, _FAILED)  # the others wait for this one
-        return f"it cannot be started: {error}"
+        return Failure(f"it cannot be started: {error}")
     deadline = time.monotonic() + timeout
     try:
         while True:
-            _listen(rank, deadline)
-            mine = _FAILED if rank.reason else _DONE if rank.result else _WAITS
-            states = _all(comm, mine)
-            if _FAILED in states or len(set(states)) > 1 or states[0] == _DONE:
-                break
-            rank.waiting = False
-            with suppress(ConnectionError):  # it has ended; its line tells so next
-                rank.line.sendall(b".")
-        if rank.reason is not None:
-            return rank.reason
-        return None if rank.result is None else rank.result.to_json()
+            waits = follow([rank], deadline)
+            failed = isinstance(rank.outcome, Failure)
+            states = _all(comm, _WAITS if waits else _FAILED if failed else _DONE)
+            if set(states) != {_WAITS}:
+                return rank.outcome
+            open_gate([rank])
     finally:
         end(rank)
 
 
-def _listen(rank: Rank, deadline: float) -> None:
-    """Take what the measuring process says until it waits or is done."""
-    while not (rank.waiting or rank.done):
-        ready, _, _ = select.select([rank.line], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            rank.reason = "it took too long and was ended (--timeout allows more)"
-            return
-        hear(rank)
-
-
 def _all(comm: Any, mine: int) -> list[int]:
     """Return what all ranks say, without keeping a processor busy while they come."""
-    from array import array
-
     found = array("i", [0]) * comm.Get_size()
     request = comm.Iallgather(array("i", [mine]), found)
     while not request.Test():

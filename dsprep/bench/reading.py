@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dsprep.bench import caches, computing, scratch, sums, sweeping
-from dsprep.bench.answer import TODAY, answer
+from dsprep.bench import caches, computing, scratch, sums
+from dsprep.bench.caches import Server
 from dsprep.bench.evidence import server_words
 from dsprep.bench.machine import describe
-from dsprep.bench.model import Point, Report, Sweep
-from dsprep.bench.results import Result
-from dsprep.bench.running import TIMEOUT, Failure, run
+from dsprep.bench.report import sweeping
+from dsprep.bench.report.answer import TODAY, answer
+from dsprep.bench.report.model import Point, Report, Sweep
+from dsprep.bench.running import TIMEOUT, run
 from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, find
 from dsprep.bench.summary import Facts, against_limit, row
-from dsprep.bench.task import Task
-from dsprep.bench.watching import Server
+from dsprep.bench.task import Conditions, Failure, Result, Task
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.executors.launched import launched
 from dsprep.formats.base import OpenOptions
@@ -38,8 +38,8 @@ LIMIT_NBYTES = 512 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How `bench_read` measures; `Task` says what each means.
+class Settings(Conditions):
+    """How `bench_read` measures.
 
     Attributes
     ----------
@@ -51,33 +51,22 @@ class Settings:
         None: as many as the Reader takes by itself on this node, with as many ranks.
     ranks
         Processes that read together, meeting after every step.
+    warmup
+        Epochs that do not count; None: 0 if `cold`, else 1.
     repeat
         How often each strategy runs, in new processes.
     timeout
         Seconds that a run may take.
-    warm_server, evict_server
-        What is done about the server's cache; see `dsprep.bench.watching.Server`.
     """
 
-    batch_size: int = 32
     buffer_size: str | None = None
     transfer_size: str | None = None
     threads: int | None = None
     ranks: int = 1
-    epochs: int = 1
     warmup: int | None = None
     repeat: int = 3
-    compute: str = "none"
     cold: bool = True
-    stagger: int = 1
-    readers_per_node: int = 1
-    buffers: int = 2
-    engine: str = "buffered"
-    seed: int = 0
-    check: bool = True
     timeout: float = TIMEOUT
-    warm_server: bool = False
-    evict_server: str | None = None
 
     @property
     def server(self) -> Server:
@@ -346,6 +335,10 @@ def _threads(settings: Settings) -> int:
     return settings.threads or threads_by_rule(cores_of(place))
 
 
+def _warmup(settings: Settings) -> int:
+    return int(not settings.cold) if settings.warmup is None else settings.warmup
+
+
 def _containers(names: Sequence[str]) -> list[str]:
     """Return the forms of the dataset that strategies need, each once."""
     forms = [(n, STRATEGIES[n].container) for n in names]
@@ -364,32 +357,19 @@ def _tasks(
         except UnsupportedError as error:
             found[name] = Failure(str(error))
             continue
-        files = caches.files_of(form.data or form.path)
         transfer = settings.transfer_size
-        warmup = settings.warmup
         found[name] = Task(
+            **{f.name: getattr(settings, f.name) for f in fields(Conditions)},
             strategy=name,
             path=form.path,
             data=form.data,
             schema=plan.schema,
             samples=plan.samples,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            epochs=settings.epochs,
-            warmup=(0 if settings.cold else 1) if warmup is None else warmup,
+            warmup=_warmup(settings),
             threads=_threads(settings),
             buffer_nbytes=plan.buffer_nbytes,
             transfer_size=None if transfer is None else parse_nbytes(transfer),
-            buffers=settings.buffers,
-            stagger=settings.stagger,
-            readers_per_node=settings.readers_per_node,
-            engine=settings.engine,
-            compute=settings.compute,
-            cold=settings.cold,
-            warm_server=settings.warm_server,
-            evict_server=settings.evict_server,
-            check=settings.check,
-            drop=tuple(files),
+            drop=tuple(caches.files_of(form.data or form.path)),
         )
     limit = found[LIMIT]
     if settings.compute != "none" and isinstance(limit, Task):
@@ -454,5 +434,5 @@ def _told(settings: Settings, plan: scratch.Plan, alone: float | None) -> dict[s
     told = {**vars(settings), "buffer_size": plan.buffer_nbytes, "threads": _threads(settings)}
     if alone is not None:
         told["storage_gb_per_second"] = alone
-    told["warmup"] = (0 if settings.cold else 1) if settings.warmup is None else settings.warmup
+    told["warmup"] = _warmup(settings)
     return told

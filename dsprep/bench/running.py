@@ -2,100 +2,93 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import select
-import selectors
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import IO
+from dataclasses import dataclass, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import IO, Any
 
-from dsprep.bench.parent_pipe import ERROR, GATE, RESULT, unpack
-from dsprep.bench.results import Result
-from dsprep.bench.task import Task
+from dsprep.bench.task import Failure, Result, Task
 
 TIMEOUT = 900.0
 """Seconds that a run may take."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a run gave no result."""
-
-    reason: str
-
-
 @dataclass
 class Rank:
-    """A process, and what came from it."""
+    """A process, whether it waits at the gate, and what came of it in the end."""
 
     number: int
     process: subprocess.Popen[bytes]
-    line: socket.socket
+    line: Connection[Any, Any]
     errors: IO[bytes]
-    data: bytearray = field(default_factory=bytearray)
     waiting: bool = False
-    result: Result | None = None
-    reason: str | None = None
+    outcome: Result | Failure | None = None
 
-    @property
-    def done(self) -> bool:
-        """Whether nothing more is to come."""
-        return self.result is not None or self.reason is not None
+    def hear(self) -> None:
+        """Take what it says; see `dsprep.bench.child`."""
+        try:
+            said = self.line.recv()
+        except (EOFError, OSError):
+            said = _last_words(self)
+        if said is None:
+            self.waiting = True
+        else:
+            self.outcome = said if isinstance(said, Result) else Failure(said)
 
 
 def run(task: Task, ranks: int = 1, timeout: float = TIMEOUT) -> list[Result] | Failure:
     """Run a task by `ranks` new processes; return what each measured, or why they did not."""
     key = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
-    each = [replace(task, rank=r, world_size=ranks, key=key) for r in range(ranks)]
     started: list[Rank] = []
     try:
-        for one in each:
-            started.append(start(one))  # noqa: PERF401 (those before it are ended if one fails)
-        _follow(started, time.monotonic() + timeout)
-        failed = [r for r in started if r.reason is not None]
-        if failed:
-            who = f"rank {failed[0].number}: " if ranks > 1 else ""
-            return Failure(f"{who}{failed[0].reason}")
-        return [r.result for r in started if r.result is not None]
+        for rank in range(ranks):
+            mine = replace(task, rank=rank, world_size=ranks, key=key)
+            started.append(start(mine))
+        deadline = time.monotonic() + timeout
+        while follow(started, deadline):
+            open_gate(started)
+        who = "rank {}: " if ranks > 1 else ""
+        for one in started:
+            if isinstance(one.outcome, Failure):
+                return Failure(who.format(one.number) + one.outcome.reason)
+        return [one.outcome for one in started if isinstance(one.outcome, Result)]
     finally:
-        for rank in started:
-            end(rank)
+        for one in started:
+            end(one)
 
 
 def start(task: Task) -> Rank:
     """Start the process of one rank."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = Pipe()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by end)
     try:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "dsprep.bench.child", str(theirs.fileno())],
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
                 pass_fds=[theirs.fileno()],
                 env=_environment(),
                 start_new_session=True,  # with its own workers, so that all can be ended
             )
-        assert process.stdin is not None
-        rank = Rank(task.rank, process, ours, errors)
-        with suppress(BrokenPipeError):  # it has ended; what it printed tells why
-            process.stdin.write(json.dumps(task.to_json()).encode())
-            process.stdin.close()
+        with suppress(OSError):  # it has ended; what it printed tells why
+            ours.send(task)
     except BaseException:
         ours.close()
         errors.close()
         raise
-    return rank
+    return Rank(task.rank, process, ours, errors)
 
 
 def _environment() -> dict[str, str]:
@@ -107,49 +100,31 @@ def _environment() -> dict[str, str]:
     return {**told, "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def _follow(ranks: Sequence[Rank], deadline: float) -> None:
-    """Serve the ranks until all have told a result, one has failed, or time is over."""
-    with selectors.DefaultSelector() as selector:
-        for rank in ranks:
-            selector.register(rank.line, selectors.EVENT_READ, rank)
-        while not all(r.done for r in ranks):
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready:
-                slow = next(r for r in ranks if not r.done)
-                slow.reason = "it took too long and was ended (--timeout allows more)"
-                return
-            for key, _ in ready:
-                rank = key.data
-                if hear(rank):
-                    selector.unregister(rank.line)
-                if rank.reason is not None:
-                    return
-            if all(r.waiting for r in ranks if not r.done):
-                for rank in ranks:
-                    if rank.waiting:
-                        rank.waiting = False
-                        with suppress(ConnectionError):  # it has ended; its line tells so next
-                            rank.line.sendall(b".")
+def follow(ranks: Sequence[Rank], deadline: float) -> bool:
+    """Listen until all ranks wait at the gate or are done; return whether the gate is to open.
+
+    It is not once a rank has failed, or time is over.
+    """
+    while any(not r.waiting and r.outcome is None for r in ranks):
+        lines = {r.line: r for r in ranks if r.outcome is None}
+        ready = wait(list(lines), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            slow = next(r for r in lines.values() if not r.waiting)
+            slow.outcome = Failure("it took too long and was ended (--timeout allows more)")
+        for line in ready:
+            lines[line].hear()  # type: ignore[index]
+        if any(isinstance(r.outcome, Failure) for r in ranks):
+            return False
+    return any(r.outcome is None for r in ranks)
 
 
-def hear(rank: Rank) -> bool:
-    """Take what a rank says; return whether it was the last."""
-    try:
-        came = rank.line.recv(1 << 20)
-    except ConnectionError:
-        came = b""
-    rank.data += came
-    while (message := unpack(rank.data)) is not None:
-        kind, content = message
-        if kind == GATE:
-            rank.waiting = True
-        elif kind == RESULT:
-            rank.result = Result.from_json(content)
-        elif kind == ERROR:
-            rank.reason = str(content)
-    if not came and not rank.done:
-        rank.reason = _last_words(rank)
-    return not came or rank.done
+def open_gate(ranks: Sequence[Rank]) -> None:
+    """Let the ranks that wait at the gate go on."""
+    for rank in ranks:
+        if rank.waiting and rank.outcome is None:
+            rank.waiting = False
+            with suppress(OSError):  # it has ended; its line tells so next
+                rank.line.send(None)
 
 
 def _last_words(rank: Rank) -> str:
@@ -170,7 +145,7 @@ def end(rank: Rank) -> None:
     pid = rank.process.pid
     with suppress(ProcessLookupError):
         watched = os.pidfd_open(pid)
-        select.select([watched], [], [], 10 if rank.result is not None else 0.2)
+        select.select([watched], [], [], 10 if isinstance(rank.outcome, Result) else 0.2)
         os.close(watched)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)  # its session is its own; it is not reaped before this

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dsprep.bench.evidence import COLD, SERVER_UNKNOWN, UNKEPT, Evidence, weakest
-from dsprep.bench.model import Measure, Row
-from dsprep.bench.results import Epoch, Result
-from dsprep.bench.running import Failure
+from dsprep.bench.report.model import Measure, Row
 from dsprep.bench.strategies import DUMMY, LIMIT, find
 from dsprep.bench.sums import Sums
+from dsprep.bench.task import Epoch, Failure, Result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from dsprep.cli.report import guarded, print_json, say
 from dsprep.cli.usage import Command
 
 if TYPE_CHECKING:
-    from dsprep.bench.model import Report
+    from dsprep.bench.report.model import Report
     from dsprep.formats.base import Source
 
 EPILOG = """

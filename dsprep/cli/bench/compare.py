@@ -12,7 +12,7 @@ from dsprep.cli.usage import Command
 from dsprep.core.escaping import printable, printable_json
 
 if TYPE_CHECKING:
-    from dsprep.bench.comparing import Comparison, Pair
+    from dsprep.bench.report.comparing import Comparison, Pair
 
 EPILOG = """
 dsprep bench compare before.json after.json
@@ -61,8 +61,8 @@ def compare(
     ] = None,
 ) -> None:
     """Put two reports side by side: what got faster or slower beyond the spread of repeats."""
-    from dsprep.bench.comparing import compare as side_by_side
-    from dsprep.bench.comparing import load
+    from dsprep.bench.report.comparing import compare as side_by_side
+    from dsprep.bench.report.comparing import load
     from dsprep.cli.bench.output import STDOUT, check_targets, write
     from dsprep.sidecar.spec import dump_json
 
@@ -101,8 +101,8 @@ def _name(pair: Pair) -> str:
 
 def _show(found: Comparison) -> None:
     """Print the strategies with both values, the ratio and the verdict."""
-    from dsprep.bench.model import MEASURES
-    from dsprep.bench.tables import NOTHING, digits, show_spread, show_value
+    from dsprep.bench.report.model import MEASURES
+    from dsprep.bench.report.tables import NOTHING, digits, show_spread, show_value
 
     unit = MEASURES[found.measure]
     rows = [("strategy", "old", "new", "new/old", "")]

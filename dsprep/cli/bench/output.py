@@ -16,8 +16,8 @@ from dsprep.core.escaping import printable, printable_json
 from dsprep.errors import UsageError
 
 if TYPE_CHECKING:
-    from dsprep.bench.model import Report
-    from dsprep.bench.tables import Line, Table
+    from dsprep.bench.report.model import Report
+    from dsprep.bench.report.tables import Line, Table
 
 WIDTH = 100
 """Columns of characters where the output is no terminal."""
@@ -45,8 +45,8 @@ def emit(report: Report, *, json: Path | None, html: Path | None, csv: Path | No
     UsageError
         If a file exists that `dsprep bench` did not write; then none is written.
     """
-    from dsprep.bench.page import html as page
-    from dsprep.bench.tables import csv_text
+    from dsprep.bench.report.page import html as page
+    from dsprep.bench.report.tables import csv_text
     from dsprep.sidecar.spec import dump_json
 
     check_targets(json=json, html=html, csv=csv)
@@ -69,7 +69,7 @@ def emit(report: Report, *, json: Path | None, html: Path | None, csv: Path | No
 
 def show(report: Report) -> None:
     """Print the tables, the remarks and the answer."""
-    from dsprep.bench.tables import footnotes, tables
+    from dsprep.bench.report.tables import footnotes, tables
 
     room = width()
 
@@ -108,7 +108,7 @@ def drawn(table: Table, room: int) -> list[tuple[str, str]]:
     Labels stay whole; columns of little importance go first. Numbers are to the right; a row
     without numbers says why across the columns.
     """
-    from dsprep.bench.tables import show as cell
+    from dsprep.bench.report.tables import show as cell
 
     labels = [printable(line.label) + ("  <- knee" if line.knee else "") for line in table.lines]
     label = max(map(len, (table.first, *labels)))
@@ -188,8 +188,8 @@ def _check(path: Path, option: str) -> None:
 
 def _ours(head: bytes, option: str) -> bool:
     """Tell whether a file that begins like this is what `dsprep bench` writes for an option."""
-    from dsprep.bench.page import MARK
-    from dsprep.bench.tables import HEADER
+    from dsprep.bench.report.page import MARK
+    from dsprep.bench.report.tables import HEADER
 
     if option == "--html":
         return MARK.encode() in head

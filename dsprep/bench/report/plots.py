@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dsprep.bench.model import Measure
-from dsprep.bench.sweeping import standing
+from dsprep.bench.report.model import Measure
+from dsprep.bench.report.sweeping import standing
 
 ROW = 46
 """Pixels of a bar with its label."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsprep.bench.model import MEASURES, Measure, Report, Row
+from dsprep.bench.report.model import MEASURES, Measure, Report, Row
 from dsprep.write.plan import show_nbytes
 
 NOTHING = "-"

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dsprep.bench.comparing import apart
-from dsprep.bench.model import MEASURES, Point, Sweep
+from dsprep.bench.report.comparing import apart
+from dsprep.bench.report.model import MEASURES, Point, Sweep
+from dsprep.bench.report.tables import show_value
 from dsprep.bench.strategies import LIMIT
-from dsprep.bench.tables import show_value
 from dsprep.errors import UsageError
 from dsprep.reader import engines
 from dsprep.write.plan import parse_nbytes

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsprep.bench.model import MEASURES, Measure, Report, Row
+from dsprep.bench.report.model import MEASURES, Measure, Report, Row
 from dsprep.errors import FormatError, UsageError
 
 ONCE = 0.10

@@ -9,8 +9,6 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from dsprep.bench import sweeping
-from dsprep.bench.comparing import apart, flat
 from dsprep.bench.evidence import (
     ANY,
     DEVICE,
@@ -20,9 +18,11 @@ from dsprep.bench.evidence import (
     UNKEPT,
     UNKNOWN,
 )
-from dsprep.bench.model import Report, Row
+from dsprep.bench.report import sweeping
+from dsprep.bench.report.comparing import apart, flat
+from dsprep.bench.report.model import Report, Row
+from dsprep.bench.report.tables import digits, number, show_seconds
 from dsprep.bench.strategies import DUMMY, LIMIT, SETS
-from dsprep.bench.tables import digits, number, show_seconds
 from dsprep.write.plan import show_nbytes
 
 TODAY = {

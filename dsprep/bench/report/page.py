@@ -17,12 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dsprep import __version__
-from dsprep.bench.comparing import flat
-from dsprep.bench.model import MEASURES, Report, Row
-from dsprep.bench.page import plots
-from dsprep.bench.page.style import STYLE
-from dsprep.bench.strategies import DUMMY, LIMIT
-from dsprep.bench.tables import (
+from dsprep.bench.report import plots
+from dsprep.bench.report.comparing import flat
+from dsprep.bench.report.model import MEASURES, Report, Row
+from dsprep.bench.report.style import STYLE
+from dsprep.bench.report.tables import (
     NOTHING,
     Column,
     Line,
@@ -34,6 +33,7 @@ from dsprep.bench.tables import (
     show_value,
     tables,
 )
+from dsprep.bench.strategies import DUMMY, LIMIT
 from dsprep.core.escaping import printable
 from dsprep.write.plan import show_nbytes
 
