@@ -54,7 +54,7 @@ FRAMES = {
         "proven by the header of the overflow page before it",
     ),
     "tfrecord": Decoder(
-        "dsprep.formats.tfrecord.frame:Frame", "proven by its length and CRC before it"
+        "dsprep.formats.tfrecord.framing:Frame", "proven by its length and CRC before it"
     ),
 }
 RECIPES = {

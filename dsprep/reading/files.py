@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dsprep.core.marks import Mark, Status, changed, is_coarse, same_file, status
-from dsprep.core.schema import Ints
-from dsprep.core.storage import Inside, let_go
+from dsprep.core.pread import read_spans
+from dsprep.core.schema import Bytes, Ints
+from dsprep.core.storage import Inside, let_go, pread_into
 from dsprep.errors import FormatError
 
 KEPT = 64
@@ -53,6 +54,14 @@ class File:
 
     def __del__(self) -> None:
         self.close()
+
+    def read_into(self, out: Bytes, offset: int) -> None:
+        """Fill `out` from `offset` on."""
+        pread_into(self.fd, out, offset, self.path)
+
+    def read_spans(self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints) -> None:
+        """Read ranges into `out`; see `dsprep.core.pread.read_spans`."""
+        read_spans(self.fd, offsets, lengths, out, places, self.path)
 
     def size(self) -> int:
         """Return its size now."""

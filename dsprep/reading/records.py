@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from dsprep.core.pread import move_spans, packed, read_spans
+from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import (
     Arena,
     Array,
@@ -27,7 +27,6 @@ from dsprep.core.schema import (
     Schema,
     new_array,
 )
-from dsprep.core.storage import pread_into
 from dsprep.errors import FormatError
 from dsprep.layout.model import Part, Records
 from dsprep.reading.files import File
@@ -166,13 +165,18 @@ class RecordReader:
             _check_disjoint(offsets, lengths, file)
         parts = [(self.schema[n], records.parts[n]) for n in names]
         whole = any(part.at is None for _, part in parts) or verify == "full"
-        taken = self._take(file, offsets, lengths, [] if whole else parts, verify, arena)
 
         def label(i: int) -> str:
             sample = int(indices[i])
             if self._label is not None:
                 return self._label(sample)
             return f"{file.path}, sample {first + sample}"
+
+        try:
+            taken = self._take(file, offsets, lengths, [] if whole else parts, verify, arena)
+        except _Wrong as wrong:
+            i = wrong.record
+            raise wrong.named(f"{label(i)}, offset {offsets[i]}") from wrong
 
         out: Batch = {}
         if any(part.at is None for _, part in parts) and self._recipe is not None:
@@ -213,7 +217,10 @@ class RecordReader:
         while i < len(numbers):
             before = int(ends[i]) - int(lengths[i])
             j = max(i + 1, int(np.searchsorted(ends, before + PROVED, "right")))
-            self._take(file, offsets[i:j], lengths[i:j], [], "full", None)
+            try:
+                self._take(file, offsets[i:j], lengths[i:j], [], "full", None)
+            except _Wrong as wrong:
+                raise wrong.named(f"{file.path}, offset {offsets[i + wrong.record]}") from wrong
             i = j
 
     def _take(
@@ -240,7 +247,7 @@ class RecordReader:
         scattered = any(f.ragged for f, _ in parts) and wanted > n * LARGE and n > 1
         if n and not scattered and end - begin <= wanted * WASTE + 4096 + n * SMALL:
             buffer = new_array(arena, "sidecar.range", (end - begin,), _U8)
-            pread_into(file.fd, buffer, begin, file.path)
+            file.read_into(buffer, begin)
             starts = offsets - begin
             step = int(starts[1] - starts[0]) if n > 1 else int(lengths[0])
             even = bool((np.diff(starts) == step).all()) and bool((lengths == lengths[0]).all())
@@ -282,13 +289,11 @@ class RecordReader:
             base + packed(length)[:-1]
             for base, (_, length) in zip(bases[:-1].tolist(), pieces, strict=True)
         ]
-        read_spans(
-            file.fd,
+        file.read_spans(
             np.concatenate([o for o, _ in pieces]),
             np.concatenate([length for _, length in pieces]),
             out,
             np.concatenate(places),
-            file.path,
         )
         taken = []
         for i in range(wanted):
@@ -301,7 +306,7 @@ class RecordReader:
             behind = np.zeros((n, frame.after), np.uint8)
             if len(pieces) > wanted + 1:
                 behind = _rows(out, places[-1], pieces[-1][1], frame.after)
-            self._verify(frame, before, behind, taken[0], offsets, lengths, verify, file)
+            self._verify(frame, before, behind, taken[0], offsets, lengths, verify)
         return taken
 
     def _verify_range(
@@ -313,7 +318,7 @@ class RecordReader:
         ends = taken.starts + taken.lengths
         rest = np.minimum(len(taken.buffer) - ends, frame.after)
         behind = _rows(taken.buffer, ends, rest, frame.after)
-        self._verify(frame, before, behind, taken, offsets, taken.lengths, verify, file)
+        self._verify(frame, before, behind, taken, offsets, taken.lengths, verify)
 
     def _verify(
         self,
@@ -324,7 +329,6 @@ class RecordReader:
         offsets: Ints,
         lengths: Ints,
         verify: Verify,
-        file: File,
     ) -> None:
         bad = frame.wrong(before, offsets, lengths)
         what = "what lies before the record is not that of a record of this size"
@@ -333,13 +337,23 @@ class RecordReader:
             bad = bad if found is None else found
             what = "the checksum of the payload is wrong"
         if bad.any():
-            i = int(bad.argmax())
-            raise FormatError(
-                what,
-                where=f"{file.path}, offset {offsets[i]}",
-                fix="the file is damaged, or was changed since its layout was found: "
-                "dsprep provenance --check full compares them",
-            )
+            raise _Wrong(int(bad.argmax()), what)
+
+
+class _Wrong(Exception):
+    """A record is not the one that is meant; a `FormatError` once it has a name."""
+
+    def __init__(self, record: int, what: str) -> None:
+        super().__init__(what)
+        self.record, self.what = record, what
+
+    def named(self, where: str) -> FormatError:
+        return FormatError(
+            self.what,
+            where=where,
+            fix="the file is damaged, or was changed since its layout was found: "
+            "dsprep provenance --check full compares them",
+        )
 
 
 def _check_numbers(numbers: Ints, count: int, where: object) -> None:

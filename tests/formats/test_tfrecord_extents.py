@@ -19,12 +19,12 @@ from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
 from dsprep.formats.tfrecord import example, framing
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
-from dsprep.formats.tfrecord.frame import Frame
+from dsprep.formats.tfrecord.framing import Frame
 from dsprep.formats.tfrecord.recipe import example as recipe
 from dsprep.formats.tfrecord.source import TFRecordSource
-from dsprep.formats.tfrecord.stream import PlainFile
 from dsprep.layout.laws import Affine
 from dsprep.layout.model import FileLayout
+from dsprep.reading.files import File
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.write.sidecars import provenance
 
@@ -523,21 +523,21 @@ def test_of_large_padded_records_only_headers_are_read(tmp_path: Path, monkeypat
     n, step, nbytes, calls = 330, 11, 0, 0
     grouping = even(n, step, 1 << 16)
     path = write_groups(tmp_path / "x.tfrecord", schema, random_batch(schema, n), grouping)
-    pread_, into_ = os.pread, PlainFile.read_into
+    pread_, into_ = os.pread, File.read_into
 
     def counted(fd: int, size: int, offset: int) -> bytes:
         nonlocal nbytes, calls
         nbytes, calls = nbytes + size, calls + 1
         return pread_(fd, size, offset)
 
-    def counted_into(self: PlainFile, out: np.ndarray, offset: int) -> None:
+    def counted_into(self: File, out: np.ndarray, offset: int) -> None:
         nonlocal nbytes, calls
         nbytes, calls = nbytes + out.nbytes, calls + 1
         into_(self, out, offset)
 
     with opened(path, hint=schema) as source:
         monkeypatch.setattr(os, "pread", counted)
-        monkeypatch.setattr(PlainFile, "read_into", counted_into)
+        monkeypatch.setattr(File, "read_into", counted_into)
         layout = source.extents()
         monkeypatch.undo()
         assert nbytes < 200 * n + 80_000

@@ -8,16 +8,14 @@ read, not the values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import example
 from dsprep.formats.tfrecord.batch_parser import parse_together
-from dsprep.formats.tfrecord.columns import gather
 from dsprep.formats.tfrecord.example import (
     BYTES,
     INT64,
@@ -29,6 +27,8 @@ from dsprep.formats.tfrecord.example import (
 )
 from dsprep.formats.tfrecord.features import Seen
 from dsprep.formats.tfrecord.framing import FOOTER, payload_right
+from dsprep.formats.tfrecord.recipe import gather
+from dsprep.reading.files import File
 
 FEW = 8
 """Records that are looked at one by one rather than together."""
@@ -42,17 +42,10 @@ _TYPES = {type_: frozenset([type_]) for type_ in TYPES}
 Facts: TypeAlias = Mapping[str, Seen]
 
 
-class Stream(Protocol):
-    """The bytes of the records."""
-
-    def read_into(self, out: NDArray[np.uint8], offset: int) -> None:
-        """Fill `out` from `offset` on."""
-
-
 class Far:
     """The bytes of a stream up to `stop`, read as `example.parse` looks at them."""
 
-    def __init__(self, stream: Stream, stop: int) -> None:
+    def __init__(self, stream: File, stop: int) -> None:
         self._stream, self._stop = stream, stop
         self._at, self._block = 0, b""
 
@@ -97,7 +90,7 @@ class Discovery:
         Where the first record lies that was passed over, for its CRC is wrong: number and offset.
     """
 
-    def __init__(self, stream: Stream, check_crc: bool, where: object) -> None:
+    def __init__(self, stream: File, check_crc: bool, where: object) -> None:
         self._stream, self._check_crc, self._where = stream, check_crc, where
         self.seen: dict[str, Seen] = {}
         self.records = self._passed = 0

@@ -10,22 +10,22 @@ are read as they lie, which is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
-from dsprep.core.schema import Bytes, Ints
+from dsprep.core.schema import Bytes
 from dsprep.core.storage import pread_most
-from dsprep.errors import FormatError, UnsupportedError
-from dsprep.formats.tfrecord import columns, example, frame, recipe
+from dsprep.errors import FormatError
+from dsprep.formats.tfrecord import example, framing, recipe
 from dsprep.formats.tfrecord.batch_parser import is_padding
 from dsprep.formats.tfrecord.example import BYTES, INT64, Value, WireError
 from dsprep.formats.tfrecord.features import Feature
-from dsprep.formats.tfrecord.framing import FOOTER, FRAME, HEADER, TRUNCATED, Index
-from dsprep.formats.tfrecord.stream import SPARSE, WINDOW, PackedFile, PlainFile
-from dsprep.layout.laws import Affine, Explicit, Law
+from dsprep.formats.tfrecord.framing import FRAME, HEADER, TRUNCATED, Index
+from dsprep.formats.tfrecord.stream import SPARSE, WINDOW, windows
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
+from dsprep.reading.files import File
 
 NEAR = 128
 """Bytes of values between two ranges that are read along rather than skipped."""
@@ -38,14 +38,13 @@ Ranges: TypeAlias = list[tuple[int, int]]
 
 
 def file_layout(
-    file: PlainFile | PackedFile,
+    file: File,
     index: Index,
     features: Sequence[Feature],
-    opaque: bool,
     known: frozenset[str] | None,
     progress: Progress,
 ) -> FileLayout:
-    """Return the layout of the records.
+    """Return the layout of records of Examples, with the place of each field that has one in all.
 
     Parameters
     ----------
@@ -53,68 +52,56 @@ def file_layout(
         The file, and its records.
     features
         What is wanted of each record.
-    opaque
-        Whether that is the record itself.
     known
         The features that a record may have; None: any.
 
     Raises
     ------
-    UnsupportedError
-        If the file is compressed.
     FormatError
         If the file has changed.
     Misfit
         If a record has a length that does not fit.
     """
-    if isinstance(file, PackedFile):
-        raise UnsupportedError(
-            f"samples have no offsets inside a {file.codec} stream",
-            where=file.path,
-            fix=f"dsprep convert {file.path} DST writes it without compression",
-        )
-    blocks = _blocks(index)
-    if opaque:
-        parts = {f.field.name: _opaque_part(f, index) for f in features}
-    else:
-        parts = _parts(file, index, blocks.offsets, features, known, progress)
+    parts = _parts(file, index, features, known, progress)
+    return FileLayout(index.count, records_of(index, features, known, parts))
+
+
+def records_of(
+    index: Index,
+    features: Sequence[Feature],
+    known: frozenset[str] | None,
+    parts: Mapping[str, Part] | None = None,
+) -> Records:
+    """Return records of Examples; `parts`: where fields are in all of them, None: not looked at."""
+    parts = {f.field.name: Part() for f in features} if parts is None else parts
     hidden = any(part.at is None for part in parts.values())
-    records = Records(
-        blocks,
+    return Records(
+        Blocks(index.offsets, index.lengths),
         parts,
         recipe=recipe.describe(features, known is None) if hidden else None,
-        frame={"name": frame.NAME},
+        frame={"name": framing.NAME},
     )
-    return FileLayout(index.count, records)
 
 
-def _blocks(index: Index) -> Blocks:
-    """Return where the payloads lie."""
-    n = index.count
-    if not isinstance(index.lengths, np.ndarray):
-        stride = index.lengths + FRAME
-        return Blocks(Affine(n, HEADER, stride), Affine(n, index.lengths))
-    lengths = index.lengths_of(0, n)
-    offsets: Ints = lengths + FRAME
-    np.cumsum(offsets, out=offsets)
-    offsets -= lengths
-    offsets -= FOOTER
-    return Blocks(Explicit(offsets), Explicit(lengths))
+def opaque_layout(index: Index, features: Sequence[Feature]) -> FileLayout:
+    """Return the layout of records that are fields themselves.
 
-
-def _opaque_part(feature: Feature, index: Index) -> Part:
-    """Return the part that is the whole record, given that every length fits."""
-    field = feature.field
-    columns.check_sizes(
-        index.lengths_of(0, index.count), field.row_nbytes, feature, field.dtype.itemsize
-    )
-    return Part(0, None if field.ragged else field.row_nbytes)
+    Raises
+    ------
+    Misfit
+        If a record has a length that does not fit.
+    """
+    parts = {}
+    for f in features:
+        unit = f.field.dtype.itemsize
+        recipe.check_sizes(index.lengths.span(0, index.count), f.field.row_nbytes, f, unit)
+        parts[f.field.name] = Part(0, None if f.field.ragged else f.field.row_nbytes)
+    return FileLayout(index.count, records_of(index, features, None, parts))
 
 
 def _parts(
-    file: PlainFile,
+    file: File,
     index: Index,
-    offsets: Law,
     features: Sequence[Feature],
     known: frozenset[str] | None,
     progress: Progress,
@@ -135,19 +122,19 @@ def _parts(
     fits = known is None or found.keys() <= known
     if ranges is None or not fits or not any(placed.values()):
         return parts
-    if not _all_agree(file, index, offsets, first, ranges, progress):
+    if not _all_agree(file, index, first, ranges, progress):
         return parts
     return {name: part or Part() for name, part in placed.items()}
 
 
-def _common(file: PlainFile, index: Index) -> int:
+def _common(file: File, index: Index) -> int:
     """Return how many bytes of every record may be alike but for values, 0 if none are.
 
     Of records that differ in length these are the features, given that padding follows them.
     """
-    if not isinstance(index.lengths, np.ndarray):
-        return index.lengths
-    shortest = int(index.lengths.min())
+    if index.constant:
+        return index.lengths.one(0)
+    shortest = int(index.lengths.span(0, index.count).min())
     head = np.empty(min(TAIL, shortest), np.uint8)
     file.read_into(head, HEADER)
     try:
@@ -166,7 +153,7 @@ def _place(value: Value | None, feature: Feature) -> Part | None:
     start, stop = value.ranges[0] if value.ranges else (0, 0)
     field = feature.field
     size = np.array([stop - start], np.int64)
-    columns.check_sizes(size, field.row_nbytes, feature, field.dtype.itemsize)
+    recipe.check_sizes(size, field.row_nbytes, feature, field.dtype.itemsize)
     return Part(start, stop - start)
 
 
@@ -174,9 +161,8 @@ def _place(value: Value | None, feature: Feature) -> Part | None:
 
 
 def _all_agree(
-    file: PlainFile,
+    file: File,
     index: Index,
-    offsets: Law,
     first: Bytes,
     ranges: Ranges,
     progress: Progress,
@@ -185,13 +171,13 @@ def _all_agree(
     count, nbytes = index.count, len(first)
     tail = [] if index.constant else [(nbytes, nbytes + TAIL)]
     spans = _joined(ranges + tail)
-    if index.offset(count) >= SPARSE * count:
-        read = _apart(file, index, offsets, spans)
+    if index.nbytes >= SPARSE * count:
+        read = _apart(file, index, spans)
     elif index.constant:
         spans = [(0, nbytes)]
         read = _whole(file, count, nbytes)
     else:
-        read = _gathered(file, index, offsets, spans)
+        read = _gathered(file, index, spans)
     begins = np.cumsum([0, *(b - a for a, b in spans)])
     compared = []  # where each range lies in a row, and what has to be there
     for a, b in ranges:
@@ -202,7 +188,9 @@ def _all_agree(
     for rows in read:
         if any((rows[:, a:b] != expected).any() for a, b, expected in compared):
             return False
-        rest = index.lengths_of(done, done + len(rows)) - nbytes if tail else np.zeros(1, np.int64)
+        rest = (
+            index.lengths.span(done, done + len(rows)) - nbytes if tail else np.zeros(1, np.int64)
+        )
         if rest.any() and not is_padding(rows[rest > 0, -TAIL:], rest[rest > 0]):
             return False
         done += len(rows)
@@ -222,26 +210,26 @@ def _joined(ranges: Ranges) -> Ranges:
     return out
 
 
-def _whole(file: PlainFile, count: int, length: int) -> Iterator[Bytes]:
+def _whole(file: File, count: int, length: int) -> Iterator[Bytes]:
     """Yield payloads of one length as rows, a window of the file at a time."""
     stride = length + FRAME
     step = max(1, WINDOW // stride) * stride
-    for _, window in file.windows(range(0, count * stride, step), step):
+    for _, window in windows(file, range(0, count * stride, step), step):
         yield window.reshape(-1, stride)[:, HEADER : HEADER + length]
 
 
-def _gathered(file: PlainFile, index: Index, offsets: Law, spans: Ranges) -> Iterator[Bytes]:
+def _gathered(file: File, index: Index, spans: Ranges) -> Iterator[Bytes]:
     """Yield the bytes of all payloads in `spans` as rows, out of windows of the file.
 
     What a span has behind the end of the file is anything.
     """
     columns = np.concatenate([np.arange(a, b) for a, b in spans])
-    reach, end = spans[-1][1], index.offset(index.count)
+    reach, end = spans[-1][1], index.nbytes
     window = np.zeros(max(WINDOW, reach), np.uint8)
     step = max(1, min(_AT_ONCE, WINDOW // len(columns)))
     start = 0
     while start < index.count:
-        starts = offsets.span(start, min(start + step, index.count))
+        starts = index.offsets.span(start, min(start + step, index.count))
         begin = int(starts[0])
         near = max(1, int(np.searchsorted(starts, begin + WINDOW - reach, "right")))
         stop = min(int(starts[near - 1]) + reach, end)
@@ -250,16 +238,16 @@ def _gathered(file: PlainFile, index: Index, offsets: Law, spans: Ranges) -> Ite
         start += near
 
 
-def _apart(file: PlainFile, index: Index, offsets: Law, spans: Ranges) -> Iterator[Bytes]:
+def _apart(file: File, index: Index, spans: Ranges) -> Iterator[Bytes]:
     """Yield the bytes of all payloads in `spans` as rows, each span by its own read.
 
     What a span has behind the end of the file is 0.
     """
-    width, end = sum(b - a for a, b in spans), index.offset(index.count)
+    width, end = sum(b - a for a, b in spans), index.nbytes
     step = max(1, min(_AT_ONCE, WINDOW // max(1, width)))
     sizes = [(a, b - a) for a, b in spans]
     for start in range(0, index.count, step):
-        starts = offsets.span(start, min(start + step, index.count))
+        starts = index.offsets.span(start, min(start + step, index.count))
         data = b"".join(
             pread_most(file.fd, size, at + offset)
             for at in starts.tolist()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
@@ -25,9 +25,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import Array
+from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.core.storage import preadv_most
 from dsprep.errors import FormatError
+from dsprep.layout.laws import Affine, Law, Table
+from dsprep.layout.laws.follow import Follow
 
 HEADER = 12
 FOOTER = 4
@@ -38,9 +40,6 @@ LONGEST = 1 << 50
 """A record this long cannot be; sums of the lengths in one window stay within int64."""
 
 TRUNCATED = "the file is truncated or still being written"
-BLOCK = 256
-"""Records between two offsets that a varying `Index` keeps."""
-
 MASK = 0xA282EAD8
 
 SHORT = 128 << 10
@@ -143,45 +142,63 @@ def is_header(data: bytes) -> bool:
     return bool(head[0, 8:].view("<u4")[0] == crc_of_lengths(head[:, :8])[0])
 
 
+NAME = "tfrecord"
+"""What layouts call `Frame`."""
+
+
+class Frame:
+    """The header and footer of a record; see ``dsprep.reading.records``.
+
+    Parameters
+    ----------
+    params
+        None are needed.
+    """
+
+    before = HEADER
+    after = FOOTER
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        return
+
+    def wrong(self, before: Bytes, offsets: Ints, lengths: Ints) -> NDArray[np.bool_]:
+        """Return which records do not have a header for a payload of that length."""
+        return np.asarray((before != headers(lengths)).any(axis=1))
+
+    def payload_wrong(
+        self, buffer: Bytes, starts: Ints, lengths: Ints, after: Bytes
+    ) -> NDArray[np.bool_]:
+        """Return which payloads differ from the CRC behind them."""
+        stored = np.ascontiguousarray(after).view("<u4").reshape(-1)
+        return np.asarray(payload_crcs(buffer, starts, lengths) != stored)
+
+
 class Index:
-    """Where each record lies, in at most 4 bytes per record (8 if any is over 4 GiB).
+    """Where each record is stored, in at most 8 bytes per record (12 if any is over 4 GiB).
+
+    Parameters
+    ----------
+    lengths
+        Payload bytes of each record.
+    nbytes
+        Bytes of the file.
 
     Attributes
     ----------
     count
         Records in the file.
-    lengths
-        Payload bytes of each record: one number if all are the same, otherwise shape
-        ``(count,)``.
+    lengths, offsets
+        The laws of the payloads.
+    constant
+        Whether all records have the same length.
     """
 
-    def __init__(self, count: int, lengths: int | Array) -> None:
-        self.count, self.lengths = count, lengths
-        if isinstance(lengths, np.ndarray):
-            cuts = np.arange(0, count, BLOCK)
-            sums = np.add.reduceat(lengths, cuts, dtype=np.int64) + FRAME * np.diff(
-                np.append(cuts, count)
-            )
-            self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sums)])
-
-    @property
-    def constant(self) -> bool:
-        """Whether all records have the same length."""
-        return not isinstance(self.lengths, np.ndarray)
-
-    def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the payload bytes of records ``start <= i < stop``."""
-        if isinstance(self.lengths, np.ndarray):
-            return self.lengths[start:stop].astype(np.int64)
-        return np.full(stop - start, self.lengths, np.int64)
-
-    def offset(self, record: int) -> int:
-        """Return where the header of `record` begins; ``offset(count)`` is the end of the file."""
-        if not isinstance(self.lengths, np.ndarray):
-            return record * (self.lengths + FRAME)
-        block = record // BLOCK
-        before = self.lengths[block * BLOCK : record]
-        return int(self._starts[block]) + int(before.sum(dtype=np.int64)) + FRAME * len(before)
+    def __init__(self, lengths: Law, nbytes: int) -> None:
+        self.count, self.lengths, self.nbytes = lengths.count, lengths, nbytes
+        self.constant = isinstance(lengths, Affine)
+        self.offsets: Law = Follow(lengths, Affine(self.count, HEADER), FRAME)
+        if isinstance(lengths, Affine):
+            self.offsets = Affine(self.count, HEADER, lengths.base + FRAME)
 
 
 class Scan:
@@ -314,8 +331,8 @@ class Scan:
         if self.position > end:
             self.ends_inside(self.count - 1, self.position - self.length - FRAME, end)
         if self._first is not None or not self._parts:
-            return Index(self.count, self._first or 0)
-        return Index(self.count, np.concatenate(self._parts))
+            return Index(Affine(self.count, self._first or 0), end)
+        return Index(Table(np.concatenate(self._parts)), end)
 
 
 def _narrow(longest: int) -> type[np.uint32] | type[np.int64]:

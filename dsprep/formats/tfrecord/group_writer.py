@@ -22,9 +22,10 @@ from dsprep.formats.tfrecord import features, framing, group_gzip
 from dsprep.formats.tfrecord.build import Template, check_size
 from dsprep.formats.tfrecord.example import padding_head
 from dsprep.formats.tfrecord.group import arrange
-from dsprep.formats.tfrecord.stream import PlainFile
+from dsprep.formats.tfrecord.stream import read_index
 from dsprep.layout.laws import Explicit, Law, affine
 from dsprep.layout.model import Blocks, Groups
+from dsprep.reading.files import File
 
 
 @dataclass
@@ -191,8 +192,9 @@ class TFRecordGroupWriter(GroupWriter):
         if arrangement.fixed:
             places = arrangement.places(edges)
         else:
-            index = PlainFile(self._path, fd).index()
-            places = np.array([index.offset(edge) for edge in edges.tolist()], np.int64)
+            index = read_index(File(self._path))
+            begins = index.offsets.at(edges[:-1]) - framing.HEADER
+            places = np.append(begins, index.nbytes)
         self._begins[:], self._ends[:] = places[:-1], places[1:]
 
     def close(self) -> None:

@@ -1,21 +1,40 @@
-"""How the reader of a sidecar takes fields out of ``tf.train.Example`` records.
+"""How fields are taken out of ``tf.train.Example`` records, by the recipe that a layout has.
 
 ``{"name": "example", "features": {field: [feature, list]}, "others": true}``: the feature that
 each field is read from, and the list it has, ``"bytes"``, ``"float"`` or ``"int64"``. Features
 that are none of these are an error unless there are ``others``.
+
+Ranges that lie evenly, one per record, become a view; everything else is gathered into one array.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Schema, empty_batch
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.core.schema import (
+    Arena,
+    Array,
+    Batch,
+    Bytes,
+    Column,
+    Field,
+    Ints,
+    Ragged,
+    Schema,
+    empty_batch,
+    new_array,
+)
 from dsprep.errors import FormatError
-from dsprep.formats.tfrecord import columns
-from dsprep.formats.tfrecord.columns import Misfit
-from dsprep.formats.tfrecord.example import BYTES, FLOAT, TYPES
+from dsprep.formats.tfrecord import example as wire
+from dsprep.formats.tfrecord.batch_parser import parse_together
+from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, Places, Value, WireError
 from dsprep.formats.tfrecord.features import FLOAT32, Feature, fits_int64
+from dsprep.formats.tfrecord.framing import FRAME
 
 _NUMBERS = {name: number for number, name in TYPES.items()}
 
@@ -102,11 +121,8 @@ class Recipe:
         if not len(starts) or not self._features:
             return empty_batch(self._schema)
         try:
-            places = columns.locate(buffer, starts, lengths, self._features, self._known)
-            return {
-                f.field.name: columns.column(buffer, places[f.name], f, arena)
-                for f in self._features
-            }
+            places = locate(buffer, starts, lengths, self._features, self._known)
+            return {f.field.name: column(buffer, places[f.name], f, arena) for f in self._features}
         except Misfit as m:
             raise m.named(label) from m
 
@@ -119,3 +135,223 @@ def _damaged(what: str, expected: object = None, found: object = None) -> Format
         found=found,
         fix="write the sidecar again with dsprep provenance",
     )
+
+
+# --- columns ---
+
+SMALL = 64
+"""Ranges shorter than this, on average, are gathered by index rather than one by one."""
+
+
+class Misfit(Exception):
+    """A record is not like those that were inspected; a `FormatError` once the file is known.
+
+    Attributes
+    ----------
+    record
+        Its number among the records at hand.
+    what, expected, found, fix
+        As in `DsprepError`.
+    """
+
+    def __init__(
+        self,
+        record: int,
+        what: str,
+        expected: object = None,
+        found: object = None,
+        fix: str = "take the records whole with --raw-records",
+    ) -> None:
+        super().__init__(what)
+        self.record, self.what = record, what
+        self.expected, self.found, self.fix = expected, found, fix
+
+    def named(self, label: Callable[[int], str]) -> FormatError:
+        """Return the error, given the names of the records at hand."""
+        return FormatError(
+            self.what,
+            where=label(self.record),
+            expected=self.expected,
+            found=self.found,
+            fix=self.fix,
+        )
+
+
+def locate(
+    buffer: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    wanted: Sequence[Feature],
+    known: frozenset[str] | None = None,
+) -> Mapping[str, Places]:
+    """Return where the wanted features lie in the payloads ``buffer[start:start + length]``.
+
+    Records may have other features if they are `known`, or if `known` is None.
+
+    Raises
+    ------
+    Misfit
+        If a record is no Example, lacks a feature, has it in another list, or has one more.
+    """
+    found: dict[str, Places] | None = None
+    if (lengths == lengths[0]).all():
+        found = wire.parse_alike(buffer, _stride(starts, lengths), starts, int(lengths[0]))
+    if found is None:
+        found = parse_together(buffer, starts, lengths)
+    if found is not None and (known is None or found.keys() <= known):
+        none = np.zeros(len(starts), np.int64)
+        for f in wanted:
+            if f.name not in found and f.field.ragged:
+                found[f.name] = Places(f.type, none, none, none)
+        if all(f.name in found and found[f.name].type == f.type for f in wanted):
+            return found
+    records = wire.parse_each(buffer, starts, lengths)
+    for i, record in enumerate(records):
+        if isinstance(record, WireError):
+            raise Misfit(i, "the record is not a tf.train.Example", found=record)
+        if known is not None and not record.keys() <= known:
+            raise Misfit(
+                i,
+                f"feature {min(record.keys() - known)} was not known when the file was opened",
+                fix="the file or its sidecar was changed: dsprep provenance writes that again",
+            )
+    return {f.name: _join(records, f) for f in wanted}
+
+
+def _stride(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
+    """Return how far apart the payloads are, or 0 if they do not lie evenly one after another."""
+    steps = np.diff(starts)
+    if not len(steps):
+        return int(lengths[0]) + FRAME
+    even = steps[0] >= lengths[0] and bool((steps == steps[0]).all())
+    return int(steps[0]) if even else 0
+
+
+def _join(records: Sequence[dict[str, Value] | WireError], feature: Feature) -> Places:
+    """Return one feature of records that were taken apart one by one."""
+    values = []
+    for i, record in enumerate(records):
+        value = record.get(feature.name) if isinstance(record, dict) else None
+        if value is not None and value.type != feature.type:
+            raise Misfit(
+                i,
+                f"feature {feature.name} is of another type",
+                expected=f"a {TYPES[feature.type]} list",
+                found=f"a {TYPES[value.type]} list",
+            )
+        if value is not None and feature.type == BYTES and len(value.ranges) > 1:
+            raise Misfit(
+                i,
+                f"feature {feature.name} has several values",
+                expected="one byte string",
+                found=len(value.ranges),
+            )
+        absent = value is None or (feature.type == BYTES and not value.ranges)
+        if absent and not feature.field.ragged:
+            raise Misfit(i, f"feature {feature.name} is missing", expected=str(feature.field))
+        values.append(value)
+    return wire.join(values, feature.type)
+
+
+def column(
+    buffer: NDArray[np.uint8], places: Places, feature: Feature, arena: Arena | None
+) -> Column:
+    """Return one field of the records that `places` are of.
+
+    Raises
+    ------
+    Misfit
+        If a record's values do not fill the field's shape, or are not of its dtype.
+    """
+    field = feature.field
+    if feature.type == INT64:
+        return _integers(buffer, places, feature)
+    nbytes, count = field.row_nbytes, len(places.totals)
+    check_sizes(places.totals, nbytes, feature, field.dtype.itemsize)
+    if field.ragged:
+        values = gather(buffer, places, arena, f"read.{field.name}")
+        rows = values.view(field.dtype).reshape(-1, *field.inner)
+        return Ragged.from_lengths(rows, places.totals // nbytes, field.kind)
+    if not nbytes:
+        return np.empty((count, *field.inner), field.dtype)
+    if places.stride:
+        values = _even(buffer, places)
+    else:
+        values = gather(buffer, places, arena, f"read.{field.name}").reshape(count, nbytes)
+    return values.view(field.dtype).reshape(count, *field.inner)
+
+
+def _integers(buffer: NDArray[np.uint8], places: Places, feature: Feature) -> Column:
+    """Return an int64 feature, as the integer type that was asked for."""
+    field, rows = feature.field, math.prod(feature.field.inner)
+    try:
+        values, counts = wire.decode_varints(gather(buffer, places, None, ""), places.totals)
+    except WireError as error:
+        raise Misfit(0, f"feature {feature.name} is damaged", found=error) from error
+    check_sizes(counts, rows, feature, 1)
+    cast: Array = values
+    if field.dtype != values.dtype:
+        cast = values.astype(field.dtype)
+        lost = cast.astype(np.int64) != values
+        if lost.any():
+            i = int(lost.argmax())
+            record = int(np.searchsorted(np.cumsum(counts), i, side="right"))
+            raise Misfit(record, f"feature {feature.name} does not fit", str(field), int(values[i]))
+    if field.ragged:
+        return Ragged.from_lengths(cast.reshape(-1, *field.inner), counts // rows)
+    return cast.reshape(len(counts), *field.inner)
+
+
+def check_sizes(have: NDArray[np.int64], want: int, feature: Feature, unit: int) -> None:
+    """Raise `Misfit` for the first record whose values do not fill the field's shape.
+
+    `want` is the size of a sample, or of a row of a ragged field; both count `unit` per element.
+    """
+    field = feature.field
+    bad = have % want != 0 if field.ragged and want else have != want
+    if field.ragged and not want:
+        raise Misfit(0, f"feature {feature.name} cannot be {field}", "rows of at least one byte")
+    if not bad.any():
+        return
+    i = int(bad.argmax())
+    unit = unit if have[i] % unit == 0 else 1
+    elements = "bytes" if field.dtype.itemsize > unit and feature.type != INT64 else "elements"
+    raise Misfit(
+        i,
+        f"feature {feature.name} does not fit {field}",
+        f"{'a multiple of ' if field.ragged else ''}{want // unit} {elements}",
+        int(have[i]) // unit,
+        "leave its type out"
+        if field.ragged
+        else f"if it varies, say so as in --field {field.name}:{field.dtype.name}[None]",
+    )
+
+
+def _even(buffer: NDArray[np.uint8], places: Places) -> NDArray[np.uint8]:
+    """Return ranges of one length at one stride as a view, shape ``(n, length)``."""
+    shape = (len(places.lengths), int(places.lengths[0]))
+    first = buffer[int(places.starts[0]) :]
+    return np.lib.stride_tricks.as_strided(first, shape, (places.stride, 1), writeable=False)
+
+
+def gather(
+    buffer: NDArray[np.uint8], places: Places, arena: Arena | None, key: str
+) -> NDArray[np.uint8]:
+    """Return the bytes of all ranges, one after another."""
+    lengths = places.lengths
+    total = int(lengths.sum())
+    out = new_array(arena, key, (total,), np.dtype(np.uint8))
+    if not total:
+        return out
+    if places.stride:
+        view = _even(buffer, places)
+        out.reshape(view.shape)[:] = view
+        return out
+    begins = np.cumsum(lengths) - lengths
+    if total < SMALL * len(lengths):
+        from_ = np.arange(total) + np.repeat(places.starts - begins, lengths)
+        return np.take(buffer, from_, out=out)
+    to, source = wire.view(out), wire.view(buffer)
+    for a, b, n in zip(places.starts.tolist(), begins.tolist(), lengths.tolist(), strict=True):
+        to[b : b + n] = source[a : a + n]
+    return out

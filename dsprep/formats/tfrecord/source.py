@@ -14,18 +14,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import Arena, Batch, Field, Schema, empty_batch, new_array
-from dsprep.errors import FormatError
+from dsprep.core.schema import Arena, Batch, Field, Schema, empty_batch
+from dsprep.errors import FormatError, UnsupportedError
+from dsprep.formats import decoders
 from dsprep.formats.base import Layout, OpenOptions, Source
-from dsprep.formats.tfrecord import columns, example, features, framing
-from dsprep.formats.tfrecord.columns import Misfit
+from dsprep.formats.tfrecord import example, features, framing
 from dsprep.formats.tfrecord.discovery import Discovery
-from dsprep.formats.tfrecord.example import BYTES, Places, WireError
-from dsprep.formats.tfrecord.extents import file_layout
+from dsprep.formats.tfrecord.example import BYTES, WireError
+from dsprep.formats.tfrecord.extents import file_layout, opaque_layout, records_of
 from dsprep.formats.tfrecord.features import RECORD, Feature
+from dsprep.formats.tfrecord.recipe import Misfit
 from dsprep.formats.tfrecord.snippet import loading_code
-from dsprep.formats.tfrecord.stream import open_stream
-from dsprep.layout.model import FileLayout
+from dsprep.formats.tfrecord.stream import PackedFile, open_stream, read_index
+from dsprep.layout.model import FileLayout, Part
+from dsprep.reading.layout_reader import LayoutReader
+from dsprep.reading.records import Verify
 
 INSPECTED = 200
 """Records that are looked into when a file is opened whose fields are known, at most."""
@@ -49,7 +52,7 @@ class TFRecordSource(Source):
             opaque = options.records == "opaque" or (hint is not None and features.is_opaque(hint))
             every = not opaque and not hint
             look = Discovery(self._stream, options.check_crc, path)
-            self._index = self._stream.index(look if every else None)
+            self._index = read_index(self._stream, look if every else None)
             if not opaque and not every:
                 self._sample(look)
             found, notes = (None, []) if opaque else self._found(look, options, hint)
@@ -67,11 +70,26 @@ class TFRecordSource(Source):
         self._known = None if options.fields else frozenset(f.name for f in self._features)
         fields = tuple(f.field for f in self._features)
         self.schema = Schema(fields, {} if hint is None else hint.attrs)
-        packed = f", {self._stream.codec} over the whole file" if self._stream.codec else ""
+        codec = self._codec
+        packed = f", {codec} over the whole file" if codec else ""
         self.version = (
             f"TFRecord of {'any' if self._opaque else 'tf.train.Example'} records{packed}"
         )
         self.notes = tuple(notes)
+        parts = {f.field.name: Part(0) for f in self._features} if self._opaque else None
+        records = records_of(self._index, self._features, self._known, parts)
+        layout = FileLayout(self._index.count, records)
+        self._reader = LayoutReader(
+            layout, self.schema, lambda _: self._stream, path, decoders, self._label
+        )
+
+    @property
+    def _codec(self) -> str | None:
+        """How the file is compressed."""
+        return self._stream.codec if isinstance(self._stream, PackedFile) else None
+
+    def _label(self, record: int) -> str:
+        return f"{self.path}, record {record}"
 
     # --- what the records hold ---
 
@@ -103,18 +121,21 @@ class TFRecordSource(Source):
     def _sample(self, look: Discovery) -> None:
         """Look into some records."""
         for i in self._inspected() if self._index.count else ():
-            length = int(self._index.lengths_of(i, i + 1)[0])
-            look.take_far(self._index.offset(i) + framing.HEADER, length)
+            look.take_far(self._index.offsets.one(i), self._index.lengths.one(i))
 
     def _inspected(self) -> list[int]:
         """Return the records to look into: spread over the file, shortest and longest included."""
         index, count = self._index, self._index.count
-        if self._stream.codec:  # what lies further back takes unpacking all before it
-            count = max(1, bisect_right(range(count + 1), INSPECTED_NBYTES, key=index.offset) - 1)
-        mean = max(1, index.offset(count) // count)
+        nbytes = index.nbytes
+        if self._codec:  # what lies further back takes unpacking all before it
+            near = bisect_right(range(count), INSPECTED_NBYTES, key=index.offsets.one)
+            count = max(1, near)
+            nbytes = min(nbytes, INSPECTED_NBYTES)
+        mean = max(1, nbytes // count)
         chosen = set(framing.spread(count, max(2, min(INSPECTED, INSPECTED_NBYTES // mean))))
-        if isinstance(index.lengths, np.ndarray):
-            chosen |= {int(index.lengths[:count].argmin()), int(index.lengths[:count].argmax())}
+        if not index.constant:
+            lengths = index.lengths.span(0, count)
+            chosen |= {int(lengths.argmin()), int(lengths.argmax())}
         return sorted(chosen)
 
     # --- reading ---
@@ -133,45 +154,9 @@ class TFRecordSource(Source):
         """
         if start == stop or not self._features:
             return empty_batch(self.schema)
-        buffer, starts, lengths = self._records(start, stop, arena)
-        try:
-            if self._opaque:
-                stride = int(lengths[0]) + framing.FRAME if (lengths == lengths[0]).all() else 0
-                places = {RECORD: Places(BYTES, starts, lengths, lengths, stride)}
-            else:
-                places = dict(columns.locate(buffer, starts, lengths, self._features, self._known))
-            return {
-                f.field.name: columns.column(buffer, places[f.name], f, arena)
-                for f in self._features
-            }
-        except Misfit as m:
-            raise m.named(lambda i: f"{self.path}, record {start + i}") from m
-
-    def _records(
-        self, start: int, stop: int, arena: Arena | None
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """Return records as a buffer, and where in it each payload starts and how long it is."""
-        begin, end = self._index.offset(start), self._index.offset(stop)
-        buffer = new_array(arena, "read", (end - begin,), np.dtype(np.uint8))
-        self._stream.read_into(buffer, begin)
-        lengths = self._index.lengths_of(start, stop)
-        starts = np.cumsum(lengths + framing.FRAME) - lengths - framing.FOOTER
-        heads = buffer[(starts - framing.HEADER)[:, None] + np.arange(framing.HEADER)]
-        bad = (heads != framing.headers(lengths)).any(axis=1)
-        what = "the header has changed since the file was opened"
-        if self._check_crc and not bad.any():
-            at = (starts + lengths)[:, None] + np.arange(framing.FOOTER)
-            stored = buffer[at].view("<u4").reshape(-1)
-            bad = framing.payload_crcs(buffer, starts, lengths) != stored
-            what = "the CRC of the payload is wrong"
-        if bad.any():
-            i = start + int(bad.argmax())
-            raise FormatError(
-                what,
-                where=f"{self.path}, offset {self._index.offset(i)}, record {i}",
-                fix="the file is damaged there",
-            )
-        return buffer, starts, lengths
+        records = np.arange(start, stop, dtype=np.int64)
+        verify: Verify = "full" if self._check_crc else "header"
+        return self._reader.read(records, self.schema.names, verify, arena)
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return each sample's bytes: exact without ragged fields, else the record's length.
@@ -181,14 +166,14 @@ class TFRecordSource(Source):
         """
         if not self.schema.ragged:
             return np.full(stop - start, self.schema.fixed_nbytes, np.int64)
-        return self._index.lengths_of(start, stop)
+        return self._index.lengths.span(start, stop)
 
     def confirm(self) -> None:
         """Look into every record, if types were known when the file was opened."""
         if self._opaque or not self._index.count or self._looked:
             return
         look = Discovery(self._stream, self._check_crc, self.path)
-        self._stream.index(look)
+        read_index(self._stream, look)
         try:
             found, _ = features.discover(look.seen, look.records)
         except WireError as error:
@@ -206,30 +191,39 @@ class TFRecordSource(Source):
 
         See `Source.extents`, and `dsprep.formats.tfrecord.extents`.
         """
-        try:
-            return file_layout(
-                self._stream, self._index, self._features, self._opaque, self._known, progress
+        if self._codec:
+            raise UnsupportedError(
+                f"samples have no offsets inside a {self._codec} stream",
+                where=self.path,
+                fix=f"dsprep convert {self.path} DST writes it without compression",
             )
+        try:
+            if self._opaque:
+                return opaque_layout(self._index, self._features)
+            return file_layout(self._stream, self._index, self._features, self._known, progress)
         except Misfit as m:
-            raise m.named(lambda i: f"{self.path}, record {i}") from m
+            raise m.named(self._label) from m
 
     # --- what a person sees ---
 
     def layouts(self) -> dict[str, Layout]:
         """Return how the records lie, which is the same for each field of them."""
-        lengths, codec = self._index.lengths, self._stream.codec
-        if isinstance(lengths, np.ndarray):
+        index, codec = self._index, self._codec
+        low, high, total = 0, 0, index.nbytes
+        if index.count:
+            lengths = index.lengths.span(0, 1 if index.constant else index.count)
             low, high = int(lengths.min()) + framing.FRAME, int(lengths.max()) + framing.FRAME
+        if not index.constant:
             storage = f"records of {low:,} to {high:,} bytes"
             access = "one read at an offset known only after all headers have been read"
         else:
-            storage = f"records of {lengths + framing.FRAME:,} bytes, constant stride"
+            storage = f"records of {max(low, framing.FRAME):,} bytes, constant stride"
             access = "one read at a computed offset"
         if codec:
             access = f"slow: {codec} runs over the whole file, so what lies before is unpacked too"
-        alone = self._stream.stored_nbytes if len(self._features) == 1 else None
+        alone = self._stream.status[1] if len(self._features) == 1 else None
         codecs = (codec,) if codec else ()
-        mean = float(np.mean(lengths)) + framing.FRAME if np.size(lengths) else 0.0
+        mean = total / max(1, index.count)
         return {
             f.field.name: Layout(
                 storage=storage if self._opaque else f"{storage}, {example.TYPES[f.type]}_list",
@@ -244,7 +238,7 @@ class TFRecordSource(Source):
 
     def loading_code(self) -> str:
         """Return a tf.data program; see `Source.loading_code`."""
-        return loading_code(self.path, self._stream.codec, self._features, self._opaque)
+        return loading_code(self.path, self._codec, self._features, self._opaque)
 
     def close(self) -> None:
         """Close the file."""

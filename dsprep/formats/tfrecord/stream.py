@@ -1,14 +1,13 @@
 """The bytes of the records, at any offset: of a plain file, or of what a compressed one unpacks to.
 
-`PlainFile` is `pread`. `PackedFile` reads GZIP and ZLIB as TensorFlow writes them: one stream over
-the whole file, or several one after another. A deflated stream can only be read from its
-beginning, so the first pass keeps copies of the decoder, and a read continues from the nearest
-copy, or from where another read stopped. Memory stays bounded whatever the file unpacks to.
+`PackedFile` reads GZIP and ZLIB as TensorFlow writes them: one stream over the whole file, or
+several one after another. A deflated stream can only be read from its beginning, so the first pass
+keeps copies of the decoder, and a read continues from the nearest copy, or from where another read
+stopped. Memory stays bounded whatever the file unpacks to.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import zlib
 from bisect import bisect_right
@@ -21,11 +20,13 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import Ints
-from dsprep.core.storage import let_go, pread_into, pread_most
+from dsprep.core.pread import move_spans
+from dsprep.core.schema import Bytes, Ints
+from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import group_gzip
 from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Index, Scan, is_header
+from dsprep.reading.files import File
 
 Packing: TypeAlias = Literal["gzip", "zlib"]
 
@@ -98,84 +99,70 @@ def _look(look: Look, window: NDArray[np.uint8], at: int, starts: Ints, lengths:
         look.take_far(start, length)
 
 
-class PlainFile:
-    """An uncompressed file."""
+def read_index(file: File, look: Look | None = None) -> Index:
+    """Read all headers; of a compressed file, unpack it once.
 
-    codec: Packing | None = None
+    Parameters
+    ----------
+    look
+        Is given every record.
 
-    def __init__(self, path: Path, fd: int) -> None:
-        self.path, self.fd = path, fd
-        self.stored_nbytes = os.fstat(fd).st_size
+    Raises
+    ------
+    FormatError
+        If the stream or a header is damaged, or either ends too early.
+    """
+    if isinstance(file, PackedFile):
+        return file.unpack(look)
+    size = file.nbytes
+    here: tuple[NDArray[np.uint8], int] = np.empty(0, np.uint8), 0
 
-    def read_into(self, out: NDArray[np.uint8], offset: int) -> None:
-        """Fill `out` from `offset` on."""
-        pread_into(self.fd, out, offset, self.path)
+    def taken(starts: Ints, lengths: Ints) -> None:
+        if look is not None:
+            _look(look, *here, starts, lengths)
 
-    def index(self, look: Look | None = None) -> Index:
-        """Read all headers.
+    scan = Scan(file.path, size, taken if look is not None else None)
+    window = np.empty(min(WINDOW, size), np.uint8)
+    while scan.position + HEADER <= size:
+        if scan.length >= SPARSE:
+            here = np.empty(0, np.uint8), 0
+            if scan.hop(file.fd):
+                continue
+        begin = scan.position
+        part = window[: min(WINDOW, size - begin)]
+        file.read_into(part, begin)
+        here = part, begin
+        scan.take(part, begin)
+        if scan.length < SPARSE:
+            # They overlap, so that every header is whole in one of them.
+            starts = range(scan.position, size - HEADER + 1, WINDOW - HEADER)
+            for at, part in windows(file, starts, WINDOW):
+                here = part, at
+                scan.take(part, at)
+    return scan.index(size)
 
-        Parameters
-        ----------
-        look
-            Is given every record.
 
-        Raises
-        ------
-        FormatError
-            If a header is damaged or the file ends inside a record.
-        """
-        size = self.stored_nbytes
-        here: tuple[NDArray[np.uint8], int] = np.empty(0, np.uint8), 0
+def windows(file: File, starts: range, nbytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Yield each start, and up to `nbytes` from there on, read by threads ahead of their use.
 
-        def taken(starts: Ints, lengths: Ints) -> None:
-            if look is not None:
-                _look(look, *here, starts, lengths)
+    The bytes are valid until the next window is asked for.
+    """
 
-        scan = Scan(self.path, size, taken if look is not None else None)
-        window = np.empty(min(WINDOW, size), np.uint8)
-        while scan.position + HEADER <= size:
-            if scan.length >= SPARSE:
-                here = np.empty(0, np.uint8), 0
-                if scan.hop(self.fd):
-                    continue
-            begin = scan.position
-            part = window[: min(WINDOW, size - begin)]
-            self.read_into(part, begin)
-            here = part, begin
-            scan.take(part, begin)
-            if scan.length < SPARSE:
-                # They overlap, so that every header is whole in one of them.
-                starts = range(scan.position, size - HEADER + 1, WINDOW - HEADER)
-                for at, part in self.windows(starts, WINDOW):
-                    here = part, at
-                    scan.take(part, at)
-        return scan.index(size)
+    def read(k: int) -> tuple[int, NDArray[np.uint8]]:
+        at = starts[k]
+        out = buffers[k % AHEAD][: min(nbytes, file.nbytes - at)]
+        file.read_into(out, at)
+        return at, out
 
-    def windows(self, starts: range, nbytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield each start, and up to `nbytes` from there on, read by threads ahead of their use.
-
-        The bytes are valid until the next window is asked for.
-        """
-
-        def read(k: int) -> tuple[int, NDArray[np.uint8]]:
-            at = starts[k]
-            out = buffers[k % AHEAD][: min(nbytes, self.stored_nbytes - at)]
-            self.read_into(out, at)
-            return at, out
-
-        buffers = [np.empty(nbytes, np.uint8) for _ in range(min(AHEAD, len(starts)))]
-        pending: deque[Future[tuple[int, NDArray[np.uint8]]]] = deque()
-        with ThreadPoolExecutor(READERS) as pool:
-            for k in range(len(starts)):
-                if len(pending) == AHEAD:
-                    yield pending.popleft().result()
-                pending.append(pool.submit(read, k))
-            while pending:
+    buffers = [np.empty(nbytes, np.uint8) for _ in range(min(AHEAD, len(starts)))]
+    pending: deque[Future[tuple[int, NDArray[np.uint8]]]] = deque()
+    with ThreadPoolExecutor(READERS) as pool:
+        for k in range(len(starts)):
+            if len(pending) == AHEAD:
                 yield pending.popleft().result()
-
-    def close(self) -> None:
-        """Close the file; closing twice is allowed."""
-        _close(self)
+            pending.append(pool.submit(read, k))
+        while pending:
+            yield pending.popleft().result()
 
 
 class _Cursor:
@@ -239,13 +226,21 @@ class _Cursor:
                 return data
 
 
-class PackedFile:
-    """A file compressed as a whole with GZIP or ZLIB."""
+class PackedFile(File):
+    """A file compressed as a whole with GZIP or ZLIB; its offsets are those of the unpacked bytes.
 
-    def __init__(self, path: Path, fd: int, codec: Packing) -> None:
-        self.path, self.fd = path, fd
-        self.codec: Packing | None = codec
-        self.stored_nbytes = os.fstat(fd).st_size
+    Attributes
+    ----------
+    codec
+        How it is compressed.
+    nbytes
+        Bytes that it unpacks to, once its index has been read.
+    """
+
+    def __init__(self, path: Path, codec: Packing) -> None:
+        super().__init__(path)
+        self.codec = codec
+        self.stored_nbytes, self.nbytes = self.nbytes, 0
         self._copies = [_Cursor(self)]  # by rising position, of the first pass
         self._between: list[tuple[int, int]] = [(0, 0)]  # (position, at) where a stream begins
         self._spacing = SPACING
@@ -260,19 +255,8 @@ class PackedFile:
             where=f"{self.path}, before offset {cursor.at}",
         )
 
-    def index(self, look: Look | None = None) -> Index:
-        """Unpack the file once for its headers, and keep copies of the decoder on the way.
-
-        Parameters
-        ----------
-        look
-            Is given every record.
-
-        Raises
-        ------
-        FormatError
-            If the stream or a header is damaged, or either ends too early.
-        """
+    def unpack(self, look: Look | None = None) -> Index:
+        """Read all headers, and keep copies of the decoder on the way; see `read_index`."""
         begun: list[tuple[int, int]] = []  # a record that is not all in the window
         far: list[tuple[int, int]] = []  # those that are too large to wait for
 
@@ -308,7 +292,8 @@ class PackedFile:
             needed = begun[0][0] if begun else scan.position
             used = min(len(window), max(0, needed - at))
             parts, have, at = [window[used:].tobytes()], len(window) - used, at + used
-        index = scan.index(cursor.position)
+        self.nbytes = cursor.position
+        index = scan.index(self.nbytes)
         for start, length in far:
             assert look is not None
             look.take_far(start, length)
@@ -363,24 +348,19 @@ class PackedFile:
         with self._lock:
             self._stopped = [*self._stopped[-7:], cursor]
 
-    def close(self) -> None:
-        """Close the file; closing twice is allowed."""
-        _close(self)
+    def read_spans(self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints) -> None:
+        """Read ranges into `out`, by way of all that lies between them."""
+        if not len(offsets):
+            return
+        begin, end = int(offsets.min()), int((offsets + lengths).max())
+        window = np.empty(end - begin, np.uint8)
+        self.read_into(window, begin)
+        move_spans(window, offsets - begin, lengths, out, places)
 
 
-def _close(file: PlainFile | PackedFile) -> None:
-    fd, file.fd = file.fd, -1
-    if fd >= 0:
-        let_go(fd)
-
-
-def open_stream(path: Path) -> PlainFile | PackedFile:
+def open_stream(path: Path) -> File:
     """Return the bytes of the file `path`, unpacked if need be."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        head = pread_most(fd, 1024, 0)
-    except OSError:  # a directory can be opened, but not read
-        os.close(fd)
-        raise
+    file = File(path)
+    head = pread_most(file.fd, 1024, 0)
     codec = None if is_header(head) else packing(head)
-    return PlainFile(path, fd) if codec is None else PackedFile(path, fd, codec)
+    return file if codec is None else PackedFile(path, codec)
