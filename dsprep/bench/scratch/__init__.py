@@ -28,7 +28,7 @@ from dsprep.verbs.repack import plan_repack, run_repack
 from dsprep.write.jobs import run_job
 from dsprep.write.sidecars import Made, dataset_of
 
-__all__ = ["Forms", "Plan", "Prepared", "discard", "opened", "plan", "prepare"]
+__all__ = ["Forms", "Plan", "Prepared", "opened", "plan", "prepare"]
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (container, samples, payload bytes) done so far."""
@@ -95,12 +95,6 @@ def prepare(plan: Plan, progress: Progress | None = None) -> Forms:
     return found
 
 
-def discard(plan: Plan) -> None:
-    """Remove the folder if it is temporary."""
-    if plan.temporary:
-        remove(plan.folder)
-
-
 @contextmanager
 def opened(plans: Sequence[Plan]) -> Iterator[Callable[[Plan], Forms]]:
     """Yield `prepare`, and in the end remove what is temporary, also when interrupted."""
@@ -108,7 +102,8 @@ def opened(plans: Sequence[Plan]) -> Iterator[Callable[[Plan], Forms]]:
         yield prepare
     finally:
         for plan in plans:
-            discard(plan)
+            if plan.temporary:
+                remove(plan.folder)
 
 
 def _write(plan: Plan, progress: Progress | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,64 +76,64 @@ class Item:
         return self.directory / self.file
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is to be prepared; nothing has been written.
 
     Attributes
     ----------
-    folder
-        Where containers are written.
-    temporary
-        Whether it is removed in the end.
-    source
-        The format of the dataset.
-    schema
-        Its fields.
+    data, reading, files
+        The dataset: as it was named, how it is read, and its files.
+    source, schema
+        Its format, and its fields.
+    folder, temporary
+        Where forms are written, and whether that is removed in the end.
     samples, of
         Samples that are taken, the first ones, and those of the dataset.
     payload
         Bytes of their values.
-    buffer_nbytes
-        Bytes of a group.
-    needed
-        Bytes that will be written.
-    cached, writes, in_place
-        Containers that are there from before, that will be written, that the data themselves are.
+    buffer_nbytes, group_text
+        Bytes of a group, and its size as `dsprep.repack` takes it.
+    in_place
+        Forms that the data themselves have.
+    items, writes
+        Forms in the folder, and which of them will be written; the others are there from before.
+    same
+        Forms that are another one: the source of a subset is that, in its own format.
+    impossible
+        Forms that cannot be had, and why.
     notes
         Remarks, one clause each.
-    impossible
-        Containers that cannot be had, and why.
-    same
-        Containers that are another one: the source of a subset is that, in its own format.
-    data, reading, files
-        The dataset: as it was named, how it is read, and its files.
-    group_text
-        The size of groups as `dsprep.repack` takes it.
-    items
-        What is written or cached, by container.
     """
 
-    folder: Path
-    temporary: bool
+    data: tuple[str | Path, ...]
+    reading: OpenOptions
+    files: tuple[Path, ...]
     source: str
     schema: Schema
+    folder: Path
+    temporary: bool
     samples: int
     of: int
     payload: int
     buffer_nbytes: int
-    needed: int
-    cached: tuple[str, ...]
-    writes: tuple[str, ...]
-    in_place: tuple[str, ...]
-    notes: tuple[str, ...]
-    impossible: Mapping[str, str] = field(default_factory=dict)
-    same: Mapping[str, str] = field(default_factory=dict)
-    data: tuple[str | Path, ...] = ()
-    reading: OpenOptions = field(default_factory=OpenOptions)
-    files: tuple[Path, ...] = ()
-    group_text: str = ""
+    group_text: str
+    in_place: tuple[str, ...] = ()
     items: Mapping[str, Item] = field(default_factory=dict)
+    writes: tuple[str, ...] = ()
+    same: Mapping[str, str] = field(default_factory=dict)
+    impossible: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def cached(self) -> tuple[str, ...]:
+        """Forms that are in the folder from before."""
+        return tuple(name for name in self.items if name not in self.writes)
+
+    @property
+    def needed(self) -> int:
+        """Bytes that will be written."""
+        return sum(self.items[name].estimate for name in self.writes)
 
 
 def plan(
@@ -145,7 +145,7 @@ def plan(
     limit: int | None = None,
     buffer_size: str | int | None = None,
 ) -> Plan:
-    """Decide what has to be written so that every container can be read.
+    """Decide what has to be written so that every form can be read.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def plan(
     Raises
     ------
     UsageError
-        If a container is unknown, or the folder cannot be used.
+        If a form is unknown, or the folder cannot be used.
     FormatError
         If there are no samples.
     DsprepError, OSError
@@ -177,55 +177,58 @@ def plan(
         if not len(source):
             raise FormatError("the dataset has no samples", where=dataset)
         format = find_files([files[0]])[0][0][1]
-        deciding = _Deciding(
-            tuple(data), reading, source, files, dataset, format, place, limit, buffer_size
+        samples, payload = first_samples(source, limit)
+        whole = samples == len(source) and not reading.fields
+        grouped = in_place.group_nbytes(source) if whole else None
+        buffer, text = _buffer(buffer_size, -(-payload // samples), payload, grouped)
+        facts = Plan(
+            data=tuple(data),
+            reading=reading,
+            files=files,
+            source=format.name,
+            schema=source.schema,
+            folder=place,
+            temporary=temporary,
+            samples=samples,
+            of=len(source),
+            payload=payload,
+            buffer_nbytes=buffer,
+            group_text=text,
         )
+        deciding = _Deciding(facts, source, format, whole, grouped)
         for name in dict.fromkeys(containers):
             deciding.decide(name)
-        return deciding.result(temporary)
+        return deciding.result()
+
+
+def _buffer(
+    asked: str | int | None, each: int, payload: int, grouped: int | None
+) -> tuple[int, str]:
+    """Return the bytes of a group of samples of `each` bytes, and its size for `dsprep.repack`."""
+    buffer = parse_buffer("auto" if asked is None else str(asked))
+    if isinstance(buffer, InSamples):
+        return max(1, buffer.count * each), str(buffer.count)
+    nbytes = max(1, each, min(BUFFER, payload // GROUPS)) if grouped is None else grouped
+    if isinstance(buffer, InBytes):
+        nbytes = max(buffer.nbytes, each, 1)
+    return nbytes, f"{nbytes}B"
 
 
 class _Deciding:
-    """What is known and decided while a plan is made."""
+    """What is decided about forms; `facts` is the plan without that."""
 
     def __init__(
-        self,
-        data: tuple[str | Path, ...],
-        reading: OpenOptions,
-        source: Source,
-        files: tuple[Path, ...],
-        dataset: Path,
-        format: Format,
-        place: Path,
-        limit: int | None,
-        buffer_size: str | int | None,
+        self, facts: Plan, source: Source, format: Format, whole: bool, grouped: int | None
     ) -> None:
-        self.data, self.reading, self.source, self.files = data, reading, source, files
-        self.dataset, self.format, self.place = dataset, format, place
-        self.samples, self.payload = first_samples(source, limit)
-        self.whole = self.samples == len(source) and not reading.fields
+        self.facts, self.source, self.format = facts, source, format
+        self.whole, self.grouped = whole, grouped
+        self.samples, self.text, self.place = facts.samples, facts.group_text, facts.folder
         self.items: dict[str, Item] = {}
-        self.here: dict[str, None] = {}
+        self.here: list[str] = []
         self.impossible: dict[str, str] = {}
         self.same: dict[str, str] = {}
         self.notes = list(source.notes)
-        self.identity = identity(files)
-        self.grouped = in_place.group_nbytes(source) if self.whole else None
-        self._decide_buffer(buffer_size)
-
-    def _decide_buffer(self, asked: str | int | None) -> None:
-        each = -(-self.payload // self.samples)
-        buffer = parse_buffer("auto" if asked is None else str(asked))
-        if isinstance(buffer, InSamples):
-            self.buffer, self.text = max(1, buffer.count * each), str(buffer.count)
-            return
-        if isinstance(buffer, InBytes):
-            self.buffer = max(buffer.nbytes, each, 1)
-        else:
-            self.buffer = max(1, each, min(BUFFER, self.payload // GROUPS))
-            if self.grouped is not None:
-                self.buffer = self.grouped
-        self.text = f"{self.buffer}B"
+        self.identity = identity(facts.files)
 
     def decide(self, name: str) -> None:
         """Decide about one container."""
@@ -246,7 +249,7 @@ class _Deciding:
     def _source(self) -> None:
         if self.whole and isinstance(self.source, SidecarSource):
             if not self._partly(self.source.sidecar.content):
-                self.here["source"] = None
+                self.here.append("source")
                 return
         elif self.whole:
             item = self._item("source", f"data{SUFFIX}", 0, {})
@@ -254,7 +257,9 @@ class _Deciding:
                 self.items["source"] = item
                 return
             try:
-                made = provenance(list(self.data), self.reading, out=item.path, write=False)
+                made = provenance(
+                    list(self.facts.data), self.facts.reading, out=item.path, write=False
+                )
             except UnsupportedError as error:
                 self.notes.append(f"the data have no places, so a copy is read: {error}")
             else:
@@ -276,8 +281,8 @@ class _Deciding:
         return bool(names)
 
     def _groups(self) -> None:
-        if self.grouped is not None and self.grouped <= self.buffer * in_place.SLACK:
-            self.here["groups"] = None
+        if self.grouped is not None and self.grouped <= self.facts.buffer_nbytes * in_place.SLACK:
+            self.here.append("groups")
             return
         options = WriteOptions()
         for name in GROUP_FORMATS:
@@ -299,7 +304,7 @@ class _Deciding:
     def _grouped_nbytes(self, name: str, ending: str) -> int:
         """Return about how many bytes groups take; of ragged samples without reading them."""
         if self.source.schema.ragged:
-            return self.payload * 5 // 4 + (1 << 20)
+            return self.facts.payload * 5 // 4 + (1 << 20)
         planned = plan_repack(
             chosen(self.source, self.samples),
             self.place / f"data{ending}",
@@ -309,16 +314,13 @@ class _Deciding:
         return planned.parts[0].layout.nbytes
 
     def _format(self, name: str, anew: bool = False) -> None:
-        if (
-            self.whole
-            and not anew
-            and in_place.has_form(name, self.source, self.files, self.format)
-        ):
-            self.here[name] = None
+        here = self.whole and not anew
+        if here and in_place.has_form(name, self.source, self.facts.files, self.format):
+            self.here.append(name)
             return
         format, schema = formats.load(name), self.source.schema
         options = zarr_options(schema, self.samples) if name == "zarr" else WriteOptions()
-        estimate = format.plan(schema, options, self.samples, self.payload).nbytes
+        estimate = format.plan(schema, options, self.samples, self.facts.payload).nbytes
         settings = {"chunk": options.chunk, "shard": options.zarr_shard}
         self.items[name] = self._item(
             name, f"data{format.suffixes[0]}", estimate, settings, format=name, options=options
@@ -331,61 +333,44 @@ class _Deciding:
             self.impossible[name] = f"{' and '.join(entry.missing)} is not installed"
             return
         members = self.samples * len(self.source.schema) * OWN_NBYTES
-        self.items[name] = self._item(name, "data", self.payload * 11 // 10 + members, {})
+        self.items[name] = self._item(name, "data", self.facts.payload * 11 // 10 + members, {})
 
     def _item(
         self, name: str, file: str, estimate: int, settings: Mapping[str, Any], **more: Any
     ) -> Item:
         told = {
-            "data": [str(p) for p in self.files[:64]],
+            "data": [str(p) for p in self.facts.files[:64]],
             "identity": self.identity,
             "samples": self.samples,
-            "reading": self.reading.to_json(),
+            "reading": self.facts.reading.to_json(),
             "schema": self.source.schema.to_json(),
             "container": name,
             "settings": dict(settings),
             "version": dsprep.__version__,
         }
         key = hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=6).hexdigest()
-        stem = f"{self.dataset.name[:40]}-{name.replace(':', '-')}-{key}"
+        stem = f"{dataset_of(self.facts.files).name[:40]}-{name.replace(':', '-')}-{key}"
         return Item(name, self.place / stem, file, estimate, told, **more)
 
-    def result(self, temporary: bool) -> Plan:
-        """Return what was decided."""
-        cached = tuple(name for name, item in self.items.items() if complete(item))
-        writes = tuple(name for name in self.items if name not in cached)
-        if writes and existing(self.place).stat().st_dev != self.files[0].stat().st_dev:
+    def result(self) -> Plan:
+        """Return the plan."""
+        writes = tuple(name for name, item in self.items.items() if not complete(item))
+        if writes and existing(self.place).stat().st_dev != self.facts.files[0].stat().st_dev:
             self.notes.append(
                 "the scratch folder is on another file system than the data: "
                 "what is measured there is not theirs"
             )
-        if writes and self._compressed():
+        if writes and any(layout.codecs for layout in self.source.layouts().values()):
             self.notes.append("the data are compressed, what is prepared from them is not")
-        return Plan(
-            folder=self.place,
-            temporary=temporary,
-            source=self.format.name,
-            schema=self.source.schema,
-            samples=self.samples,
-            of=len(self.source),
-            payload=self.payload,
-            buffer_nbytes=self.buffer,
-            needed=sum(self.items[name].estimate for name in writes),
-            cached=cached,
-            writes=writes,
+        return replace(
+            self.facts,
             in_place=tuple(self.here),
-            notes=tuple(self.notes),
-            impossible=self.impossible,
-            same=self.same,
-            data=self.data,
-            reading=self.reading,
-            files=self.files,
-            group_text=self.text,
             items=self.items,
+            writes=writes,
+            same=self.same,
+            impossible=self.impossible,
+            notes=tuple(self.notes),
         )
-
-    def _compressed(self) -> bool:
-        return any(layout.codecs for layout in self.source.layouts().values())
 
 
 def first_samples(source: Source, limit: int | None) -> tuple[int, int]:
