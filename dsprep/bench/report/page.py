@@ -1,26 +1,22 @@
 """A report as one HTML page: self-contained, without scripts, the same as well-formed XML.
 
-All text of a report is foreign: it is escaped here, in `text`, and nowhere else put into the page.
-The page allows itself no loading of anything, by its content security policy.
-
-`style`
-    The style sheet.
-`plots`
-    Bars, stacked bars and curves as inline SVG.
+All text of a report is foreign: it is escaped by `text`, and not put into the page otherwise.
+The page allows itself no loading of anything, by its content security policy. ``page.css`` is its
+style sheet, `plots` draws bars, stacked bars and curves.
 """
 
 from __future__ import annotations
 
-import html as _html
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dsprep import __version__
 from dsprep.bench.report import plots
 from dsprep.bench.report.comparing import flat
 from dsprep.bench.report.model import MEASURES, Report, Row
-from dsprep.bench.report.style import STYLE
+from dsprep.bench.report.plots import text
 from dsprep.bench.report.tables import (
     NOTHING,
     Column,
@@ -28,32 +24,15 @@ from dsprep.bench.report.tables import (
     Table,
     footnotes,
     number,
-    show_seconds,
     show_spread,
     show_value,
     tables,
 )
-from dsprep.bench.strategies import DUMMY, LIMIT
-from dsprep.core.escaping import printable
+from dsprep.bench.strategies import LIMIT
 from dsprep.write.plan import show_nbytes
 
 MARK = '<meta name="generator" content="dsprep bench"/>'
 """By which a page is known as one of these; within its first 400 bytes."""
-
-LONGEST = 2000
-"""Characters of a fact or remark."""
-
-_CAPTIONS = {
-    "samples_per_second": "Samples per second, of all ranks",
-    "gb_per_second": "GB of values per second (1e9 bytes)",
-}
-
-
-def text(value: object) -> str:
-    """Return foreign text for the page: escaped, cut if very long, nothing that steers."""
-    told = str(value)
-    told = told if len(told) <= LONGEST else told[: LONGEST - 1] + "..."
-    return _html.escape(printable(told))
 
 
 def html(report: Report) -> str:
@@ -65,6 +44,7 @@ def html(report: Report) -> str:
     parts.append(_section("All figures", _tables(report)))
     parts.append(_section("How it was measured", _facts(report)))
     body = "\n".join(filter(None, parts))
+    style = Path(__file__).with_name("page.css").read_text("utf-8")
     return f"""<!DOCTYPE html>
 <html lang="en" xmlns="http://www.w3.org/1999/xhtml">
 <head>
@@ -73,7 +53,7 @@ def html(report: Report) -> str:
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
 <title>{text(title)} - dsprep bench</title>
-<style>{STYLE}</style>
+<style>{style}</style>
 </head>
 <body>
 <main>
@@ -118,47 +98,19 @@ def _answer(report: Report) -> str:
     return f'<section class="answer" aria-label="Answer">\n{paragraphs}\n</section>'
 
 
-# --- plots -----------------------------------------------------------------------------------
+# --- plots, tables and facts -----------------------------------------------------------------
 
 
 def _plots(report: Report) -> list[tuple[str, str]]:
     """Return headings and figures."""
     found = []
     if report.rows:
-        found.append(("What each way delivers", _bars(report)))
-        found.append(("One epoch, by what it is spent on", _epochs(report.rows)))
+        missing = [r for r in report.rows if r.problems or not r.measures]
+        found.append(("What each way delivers", plots.bars(report) + _problems(missing)))
+        found.append(("One epoch, by what it is spent on", plots.epochs(report.rows)))
     if report.sweep is not None:
-        found.append((f"Over --{report.sweep.parameter}", _curves(report)))
+        found.append((f"Over --{report.sweep.parameter}", plots.curves(report)))
     return found
-
-
-def _measure(report: Report) -> str:
-    """Return the measure that is drawn."""
-    order = ("samples_per_second", "gb_per_second", "epoch_seconds")
-    taken = {name for row in report.all_rows for name in row.measures}
-    return next((m for m in order if m in taken), order[0])
-
-
-def _bars(report: Report) -> str:
-    name = _measure(report)
-    first = LIMIT if MEASURES[name].better > 0 else ""
-    bars, missing = [], []
-    for row in report.rows:
-        m = row.measures.get(name)
-        if m is None or row.problems:
-            if row.problems or not row.measures:
-                missing.append(row)
-            continue
-        share = row.value("limit_percent")
-        detail = " ".join(filter(None, [show_value(name, m.value), show_spread(m)]))
-        kind = "idle" if row.name == DUMMY else ("own" if row.name == "dsprep" else "other")
-        kind = "limit" if row.name == first else kind
-        bars.append(plots.Bar(text(row.name), m, text(detail), kind, share))
-    bars.sort(key=lambda b: (b.kind != "limit", -MEASURES[name].better * b.measure.value))
-    better = "more" if MEASURES[name].better > 0 else "less"
-    words = _CAPTIONS.get(name) or f"{MEASURES[name].unit} {MEASURES[name].words}"
-    figure = plots.bars(bars, text(f"{words}; {better} is better"))
-    return figure + _problems(missing)
 
 
 def _problems(rows: Sequence[Row]) -> str:
@@ -169,61 +121,6 @@ def _problems(rows: Sequence[Row]) -> str:
         for r in rows
     )
     return f'\n<ul class="problems">{items}</ul>'
-
-
-def _epochs(rows: Sequence[Row]) -> str:
-    """Return the stacked bars, if there is more than waiting for data to tell apart."""
-    stacks = []
-    for row in rows:
-        parts = [row.value(f"{part}_seconds") or 0.0 for part in ("compute", "exposed", "skew")]
-        epoch = row.value("epoch_seconds")
-        if epoch is not None and not row.problems:
-            said = [
-                f"{word} {show_seconds(v)}"
-                for word, v in zip(("compute", "exposed I/O", "skew"), parts, strict=True)
-                if v
-            ]
-            detail = f"{show_seconds(epoch)}: {', '.join(said)}"
-            stacks.append(plots.Stack(text(row.name), tuple(parts), epoch, text(detail)))
-    if not any(s.parts[0] or s.parts[2] for s in stacks):
-        return ""
-    return plots.stacks(stacks)
-
-
-def _curves(report: Report) -> str:
-    """Return the curves of a sweep; empty without one."""
-    sweep = report.sweep
-    if sweep is None:
-        return ""
-    name = _measure(report)
-    limit = [
-        next((r.measures.get(name) for r in p.rows if r.name == LIMIT), None) for p in sweep.points
-    ]
-    names = dict.fromkeys(row.name for p in sweep.points for row in p.rows)
-    drawn = []
-    for strategy in names if list(names) == [LIMIT] else (n for n in names if n != LIMIT):
-        values = [
-            next(
-                (r.measures.get(name) for r in p.rows if r.name == strategy and not r.problems),
-                None,
-            )
-            for p in sweep.points
-        ]
-        drawn.append(
-            plots.Curve(
-                text(strategy),
-                tuple(text(p.value) for p in sweep.points),
-                tuple(plots.place(p.value, i) for i, p in enumerate(sweep.points)),
-                tuple(values),
-                tuple(limit),
-                text(sweep.knees.get(strategy, "")),
-            )
-        )
-    unit = MEASURES[name].unit
-    return plots.curves(drawn, text(sweep.parameter), text(unit), lambda v: show_value(name, v))
-
-
-# --- tables and facts ------------------------------------------------------------------------
 
 
 def _tables(report: Report) -> str:
