@@ -21,9 +21,9 @@ import numpy as np
 from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.create import build_grouped
+from dsprep.formats.hdf5.grids import chunk_table
 from dsprep.formats.hdf5.group_plan import GroupedFile
 from dsprep.formats.hdf5.guard import library
-from dsprep.formats.hdf5.index import chunk_table
 from dsprep.formats.hdf5.timestamps import without_times
 
 _TRIES = 3

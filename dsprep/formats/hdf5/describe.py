@@ -8,22 +8,16 @@ from typing import Any
 
 from dsprep.core.schema import DType, Field, encode_dtype
 from dsprep.formats.base import Layout
-from dsprep.formats.hdf5 import codecs
-from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, PerGroup, Sequences
+from dsprep.formats.hdf5 import grids
+from dsprep.formats.hdf5.columns import FieldColumn, Fixed, Indexed, PerGroup, Sequences
 from dsprep.formats.hdf5.dtypes import Carrier, mislabelled
-from dsprep.formats.hdf5.placement import Placement
 
 _SOME = 1024
 
 
-def dataset_of(column: ColumnReader) -> Any:
-    """Return the `h5py.Dataset` with the values of a column."""
-    return column.dataset if isinstance(column, Sequences | PerGroup) else column.rows.dataset
-
-
-def layout(column: ColumnReader, count: int) -> Layout:
+def layout(column: FieldColumn, count: int) -> Layout:
     """Return how the field of a column lies on disk, in a file of `count` samples."""
-    dataset = dataset_of(column)
+    dataset = column.dataset
     storage, filters = _storage(dataset)
     stored = int(dataset.id.get_storage_size())
     if isinstance(column, PerGroup):
@@ -76,7 +70,7 @@ def _storage(dataset: Any) -> tuple[str, tuple[str, ...]]:
     labels = []
     for i in range(plist.get_nfilters()):
         code, _, values, name = plist.get_filter(i)
-        label = codecs.name(code, name)
+        label = grids.filter_name(code, name)
         labels.append(f"{label}:{values[0]}" if code == 1 and values else label)
     return f"chunked ({', '.join(map(str, dataset.chunks))})", tuple(labels)
 
@@ -88,17 +82,17 @@ def _access(
 
     The costs are the pieces that are read, and their bytes once decoded.
     """
-    if isinstance(column.rows.place, Placement):
-        return f"one read of {_size(wanted)}", 1, wanted
-    if dataset.chunks is None:
-        return f"one read of {_size(wanted)}, by the HDF5 library", 1, wanted
+    reader = column.rows.reader
+    grid = None if reader is None else reader.column.grid
+    if dataset.chunks is None or (grid is not None and grid.plain):
+        by = "" if grid is not None else ", by the HDF5 library"
+        return f"one read of {_size(wanted)}{by}", 1, wanted
     nbytes = _chunk_nbytes(dataset)
     rows = dataset.chunks[0]
     pieces = _chunks_of_sample(column, dataset, wanted)
+    work = "is read by the HDF5 library" if grid is None else "is read"
     if dataset.id.get_create_plist().get_nfilters():
         work = "is read and decoded"
-    else:
-        work = "is read by the HDF5 library"
     if all(n <= c for n, c in zip(dataset.shape, dataset.chunks, strict=True)):
         only = f"the only chunk ({_size(nbytes)}) {work}"
         return only + (" for one sample" if count > 1 else ""), 1, nbytes
@@ -152,7 +146,7 @@ def _size(nbytes: int) -> str:
 # --- loading code ----------------------------------------------------------------------------
 
 
-def program(path: Path, columns: Mapping[str, tuple[ColumnReader, Field]]) -> str:
+def program(path: Path, columns: Mapping[str, tuple[FieldColumn, Field]]) -> str:
     """Return a Python program that loads sample 0 of every field with h5py, and shows it."""
     readers = [column for column, _ in columns.values()]
     dtypes = [_carrier(c) for c in readers]
@@ -199,12 +193,12 @@ def rows_of(f, sample, tables):
 '''
 
 
-def _load(name: str, column: ColumnReader, routes: dict[str, str]) -> list[str]:
+def _load(name: str, column: FieldColumn, routes: dict[str, str]) -> list[str]:
     """Return the lines that put one field into ``sample``.
 
     `routes` has the variables that hold rows by now: the arguments they were made of to the name.
     """
-    dataset = dataset_of(column)
+    dataset = column.dataset
     path = str(dataset.name).strip("/")
     target = f"sample[{name!r}]"
     if isinstance(column, PerGroup):
@@ -258,12 +252,12 @@ def _spell(dtype: DType) -> str:
     )
 
 
-def _carrier(column: ColumnReader) -> Carrier | None:
+def _carrier(column: FieldColumn) -> Carrier | None:
     return column.rows.held.carrier if isinstance(column, Fixed | Indexed) else None
 
 
-def _needs_plugin(column: ColumnReader) -> bool:
-    dataset = dataset_of(column)
+def _needs_plugin(column: FieldColumn) -> bool:
+    dataset = column.dataset
     plist = dataset.id.get_create_plist()
     codes = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
     return any(code >= 32001 for code in codes)

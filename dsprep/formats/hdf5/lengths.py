@@ -2,8 +2,8 @@
 
 A dataset of such a type holds one descriptor per element: the number of items as a little-endian
 32-bit integer, the address of a heap, and the number of an object in it (the global heap ID of
-the HDF5 File Format Specification, after the length). Where the descriptors are plain rows or
-chunks of the common kind, the items are found through them without the library.
+the HDF5 File Format Specification, after the length). The descriptors are read like the rows of
+any dataset, and the items are found through them without the library.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import threading
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dsprep.core.schema import Array
-from dsprep.core.storage import pread_exact, pread_into
+from dsprep.core.schema import Array, Field, Ints
+from dsprep.core.storage import pread_exact
 from dsprep.errors import FormatError
-from dsprep.formats.hdf5.encoded import Encoded, chunks_of
+from dsprep.formats.hdf5 import grids
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.heap import Heaps
-from dsprep.formats.hdf5.index import CHUNK, chunk_table, in_file
-from dsprep.formats.hdf5.placement import Placement, blocks_of
+from dsprep.layout.model import Column
+from dsprep.reading.columns import ColumnReader, fetch
+from dsprep.reading.files import File
 
 
 class Lengths:
@@ -30,23 +30,22 @@ class Lengths:
     Parameters
     ----------
     dataset
-        An `h5py.Dataset` of a variable-length type and one axis.
-    fd, file_nbytes
-        The file, opened a second time for plain reads, and its size.
+        An `h5py.Dataset` of a variable-length type and at most one axis.
+    file
+        The file, opened a second time for plain reads.
     where
         File and field, for messages.
     heaps
         The heaps of the file.
     """
 
-    def __init__(self, dataset: Any, fd: int, file_nbytes: int, where: str, heaps: Heaps) -> None:
-        self._dataset, self._fd, self._file_nbytes = dataset, fd, file_nbytes
-        self._where, self._heaps = where, heaps
-        self._place: Placement | Encoded | _Chunks | None = None
+    def __init__(self, dataset: Any, file: File, where: str, heaps: Heaps) -> None:
+        self._dataset, self._file, self._where, self._heaps = dataset, file, where, heaps
+        self._reader: ColumnReader | _Foreign | None = None
         self._width = 0
         self._lock = threading.Lock()
 
-    def read(self, start: int, stop: int) -> NDArray[np.int64] | None:
+    def read(self, start: int, stop: int) -> Ints | None:
         """Return the items of elements ``start <= i < stop``, or None if only the library can."""
         rows = self._descriptors(start, stop)
         if rows is None:
@@ -56,7 +55,7 @@ class Lengths:
         items[~rows[:, 4:-4].any(axis=1)] = 0
         return items
 
-    def values(self, start: int, stop: int) -> tuple[Array, NDArray[np.int64]]:
+    def values(self, start: int, stop: int) -> tuple[Array, Ints]:
         """Return the items of elements ``start <= i < stop``, and how many each one has.
 
         Returns
@@ -88,109 +87,110 @@ class Lengths:
         return _as_numpy(values, nbytes, items)
 
     def _descriptors(self, start: int, stop: int) -> Array | None:
-        place = self._located()
-        if place is None:
+        """Return descriptors as stored: uint8, shape ``(stop - start, width)``."""
+        reader = self._opened()
+        if reader is None:
             return None
-        rows = np.empty((stop - start, self._width), np.uint8)
-        if isinstance(place, Placement):
-            for offset, low, high in place.runs(start, stop):
-                pread_into(self._fd, rows[low - start : high - start], offset, self._where)
-        else:
-            place.read(self._fd, rows, start, self._where)
+        if isinstance(reader, _Foreign):
+            return reader.read(start, stop, self._where)
+        first, count = np.array([start], np.int64), np.array([stop - start], np.int64)
+        found: Any = fetch({"": reader.begin_rows(first, count, None, "")}, None)[""]
+        rows: Array = found.reshape(-1, self._width)
         return rows
 
     @property
     def resident(self) -> int:
         """Bytes that `read` holds besides its result."""
-        place = self._located()
-        return 0 if place is None or isinstance(place, Placement) else place.resident
+        reader = self._opened()
+        return 0 if reader is None else reader.resident_nbytes()
 
-    def _located(self) -> Placement | Encoded | _Chunks | None:
+    def _opened(self) -> ColumnReader | _Foreign | None:
+        """Return what reads the descriptors; None if only the library finds them."""
         with self._lock:
             if not self._width:
                 with library(self._where, "the dataset cannot be located"):
                     address_nbytes = self._dataset.file.id.get_create_plist().get_sizes()[0]
-                    self._width = 4 + int(address_nbytes) + 4
-                    self._place = self._locate()
-        return self._place
+                    width = 4 + int(address_nbytes) + 4
+                    self._reader = self._open(width)
+                    self._width = width
+        return self._reader
 
-    def _locate(self) -> Placement | Encoded | _Chunks | None:
-        from h5py import h5d
-
-        plist = self._dataset.id.get_create_plist()
-        empty = plist.fill_value_defined() != h5d.FILL_VALUE_USER_DEFINED
-        layout = plist.get_layout()
-        if layout not in (h5d.CONTIGUOUS, h5d.CHUNKED) or plist.get_external_count():
+    def _open(self, width: int) -> ColumnReader | _Foreign | None:
+        field = Field(self._dataset.name.strip("/"), np.dtype(np.uint8), (width,))
+        if self._dataset.chunks and isinstance(
+            grids.filters_of(self._dataset.id.get_create_plist()), str
+        ):
+            return _Foreign.of(self._dataset, self._file, width)
+        try:
+            grid = grids.locate(self._dataset, self._file, self._where, raw=width)
+        except (grids.Unlocated, grids.Outside):
             return None
-        if not self._dataset.shape:
-            # As for rows, only what was written has an address that can be believed.
-            written = self._dataset.id.get_storage_size() == self._width
-            offset = self._dataset.id.get_offset() if written else None
-            if offset is not None and offset + self._width <= self._file_nbytes:
-                return Placement(np.array([offset], np.int64), 1, self._width)
-        else:
-            args = (self._dataset, self._width, self._file_nbytes)
-            found = blocks_of(*args) or chunks_of(*args)
-            if found is not None:
-                return found
-        if layout == h5d.CHUNKED:
-            table = chunk_table(self._dataset, self._file_nbytes)
-            if table is None or not (empty or in_file(table, self._file_nbytes)):
-                return None
-            return _Chunks(table, int(self._dataset.chunks[0]), self._width, plist)
-        if empty and not self._dataset.id.get_storage_size():
-            return _Chunks(np.full(1, -1, CHUNK), max(1, self._dataset.size), self._width, plist)
-        return None
+        return ColumnReader(Column(grid), field, lambda _: self._file)
 
 
-class _Chunks:
-    """Chunks of descriptors that may be missing, or have filters that only the library knows.
+class _Foreign:
+    """Chunks of descriptors with filters that only the library knows.
 
     Parameters
     ----------
     table
-        The chunks, as from `dsprep.formats.hdf5.index.chunk_table`. Missing ones have no items.
+        The chunks, as from `dsprep.formats.hdf5.grids.chunk_table`. Missing ones have no items.
+    file
+        The file, opened for plain reads.
     block, width
         Descriptors per chunk, and bytes of each.
     plist
         The dataset's ``h5py.h5p.PropDCID``.
     """
 
-    def __init__(self, table: NDArray[Any], block: int, width: int, plist: Any) -> None:
-        self._table, self._block, self._width, self._plist = table, block, width, plist
+    def __init__(self, table: Array, file: File, block: int, width: int, plist: Any) -> None:
+        self._table, self._file, self._plist = table, file, plist
+        self._block, self._width = block, width
         self._last: tuple[int, Array | None] = (-1, None)
 
-    @property
-    def resident(self) -> int:
-        """Bytes that reading holds beside its result: a chunk, and what it is made from."""
+    @classmethod
+    def of(cls, dataset: Any, file: File, width: int) -> _Foreign | None:
+        """Return the chunks of an `h5py.Dataset`, or None if the library cannot list them."""
+        from h5py import h5d
+
+        plist = dataset.id.get_create_plist()
+        table = grids.chunk_table(dataset, file.nbytes)
+        if table is None or (table["address"] > file.nbytes - table["nbytes"].astype("i8")).any():
+            return None
+        own_fill = plist.fill_value_defined() == h5d.FILL_VALUE_USER_DEFINED
+        if own_fill and (table["address"] < 0).any():
+            return None
+        return cls(table, file, int(dataset.chunks[0]), width, plist)
+
+    def resident_nbytes(self) -> int:
+        """Return what reading holds beside its result: a chunk, and what it is made from."""
         return 2 * self._block * self._width
 
-    def read(self, fd: int, out: Array, start: int, where: object) -> None:
-        """Fill `out`, uint8 of shape ``(n, width)``, with the descriptors from `start` on."""
-        at, stop = start, start + len(out)
+    def read(self, start: int, stop: int, where: object) -> Array:
+        """Return descriptors ``start <= i < stop``, uint8 of shape ``(n, width)``."""
+        out = np.zeros((stop - start, self._width), np.uint8)
+        at = start
         while at < stop:
             b = at // self._block
             first = b * self._block
             end = min(first + self._block, stop)
-            entry = self._table[b]
-            if entry["address"] < 0:
-                out[at - start : end - start] = 0
-            else:
+            if self._table["address"][b] >= 0:
                 number, rows = self._last
                 if number != b or rows is None:
-                    rows = self._decode(fd, entry, where)
+                    rows = self._decode(self._table[b], where)
                     self._last = (b, rows)
                 out[at - start : end - start] = rows[at - first : end - first]
             at = end
+        return out
 
-    def _decode(self, fd: int, entry: Any, where: object) -> Array:
+    def _decode(self, entry: Any, where: object) -> Array:
         """Return a chunk's descriptors, which the library decodes as bytes without a meaning."""
         import h5py
         from h5py import h5d, h5p, h5s, h5t
 
         address = int(entry["address"])
         here = f"{where}, offset {address}"
-        data = pread_exact(fd, int(entry["nbytes"]), address, here)
+        data = pread_exact(self._file.fd, int(entry["nbytes"]), address, here)
         rows = np.empty((self._block, self._width), np.uint8)
         with (
             library(here, "the chunk cannot be decoded"),
@@ -212,9 +212,7 @@ class _Chunks:
         return rows
 
 
-def _as_numpy(
-    values: Array, nbytes: NDArray[np.int64], items: Any
-) -> tuple[Array, NDArray[np.int64]]:
+def _as_numpy(values: Array, nbytes: Ints, items: Any) -> tuple[Array, Ints]:
     """Return items of the HDF5 type `items` as numpy has them, and the bytes of each element."""
     from h5py import h5t
 

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.schema import FieldSpec
-from dsprep.formats.hdf5.datasets import Contents
-from dsprep.formats.hdf5.element_types import Held
+from dsprep.formats.hdf5.datasets import Contents, Held
 from dsprep.formats.samples import listed, natural_key
 
 _NUMBER = re.compile(r"\d+")

@@ -22,8 +22,7 @@ from dsprep.core.schema import DType, Kind
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, marked
 from dsprep.formats.hdf5.datasets import Contents
-from dsprep.formats.hdf5.rows import Rows
-from dsprep.formats.hdf5.tables import Table
+from dsprep.formats.hdf5.rows import Rows, Table
 from dsprep.formats.samples import listed
 
 _FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")

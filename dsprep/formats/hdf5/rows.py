@@ -1,28 +1,45 @@
-"""A dataset as rows along its first axis, read by several threads into memory of the caller."""
+"""A dataset as rows along its first axis, and index tables that say whose rows they are.
+
+Rows are read at their offsets in the file, or by the library where only it finds or decodes them.
+
+A table has, for each of its rows, the first row and the number of rows of something else: another
+table, or the values. Only partitions are taken: each row begins where the one before it ends. So
+a range of samples is one range of rows however many tables lie between, and the lengths of the
+samples follow from the last table's numbers.
+
+The one exception is what dsprep writes in groups: a group's rows follow each other, and each group
+begins at a multiple of the capacity that all have.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from dsprep.core.schema import Arena, Array, has_padding, new_array
-from dsprep.core.storage import pread_into
+import numpy as np
+
+from dsprep.core.schema import Arena, Array, Field, Ints, has_padding, new_array
 from dsprep.errors import FormatError
+from dsprep.formats.hdf5 import grids
+from dsprep.formats.hdf5.datasets import Held
 from dsprep.formats.hdf5.dtypes import check_text
-from dsprep.formats.hdf5.element_types import Held
-from dsprep.formats.hdf5.encoded import Encoded, check_chunks, encoded_of
 from dsprep.formats.hdf5.guard import library, need_filters
-from dsprep.formats.hdf5.placement import Placement, placement_of
+from dsprep.layout.model import Column, Grid
+from dsprep.reading.columns import ColumnReader, Wanted, fetch
+from dsprep.reading.files import File
 
 _LARGE = 256 << 20
 _BEST_RATIO = 1100
 """More than deflate can shrink anything: a larger claim is a lie or a fill value."""
 
+_SCAN = 1 << 20
+
 
 class Rows:
-    """The rows of one dataset.
+    """The rows of one dataset; safe to read from several threads.
 
     Parameters
     ----------
@@ -30,8 +47,8 @@ class Rows:
         An `h5py.Dataset` of fixed-width elements.
     held
         What it holds.
-    fd, file_nbytes
-        The file, opened a second time for plain reads, and its size.
+    file
+        The file, opened a second time for plain reads.
     where
         File and field, for messages.
     whole
@@ -50,14 +67,7 @@ class Rows:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        held: Held,
-        fd: int,
-        file_nbytes: int,
-        where: str,
-        *,
-        whole: bool = False,
+        self, dataset: Any, held: Held, file: File, where: str, *, whole: bool = False
     ) -> None:
         self.dataset, self.held, self.where = dataset, held, where
         self.whole = whole or not held.shape
@@ -67,10 +77,11 @@ class Rows:
         self.row_nbytes = math.prod(self.inner) * self.dtype.itemsize
         # A whole dataset is one row for the caller, but on disk as many as its first axis.
         self.lines = held.shape[0] if whole and held.shape else 1
-        self._fd, self._file_nbytes = fd, file_nbytes
-        self._place: Placement | Encoded | None = None
-        self._located = False
-        self._lock = threading.Lock()
+        self._file = file
+        self._grid: Grid | str | None = None
+        self._reader: ColumnReader | None = None
+        self._located = self._opened = False
+        self._lock = threading.RLock()
         with library(where, "the dataset cannot be read"):
             need_filters(dataset, where)
             stored = dataset.id.get_storage_size()
@@ -82,61 +93,93 @@ class Rows:
                 found=f"{self.row_nbytes} bytes per sample",
             )
 
-    @property
-    def place(self) -> Placement | Encoded | None:
-        """Where the rows lie, or None if the library has to read them. Found when first used."""
+    def grid(self, progress: Callable[[int], None] | None = None) -> Grid | None:
+        """Return where the dataset is in the file, found when first asked for; see `grids.locate`.
+
+        Raises
+        ------
+        Unlocated
+            If only the library can read it.
+        FormatError
+            If it is damaged.
+        """
         with self._lock:
             if not self._located:
-                with library(self.where, "the dataset cannot be located"):
-                    self._place = self._locate()
+                try:
+                    with library(self.where, "the dataset cannot be located"):
+                        self._grid = grids.locate(self.dataset, self._file, self.where, progress)
+                except grids.Unlocated as reason:
+                    self._grid = str(reason)
                 self._located = True
-        return self._place
+            if isinstance(self._grid, str):
+                raise grids.Unlocated(self._grid)
+            return self._grid
+
+    @property
+    def reader(self) -> ColumnReader | None:
+        """Reads the rows at their offsets; None if the library has to read them."""
+        with self._lock:
+            if not self._opened:
+                try:
+                    grid = self.grid()
+                except (grids.Unlocated, grids.Outside):
+                    grid = None
+                if grid is not None and grid.row_nbytes * self.lines == self.row_nbytes:
+                    field = Field(self.dataset.name.strip("/"), self.dtype, self.inner)
+                    self._reader = ColumnReader(Column(grid), field, lambda _: self._file)
+                self._opened = True
+            return self._reader
 
     @property
     def resident(self) -> int:
         """Bytes that reading holds besides the rows asked for, such as decoded chunks."""
-        place = self.place
-        if isinstance(place, Encoded):
-            return place.resident
-        chunks = self.dataset.chunks if place is None else None
+        if self.reader is not None:
+            return self.reader.resident_nbytes()
+        chunks = self.dataset.chunks
         return 2 * math.prod(map(int, chunks)) * int(self.dataset.dtype.itemsize) if chunks else 0
 
-    def _locate(self) -> Placement | Encoded | None:
-        if not self.row_nbytes or not self.count or not self.dataset.shape:
-            return None
-        line_nbytes = self.row_nbytes // self.lines
-        found = placement_of(self.dataset, line_nbytes, self._file_nbytes)
-        return found or encoded_of(self.dataset, line_nbytes, self._file_nbytes)
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows ``start <= i < stop``, shape ``(n, *inner)``."""
+        first, count = np.array([start], np.int64), np.array([stop - start], np.int64)
+        rows: Array = fetch({"": self.begin(first, count, None, "")}, None)[""]  # type: ignore[assignment]
+        return rows
 
-    def read(self, start: int, stop: int, arena: Arena | None, key: str) -> Array:
-        """Return rows ``start <= i < stop``, shape ``(n, *inner)``, in memory of `arena`."""
-        return self.join([(start, stop)], stop - start, arena, key)
+    def begin(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> Wanted:
+        """Return what reading ranges of rows needs from the file.
 
-    def join(
-        self, runs: Iterable[tuple[int, int]], count: int, arena: Arena | None, key: str
-    ) -> Array:
-        """Return the rows ``low <= i < high`` of all runs, `count` together, one after another."""
-        out = new_array(arena, key, (count, *self.inner), self.dtype)
-        if out.size:
+        It is turned into an array of shape ``(sum(count), *inner)``.
+
+        Parameters
+        ----------
+        first, count
+            int64, shape ``(n,)``: the first row of each range, and how many rows it has.
+        arena, key
+            The memory to use.
+        """
+        shape = (int(count.sum()), *self.inner)
+        if not shape[0] or not self.row_nbytes:
+            empty = np.empty(shape, self.dtype)
+            return Wanted(0, [], lambda _: empty)
+        reader = self.reader
+        if reader is None:
+            out = new_array(arena, key, shape, self.dtype)
             at = 0
-            for low, high in runs:
-                if low < high:
-                    self._fill(out[at : at + high - low], low, high)
-                at += high - low
+            for low, rows in zip(first.tolist(), count.tolist(), strict=True):
+                if rows:
+                    self._by_library(out[at : at + rows], low, low + rows)
+                at += rows
             check_text(out, self.where)
-        return out
+            return Wanted(0, [], lambda _: out)
+        wanted = reader.begin_rows(first * self.lines, count * self.lines, arena, key)
 
-    def _fill(self, out: Array, start: int, stop: int) -> None:
-        place = self.place
-        if place is not None:
-            first = start * self.lines
-            lines = out.reshape(len(out) * self.lines, -1)
-            if isinstance(place, Encoded):
-                place.read(self._fd, lines.view("u1"), first, self.where)
-                return
-            for offset, low, high in place.runs(first, first + len(lines)):
-                pread_into(self._fd, lines[low - first : high - first], offset, self.where)
-            return
+        def done(buffer: Array) -> Array:
+            values: Array = wanted.done(buffer).view(self.dtype).reshape(shape)
+            check_text(values, self.where)
+            return values
+
+        return Wanted(wanted.nbytes, wanted.spans, done)
+
+    def _by_library(self, out: Array, start: int, stop: int) -> None:
         from h5py import h5d, h5s, h5t
 
         with library(f"{self.where}, samples {start} to {stop - 1}", "the data cannot be read"):
@@ -151,7 +194,7 @@ class Rows:
                 out.reshape(-1).view("u1")[...] = 0
             if self.dataset.shape:
                 rows = (0, self.dataset.shape[0]) if self.whole else (start, stop)
-                check_chunks(self.dataset, rows[0], rows[1], self.where)
+                grids.check_chunks(self.dataset, rows[0], rows[1], self.where)
             shape = self.dataset.shape
             file_space = self.dataset.id.get_space()
             if shape and not self.whole:
@@ -160,3 +203,176 @@ class Rows:
             memory = h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
             element = h5t.py_create(self.dataset.dtype, logical=True)
             self.dataset.id.read(memory, file_space, out, element)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Where the first rows and the numbers of rows stand.
+
+    Attributes
+    ----------
+    first, count
+        The datasets; the same one when the table is compound or has two columns.
+    first_member, count_member
+        The member of the compound type, the number of the column, or None for a plain dataset.
+    capacity
+        Rows from the beginning of one group to that of the next; 0: there are no groups.
+    """
+
+    first: Rows
+    count: Rows
+    first_member: str | int | None = None
+    count_member: str | int | None = None
+    capacity: int = 0
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the table."""
+        return self.first.count
+
+    def read(self, start: int, stop: int, target: int, *, gaps: bool = False) -> tuple[Ints, Ints]:
+        """Return the first rows and the ends (exclusive) of table rows ``start <= i < stop``.
+
+        Parameters
+        ----------
+        target
+            The number of rows that they tell of.
+        gaps
+            Whether there may be gaps between groups.
+
+        Raises
+        ------
+        FormatError
+            If they leave ``0 .. target`` or do not follow each other without gap.
+        """
+        low, whole = _integers(self.first, self.first_member, start, stop)
+        same = whole if self.count is self.first else None
+        size, _ = _integers(self.count, self.count_member, start, stop, same)
+        if low.size and (
+            int(low.min()) < 0
+            or int(size.min()) < 0
+            or int(low.max()) > target
+            or int(size.max()) > target
+        ):
+            raise self._wrong(start, stop, f"rows 0 to {target}", "rows outside")
+        end = low + size
+        if end.size and (int(end.max()) > target or not self._follow(low, end, gaps)):
+            raise self._wrong(
+                start, stop, f"each of {target} rows once, in order", "gaps or overlaps"
+            )
+        return low, end
+
+    def _follow(self, low: Ints, end: Ints, gaps: bool) -> bool:
+        """Whether each row begins where the one before it ends, or a group does."""
+        if not gaps or not self.capacity:
+            return np.array_equal(low[1:], end[:-1])
+        apart = low[1:] != end[:-1]
+        begins = low[1:][apart]
+        ordered = bool((begins >= end[:-1][apart]).all())
+        rows = end > low
+        inside = low[rows] // self.capacity == (end[rows] - 1) // self.capacity
+        return ordered and not bool((begins % self.capacity).any()) and bool(inside.all())
+
+    def _wrong(self, start: int, stop: int, expected: str, found: str) -> FormatError:
+        return FormatError(
+            "the index does not fit its values",
+            where=f"{self.first.where}, rows {start} to {stop - 1}",
+            expected=expected,
+            found=found,
+        )
+
+    def total(self) -> int | None:
+        """Return where the last row ends, if the first one begins at 0."""
+        if not self.rows:
+            return 0
+        largest = np.iinfo(np.int64).max // 4
+        try:
+            low = self.read(0, 1, largest)[0]
+            end = self.read(self.rows - 1, self.rows, largest)[1]
+        except FormatError:
+            return None
+        return int(end[0]) if low[0] == 0 else None
+
+    def partitions(self, target: int) -> bool:
+        """Whether the whole table divides `target` rows, read piece by piece."""
+        expected = 0
+        for start in range(0, self.rows, _SCAN):
+            stop = min(start + _SCAN, self.rows)
+            try:
+                low, end = self.read(start, stop, target)
+            except FormatError:
+                return False
+            if int(low[0]) != expected:
+                return False
+            expected = int(end[-1])
+        return expected == target
+
+
+def _integers(
+    rows: Rows, member: str | int | None, start: int, stop: int, known: Array | None = None
+) -> tuple[Ints, Array]:
+    """Return a column of integers as int64, and the rows that it is a part of.
+
+    Numbers beyond int64 come out negative, which no caller takes for a row.
+    """
+    whole = rows.read(start, stop) if known is None else known
+    if isinstance(member, int):
+        column = whole[:, member]
+    else:
+        column = whole if member is None else whole[member]
+    return column.astype(np.int64), whole
+
+
+@dataclass(frozen=True, eq=False)
+class Located:
+    """Where consecutive samples lie in the values.
+
+    Attributes
+    ----------
+    lows, highs
+        int64, shape ``(runs,)``: they have the rows ``lows[k] <= r < highs[k]`` of all runs, in
+        this order. There is one run unless they are in several groups.
+    offsets
+        int64, shape ``(n + 1,)``: sample i has the rows ``offsets[i]`` to ``offsets[i + 1]``,
+        counted in the runs joined together.
+    """
+
+    lows: Ints
+    highs: Ints
+    offsets: Ints
+
+    @property
+    def first(self) -> Ints:
+        """The first row of each sample, int64 of shape ``(n,)``."""
+        ends = np.cumsum(self.highs - self.lows)
+        starts = np.append(0, ends[:-1])
+        run = np.searchsorted(starts, self.offsets[:-1], "right") - 1
+        rows: Ints = self.offsets[:-1] + (self.lows - starts)[run]
+        return rows
+
+
+def locate(tables: Sequence[Table], target: int, start: int, stop: int) -> Located:
+    """Return where samples ``start <= i < stop`` lie in the values.
+
+    Parameters
+    ----------
+    tables
+        From the samples to the values; at least one.
+    target
+        The number of rows of the values.
+    """
+    offsets = np.arange(stop - start + 1, dtype=np.int64)
+    low, high = start, stop
+    lows, highs = np.array([start], np.int64), np.array([stop], np.int64)
+    for k, table in enumerate(tables):
+        last = k + 1 == len(tables)
+        rows = target if last else tables[k + 1].rows
+        first, end = table.read(low, high, rows, gaps=last)
+        if not len(first):
+            zero = np.zeros(1, np.int64)
+            return Located(zero, zero, np.zeros(len(offsets), np.int64))
+        low, high = int(first[0]), int(end[-1])
+        cuts = np.flatnonzero(first[1:] != end[:-1])
+        lows, highs = first[np.append(0, cuts + 1)], end[np.append(cuts, -1)]
+        offsets = np.append(0, np.cumsum(end - first))[offsets]
+    return Located(lows, highs, offsets)

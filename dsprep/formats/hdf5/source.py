@@ -1,7 +1,7 @@
 """HDF5 files as samples.
 
-Plain rows are read with ``preadv`` at addresses asked from the library once; everything else goes
-through the library, whose lock then serialises the threads.
+Fields that can be located are read at their offsets, as a sidecar's readers read them; everything
+else goes through the library, whose lock then serialises the threads.
 
 Values that need index tables to be found (`dsprep.formats.hdf5.ragged`) are ragged fields. The
 tables between the samples and the values are ragged fields too; their column of first rows is
@@ -11,7 +11,6 @@ table is no field: it says only where samples begin.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -22,29 +21,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema
-from dsprep.core.storage import let_go
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
-from dsprep.formats.hdf5 import describe, extents, per_group
+from dsprep.formats.hdf5 import describe, per_group
 from dsprep.formats.hdf5.attributes import (
     KIND_ATTRIBUTE,
     LAYOUT_ATTRIBUTE,
     has_attributes,
     read_attributes,
 )
-from dsprep.formats.hdf5.columns import ColumnReader, Fixed, Indexed, PerGroup, Sequences
-from dsprep.formats.hdf5.datasets import walk
+from dsprep.formats.hdf5.columns import FieldColumn, Fixed, Indexed, PerGroup, Sequences
+from dsprep.formats.hdf5.datasets import Elsewhere, walk
 from dsprep.formats.hdf5.dtypes import has_enum
-from dsprep.formats.hdf5.elsewhere import Elsewhere
+from dsprep.formats.hdf5.grids import Unlocated
 from dsprep.formats.hdf5.guard import library, open_file
 from dsprep.formats.hdf5.headers import Descriptors
 from dsprep.formats.hdf5.heap import Heaps
 from dsprep.formats.hdf5.lengths import Lengths
 from dsprep.formats.hdf5.ragged import Ragged, Route, discover, table_of
-from dsprep.formats.hdf5.rows import Rows
-from dsprep.formats.hdf5.tables import Table
-from dsprep.layout.model import FileLayout
+from dsprep.formats.hdf5.rows import Rows, Table
+from dsprep.layout.model import Column, FileLayout
+from dsprep.reading.columns import fetch
+from dsprep.reading.files import File
 
 
 class Hdf5Source(Source):
@@ -53,19 +52,17 @@ class Hdf5Source(Source):
     def __init__(self, path: Path, options: OpenOptions) -> None:
         self.path = path
         self._options = options
-        self._fd = os.open(path, os.O_RDONLY)
+        self._disk = File(path)
         self._file: Any = None
         try:
-            self._file_nbytes = os.fstat(self._fd).st_size
             with library(path, "the HDF5 file cannot be opened"):
                 self._file = open_file(path)
                 plist = self._file.id.get_create_plist()
                 superblock = plist.get_version()[0]
                 base, widths = plist.get_userblock(), plist.get_sizes()
-                self._heaps = Heaps(self._fd, self._file_nbytes, base, widths, path)
-                self._descriptors = Descriptors(
-                    self._fd, self._file_nbytes, base, widths, self._heaps
-                )
+                fd, nbytes = self._disk.fd, self._disk.nbytes
+                self._heaps = Heaps(fd, nbytes, base, widths, path)
+                self._descriptors = Descriptors(fd, nbytes, base, widths, self._heaps)
                 self._own = LAYOUT_ATTRIBUTE in self._file.attrs
             self.version = f"HDF5, superblock {superblock}"
             self._open_fields()
@@ -182,11 +179,11 @@ class Hdf5Source(Source):
             fix="say what they are: " + "; ".join(ways),
         )
 
-    def _group_columns(self, found: per_group.Samples) -> dict[str, ColumnReader]:
+    def _group_columns(self, found: per_group.Samples) -> dict[str, FieldColumn]:
         """Return the columns of a file with a group per sample; see `_choose_axis`."""
         self._count = len(found.groups)
         datasets = self._contents.datasets
-        columns: dict[str, ColumnReader] = {}
+        columns: dict[str, FieldColumn] = {}
         asked = [s.path for s in self._options.fields]
         others, nbytes, more = set(datasets), 0, 0
         for member, shapes in found.members.items():
@@ -199,10 +196,9 @@ class Hdf5Source(Source):
                 dataset, what = datasets[paths[i]]
                 where = f"{self.path}, field {paths[i]}"
                 if what.vlen:
-                    lengths = Lengths(dataset, self._fd, self._file_nbytes, where, self._heaps)
+                    lengths = Lengths(dataset, self._disk, where, self._heaps)
                     return Sequences(dataset, what, lengths, where, {}, whole=True)
-                args = (dataset, what, self._fd, self._file_nbytes, where)
-                return Fixed(Rows(*args, whole=True), {})
+                return Fixed(Rows(dataset, what, self._disk, where, whole=True), {})
 
             if datasets[paths[0]][1].vlen and shapes.shape[1]:
                 self._leave_out(paths[0])
@@ -227,7 +223,7 @@ class Hdf5Source(Source):
         enums, around = [], set[str]()
         with library(self.path, "the fields cannot be described"):
             for name, (column, _) in self._columns.items():
-                dataset = describe.dataset_of(column)
+                dataset = column.dataset
                 if has_enum(dataset.dtype):
                     enums.append(name)
                 parts = str(dataset.name).strip("/").split("/")
@@ -251,7 +247,7 @@ class Hdf5Source(Source):
         if key not in self._rows:
             dataset, what = self._contents.datasets[path]
             where = f"{self.path}, field {path}"
-            self._rows[key] = Rows(dataset, what, self._fd, self._file_nbytes, where, whole=whole)
+            self._rows[key] = Rows(dataset, what, self._disk, where, whole=whole)
         return self._rows[key]
 
     def _attributes(self, path: str, group: str | None = None) -> dict[str, Any]:
@@ -261,21 +257,21 @@ class Hdf5Source(Source):
             self._notes.append(f"left out attributes of {path}: {samples.listed(lost)}")
         return attrs
 
-    def _ragged_columns(self, ragged: Ragged) -> dict[str, ColumnReader]:
-        columns: dict[str, ColumnReader] = {}
+    def _ragged_columns(self, ragged: Ragged) -> dict[str, FieldColumn]:
+        columns: dict[str, FieldColumn] = {}
         for name, (path, way) in ragged.routes.items():
             group = None if name == path else name
             attrs = self._attributes(path, group)
             columns[name] = Indexed(self._open_rows(path), way, attrs)
         return columns
 
-    def _explicit_columns(self, specs: tuple[FieldSpec, ...]) -> dict[str, ColumnReader]:
+    def _explicit_columns(self, specs: tuple[FieldSpec, ...]) -> dict[str, FieldColumn]:
         """Return the columns of fields that were given with their index tables.
 
         Their names here are those of the dataset and the tables, since one dataset may be asked
         for in several ways.
         """
-        columns: dict[str, ColumnReader] = {}
+        columns: dict[str, FieldColumn] = {}
         for spec in specs:
             if spec.index:
                 self._check_there(spec.path)
@@ -309,8 +305,8 @@ class Hdf5Source(Source):
         return table
 
     def _choose_axis(
-        self, indexed: dict[str, ColumnReader], plain: list[str]
-    ) -> dict[str, ColumnReader]:
+        self, indexed: dict[str, FieldColumn], plain: list[str]
+    ) -> dict[str, FieldColumn]:
         """Return the columns by name, in the file's order, all with the same number of samples."""
         arrays: dict[str, tuple[tuple[int, ...], int]] = {}
         for name, column in indexed.items():
@@ -337,7 +333,7 @@ class Hdf5Source(Source):
         self._check_agreement(arrays, axis)
         self._count = axis.count
         self._notes += axis.notes
-        chosen: dict[str, ColumnReader] = {}
+        chosen: dict[str, FieldColumn] = {}
         for name in axis.names:
             found = indexed.get(name) or self._plain_column(name, axis.whole_file)
             if found is not None:
@@ -381,7 +377,7 @@ class Hdf5Source(Source):
             raise SchemaError(f"field {path}: {reason}", where=self.path, found=shape)
         self._notes.append(f"left out {path}: {reason}")
 
-    def _plain_column(self, path: str, whole: bool) -> ColumnReader | None:
+    def _plain_column(self, path: str, whole: bool) -> FieldColumn | None:
         dataset, what = self._contents.datasets[path]
         if not what.vlen:
             return Fixed(self._open_rows(path, whole=whole), self._attributes(path))
@@ -389,11 +385,11 @@ class Hdf5Source(Source):
             self._leave_out(path)
             return None
         where = f"{self.path}, field {path}"
-        lengths = Lengths(dataset, self._fd, self._file_nbytes, where, self._heaps)
+        lengths = Lengths(dataset, self._disk, where, self._heaps)
         return Sequences(dataset, what, lengths, where, self._attributes(path), whole)
 
     def _choose_fields(
-        self, columns: dict[str, ColumnReader], explicit: dict[str, ColumnReader]
+        self, columns: dict[str, FieldColumn], explicit: dict[str, FieldColumn]
     ) -> None:
         available = {name: column.field(name) for name, column in columns.items()}
         specs = tuple(
@@ -405,7 +401,7 @@ class Hdf5Source(Source):
             raise FormatError(
                 "no dataset can be a field", where=self.path, found="; ".join(self._notes) or None
             )
-        self._columns: dict[str, tuple[ColumnReader, Field]] = {
+        self._columns: dict[str, tuple[FieldColumn, Field]] = {
             field.name: (columns[path], field) for path, field in chosen
         }
         self.schema = Schema(tuple(field for _, field in chosen))
@@ -417,11 +413,18 @@ class Hdf5Source(Source):
 
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         """Return samples ``start <= i < stop``; see `Source.read`."""
-        batch: Batch = {}
-        for name, (column, field) in self._columns.items():
-            found = column.read(start, stop, arena, f"read.{name}")
-            batch[name] = retype(found, field, self.path, start)
-        return batch
+        columns = {
+            name: column.begin(start, stop, arena, f"read.{name}")
+            for name, (column, _) in self._columns.items()
+        }
+        # Without an arena each field has memory of its own, which lives as long as that field.
+        alone = ({name: wanted} for name, wanted in columns.items())
+        parts = alone if arena is None else [columns]
+        found = {name: c for part in parts for name, c in fetch(part, arena).items()}
+        return {
+            name: retype(found[name], field, self.path, start)
+            for name, (_, field) in self._columns.items()
+        }
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the payload bytes of each sample; None where that takes reading them."""
@@ -450,7 +453,25 @@ class Hdf5Source(Source):
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         """Return where every sample lies; see `Source.extents`."""
-        return extents.find(self.path, self._fd, self._file, self._columns, self._count, progress)
+        total, done = sum(column.steps for column, _ in self._columns.values()), 0
+
+        def step(steps: int) -> None:
+            nonlocal done
+            if progress is not None and steps:
+                done = min(total, done + steps)
+                progress(done, total)
+
+        found: dict[str, Column] = {}
+        unlocated: dict[str, str] = {}
+        for name, (column, field) in self._columns.items():
+            where = f"{self.path}, field {name}"
+            try:
+                with library(where, "the field cannot be located"):
+                    found[name] = column.locate(field, where, step)
+            except Unlocated as reason:
+                unlocated[name] = str(reason)
+        step(total - done)  # chunks that are not stored, or known already, were not stepped over
+        return FileLayout(self._count, columns=found, unlocated=unlocated)
 
     def loading_code(self) -> str:
         """Return a program that loads sample 0 with h5py."""
@@ -463,9 +484,7 @@ class Hdf5Source(Source):
             with suppress(OSError, RuntimeError):  # as `let_go`
                 self._file.close()
             self._file = None
-        if self._fd >= 0:
-            let_go(self._fd)
-            self._fd = -1
+        self._disk.close()
 
 
 def _spelled(spec: FieldSpec) -> str:
@@ -473,7 +492,7 @@ def _spelled(spec: FieldSpec) -> str:
     return "@".join((spec.path, *spec.index))
 
 
-def _dataset_path(item: tuple[str, ColumnReader]) -> str:
+def _dataset_path(item: tuple[str, FieldColumn]) -> str:
     """Return the path of the dataset with a column's values."""
     _, column = item
-    return str(describe.dataset_of(column).name).strip("/")
+    return str(column.dataset.name).strip("/")

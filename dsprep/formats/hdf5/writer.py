@@ -9,20 +9,21 @@ leaves the library's metadata half-written.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.schema import Arena, Array, Batch, DType, Schema, has_padding, new_array
+from dsprep.core.schema import Arena, Array, Batch, DType, Ints, Schema, has_padding, new_array
 from dsprep.core.storage import close, pwrite_all, sync
 from dsprep.errors import FormatError
 from dsprep.formats.base import State, Writer
+from dsprep.formats.hdf5 import grids
 from dsprep.formats.hdf5.create import build
 from dsprep.formats.hdf5.guard import library
-from dsprep.formats.hdf5.placement import Placement, placement_of
 from dsprep.formats.hdf5.plan import FieldPlan
+from dsprep.reading.files import File
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,44 @@ class PlacedWriter(Writer):
             close(fd)
 
 
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Blocks of rows.
+
+    Attributes
+    ----------
+    addresses
+        int64, shape ``(blocks,)``: the file offset of each block.
+    block
+        Rows per block; the last may be partly unused.
+    row_nbytes
+        Bytes of one row.
+    """
+
+    addresses: Ints
+    block: int
+    row_nbytes: int
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield ``(offset, first, last)``: rows ``first <= i < last`` lie from ``offset`` on.
+
+        Together they are ``start <= i < stop``, in order; blocks that follow each other in the
+        file are joined.
+        """
+        at = start
+        while at < stop:
+            b = at // self.block
+            offset = int(self.addresses[b]) + (at - b * self.block) * self.row_nbytes
+            end = min((b + 1) * self.block, stop)
+            while end < stop:
+                b += 1
+                if int(self.addresses[b]) != offset + (end - at) * self.row_nbytes:
+                    break
+                end = min((b + 1) * self.block, stop)
+            yield offset, at, end
+            at = end
+
+
 def places(path: Path, plans: Sequence[FieldPlan], count: int) -> list[Placement | None]:
     """Return where the rows of each unfiltered fixed field lie; None for fields without bytes.
 
@@ -96,20 +135,26 @@ def places(path: Path, plans: Sequence[FieldPlan], count: int) -> list[Placement
     import h5py
 
     found: list[Placement | None] = []
+    disk = File(path)
     with (
         library(path, "the unfinished file cannot be continued"),
         h5py.File(path, "r", locking=False) as file,
     ):
-        nbytes = path.stat().st_size
         for p in plans:
-            row = p.field.row_nbytes
-            place = placement_of(file[p.field.name], row, nbytes) if row and count else None
-            if row and count and (place is None or file[p.field.name].shape != p.shape(count)):
-                raise FormatError(
-                    f"the unfinished file has no place for field {p.field.name}",
-                    where=path,
-                    fix="start again with --restart",
-                )
+            place = None
+            if p.field.row_nbytes and count:
+                try:
+                    grid = grids.locate(file[p.field.name], disk, str(path))
+                except (grids.Unlocated, grids.Outside):
+                    grid = None
+                if grid is None or not grid.plain or grid.fill or grid.shape != p.shape(count):
+                    raise FormatError(
+                        f"the unfinished file has no place for field {p.field.name}",
+                        where=path,
+                        fix="start again with --restart",
+                    )
+                blocks = np.arange(grid.blocks.count, dtype=np.int64)
+                place = Placement(grid.blocks.offsets.at(blocks), grid.chunk[0], grid.row_nbytes)
             found.append(place)
     return found
 

@@ -1,0 +1,445 @@
+"""Where the elements of a dataset are in the file, and how its chunks are encoded.
+
+A dataset is described by a `Grid` if its bytes are exactly those of the field's dtype and every
+chunk can be decoded by `dsprep.core.filters`. Whatever else the library may do to the bytes
+(convert types, look into heaps, other files or the object header) makes it *unlocated*, with the
+reason.
+
+The library walks the index of the chunks once, whatever its kind, and calls back for each chunk;
+asking it for one chunk after another would take hours for a million of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from itertools import chain
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.core.filters import decode
+from dsprep.core.schema import Ints
+from dsprep.core.storage import pread_most
+from dsprep.errors import FormatError
+from dsprep.layout.laws import Affine, Explicit
+from dsprep.layout.model import Blocks, Grid
+from dsprep.reading.files import File
+
+# --- filters ---------------------------------------------------------------------------------
+
+Filters: TypeAlias = tuple[Mapping[str, Any], ...]
+
+_NAMES = {
+    1: "gzip",
+    2: "shuffle",
+    3: "fletcher32",
+    4: "szip",
+    5: "nbit",
+    6: "scaleoffset",
+    32000: "lzf",
+    32001: "blosc",
+    32004: "lz4",
+    32008: "bitshuffle",
+    32013: "zfp",
+    32015: "zstd",
+    32026: "blosc2",
+}
+_SHUFFLE = 2
+_UNDONE = {1: "zlib", 3: "fletcher32", 32001: "blosc", 32015: "zstd"}
+"""Filters whose output is exactly what `dsprep.core.filters` takes; lz4's framing differs."""
+
+
+def filter_name(code: int, label: bytes) -> str:
+    """Return how a person calls a filter; `label` is what the file calls it."""
+    return _NAMES.get(code) or label.decode("utf-8", "replace").strip("\0 ") or str(code)
+
+
+def filters_of(plist: Any) -> Filters | str:
+    """Return the filters of a dataset as `dsprep.core.filters` knows them, or the one it does not.
+
+    Parameters
+    ----------
+    plist
+        The dataset's ``h5py.h5p.PropDCID``.
+    """
+    found: list[Mapping[str, Any]] = []
+    for i in range(plist.get_nfilters()):
+        code, _, values, label = plist.get_filter(i)
+        # Without a size, as on variable-length types, the library leaves the shuffle out.
+        size = int(values[0]) if values else 1
+        if code == _SHUFFLE and 0 < size < 1 << 31:
+            found.append({"id": "shuffle", "elementsize": size})
+        elif code in _UNDONE:
+            found.append({"id": _UNDONE[code]})
+        else:
+            return filter_name(code, label)
+    return tuple(found)
+
+
+def check_chunks(dataset: Any, start: int, stop: int, where: object) -> None:
+    """Decode chunks that the library is to read, and keep nothing of them.
+
+    The library takes memory for whatever a stream inflates to, and any bytes for a whole chunk.
+
+    Parameters
+    ----------
+    start, stop
+        The rows that are to be read.
+
+    Raises
+    ------
+    FormatError
+        If a chunk is damaged, or holds more than a chunk may.
+    """
+    from h5py import h5d
+
+    plist = dataset.id.get_create_plist()
+    if plist.get_layout() != h5d.CHUNKED or not hasattr(dataset.id, "get_chunk_info_by_coord"):
+        return
+    filters = filters_of(plist)
+    if isinstance(filters, str) or not dataset.size:
+        return
+    shape, chunk = tuple(map(int, dataset.shape)), tuple(map(int, dataset.chunks))
+    nbytes = math.prod(chunk) * int(dataset.id.get_type().get_size())
+    first = start // chunk[0] * chunk[0]
+    others = (range(0, n, c) for n, c in zip(shape[1:], chunk[1:], strict=True))
+    for corner in itertools.product(range(first, stop, chunk[0]), *others):
+        found = dataset.id.get_chunk_info_by_coord(corner)
+        if found.byte_offset is None or not found.size:
+            continue
+        if not filters:
+            if found.size != nbytes:  # the library leaves the rest of its memory as it was
+                raise FormatError(
+                    "a chunk without filters is not of a chunk's size",
+                    where=f"{where}, chunk at {corner}, offset {found.byte_offset}",
+                    expected=f"{nbytes} bytes",
+                    found=f"{found.size}",
+                    fix="the file was changed or is damaged",
+                )
+            continue
+        mask, data = dataset.id.read_direct_chunk(corner)
+        over = any(a + c > n for a, c, n in zip(corner, chunk, shape, strict=True))
+        if not (over and len(data) == nbytes):  # those may be stored without filters
+            decode(data, filters, mask, nbytes, f"{where}, chunk at {corner}")
+
+
+# --- the index of the chunks -----------------------------------------------------------------
+
+CHUNK = np.dtype([("address", "<i8"), ("nbytes", "<u4"), ("mask", "<u4")])
+
+_AT_ONCE = 1 << 15
+_FEW = 1 << 20
+
+
+def grid_of(dataset: Any) -> tuple[int, ...]:
+    """Return the number of chunks along each axis of an `h5py.Dataset`."""
+    return tuple(-(-int(n) // int(c)) for n, c in zip(dataset.shape, dataset.chunks, strict=True))
+
+
+def chunk_table(
+    dataset: Any, file_nbytes: int, progress: Callable[[int], None] | None = None
+) -> NDArray[Any] | None:
+    """Return where the chunks of a dataset lie.
+
+    Parameters
+    ----------
+    progress
+        Called now and then with the number of chunks found since the last time.
+
+    Returns
+    -------
+    Array of `CHUNK`, one for each chunk, in C order of the chunks: file offset or -1 if it is not
+    stored; bytes on disk; and a bit for each filter that was left out. None if the library
+    cannot list them, may list them at wrong places, or nearly none of very many is stored.
+
+    Raises
+    ------
+    FormatError
+        If the index names a chunk twice.
+    """
+    grid = grid_of(dataset)
+    chunks = math.prod(grid)
+    if not hasattr(dataset.id, "chunk_iter") or chunks > max(file_nbytes, _FEW):
+        return None
+    if chunks > _FEW and dataset.id.get_num_chunks() < chunks // 64:
+        return None
+    table = np.zeros(chunks, CHUNK)
+    table["address"] = -1
+    shape = np.array(dataset.chunks, np.int64)
+    where = f"{dataset.file.filename}, field {str(dataset.name).strip('/')}"
+    pending: list[Any] = []
+    noted = 0
+
+    def flush() -> None:
+        nonlocal noted
+        if pending:
+            noted += _enter(pending, table, shape, grid, where)
+            if progress is not None:
+                progress(len(pending))
+            pending.clear()
+
+    def note(chunk: Any) -> None:
+        pending.append(chunk)
+        if len(pending) == _AT_ONCE:
+            flush()
+
+    dataset.id.chunk_iter(note)
+    flush()
+    if dataset.id.get_num_chunks() and misplaced(dataset, table):
+        return None
+    if noted != int(np.count_nonzero(table["address"] >= 0)):
+        raise FormatError("the index of the chunks names one of them twice", where=where)
+    return table
+
+
+def _enter(
+    pending: list[Any], table: NDArray[Any], shape: Ints, grid: tuple[int, ...], where: str
+) -> int:
+    """Put what the library told into the table; return how many chunks that are."""
+    n = len(pending)
+    corners = chain.from_iterable(map(itemgetter(0), pending))
+    places = np.fromiter(corners, np.int64, n * len(grid)).reshape(n, -1) // shape
+    address = np.fromiter((-1 if c[2] is None else c[2] for c in pending), np.int64, n)
+    nbytes = np.fromiter(map(itemgetter(3), pending), np.int64, n)
+    mask = np.fromiter(map(itemgetter(1), pending), np.int64, n)
+    # A chunk of no bytes, or beyond the shape, is none; one beyond 4 GiB has no place here.
+    inside = (places < np.array(grid)).all(axis=1) & (address >= 0) & (nbytes > 0)
+    numbers = np.ravel_multi_index(tuple(places[inside].T), grid)
+    if bool((nbytes >> 32).any()):
+        raise FormatError(
+            "a chunk is larger than the format allows", where=where, found=f"{nbytes.max()} bytes"
+        )
+    table["address"][numbers] = address[inside]
+    table["nbytes"][numbers] = nbytes[inside]
+    table["mask"][numbers] = mask[inside] & 0xFFFFFFFF
+    return len(numbers)
+
+
+def misplaced(dataset: Any, table: NDArray[Any]) -> bool:
+    """Whether the library may have listed chunks at places that are those of others.
+
+    Releases of HDF5 count wrongly through the index that datasets of its latest format have when
+    one axis is unlimited and it is not the first one: axes before that stay at 0, and places along
+    it are skipped if those axes may have more than one chunk.
+    """
+    unlimited = [axis for axis, most in enumerate(dataset.maxshape) if most is None]
+    if len(unlimited) != 1:
+        return False
+    before = slice(unlimited[0])
+    most = zip(dataset.maxshape[before], dataset.chunks[before], strict=True)
+    if all(n <= c for n, c in most):
+        return False
+    stored = table["address"] >= 0
+    return not bool(stored.all() or stored[math.prod(grid_of(dataset)[unlimited[0] :]) :].any())
+
+
+def edges_unfiltered(dataset: Any, table: NDArray[Any], nbytes: int) -> bool:
+    """Whether the chunks that stick out of a filtered dataset may be stored without filters.
+
+    That is an option of the dataset (``H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS``) which neither h5py
+    nor the chunk's own mask tells. It is ruled out where one of these chunks has another size
+    than its content, which is `nbytes`.
+    """
+    sizes = table["nbytes"].reshape(grid_of(dataset))
+    masks = table["mask"].reshape(grid_of(dataset))
+    found = False
+    for axis, (n, c) in enumerate(zip(dataset.shape, dataset.chunks, strict=True)):
+        if n % c:
+            edge = np.take(sizes, -1, axis)
+            plain = (edge == nbytes) & (np.take(masks, -1, axis) == 0)
+            if bool(((edge > 0) & ~plain).any()):
+                return False
+            found = found or bool(plain.any())
+    return found
+
+
+# --- datasets --------------------------------------------------------------------------------
+
+
+class Unlocated(Exception):
+    """Only the library can find a field; the argument is the reason, a clause."""
+
+
+class Outside(FormatError):
+    """Stored bytes of a dataset are not in the file; the library may read others of it."""
+
+
+def locate(
+    dataset: Any,
+    file: File,
+    where: str,
+    progress: Callable[[int], None] | None = None,
+    *,
+    raw: int | None = None,
+) -> Grid | None:
+    """Return where the rows of an `h5py.Dataset` are; None if it has no bytes.
+
+    Parameters
+    ----------
+    dataset
+        In `file`.
+    progress
+        As in `chunk_table`.
+    raw
+        Bytes of an element that is wanted as stored, whatever its type is; what was never written
+        is then zero bytes.
+
+    Raises
+    ------
+    Unlocated
+        If only the library can read them.
+    Outside
+        If they are outside the file.
+    FormatError
+        If the index of its chunks is damaged.
+    """
+    from h5py import h5d, h5t
+
+    element = dataset.id.get_type()
+    if raw is None and h5t.py_create(dataset.dtype, logical=True) != element:
+        raise Unlocated("the HDF5 library converts its type when it reads")
+    shape = tuple(map(int, dataset.shape))
+    if not math.prod(shape):
+        return None
+    plist = dataset.id.get_create_plist()
+    found = plist.get_layout()
+    if found == h5d.COMPACT:
+        raise Unlocated("it is compact: it lies inside the file's metadata")
+    if found == h5d.VIRTUAL:
+        raise Unlocated("it is virtual: it is made of parts of other datasets")
+    if plist.get_external_count():
+        raise Unlocated("it lies in external files")
+    itemsize = raw or int(element.get_size())
+    if found == h5d.CONTIGUOUS:
+        return _contiguous(dataset, shape, itemsize, file, where, raw=raw is not None)
+    if found == h5d.CHUNKED:
+        fill = _no_items if raw is not None else _fill
+        return _chunked(dataset, shape, itemsize, file, where, progress, fill)
+    raise Unlocated("its layout is unknown")
+
+
+def _contiguous(
+    dataset: Any, shape: tuple[int, ...], itemsize: int, file: File, where: str, *, raw: bool
+) -> Grid:
+    nbytes = math.prod(shape) * itemsize
+    # Before the first write there is no address, or, with a user block, a false one.
+    stored = dataset.id.get_storage_size()
+    offset = dataset.id.get_offset() if stored == nbytes else None
+    if not shape:  # one element, perhaps of an array type
+        shape = (dataset.dtype.subdtype or (None, (1,)))[1]
+        itemsize = nbytes // math.prod(shape)
+    if offset is None:
+        if not raw or stored:
+            raise Unlocated("nothing was ever written to it")
+        fill = _no_items(dataset, 0, itemsize)
+        return Grid(Blocks(Affine(1, -1), Affine(1, 0)), shape, itemsize, shape, fill=fill)
+    if not 0 < offset <= file.nbytes - nbytes:
+        raise Outside(
+            "the data lie outside the file",
+            where=where,
+            expected=f"{nbytes} bytes from {offset} on",
+            found=f"a file of {file.nbytes} bytes",
+        )
+    return Grid(Blocks(Affine(1, int(offset)), Affine(1, nbytes)), shape, itemsize, shape)
+
+
+def _chunked(
+    dataset: Any,
+    shape: tuple[int, ...],
+    itemsize: int,
+    file: File,
+    where: str,
+    progress: Callable[[int], None] | None,
+    fill: Callable[[Any, int, int], bytes],
+) -> Grid:
+    plist = dataset.id.get_create_plist()
+    filters = filters_of(plist)
+    if isinstance(filters, str):
+        raise Unlocated(f"its chunks are encoded by {filters}, which only HDF5 libraries decode")
+    chunk = tuple(map(int, dataset.chunks))
+    nbytes = math.prod(chunk) * itemsize
+    table = chunk_table(dataset, file.nbytes, progress)
+    if table is None:
+        raise Unlocated("the HDF5 library cannot list its chunks")
+    _check(table, nbytes if not filters else None, file, where)
+    if filters and edges_unfiltered(dataset, table, nbytes):
+        raise Unlocated("chunks at its edges may be stored without its filters")
+    stored = table["address"] >= 0
+    if dataset.file.id.get_create_plist().get_userblock() and not _believed(dataset, table, file):
+        raise Unlocated("the HDF5 library tells wrong addresses behind a user block")
+    blocks = Blocks(
+        Explicit(np.ascontiguousarray(table["address"])),
+        Explicit(table["nbytes"].astype(np.int64)),
+    )
+    mask = table["mask"] & np.uint32((1 << len(filters)) - 1)
+    masks = Explicit(mask.astype(np.int64)) if bool(mask.any()) else None
+    missing = None if bool(stored.all()) else fill(dataset, int(stored.argmin()), itemsize)
+    return Grid(blocks, shape, itemsize, chunk, None, filters, masks, missing)
+
+
+def _check(table: NDArray[Any], nbytes: int | None, file: File, where: str) -> None:
+    """Raise `FormatError` unless every stored chunk is in the file, of `nbytes` if given."""
+    address, sizes = table["address"], table["nbytes"].astype(np.int64)
+    wrong = (address == 0) | (address > file.nbytes - sizes)
+    if nbytes is not None:
+        wrong |= (address > 0) & (sizes != nbytes)
+    if bool(wrong.any()):
+        i = int(wrong.argmax())
+        raise Outside(
+            "a chunk lies outside the file, or has a wrong size",
+            where=f"{where}, offset {int(address[i])}",
+            expected=None if nbytes is None else f"{nbytes} bytes",
+            found=f"{int(sizes[i])} bytes in a file of {file.nbytes} bytes",
+        )
+
+
+def _believed(dataset: Any, table: NDArray[Any], file: File) -> bool:
+    """Whether a chunk lies where the library says: some releases forget the user block."""
+    stored = np.flatnonzero(table["address"] >= 0)
+    if not len(stored):
+        return True
+    number = int(stored[int(table["nbytes"][stored].argmin())])
+    place = np.unravel_index(number, grid_of(dataset))
+    corner = tuple(int(p) * int(c) for p, c in zip(place, dataset.chunks, strict=True))
+    _, data = dataset.id.read_direct_chunk(corner)
+    entry = table[number]
+    return pread_most(file.fd, int(entry["nbytes"]), int(entry["address"])) == bytes(data)
+
+
+def _fill(dataset: Any, missing: int, itemsize: int) -> bytes:
+    """Return the element that the library gives for a chunk that is not stored, asking for one.
+
+    It leaves memory as it is where fill values are undefined or never written: then zeros.
+    """
+    from h5py import h5s, h5t
+
+    place = np.unravel_index(missing, grid_of(dataset))
+    corner = tuple(int(p) * int(c) for p, c in zip(place, dataset.chunks, strict=True))
+    one = tuple(1 for _ in corner)
+    space = dataset.id.get_space()
+    space.select_hyperslab(corner, one)
+    value = np.zeros(one, dataset.dtype)
+    element = h5t.py_create(dataset.dtype, logical=True)
+    dataset.id.read(h5s.create_simple(one), space, value, element)
+    return value.tobytes()
+
+
+def _no_items(dataset: Any, missing: int, itemsize: int) -> bytes:
+    """Return a descriptor of no items, which stands where nothing of variable length was written.
+
+    Raises
+    ------
+    Unlocated
+        If the dataset has a fill value of its own.
+    """
+    from h5py import h5d
+
+    del missing
+    plist = dataset.id.get_create_plist()
+    if plist.fill_value_defined() == h5d.FILL_VALUE_USER_DEFINED:
+        raise Unlocated("it has a fill value of variable length")
+    return bytes(itemsize)
