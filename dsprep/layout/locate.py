@@ -208,16 +208,26 @@ class Pieces:
     tile: Ints
 
 
-def cut(grid: Grid, first: Ints, count: Ints) -> Pieces:
-    """Cut ranges of rows where chunks end, and repeat each piece for all chunks side by side."""
-    per = grid.chunk[0]
+def cut_lines(per: int, first: Ints, count: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Cut ranges of rows at every multiple of `per`.
+
+    Returns
+    -------
+    ``request``, ``done``, ``inside`` and ``rows`` as in `Pieces`, and ``line``: which multiple each
+    piece begins at or behind.
+    """
     low = first // per
-    chunks = np.where(count > 0, (first + count - 1) // per - low + 1, 0)
-    request = np.repeat(np.arange(len(first), dtype=np.int64), chunks)
-    at = ranges(low, chunks)
+    lines = np.where(count > 0, (first + count - 1) // per - low + 1, 0)
+    request = np.repeat(np.arange(len(first), dtype=np.int64), lines)
+    at = ranges(low, lines)
     begin = np.maximum(first[request], at * per)
     end = np.minimum((first + count)[request], (at + 1) * per)
-    done, inside, rows = begin - first[request], begin - at * per, end - begin
+    return request, begin - first[request], begin - at * per, end - begin, at
+
+
+def cut(grid: Grid, first: Ints, count: Ints) -> Pieces:
+    """Cut ranges of rows where chunks end, and repeat each piece for all chunks side by side."""
+    request, done, inside, rows, at = cut_lines(grid.chunk[0], first, count)
     tiles = grid.chunks[1:]
     side = math.prod(tiles)
     if side > 1:

@@ -1,15 +1,8 @@
-"""Samples from arrays in chunks: plain rows read into place, encoded chunks decoded once.
-
-The chunks of the rows that were decoded last are kept, since the next read often begins inside
-them; threads that want a chunk while another one decodes it wait for it.
-"""
+"""Samples from arrays in chunks: plain rows are read into place, encoded chunks decoded."""
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -20,18 +13,12 @@ from dsprep.core import filters
 from dsprep.core.pread import GROUP_NEAR, NEAR, packed, read_spans
 from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
-from dsprep.core.storage import pread_exact
-from dsprep.errors import FormatError
+from dsprep.core.storage import pread_into
 from dsprep.layout.as_json import file_path
-from dsprep.layout.locate import Pieces, check_rows, cut, rows_of
+from dsprep.layout.locate import Pieces, check_rows, cut, cut_lines, rows_of
 from dsprep.layout.model import Column, Grid
+from dsprep.reading.chunks import Chunks, fill_value
 from dsprep.reading.files import File
-
-DECODED = 64 << 20
-"""Decoded bytes in the making at once: threads beyond wait, unless none is at work."""
-
-KEPT = 256 << 20
-"""Decoded bytes of chunks side by side up to which all of them are kept, not the last one alone."""
 
 _U8 = np.dtype(np.uint8)
 _ALIGN = 64
@@ -93,22 +80,29 @@ def fetch(
     near
         Bytes between two ranges that are read along, as in `dsprep.core.pread.runs`.
     """
-    bases = packed(np.array([-(-w.nbytes // _ALIGN) * _ALIGN for w in wanted.values()], np.int64))
-    buffer = new_array(arena, "sidecar.columns", (int(bases[-1]),), _U8)
+    bases = [0]
+    for want in wanted.values():
+        bases.append(bases[-1] + -(-want.nbytes // _ALIGN) * _ALIGN)
+    buffer = new_array(arena, "sidecar.columns", (bases[-1],), _U8)
     spans: dict[tuple[Callable[[str], File], str], list[tuple[str, Ints, Ints, Ints]]] = {}
-    for base, (name, want) in zip(bases[:-1].tolist(), wanted.items(), strict=True):
+    for base, (name, want) in zip(bases, wanted.items(), strict=False):
         for open_file, path, offsets, lengths, places in want.spans:
-            part = name, offsets, lengths, places + base
+            part = name, offsets, lengths, places + base if base else places
             spans.setdefault((open_file, path), []).append(part)
     for (open_file, path), parts in spans.items():
         file = open_file(path)
+        if len(parts) == 1 and len(parts[0][1]) == 1:
+            offset, nbytes, at = (int(p[0]) for p in parts[0][1:])
+            if 0 <= offset <= file.nbytes - nbytes:
+                pread_into(file.fd, buffer[at : at + nbytes], offset, file.path)
+                continue
         for name, offsets, lengths, _ in parts:
             file.check(offsets, lengths, f"field {name}")
         offsets, lengths, places = (np.concatenate([p[k] for p in parts]) for k in (1, 2, 3))
         read_spans(file.fd, offsets, lengths, buffer, places, file.path, near)
     return {
         name: want.done(buffer[base : base + want.nbytes])
-        for base, (name, want) in zip(bases[:-1].tolist(), wanted.items(), strict=True)
+        for base, (name, want) in zip(bases, wanted.items(), strict=False)
     }
 
 
@@ -127,12 +121,12 @@ class ColumnReader:
 
     def __init__(self, column: Column, field: Field, open_file: Callable[[str], File]) -> None:
         self.column, self.field, self._open = column, field, open_file
-        self._chunks: _Chunks | None = None
+        self._chunks: Chunks | None = None
         grid = column.grid
         if grid is not None and not grid.plain:
             if grid.filters:
                 filters.check(grid.filters, field.name)
-            self._chunks = _Chunks(grid)
+            self._chunks = Chunks(grid, field.name, open_file)
 
     def resident_nbytes(self) -> int:
         """Return what reading holds besides the samples: decoded chunks."""
@@ -165,24 +159,15 @@ class ColumnReader:
         grid = self.column.grid
         if grid is None or not len(first):
             return Wanted(0, [], lambda _: np.empty(0, np.uint8))
+        if len(first) == 1 and self._chunks is None:
+            one = self._one_block(grid, int(first[0]), int(count[0]))
+            if one is not None:
+                return one
         check_rows(grid, first, count, self.field.name)
-        joined, rows = _joined(first, count)
-        pieces, places = cut(grid, joined, rows), packed(rows)
-        nbytes = int(places[-1]) * grid.row_nbytes
-        if grid.plain:
-            return self._begin_plain(grid, pieces, places, nbytes)
-
-        def decode(stored: Bytes | None) -> Bytes:
-            out = new_array(arena, key, (nbytes,), _U8)
-            if nbytes:
-                lines = (joined[pieces.request] + pieces.done) // grid.chunk[0]
-                self._read_encoded(grid, pieces, lines, out, places, stored)
-            return out
-
-        only = self._only_chunk(grid, pieces)
-        if only is None:
-            return Wanted(0, [], lambda _: decode(None))
-        return Wanted(int(only[3][0]), [only], decode)
+        first, count = _joined(first, count)
+        if self._chunks is not None:
+            return self._begin_encoded(self._chunks, first, count, arena, key)
+        return self._begin_plain(grid, first, count)
 
     def _values(self, out: Bytes, count: Ints) -> Values:
         """Return decoded rows as the field of samples that have `count` rows each."""
@@ -194,7 +179,21 @@ class ColumnReader:
         per = grid.row_nbytes // max(1, field.row_nbytes) if whole and grid is not None else 1
         return Ragged.from_lengths(values.reshape(-1, *field.inner), count * per, field.kind)
 
-    def _begin_plain(self, grid: Grid, pieces: Pieces, places: Ints, nbytes: int) -> Wanted:
+    def _one_block(self, grid: Grid, first: int, count: int) -> Wanted | None:
+        """Return what consecutive rows need, at little cost, if they are in one block."""
+        block, inside = divmod(first, grid.chunk[0])
+        exist = 0 <= first < first + count <= grid.shape[0]
+        if not exist or inside + count > grid.chunk[0] or grid.files is not None:
+            return None
+        offset = grid.blocks.offsets.one(block)
+        if offset < 0 or grid.blocks.lengths.one(block) <= 0:
+            return None
+        nbytes = count * grid.row_nbytes
+        extent = np.array([[offset + inside * grid.row_nbytes], [nbytes], [0]], np.int64)
+        return Wanted(nbytes, [(self._open, grid.blocks.path, *extent)], lambda buffer: buffer)
+
+    def _begin_plain(self, grid: Grid, first: Ints, count: Ints) -> Wanted:
+        pieces, places = cut(grid, first, count), packed(count)
         row = grid.row_nbytes
         offset = grid.blocks.offsets.at(pieces.block)
         stored = (offset >= 0) & (grid.blocks.lengths.at(pieces.block) > 0)
@@ -203,120 +202,66 @@ class ColumnReader:
         sizes = pieces.rows * row
         spans = [
             (self._open, path, offset[chosen], sizes[chosen], to[chosen])
-            for path, chosen in self._by_file(grid, pieces, stored)
+            for path, chosen in _by_file(grid, pieces, stored)
         ]
-        if not stored.all():
-            self._fill_value(grid)
+        fill = None if stored.all() else fill_value(grid, self.field.name)
 
         def done(out: Bytes) -> Bytes:
-            if not stored.all():
-                self._fill(grid, out, to[~stored], sizes[~stored])
+            if fill is not None:
+                for a, n in zip(to[~stored].tolist(), sizes[~stored].tolist(), strict=True):
+                    out[a : a + n] = np.tile(fill, n // grid.itemsize)
             return out
 
-        return Wanted(nbytes, spans, done)
+        return Wanted(int(places[-1]) * row, spans, done)
 
-    def _only_chunk(self, grid: Grid, pieces: Pieces) -> Spans | None:
-        """Return the extent of the only chunk that is needed, if it is one and not at hand."""
-        blocks = grid.blocks
-        if not len(pieces.block) or bool((pieces.block != pieces.block[0]).any()):
-            return None
-        number = int(pieces.block[0])
-        offset, length = blocks.offsets.one(number), blocks.lengths.one(number)
-        if offset < 0 or length <= 0 or self._chunks is None or self._chunks.has(number):
-            return None
-        ((path, _),) = self._by_file(grid, pieces, np.ones(len(pieces.block), bool))
-        return self._open, path, np.array([offset]), np.array([length]), np.zeros(1, np.int64)
+    def _begin_encoded(
+        self, chunks: Chunks, first: Ints, count: Ints, arena: Arena | None, key: str
+    ) -> Wanted:
+        grid = chunks.grid
+        nbytes = int(count.sum()) * grid.row_nbytes
+        lines = _lines(grid.chunk[0], first, count)
 
-    def _fill(self, grid: Grid, out: Bytes, starts: Ints, lengths: Ints) -> None:
-        """Fill ranges of the result with the fill value."""
-        fill = self._fill_value(grid)
-        for a, n in zip(starts.tolist(), lengths.tolist(), strict=True):
-            out[a : a + n] = np.tile(fill, n // grid.itemsize)
+        def decode(stored: Bytes | None) -> Bytes:
+            out = new_array(arena, key, (nbytes,), _U8)
+            result = out.reshape(-1, *grid.shape[1:], grid.itemsize)
+            for line, rows in lines.items():
+                chunks.copy(line, rows, result, stored)
+            return out
 
-    def _fill_value(self, grid: Grid) -> Bytes:
-        if grid.fill is None:
-            raise FormatError(
-                "a chunk is missing",
-                where=f"field {self.field.name}",
-                fix="write the sidecar again with dsprep provenance",
-            )
-        return np.frombuffer(grid.fill, np.uint8)
+        # A single chunk is fetched with what other fields need.
+        line = next(iter(lines), -1)
+        if chunks.side == len(lines) == 1 and not chunks.has(line):
+            path, offset, length, _ = chunks.where(line)
+            if length:
+                extent = np.array([[offset], [length], [0]], np.int64)
+                return Wanted(length, [(self._open, path, *extent)], decode)
+        return Wanted(0, [], lambda _: decode(None))
 
-    def _by_file(self, grid: Grid, pieces: Pieces, chosen: Array) -> list[tuple[str, Ints]]:
-        """Return the paths of the files, each with which of the chosen pieces it holds."""
-        which = np.flatnonzero(chosen)
-        if pieces.place is None or not len(which):
-            return [(grid.blocks.path, which)] if len(which) else []
-        places = pieces.place[:, which]
-        new = np.flatnonzero((np.diff(places, axis=1) != 0).any(axis=0)) + 1
-        edges = [0, *new.tolist(), len(which)]
-        return [
-            (file_path(grid.blocks.path, places[:, a].tolist()), which[a:b])
-            for a, b in pairwise(edges)
-        ]
 
-    def _read_encoded(
-        self,
-        grid: Grid,
-        pieces: Pieces,
-        lines: Ints,
-        out: Bytes,
-        places: Ints,
-        data: Bytes | None,
-    ) -> None:
-        """Decode the chunks that pieces are of.
+def _lines(per: int, first: Ints, count: Ints) -> dict[int, list[tuple[int, int, int]]]:
+    """Return ranges of rows by the line of chunks that they are in, as `Chunks.copy` wants them."""
+    if len(first) == 1 and 0 < int(count[0]) <= per - int(first[0]) % per:
+        return {int(first[0]) // per: [(0, int(first[0]) % per, int(count[0]))]}
+    request, done, inside, rows, lines = cut_lines(per, first, count)
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    to = packed(count)[request] + done
+    every = zip(lines.tolist(), to.tolist(), inside.tolist(), rows.tolist(), strict=True)
+    for line, *where in every:
+        found.setdefault(line, []).append((where[0], where[1], where[2]))
+    return found
 
-        Parameters
-        ----------
-        lines
-            The place of each piece's chunk along the first axis.
-        data
-            The stored bytes, if it is only one chunk.
-        """
-        assert self._chunks is not None  # made for every grid that is not plain
-        blocks = grid.blocks
-        offset, length = blocks.offsets.at(pieces.block), blocks.lengths.at(pieces.block)
-        masks = None if grid.masks is None else grid.masks.at(pieces.block)
-        stored = (offset >= 0) & (length > 0)
-        to = places[pieces.request] + pieces.done
-        result = out.reshape(-1, *grid.shape[1:], grid.itemsize)
-        paths: list[str | None] = [None] * len(stored)
-        for path, chosen in self._by_file(grid, pieces, stored):
-            for k in chosen.tolist():
-                paths[k] = path
-        opened: tuple[str | None, File | None] = (None, None)
-        # By chunk, so that each is decoded once.
-        last = len(stored) - 1
-        order = np.argsort(pieces.block, kind="stable").tolist()
-        chunk: Array | None = None
-        before = -1
-        for n, k in enumerate(order):
-            number, path = int(pieces.block[k]), paths[k]
-            begin, rows = int(pieces.inside[k]), int(pieces.rows[k])
-            low = (pieces.tile[:, k] * np.array(grid.chunk[1:], np.int64)).tolist()
-            ends = zip(low, grid.chunk[1:], grid.shape[1:], strict=True)
-            high = [min(a + c, size) for a, c, size in ends]
-            box = (
-                slice(int(to[k]), int(to[k]) + rows),
-                *(slice(a, b) for a, b in zip(low, high, strict=True)),
-            )
-            if path is None:
-                result[box] = self._fill_value(grid)
-                continue
-            if number != before or chunk is None:
-                if path != opened[0]:
-                    opened = path, self._open(path)
-                file = opened[1]
-                assert file is not None  # opened with its path
-                file.check(offset[k : k + 1], length[k : k + 1], f"field {self.field.name}")
-                mask = 0 if masks is None else int(masks[k])
-                place = int(offset[k]), int(length[k])
-                edge = n == last or begin + rows < grid.chunk[0]
-                line = int(lines[k]) if edge else None
-                chunk = self._chunks.get(number, file, place, mask, self.field.name, data, line)
-                before = number
-            inner = tuple(slice(0, b - a) for a, b in zip(low, high, strict=True))
-            result[box] = chunk[(slice(begin, begin + rows), *inner)]
+
+def _by_file(grid: Grid, pieces: Pieces, chosen: Array) -> list[tuple[str, Ints]]:
+    """Return the paths of the files, each with which of the chosen pieces it holds."""
+    which = np.flatnonzero(chosen)
+    if pieces.place is None or not len(which):
+        return [(grid.blocks.path, which)] if len(which) else []
+    places = pieces.place[:, which]
+    new = np.flatnonzero((np.diff(places, axis=1) != 0).any(axis=0)) + 1
+    edges = [0, *new.tolist(), len(which)]
+    return [
+        (file_path(grid.blocks.path, places[:, a].tolist()), which[a:b]) for a, b in pairwise(edges)
+    ]
 
 
 def _joined(first: Ints, count: Ints) -> tuple[Ints, Ints]:
@@ -325,90 +270,3 @@ def _joined(first: Ints, count: Ints) -> tuple[Ints, Ints]:
     new[1:] = first[1:] != first[:-1] + count[:-1]
     starts = np.flatnonzero(new)
     return first[starts], np.add.reduceat(count, starts)
-
-
-class _Chunks:
-    """The decoded chunks of a grid: those of the last rows are kept."""
-
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-        side = math.prod(grid.chunks[1:])
-        self._whole = side * grid.chunk_nbytes <= KEPT
-        self.nbytes = ((side if self._whole else 1) + 1) * grid.chunk_nbytes
-        self._line = -1
-        self._kept: dict[int, Array] = {}
-        self._underway: dict[int, Future[Array]] = {}
-        self._lock = threading.Lock()
-        self._decoders = threading.BoundedSemaphore(
-            max(1, min(64, DECODED // max(1, grid.chunk_nbytes)))
-        )
-
-    def get(
-        self,
-        number: int,
-        file: File,
-        place: tuple[int, int],
-        mask: int,
-        name: str,
-        data: Bytes | None,
-        line: int | None,
-    ) -> Array:
-        """Return a chunk as uint8 of shape ``(*chunk, itemsize)``.
-
-        It is kept with others of the same `line`, its place along the first axis, if that is given.
-        """
-
-        def decode() -> Array:
-            with self._decoders:
-                return self._decode(file, place, mask, f"{file.path}, field {name}", data)
-
-        with self._lock:
-            if number in self._kept:
-                return self._kept[number]
-            if line is None:
-                future = None
-            elif (future := self._underway.get(number)) is None:
-                future = self._underway[number] = Future()
-                future.set_running_or_notify_cancel()
-                mine = True
-            else:
-                mine = False
-        if future is None:
-            return decode()
-        if mine:
-            try:
-                chunk = decode()
-            except BaseException as error:
-                with self._lock:
-                    del self._underway[number]
-                future.set_exception(error)
-            else:
-                with self._lock:
-                    if line != self._line or not self._whole:
-                        self._kept.clear()
-                    self._line = -1 if line is None else line
-                    self._kept[number] = chunk
-                    del self._underway[number]
-                future.set_result(chunk)
-        return future.result()
-
-    def has(self, number: int) -> bool:
-        """Whether a chunk is at hand, or being decoded by somebody."""
-        with self._lock:
-            return number in self._kept or number in self._underway
-
-    def _decode(
-        self, file: File, place: tuple[int, int], mask: int, where: str, data: Bytes | None
-    ) -> Array:
-        grid = self._grid
-        offset, nbytes = place
-        here = f"{where}, offset {offset}"
-        if not grid.filters and nbytes != grid.chunk_nbytes:
-            raise FormatError(
-                "a chunk has the wrong size", where=here, expected=grid.chunk_nbytes, found=nbytes
-            )
-        stored = pread_exact(file.fd, nbytes, offset, here) if data is None else data
-        flat = filters.decode(stored, grid.filters, mask, grid.chunk_nbytes, here)
-        if data is not None and np.may_share_memory(flat, data):
-            flat = flat.copy()  # it may be kept longer than the caller's memory
-        return flat.reshape(*grid.chunk, grid.itemsize)

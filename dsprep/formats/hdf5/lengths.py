@@ -125,7 +125,7 @@ class Lengths:
             grid = grids.locate(self._dataset, self._file, self._where, raw=width)
         except (grids.Unlocated, grids.Outside):
             return None
-        return ColumnReader(Column(grid), field, lambda _: self._file)
+        return ColumnReader(Column(grid), field, self._file.itself)
 
 
 class _Foreign:

@@ -126,7 +126,7 @@ class Rows:
                     grid = None
                 if grid is not None and grid.row_nbytes * self.lines == self.row_nbytes:
                     field = Field(self.dataset.name.strip("/"), self.dtype, self.inner)
-                    self._reader = ColumnReader(Column(grid), field, lambda _: self._file)
+                    self._reader = ColumnReader(Column(grid), field, self._file.itself)
                 self._opened = True
             return self._reader
 
