@@ -23,7 +23,8 @@ from dsprep.formats.zarr.locations import Step, locate
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.store import Store, join
 from dsprep.layout.model import Column, FileLayout
-from dsprep.reading.columns import KEPT, Wanted, fetch
+from dsprep.reading.chunks import KEPT
+from dsprep.reading.columns import Wanted, fetch
 from dsprep.reading.layout_reader import LayoutReader
 
 EDGES = 8
