@@ -194,7 +194,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     for a, b in todo:
         if b > done:
             piece = writer.encode(random_batch(schema, b - a, seed=9, longest=0), a, Arena())
-            piece.first_row = dict.fromkeys(piece.counts, 0)
+            piece.first_row = dict.fromkeys(piece.counts, 0)  # no rows at all
             if a in grouping.edges:
                 writer.write(piece)
     writer.close()

@@ -32,7 +32,7 @@ from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats import by_suffix, load, recognise
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
-from dsprep.formats.zarr.grid import plan_arrays
+from dsprep.formats.zarr.plan import plan_arrays
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ from dsprep.formats.base import (
     check_options,
 )
 from dsprep.formats.zarr.attributes import to_json
-from dsprep.formats.zarr.grid import ArrayPlan, plan_arrays, show
+from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays, show
 from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, Zip
 
 DOCUMENTS = 2048
@@ -99,7 +99,7 @@ class Zarr(Format):
         name: str = "",
     ) -> WritePlan:
         """See `base.Format.plan`; what is compressed is collected until the end."""
-        from dsprep.formats.zarr.group_report import report
+        from dsprep.formats.zarr.group_plan import report
 
         check_options(options, self.write_options, self.name)
         check_names(schema)
@@ -138,8 +138,8 @@ class Zarr(Format):
         An output whose name has the suffix ``.zip`` is a ZIP file: built in the directory of its
         name and ``.parts`` and packed at the end, or, in groups, written as such.
         """
-        from dsprep.formats.zarr.group_packed import PackedGroups
-        from dsprep.formats.zarr.group_placed import PlacedGroups
+        from dsprep.formats.zarr.packed import PackedGroups
+        from dsprep.formats.zarr.placed import PlacedGroups
         from dsprep.formats.zarr.writer import ZarrWriter
 
         check_options(options, self.write_options, self.name)

@@ -16,7 +16,7 @@ import numpy as np
 from dsprep.core.schema import Array
 from dsprep.core.storage import as_bytes
 from dsprep.formats.base import Compression
-from dsprep.formats.zarr.grid import ArrayPlan
+from dsprep.formats.zarr.plan import ArrayPlan
 
 LEVELS = {"gzip": 5, "zstd": 3, "blosc": 5}
 """Where the user names none."""

@@ -17,7 +17,7 @@ from dsprep.formats.base import WriteOptions
 from dsprep.formats.zarr import codecs
 from dsprep.formats.zarr.attributes import FIELDS, KIND, to_json
 from dsprep.formats.zarr.carriers import DTYPE
-from dsprep.formats.zarr.grid import ArrayPlan
+from dsprep.formats.zarr.plan import ArrayPlan
 
 
 def root_key(zarr_format: int) -> str:

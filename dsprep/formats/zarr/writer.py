@@ -1,8 +1,8 @@
 """Writing a Zarr store: dsprep writes the bytes of chunks, zarr-python the metadata.
 
-Uncompressed rows lie one after another in their file, so the place of every row is known as soon
-as its number is: pieces are cut anywhere, written in any order by any number of threads, and the
-output does not depend on the cut. `ZarrWriter.finish` gives the files their length and index.
+Uncompressed rows are contiguous in their file, so the offset of every row is known as soon as its
+number is: pieces are cut anywhere, written in any order by any number of threads, and the output
+does not depend on the cut. `finish` gives the files their length and index.
 
 Compressed, a piece of the large fixed fields consists of whole files and is encoded when it
 comes. All else (small fields, ragged values, whose rows do not end with pieces) is collected as
@@ -15,28 +15,92 @@ complete, and an interrupted one is not a Zarr store.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import shutil
+import threading
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Arena, Array, Batch, Ragged, Schema
-from dsprep.core.storage import pread_into, pwrite_all, remove, sync_directory
+from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema
+from dsprep.core.storage import (
+    Buffer,
+    close,
+    pread_into,
+    pwrite_all,
+    remove,
+    sync,
+    sync_directory,
+)
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, WriteOptions, Writer
-from dsprep.formats.zarr import pack
+from dsprep.formats.zarr.carriers import without_padding
 from dsprep.formats.zarr.codecs import encode_file, encoder
 from dsprep.formats.zarr.documents import documents, root_key
-from dsprep.formats.zarr.files import Files, stored_rows
-from dsprep.formats.zarr.grid import ArrayPlan, plan_arrays
+from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays
 from dsprep.formats.zarr.shards import build_index
 from dsprep.formats.zarr.store import Directory
 
 SPOOL = ".dsprep-spool"
 """The directory, inside the output, of what `ZarrWriter.finish` is going to encode."""
+
+BLOCK = 4 << 20
+
+
+class Files:
+    """The files of an output; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._dirty: set[Path] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def opened(self, path: Path) -> Iterator[int]:
+        """Open a file for writing, to be made durable by the next `sync`."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            yield fd
+        finally:
+            close(fd)
+            with self._lock:
+                self._dirty.add(path)
+
+    def replace(self, path: Path, parts: Sequence[Buffer]) -> None:
+        """Write a whole file."""
+        with self.opened(path) as fd:
+            nbytes = pwrite_all(fd, parts, 0)
+            if os.fstat(fd).st_size > nbytes:
+                os.ftruncate(fd, nbytes)
+
+    def sync(self) -> None:
+        """Make all that has been written durable."""
+        with self._lock:
+            dirty, self._dirty = self._dirty, set()
+        for path in sorted(dirty):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                sync(fd, data=True)
+            finally:
+                os.close(fd)
+        for folder in sorted({p.parent for p in dirty}):
+            sync_directory(folder)
+
+
+def stored_rows(values: Array, plan: ArrayPlan, arena: Arena) -> Array:
+    """Return the rows of `values` as uint8, shape ``(n, row_nbytes)``, C-contiguous."""
+    if not plan.row_nbytes:
+        return np.empty((len(values), 0), np.uint8)
+    values = without_padding(values)
+    if not values.flags.c_contiguous:
+        held = arena.empty(f"write.{plan.path}", values.shape, values.dtype)
+        held[...] = values
+        values = held
+    return values.reshape(-1).view(np.uint8).reshape(len(values), plan.row_nbytes)
 
 
 @dataclass
@@ -45,10 +109,10 @@ class Piece:
 
     Attributes
     ----------
-    start
-        The first sample.
+    start, count
+        The first sample, and how many.
     rows
-        By number of the array: uint8 of shape ``(n, row_nbytes)``, still to be placed.
+        By number of the array: uint8 of shape ``(n, row_nbytes)``.
     counts
         By name of ragged field: rows of each sample, int64.
     files
@@ -58,75 +122,153 @@ class Piece:
     """
 
     start: int
-    rows: dict[int, Array]
-    counts: dict[str, Array]
-    files: list[tuple[int, int, list[Any]]]
+    count: int
+    rows: dict[int, Array] = field(default_factory=dict)
+    counts: dict[str, Ints] = field(default_factory=dict)
+    files: list[tuple[int, int, list[Any]]] = field(default_factory=list)
     first_row: dict[str, int] = field(default_factory=dict)
 
+    def column(self, number: int, plan: ArrayPlan) -> Array:
+        """Return the rows of an array: of the index of ragged fields, made from the counts."""
+        if plan.role not in ("first", "count"):
+            return self.rows[number]
+        column = counts = self.counts[plan.field.name]
+        if plan.role == "first":
+            column = np.cumsum(counts) - counts + self.first_row[plan.field.name]
+        return np.ascontiguousarray(column, "<i8").view(np.uint8).reshape(-1, 8)
 
-class ZarrWriter(Writer):
-    """A Zarr store being written; see `base.Writer`."""
+
+class StoreWriter(Writer):
+    """What writers of stores share: files of contiguous rows, and the metadata at the end.
+
+    Parameters
+    ----------
+    root
+        The directory of the store.
+    arrays
+        All arrays, and below by number.
+    """
 
     def __init__(
-        self, path: Path, schema: Schema, count: int, options: WriteOptions, state: State | None
+        self, root: Path, schema: Schema, options: WriteOptions, arrays: Sequence[ArrayPlan]
     ) -> None:
-        self._path, self._schema, self._count, self._options = path, schema, count, options
-        plans, self.unit = plan_arrays(schema, options)
-        self._plans = [p if p.role == "values" else p.settled(count) for p in plans]
-        self._encode = [encoder(options.compress, p) for p in self._plans]
-        self._rows = {f.name: 0 for f in schema if f.ragged}
-        self._files = Files()
-        self._root = pack.folder(path) if pack.is_zip(path) else path
-        marker = self._root / root_key(options.zarr_format)
-        if state is None:
-            remove(path)
-            remove(self._root)
-        else:
-            self._rows = {name: int(state["rows"][name]) for name in self._rows}
-        self._complete = state is not None and marker.exists()
-        for name in ("", SPOOL, *(p.path for p in self._plans)):
-            (self._root / name).mkdir(parents=True, exist_ok=True)
+        self.root, self.schema, self.options = root, schema, options
+        self.arrays, self.files = list(arrays), Files()
 
-    def _spooled(self, plan: ArrayPlan) -> bool:
-        return self._options.compress is not None and not plan.whole
+    def make_folders(self, *more: str) -> None:
+        """Make the directories of the arrays, and others."""
+        for name in ("", *more, *(p.path for p in self.arrays)):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
 
-    def _file(self, number: int, i: int) -> Path:
-        """Return where file `i` of an array is."""
-        plan = self._plans[number]
-        start = "c." if self._options.zarr_format == 3 else ""
-        return self._root / plan.path / (start + ".".join(map(str, (i, *(0 for _ in plan.inner)))))
-
-    # --- pieces --------------------------------------------------------------------------------
+    def key(self, number: int, file: int) -> str:
+        """Return the key of a file of an array."""
+        return self.arrays[number].key(file, self.options.zarr_format)
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
         """See `base.Writer.encode`."""
-        piece = Piece(start, {}, {}, [])
-        for number, plan in enumerate(self._plans):
+        piece = Piece(start, len(next(iter(batch.values()))))
+        for number, plan in enumerate(self.arrays):
             column = batch[plan.field.name]
             if plan.role in ("first", "count"):
                 continue
             if isinstance(column, Ragged):
                 piece.counts[plan.field.name] = column.lengths
                 column = column.values
-            rows = stored_rows(column, plan, arena)
-            if plan.whole:
-                piece.files += self._encoded(number, rows, start)
-            else:
-                piece.rows[number] = rows
+            piece.rows[number] = stored_rows(column, plan, arena)
         return piece
 
-    def _encoded(
-        self, number: int, rows: Array, start: int
-    ) -> Iterator[tuple[int, int, list[Any]]]:
-        plan = self._plans[number]
-        if plan.row_nbytes:
-            for at in range(0, len(rows), plan.file):
-                part = rows[at : at + plan.file]
-                yield (
-                    number,
-                    (start + at) // plan.file,
-                    encode_file(part, plan, self._encode[number]),
-                )
+    def slot(self, number: int, file: int) -> tuple[Path, int]:
+        """Return where the rows of a file of an array begin."""
+        return self.root / self.key(number, file), 0
+
+    def place(self, number: int, first: int, rows: Array) -> None:
+        """Write the rows ``first ..`` of an array whose rows are contiguous in each file."""
+        plan = self.arrays[number]
+        if not rows.size:
+            return
+        last = first + len(rows)
+        for i in range(first // plan.file, -(-last // plan.file)):
+            a, b = max(first, i * plan.file), min(last, (i + 1) * plan.file)
+            path, offset = self.slot(number, i)
+            with self.files.opened(path) as fd:
+                at = offset + (a - i * plan.file) * plan.row_nbytes
+                pwrite_all(fd, [rows[a - first : b - first]], at)
+
+    def finish_rows(self, number: int, rows: int) -> None:
+        """Fill the last chunk of each file of contiguous rows with zeros, and add the index."""
+        plan = self.arrays[number]
+        chunk_nbytes = plan.chunk * plan.row_nbytes
+        for i in range(plan.files(rows)):
+            held = plan.file_rows(rows, i)
+            chunks = plan.chunks(held)
+            with self.files.opened(self.root / self.key(number, i)) as fd:
+                os.ftruncate(fd, held * plan.row_nbytes)
+                os.ftruncate(fd, chunks * chunk_nbytes)
+                if plan.sharded:
+                    sizes = np.full(chunks, chunk_nbytes, np.int64)
+                    index = build_index(sizes, plan.file // plan.chunk)
+                    pwrite_all(fd, [index], chunks * chunk_nbytes)
+
+    def finish_documents(self, made: Mapping[str, bytes]) -> None:
+        """Write the documents, the root's last, each durable before the next matters."""
+        last = root_key(self.options.zarr_format)
+        for name, data in made.items():
+            if name != last:
+                self.files.replace(self.root / name, [data])
+        temporary = self.root / f"{last}.part"
+        self.files.replace(temporary, [made[last]])
+        if self.durable:
+            self.sync()
+            for folder in {self.root / p.path for p in self.arrays}:
+                while folder != self.root:
+                    sync_directory(folder)
+                    folder = folder.parent
+        temporary.replace(self.root / last)
+        if self.durable:
+            sync_directory(self.root)
+
+    def sync(self) -> None:
+        """See `base.Writer.sync`."""
+        self.files.sync()
+
+    def close(self) -> None:
+        """See `base.Writer.close`."""
+        return
+
+
+class ZarrWriter(StoreWriter):
+    """A Zarr store without groups being written; see `base.Writer`."""
+
+    def __init__(
+        self, path: Path, schema: Schema, count: int, options: WriteOptions, state: State | None
+    ) -> None:
+        plans, self.unit = plan_arrays(schema, options)
+        plans = [p if p.role == "values" else p.settled(count) for p in plans]
+        super().__init__(folder(path) if is_zip(path) else path, schema, options, plans)
+        self._path, self._count = path, count
+        self._encode = [encoder(options.compress, p) for p in plans]
+        self._rows = {f.name: 0 for f in schema if f.ragged}
+        if state is None:
+            remove(path)
+            remove(self.root)
+        else:
+            self._rows = {name: int(state["rows"][name]) for name in self._rows}
+        marker = self.root / root_key(options.zarr_format)
+        self._complete = state is not None and marker.exists()
+        self.make_folders(SPOOL)
+
+    # --- pieces --------------------------------------------------------------------------------
+
+    def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
+        """See `base.Writer.encode`."""
+        piece = super().encode(batch, start, arena)
+        for number, plan in enumerate(self.arrays):
+            if plan.whole:
+                rows = piece.rows.pop(number)
+                for at in range(0, len(rows) if plan.row_nbytes else 0, plan.file):
+                    chunks = encode_file(rows[at : at + plan.file], plan, self._encode[number])
+                    piece.files.append((number, (start + at) // plan.file, chunks))
+        return piece
 
     def reserve(self, piece: Piece) -> None:
         """See `base.Writer.reserve`: a piece's values begin where the previous piece's end."""
@@ -140,103 +282,67 @@ class ZarrWriter(Writer):
             return
         for number, i, chunks in piece.files:
             self._write_file(number, i, chunks)
-        for number, plan in enumerate(self._plans):
-            name = plan.field.name
-            if plan.role in ("first", "count"):
-                counts = piece.counts[name]
-                column = counts
-                if plan.role == "first":
-                    column = np.cumsum(counts) - counts + piece.first_row[name]
-                rows = np.ascontiguousarray(column, "<i8").view(np.uint8).reshape(-1, 8)
-                self._place(number, piece.start, rows)
-            elif number in piece.rows:
-                first = piece.first_row[name] if plan.role == "values" else piece.start
-                self._place(number, first, piece.rows[number])
+        for number, plan in enumerate(self.arrays):
+            if not plan.whole:
+                first = piece.first_row[plan.field.name] if plan.role == "values" else piece.start
+                self.place(number, first, piece.column(number, plan))
 
-    def _place(self, number: int, first: int, rows: Array) -> None:
-        """Write the rows ``first ..`` of an array where they belong."""
-        plan = self._plans[number]
-        if not rows.size:
-            return
-        if self._spooled(plan):
-            with self._files.opened(self._root / SPOOL / str(number)) as fd:
-                pwrite_all(fd, [rows], first * plan.row_nbytes)
-            return
-        last = first + len(rows)
-        for i in range(first // plan.file, -(-last // plan.file)):
-            a, b = max(first, i * plan.file), min(last, (i + 1) * plan.file)
-            with self._files.opened(self._file(number, i)) as fd:
-                pwrite_all(fd, [rows[a - first : b - first]], (a - i * plan.file) * plan.row_nbytes)
+    def place(self, number: int, first: int, rows: Array) -> None:
+        """Write rows, or collect them to be compressed."""
+        if self.options.compress is None:
+            super().place(number, first, rows)
+        elif rows.size:
+            with self.files.opened(self.root / SPOOL / str(number)) as fd:
+                pwrite_all(fd, [rows], first * self.arrays[number].row_nbytes)
 
     def _write_file(self, number: int, i: int, chunks: list[Any]) -> None:
         """Write file `i` of an array, made of encoded chunks."""
-        plan = self._plans[number]
+        plan = self.arrays[number]
         parts = list(chunks)
         if plan.sharded:
             sizes = np.array([len(c) for c in chunks], np.int64)
             parts.append(build_index(sizes, plan.file // plan.chunk))
-        self._files.replace(self._file(number, i), parts)
+        self.files.replace(self.root / self.key(number, i), parts)
 
-    # --- durability ----------------------------------------------------------------------------
+    # --- the end -------------------------------------------------------------------------------
 
     def checkpoint(self) -> State:
         """See `base.Writer.checkpoint`."""
         return {"rows": dict(self._rows)}
 
-    def sync(self) -> None:
-        """See `base.Writer.sync`."""
-        self._files.sync()
-
     def finish(self) -> None:
         """See `base.Writer.finish`."""
         if not self._complete:
-            self._finish_arrays()
-            self._finish_metadata()
-        remove(self._root / SPOOL)
+            rows = [
+                self._rows[p.field.name] if p.role == "values" else self._count for p in self.arrays
+            ]
+            self.arrays = [p.settled(n) for p, n in zip(self.arrays, rows, strict=True)]
+            for number, (plan, count) in enumerate(zip(self.arrays, rows, strict=True)):
+                if self.options.compress is None:
+                    self.finish_rows(number, count)
+                elif not plan.whole and count and plan.row_nbytes:
+                    self._encode_spool(number, count)
+            arrays = list(zip(self.arrays, rows, strict=True))
+            self.finish_documents(documents(self.schema, arrays, self.options))
+        remove(self.root / SPOOL)
         if self.durable:
-            sync_directory(self._root)
-        if self._root != self._path:
-            pack.pack(self._root, self._path, self.durable)
+            sync_directory(self.root)
+        if self.root != self._path:
+            pack(self.root, self._path, self.durable)
 
     def clean(self) -> None:
         """See `base.Writer.clean`: what was packed into a ZIP file is not needed any more."""
-        if self._root != self._path:
-            remove(self._root)
-
-    def _array_rows(self, plan: ArrayPlan) -> int:
-        return self._rows[plan.field.name] if plan.role == "values" else self._count
-
-    def _finish_arrays(self) -> None:
-        for number, plan in enumerate(self._plans):
-            rows = self._array_rows(plan)
-            self._plans[number] = plan = plan.settled(rows)
-            if self._spooled(plan) and rows and plan.row_nbytes:
-                self._encode_spool(number, rows)
-            elif not plan.whole:
-                for i in range(plan.files(rows)):
-                    self._complete_file(number, i, plan.file_rows(rows, i))
-
-    def _complete_file(self, number: int, i: int, rows: int) -> None:
-        """Fill the last chunk of an uncompressed file with zeros, and add the index."""
-        plan = self._plans[number]
-        chunk_nbytes = plan.chunk * plan.row_nbytes
-        chunks = plan.chunks(rows)
-        with self._files.opened(self._file(number, i)) as fd:
-            os.ftruncate(fd, rows * plan.row_nbytes)
-            os.ftruncate(fd, chunks * chunk_nbytes)
-            if plan.sharded:
-                sizes = np.full(chunks, chunk_nbytes, np.int64)
-                index = build_index(sizes, plan.file // plan.chunk)
-                pwrite_all(fd, [index], chunks * chunk_nbytes)
+        if self.root != self._path:
+            remove(self.root)
 
     def _encode_spool(self, number: int, rows: int) -> None:
         """Encode what was collected of an array, one file at a time, its chunks side by side."""
-        plan = self._plans[number]
-        spool = self._root / SPOOL / str(number)
+        plan = self.arrays[number]
+        spool = self.root / SPOOL / str(number)
         encode = self._encode[number]
         with (
             ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
-            Directory(self._root).chunk(f"{SPOOL}/{number}") as found,
+            Directory(self.root).chunk(f"{SPOOL}/{number}") as found,
         ):
             if found is None or found.nbytes < rows * plan.row_nbytes:
                 raise TargetError("the collected samples are gone", where=spool)
@@ -246,30 +352,6 @@ class ZarrWriter(Writer):
                 pread_into(found.fd, held, i * plan.file * plan.row_nbytes, spool)
                 self._write_file(number, i, _encode_parallel(held, plan, encode, pool))
 
-    def _finish_metadata(self) -> None:
-        """Write the documents, the root's last, each durable before the next matters."""
-        arrays = [(p, self._array_rows(p)) for p in self._plans]
-        made = documents(self._schema, arrays, self._options)
-        last = root_key(self._options.zarr_format)
-        root = made.pop(last)
-        for key, data in made.items():
-            self._files.replace(self._root / key, [data])
-        temporary = self._root / SPOOL / "root"
-        self._files.replace(temporary, [root])
-        if self.durable:
-            self.sync()
-        temporary.replace(self._root / last)
-        if not self.durable:
-            return
-        for folder in {self._root / p.path for p in self._plans}:
-            while folder != self._root:
-                sync_directory(folder)
-                folder = folder.parent
-
-    def close(self) -> None:
-        """See `base.Writer.close`."""
-        return
-
 
 def _encode_parallel(
     rows: Array, plan: ArrayPlan, encode: Callable[[Array], Any], pool: ThreadPoolExecutor
@@ -278,3 +360,49 @@ def _encode_parallel(
     starts = range(0, len(rows), plan.chunk)
     parts = pool.map(lambda at: encode_file(rows[at : at + plan.chunk], plan, encode), starts)
     return [chunk for part in parts for chunk in part]
+
+
+# --- a finished store in one ZIP file ------------------------------------------------------------
+
+
+def folder(path: Path) -> Path:
+    """Return the directory, beside the ZIP file `path`, in which its store is built."""
+    return path.with_name(path.name + ".parts")
+
+
+def is_zip(path: Path) -> bool:
+    """Whether an output of this name is a ZIP file; ``out.zarr.zip.part`` is one in the making."""
+    return ".zip" in path.suffixes
+
+
+def pack(root: Path, path: Path, durable: bool) -> None:
+    """Make the directory `root` the ZIP file `path`. Can be repeated if interrupted."""
+    with path.open("wb") as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as target:
+            for member in members(root):
+                add(target, root, member)
+        if durable:
+            file.flush()
+            sync(file.fileno())
+    if durable:
+        sync_directory(path.parent)
+
+
+def members(root: Path) -> list[str]:
+    """Return the names of all files under `root`, sorted, but for directories of dsprep's own."""
+    found = []
+    for where, folders, files in os.walk(root):
+        folders[:] = [f for f in folders if not f.startswith(".dsprep")]
+        inside = os.path.relpath(where, root)
+        found += [f if inside == "." else f"{inside}/{f}" for f in files]
+    return sorted(found)
+
+
+def add(target: zipfile.ZipFile, root: Path, member: str) -> None:
+    """Add one file."""
+    info = zipfile.ZipInfo(member, (1980, 1, 1, 0, 0, 0))
+    info.external_attr = 0o100644 << 16
+    source = root / member
+    info.file_size = source.stat().st_size
+    with source.open("rb") as file, target.open(info, "w") as out:
+        shutil.copyfileobj(file, out, BLOCK)

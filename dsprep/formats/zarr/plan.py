@@ -36,6 +36,12 @@ SMALLEST = 64
 """Where samples are compressed, a field with less than 1/64 of the largest one's bytes gets
 files of its own length, lest every 64 MiB of images made a file of 500 bytes of labels."""
 
+LOCAL = 30
+"""Bytes of the local header of a ZIP file's member, without the name."""
+
+LARGEST = 0xFFFFFFFE
+"""Bytes of the largest member of a ZIP file; one more means that ZIP64 has the number."""
+
 Role = Literal["samples", "values", "first", "count"]
 
 
@@ -77,6 +83,11 @@ class ArrayPlan:
     def row_nbytes(self) -> int:
         """Bytes of one row, uncompressed."""
         return int(np.prod(self.inner, dtype=object)) * self.carrier.dtype.itemsize
+
+    def key(self, file: int, zarr_format: int) -> str:
+        """Return the key of a file."""
+        start = "c." if zarr_format == 3 else ""
+        return f"{self.path}/{start}" + ".".join(map(str, (file, *(0 for _ in self.inner))))
 
     def settled(self, rows: int) -> ArrayPlan:
         """Return the plan for `rows` rows in all.
@@ -198,6 +209,11 @@ def _check(options: WriteOptions) -> None:
             f"zarr: {options.zarr_shard} samples per shard",
             expected=f"a multiple of the {options.chunk or 1} samples of a chunk",
         )
+
+
+def header_nbytes(name: str) -> int:
+    """Return the bytes of the local header of a ZIP file's member."""
+    return LOCAL + len(name.encode())
 
 
 def power_of_two(n: int) -> int:

@@ -1,0 +1,306 @@
+"""Stores in groups: what their writers share, in a directory or in one ZIP file.
+
+In a directory the root's metadata document is written last, when all else is durable; in a ZIP
+file the central directory is. Without it, neither is a store: an interrupted output never looks
+complete.
+
+A member of a ZIP file is a local header and, directly behind it, its bytes. What lies between
+members belongs to none. The central directory at the end names every member and where its header
+is. Members are smaller than 4 GiB; the file is not limited (ZIP64).
+
+Source: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import zlib
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.core.checksums import CRC32, crc32c
+from dsprep.core.groups import Grouping
+from dsprep.core.schema import Ints, Schema
+from dsprep.core.storage import as_bytes, pread_exact, pread_into, pwrite_all, remove
+from dsprep.formats.base import State, WriteOptions
+from dsprep.formats.zarr.documents import root_key
+from dsprep.formats.zarr.group_plan import Track, beside, metadata_nbytes, planned
+from dsprep.formats.zarr.plan import LARGEST, header_nbytes
+from dsprep.formats.zarr.shards import placed_index
+from dsprep.formats.zarr.writer import StoreWriter, is_zip
+from dsprep.layout.laws import Explicit, Law, affine
+from dsprep.layout.model import Blocks, Groups
+
+BLOCK = 8 << 20
+
+DATE = 1 << 5 | 1
+"""1980-01-01: the same samples give the same bytes."""
+UTF8 = 0x800
+"""Flag: the name is UTF-8."""
+UNIX = 3 << 8
+"""The system whose file modes `MODE` has."""
+MODE = 0o100644 << 16
+
+Member = tuple[str, int, int, int]
+"""Name, bytes, CRC-32, and the offset of the local header."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks:
+    """The chunks of an array, by number.
+
+    Attributes
+    ----------
+    offsets, nbytes
+        Where each is in its file, and its bytes: int64.
+    crc32
+        ZIP's checksum of each, where it is a member.
+    """
+
+    offsets: Ints
+    nbytes: Ints
+    crc32: Ints
+
+
+class GroupStore(StoreWriter):
+    """A store in groups being written.
+
+    Attributes
+    ----------
+    starts, _used, _ends
+        By track: where each group begins in its file, where its last value ends, and where its
+        last chunk ends, filled up; int64, shape ``(groups,)``.
+    chunks
+        By number of an array in a track: its chunks.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        grouping: Grouping,
+        options: WriteOptions,
+        state: State | None,
+    ) -> None:
+        self.grid, self.made = planned(schema, grouping, options, is_zip(path))
+        super().__init__(path, schema, options, self.grid.arrays)
+        self.grouping = grouping
+        self._beside: dict[int, Ints] = {}
+        if self.grid.zipped:
+            found = beside(self.grid, metadata_nbytes(self.made), options.zarr_format)
+            self._beside = {number: places for number, places, _ in found}
+        self.starts: list[Ints] = []
+        self.used: list[Ints] = []
+        self.ends: list[Ints] = []
+        self.chunks: dict[int, Chunks] = {}
+        self.crcs = np.zeros(grouping.count, np.int64)
+        self.samples = 0
+        if state is None:
+            remove(path)
+        else:
+            self.samples = int(state["samples"])
+            if path.is_dir():
+                (path / root_key(options.zarr_format)).unlink(missing_ok=True)
+        if self.grid.zipped:
+            with self.files.opened(path) as fd:
+                self._erase_beside(fd)
+        else:
+            self.make_folders()
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def slot(self, number: int, file: int) -> tuple[Path, int]:
+        """See `StoreWriter.slot`."""
+        if self.grid.zipped:
+            return self.root, int(self._beside[number][file])
+        return super().slot(number, file)
+
+    def track_file(self, track: Track, group: int) -> Path:
+        """Return the file of a group of a track."""
+        if self.grid.zipped:
+            return self.root
+        return self.root / self.key(track.places[0].number, group // track.groups)
+
+    def _erase_beside(self, fd: int) -> None:
+        """Write zeros to all of the ordinary arrays but what is known to be written."""
+        keep = []
+        for number, places in self._beside.items():
+            plan = self.arrays[number]
+            held = np.clip(self.samples - plan.chunk * np.arange(len(places)), 0, plan.chunk)
+            stops = places + held * plan.row_nbytes
+            keep += list(zip(places.tolist(), stops.tolist(), strict=True))
+        erase(fd, keep, 0, min(self.grid.front, os.fstat(fd).st_size))
+
+    @abstractmethod
+    def complete_groups(self) -> None:
+        """See that all groups are in their files, with their sums, after the last piece."""
+
+    # --- durability ----------------------------------------------------------------------------
+
+    def checkpoint(self) -> State:
+        """See `base.Writer.checkpoint`."""
+        return {"samples": self.samples}
+
+    def finish(self) -> None:
+        """See `base.Writer.finish`."""
+        self.complete_groups()
+        if self.grid.zipped:
+            self._finish_zip()
+            return
+        for i, track in enumerate(self.grid.tracks):
+            self._finish_track(track, self.ends[i])
+        for number in self.grid.ordinary:
+            self.finish_rows(number, self.grid.rows[number])
+        self.finish_documents(self.made)
+
+    def _finish_track(self, track: Track, ends: Ints) -> None:
+        """Give each file of a track its length, and its index if it is a shard."""
+        number = track.places[0].number
+        plan, found = self.arrays[number], self.chunks[number]
+        counts = np.concatenate([[0], np.cumsum(self.grid.chunks(number))])
+        for i, first in enumerate(range(0, len(ends), track.groups)):
+            last = min(first + track.groups, len(ends))
+            end = int(ends[last - 1])
+            with self.files.opened(self.root / self.key(number, i)) as fd:
+                os.ftruncate(fd, end)
+                if plan.sharded:
+                    some = slice(counts[first], counts[last])
+                    offsets, sizes = found.offsets[some], found.nbytes[some]
+                    pwrite_all(fd, [placed_index(offsets, sizes, plan.file // plan.chunk)], end)
+
+    # --- a ZIP file ----------------------------------------------------------------------------
+
+    def _finish_zip(self) -> None:
+        with self.files.opened(self.root) as fd:
+            end = int(self.ends[0][-1]) if self.grid.tracks else self.grid.front
+            os.ftruncate(fd, end)
+            members = [*self._write_front(fd), *self._group_members()]
+            members += self._ordinary_members(fd)
+            members.sort(key=lambda member: member[3])
+            if self.durable:
+                os.fdatasync(fd)
+            os.ftruncate(fd, end + pwrite_all(fd, [directory(members, end)], end))
+        if self.durable:
+            self.sync()
+
+    def _write_front(self, fd: int) -> Iterator[Member]:
+        at = 0
+        for name, data in self.made.items():
+            crc = CRC32.of(data)
+            header = local_header(name, len(data), crc)
+            pwrite_all(fd, [header, data], at)
+            yield name, len(data), crc, at
+            at += len(header) + len(data)
+
+    def _group_members(self) -> Iterator[Member]:
+        for track in self.grid.tracks:
+            for place in track.places:
+                found = self.chunks[place.number]
+                columns = (found.offsets, found.nbytes, found.crc32)
+                every = zip(*(c.tolist() for c in columns), strict=True)
+                for i, (offset, nbytes, crc) in enumerate(every):
+                    name = self.key(place.number, i)
+                    yield name, nbytes, crc, offset - header_nbytes(name)
+
+    def _ordinary_members(self, fd: int) -> Iterator[Member]:
+        """Yield the chunks of ordinary arrays, whose sums are taken from the file."""
+        for number, places in self._beside.items():
+            plan = self.arrays[number]
+            nbytes = plan.chunk * plan.row_nbytes
+            for i, at in enumerate(places.tolist()):
+                name = self.key(number, i)
+                crc = CRC32.of(pread_exact(fd, nbytes, at, self.root))
+                header = local_header(name, nbytes, crc)
+                pwrite_all(fd, [header], at - len(header))
+                yield name, nbytes, crc, at - len(header)
+
+    # --- groups --------------------------------------------------------------------------------
+
+    def groups(self) -> Groups:
+        """See `base.GroupWriter.groups`: track 0."""
+        path, files = "", None
+        starts = lengths = np.zeros(self.grouping.count, np.int64)
+        if self.grid.tracks:
+            starts, lengths = self.starts[0], self.used[0] - self.starts[0]
+        if self.grid.tracks and not self.grid.zipped:
+            track = self.grid.tracks[0]
+            path = self.key(track.places[0].number, 0)
+            if track.groups < self.grouping.count:
+                files = track.groups
+                head, _, name = path.rpartition("/")
+                path = f"{head}/{name.replace('0', '{0}', 1)}"
+        first = None if self.grouping.even else law(self.grouping.edges[:-1])
+        samples = max(1, self.grouping.samples)
+        blocks = Blocks(law(starts), law(lengths), path)
+        return Groups(samples, blocks, law(self.crcs), first, files)
+
+
+def law(values: Ints) -> Law:
+    """Return the simplest law of `values`."""
+    return affine.fit(values) or Explicit(values)
+
+
+def erase(fd: int, keep: list[tuple[int, int]], start: int, stop: int) -> None:
+    """Write zeros to all bytes ``start <= i < stop`` of a file that do not lie in `keep`."""
+    edges = [(start, start), *sorted(k for k in keep if k[1] > k[0]), (stop, stop)]
+    zeros = np.zeros(min(BLOCK, max(1, stop - start)), np.uint8)
+    for (_, a), (b, _) in itertools.pairwise(edges):
+        for at in range(a, b, BLOCK):
+            pwrite_all(fd, [zeros[: min(BLOCK, b - at)]], at)
+
+
+def checksums(fd: int, at: int, nbytes: int, where: object, zipped: bool) -> tuple[int, int]:
+    """Return CRC-32C, and ZIP's CRC-32, of a range of a file."""
+    buffer = np.empty(min(BLOCK, nbytes), np.uint8)
+    one = two = 0
+    for done in range(0, nbytes, BLOCK):
+        part = buffer[: min(BLOCK, nbytes - done)]
+        pread_into(fd, part, at + done, where)
+        one = crc32c(part, one)
+        two = zlib.crc32(as_bytes(part), two) if zipped else 0
+    return one, two
+
+
+# --- the parts of a ZIP file -----------------------------------------------------------------
+
+
+def local_header(name: str, nbytes: int, crc32: int) -> bytes:
+    """Return what is right before the bytes of a member."""
+    text = name.encode()
+    fields = (20, _flags(text), 0, 0, DATE, crc32, nbytes, nbytes, len(text), 0)
+    return struct.pack("<4sHHHHHIIIHH", b"PK\3\4", *fields) + text
+
+
+def _flags(name: bytes) -> int:
+    return 0 if name.isascii() else UTF8
+
+
+def directory(members: Iterable[Member], at: int) -> bytes:
+    """Return the central directory and the records that end the file, to be written at `at`."""
+    entries, count = [], 0
+    for name, nbytes, crc32, offset in members:
+        text, extra, version = name.encode(), b"", 20
+        if offset > LARGEST:
+            extra, offset, version = struct.pack("<HHQ", 1, 8, offset), LARGEST + 1, 45
+        head = (UNIX | 45, version, _flags(text), 0, 0, DATE, crc32, nbytes, nbytes)
+        tail = (len(text), len(extra), 0, 0, 0, MODE, offset)
+        entries.append(struct.pack("<4sHHHHHHIIIHHHHHII", b"PK\1\2", *head, *tail) + text + extra)
+        count += 1
+    body = b"".join(entries)
+    end = b""
+    if count > 0xFFFE or at > LARGEST or len(body) > LARGEST:
+        numbers = (44, 45, 45, 0, 0, count, count, len(body), at)
+        end = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", *numbers)
+        end += struct.pack("<4sIQI", b"PK\6\7", 0, at + len(body), 1)
+    short, long = min(count, 0xFFFF), 0xFFFFFFFF
+    if end:
+        at, nbytes = long, long
+    else:
+        nbytes = len(body)
+    return body + end + struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, short, short, nbytes, at, 0)

@@ -1,0 +1,214 @@
+"""Writing groups with compression: the size of a group is known when it has been encoded.
+
+A piece is a whole group. Groups lie one behind another in the order of their samples. One begins
+at a multiple of the stripe size where all that is skipped for it stays below 1/50 of the file.
+
+What is known of each group, places, sizes and sums, is kept in a working file beside the output:
+a checkpoint then has only how far it reaches, however many groups there are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.core.checksums import CRC32, CRC32C
+from dsprep.core.groups import Grouping, round_up
+from dsprep.core.pread import packed
+from dsprep.core.schema import Arena, Batch, Ints, Schema
+from dsprep.core.storage import pread_into, pwrite_all, remove
+from dsprep.errors import FormatError, UnsupportedError
+from dsprep.formats.base import State, WriteOptions
+from dsprep.formats.zarr.codecs import encode_file, encoder
+from dsprep.formats.zarr.group_plan import PADDING
+from dsprep.formats.zarr.groups import Chunks, GroupStore, local_header
+from dsprep.formats.zarr.plan import LARGEST
+from dsprep.formats.zarr.writer import Piece
+
+
+@dataclass
+class PackedPiece(Piece):
+    """The samples of one group, encoded.
+
+    Attributes
+    ----------
+    group
+        Theirs.
+    parts
+        By track: what is stored in the group's range, back to back.
+    heads
+        By track: bytes right before it.
+    """
+
+    group: int = 0
+    parts: list[list[bytes]] = field(default_factory=list)
+    heads: list[bytes] = field(default_factory=list)
+
+
+class PackedGroups(GroupStore):
+    """See the module."""
+
+    whole = True
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        grouping: Grouping,
+        options: WriteOptions,
+        state: State | None,
+    ) -> None:
+        super().__init__(path, schema, grouping, options, state)
+        self._index = path.with_name(path.name + ".chunks")
+        tracks = self.grid.tracks
+        self._encode = [encoder(options.compress, plan) for plan in self.arrays]
+        self._first: dict[int, Ints] = {}
+        for number in (p.number for t in tracks for p in t.places):
+            self._first[number] = packed(self.grid.chunks(number))
+            self.chunks[number] = Chunks(*np.zeros((3, int(self._first[number][-1])), np.int64))
+        self.starts = [np.zeros(grouping.count, np.int64) for _ in tracks]
+        self.used = self.ends = [np.zeros(grouping.count, np.int64) for _ in tracks]
+        self._ending = [[self.grid.front, 0] for _ in tracks]
+        if state is None:
+            remove(self._index)
+        else:
+            self._ending = [list(map(int, pair)) for pair in state["ending"]]
+            self._continue()
+
+    # --- pieces --------------------------------------------------------------------------------
+
+    def encode(self, batch: Batch, start: int, arena: Arena) -> PackedPiece:
+        """See `base.Writer.encode`."""
+        plain = super().encode(batch, start, arena)
+        piece = PackedPiece(start, plain.count, group=self.grouping.of(start))
+        if not piece.count:
+            return piece
+        piece.rows = {n: plain.rows[n] for n in self.grid.ordinary}
+        for i, track in enumerate(self.grid.tracks):
+            parts: list[bytes] = []
+            for n in (place.number for place in track.places):
+                found, first = self.chunks[n], int(self._first[n][piece.group])
+                encoded = encode_file(plain.rows[n], self.arrays[n], self._encode[n])
+                for number, chunk in enumerate(map(bytes, encoded), first):
+                    found.nbytes[number] = len(chunk)
+                    if self.grid.zipped:
+                        parts.append(self._header(n, number, chunk))
+                    parts.append(chunk)
+            piece.heads.append(parts.pop(0) if self.grid.zipped else b"")
+            piece.parts.append(parts)
+            if i == 0:
+                crc = 0
+                for part in parts:
+                    crc = CRC32C.combine(crc, CRC32C.of(part), len(part))
+                self.crcs[piece.group] = crc
+        return piece
+
+    def _header(self, number: int, chunk: int, data: bytes) -> bytes:
+        """Return the local header of a chunk, whose sum is noted."""
+        if len(data) > LARGEST:
+            raise UnsupportedError(
+                "zarr: 4 GiB are the most that a member of a ZIP file holds here",
+                where=f"field {self.arrays[number].field.name}",
+                found=f"{len(data)} bytes in a group",
+                fix="choose smaller groups, or a directory store",
+            )
+        crc = CRC32.of(data)
+        self.chunks[number].crc32[chunk] = crc
+        return local_header(self.key(number, chunk), len(data), crc)
+
+    def reserve(self, piece: PackedPiece) -> None:
+        """See `base.Writer.reserve`: behind the group before."""
+        for i, (parts, head) in enumerate(zip(piece.parts, piece.heads, strict=True)):
+            track = self.grid.tracks[i]
+            if not self.grid.zipped and piece.group % track.groups == 0:
+                self._ending[i] = [0, 0]
+            stop, padding = self._ending[i]
+            at = stop + len(head)
+            begin = round_up(at, self.grouping.align)
+            if (padding + begin - at) * PADDING > begin:
+                begin = at
+            self._ending[i] = [begin + sum(map(len, parts)), padding + begin - at]
+            self.starts[i][piece.group], self.ends[i][piece.group] = begin, self._ending[i][0]
+            chunks = iter(begin + packed(np.array([len(p) for p in parts], np.int64)))
+            for n in (place.number for place in track.places):
+                for number in range(*self._first[n][piece.group : piece.group + 2]):
+                    self.chunks[n].offsets[number] = next(chunks)
+                    if self.grid.zipped:
+                        next(chunks)  # the header of the next one, or the end
+        self.samples = piece.start + piece.count
+
+    def write(self, piece: PackedPiece) -> None:
+        """See `base.Writer.write`."""
+        if not piece.count:
+            return
+        for number, rows in piece.rows.items():
+            self.place(number, piece.start, rows)
+        for i, track in enumerate(self.grid.tracks):
+            with self.files.opened(self.track_file(track, piece.group)) as fd:
+                head = piece.heads[i]
+                begin = int(self.starts[i][piece.group])
+                pwrite_all(fd, [head, *piece.parts[i]], begin - len(head))
+        for known, at in self._known(piece.group):
+            with self.files.opened(self._index) as fd:
+                pwrite_all(fd, [np.ascontiguousarray(known)], at)
+
+    # --- what is known of groups ---------------------------------------------------------------
+
+    def _known(self, group: int, last: int = -1) -> Iterator[tuple[Ints, int]]:
+        """Yield what is known of groups ``group .. last``, and its offset in the working file."""
+        last = group + 1 if last < 0 else last
+        at = 0
+        for column in (self.crcs, *self.starts, *self.ends):
+            yield column[group:last], at + 8 * group
+            at += column.nbytes
+        for n, first in self._first.items():
+            some = slice(int(first[group]), int(first[last]))
+            found = self.chunks[n]
+            for column in (found.offsets, found.nbytes, found.crc32):
+                yield column[some], at + 8 * some.start
+                at += column.nbytes
+
+    def _continue(self) -> None:
+        """Recall what is known of the groups before the checkpoint; cut off what is behind."""
+        done = int(np.searchsorted(self.grouping.edges, self.samples))
+        if done and not self._index.exists():
+            raise FormatError(
+                "the unfinished output lacks its working file",
+                where=self._index,
+                fix="start again with --restart",
+            )
+        with self.files.opened(self._index) as fd:
+            for column, at in self._known(0, done):
+                if column.size:
+                    pread_into(fd, column.view(np.uint8), at, self._index)
+        for i, track in enumerate(self.grid.tracks):
+            file, inside = divmod(done, track.groups)
+            end = self._ending[i][0] if inside or self.grid.zipped else 0
+            for later in itertools.count(file):
+                path = self.root
+                if not self.grid.zipped:
+                    path = path / self.key(track.places[0].number, later)
+                if not path.exists():
+                    break
+                os.truncate(path, end)
+                if self.grid.zipped:
+                    break
+                end = 0
+
+    def complete_groups(self) -> None:
+        """Nothing is left to do: every piece was a whole group."""
+
+    # --- durability ----------------------------------------------------------------------------
+
+    def checkpoint(self) -> State:
+        """See `base.Writer.checkpoint`."""
+        return {**super().checkpoint(), "ending": [list(pair) for pair in self._ending]}
+
+    def clean(self) -> None:
+        """See `base.Writer.clean`."""
+        remove(self._index)
