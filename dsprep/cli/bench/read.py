@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.bench.options import (
-    HOW,
-    Csv,
-    EvictServer,
-    Html,
-    Json,
-    Repeat,
-    WarmServer,
-    command_line,
-)
 from dsprep.cli.report import guarded, note, run_bar
 from dsprep.cli.usage import Command
 
@@ -28,7 +20,9 @@ if TYPE_CHECKING:
     from dsprep.bench.reading import Runner, Settings, Work
     from dsprep.formats.base import OpenOptions
 
+HOW = "How to measure"
 READERS = "How to read"
+OUTPUT = "What to write"
 
 EPILOG = """
 dsprep bench read train.h5
@@ -53,9 +47,155 @@ class Engines(StrEnum):
     mapped = "mapped"
 
 
+def _option(
+    kind: Any, default: Any, help: str, *flags: str, panel: str | None = None, **more: Any
+) -> tuple[Any, Any]:
+    """Return the type and the default of an option, as `options.with_options` takes them."""
+    more.setdefault("show_default", default is not None and not isinstance(default, bool))
+    given = typer.Option(*flags, help=help, rich_help_panel=panel, **more)
+    return Annotated[kind, given], default
+
+
+_N: dict[str, Any] = {"metavar": "N", "min": 1}
+_FILE: dict[str, Any] = {"metavar": "FILE", "panel": OUTPUT}
+
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "strategies": _option(
+        list[str],
+        [],
+        "A way of reading, or a set: async-io, lmdbio, samples, peers, all. Repeat for more. Those "
+        "that suit the dataset if not given.",
+        *("--strategy", "-s"),
+        metavar="NAME",
+        autocompletion=opt.completing(
+            "dsprep.bench.strategies:STRATEGIES", "dsprep.bench.strategies:SETS"
+        ),
+    ),
+    "baseline": _option(
+        str | None, None, "How it is read today; else the slowest -s.", metavar="NAME"
+    ),
+    "listed": _option(bool, False, "Show the strategies, and stop.", "--list"),
+    "batch_size": _option(int, 32, "Samples per step and rank.", "--batch-size", "-M", **_N),
+    "compute": _option(
+        str,
+        "none",
+        "A step's work: none, a time (12ms: on an accelerator), gemm or gemm:512 (matrices "
+        "multiplied here).",
+        metavar="WORK",
+    ),
+    "ranks": _option(int, 1, "Processes, in step with each other.", "--ranks", "-P", **_N),
+    "cold": _option(
+        bool,
+        True,
+        "Drop the files from the page cache before each epoch, or leave them in it.",
+        "--cold/--warm",
+        panel=HOW,
+    ),
+    "warm_server": _option(
+        bool,
+        False,
+        "Read all once before; drop this node's pages only.",
+        "--warm-server",
+        panel=HOW,
+    ),
+    "evict_server": _option(
+        str | None,
+        None,
+        "Run before each cold run, to drop the server's cache.",
+        metavar="CMD",
+        panel=HOW,
+    ),
+    "epochs": _option(int, 1, "Per run.", "--epochs", "-E", **_N, panel=HOW),
+    "warmup": _option(
+        int | None,
+        None,
+        "Epochs that do not count; 1 if --warm, else 0.",
+        metavar="N",
+        min=0,
+        panel=HOW,
+    ),
+    "repeat": _option(int, 3, "Runs of each, in turn.", "--repeat", "-r", **_N, panel=HOW),
+    "sweep": _option(
+        str | None,
+        None,
+        "Vary one option of reading, --ranks or --batch-size: threads=1,2,4, "
+        "engine=buffered,direct or buffer-size=1MiB..64MiB.",
+        metavar="NAME=VALUES",
+        panel=HOW,
+    ),
+    "limit": _option(
+        str,
+        "512MiB",
+        "Values to read of a larger dataset, its first ones; or all.",
+        metavar="SIZE",
+        panel=HOW,
+    ),
+    "scratch": _option(
+        Path | None,
+        None,
+        "Keep converted forms of the dataset here; else they are beside it while this runs.",
+        metavar="DIR",
+        panel=HOW,
+    ),
+    "check": _option(
+        bool,
+        True,
+        "Compare what is delivered with the dataset, in one more epoch.",
+        "--check/--no-check",
+        panel=HOW,
+    ),
+    "timeout": _option(float, 900, "Of one run.", metavar="SECONDS", min=1, panel=HOW),
+    "buffer_size": _option(
+        str | None,
+        None,
+        "What one read of a group fetches: samples (128) or bytes (64MiB); else as the data are "
+        "grouped.",
+        *("--buffer-size", "-b"),
+        metavar="SIZE",
+        panel=READERS,
+    ),
+    "transfer_size": _option(
+        str | None,
+        None,
+        "Bytes of one read call at most; a group's if not given.",
+        metavar="SIZE",
+        panel=READERS,
+    ),
+    "threads": _option(
+        int | None,
+        None,
+        "Threads or processes that read; else as the Reader does: cores / ranks, at most 4.",
+        **_N,
+        panel=READERS,
+    ),
+    "buffers": _option(int, 2, "Groups in memory at a time.", **_N, panel=READERS),
+    "engine": _option(
+        Engines,
+        Engines.buffered,
+        "buffered, direct or mapped reads.",
+        metavar="KIND",
+        panel=READERS,
+    ),
+    "stagger": _option(int, 1, "lmdbio-stag: readers at a time.", **_N, panel=READERS),
+    "readers_per_node": _option(int, 1, "lmdbio: processes that read.", **_N, panel=READERS),
+    "seed": _option(int, 0, "Of the order.", metavar="N", min=0, panel=READERS),
+    "dry_run": _option(bool, False, "Show what would be run, and stop.", "--dry-run", "-n"),
+    "json": _option(
+        Path | None, None, "Write all figures as JSON; - for stdout.", **_FILE, allow_dash=True
+    ),
+    "html": _option(Path | None, None, "Write a page for a browser.", **_FILE),
+    "csv": _option(Path | None, None, "Write the table as CSV.", **_FILE),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("read", epilog=EPILOG, cls=Command)(guarded(opt.reads_datasets(read)))
+
+    def call(chosen: dict[str, Any], args: Any, kwargs: Any) -> None:
+        read(*args, chosen=chosen, **kwargs)
+
+    command = opt.with_options(read, "chosen", OPTIONS, call)
+    app.command("read", epilog=EPILOG, cls=Command)(guarded(opt.reads_datasets(command)))
 
 
 def read(
@@ -63,235 +203,52 @@ def read(
         list[str] | None,
         typer.Argument(metavar="DATA...", help="The dataset.", show_default=False),
     ] = None,
-    strategies: Annotated[
-        list[str],
-        typer.Option(
-            "--strategy",
-            "-s",
-            metavar="NAME",
-            help="A way of reading, or a set: async-io, lmdbio, samples, peers, all. Repeat for "
-            "more. Those that suit the dataset if not given.",
-            autocompletion=opt.completing(
-                "dsprep.bench.strategies:STRATEGIES", "dsprep.bench.strategies:SETS"
-            ),
-        ),
-    ] = [],  # noqa: B006 (typer copies it)
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How it is read today; else the slowest -s.",
-            show_default=False,
-        ),
-    ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Show the strategies, and stop.")] = False,
-    batch_size: Annotated[
-        int,
-        typer.Option("--batch-size", "-M", metavar="N", min=1, help="Samples per step and rank."),
-    ] = 32,
-    compute: Annotated[
-        str,
-        typer.Option(
-            metavar="WORK",
-            help="A step's work: none, a time (12ms: on an accelerator), gemm or gemm:512 "
-            "(matrices multiplied here).",
-        ),
-    ] = "none",
-    ranks: Annotated[
-        int,
-        typer.Option(
-            "--ranks", "-P", metavar="N", min=1, help="Processes, in step with each other."
-        ),
-    ] = 1,
-    cold: Annotated[
-        bool,
-        typer.Option(
-            "--cold/--warm",
-            help="Drop the files from the page cache before each epoch, or leave them in it.",
-            rich_help_panel=HOW,
-        ),
-    ] = True,
-    warm_server: WarmServer = False,
-    evict_server: EvictServer = None,
-    epochs: Annotated[
-        int,
-        typer.Option("--epochs", "-E", metavar="N", min=1, help="Per run.", rich_help_panel=HOW),
-    ] = 1,
-    warmup: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Epochs that do not count; 1 if --warm, else 0.",
-            show_default=False,
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    repeat: Repeat = 3,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=VALUES",
-            help="Vary one option of reading, --ranks or --batch-size: threads=1,2,4, "
-            "engine=buffered,direct or buffer-size=1MiB..64MiB.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    limit: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE",
-            help="Values to read of a larger dataset, its first ones; or all.",
-            rich_help_panel=HOW,
-        ),
-    ] = "512MiB",
-    scratch: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Keep converted forms of the dataset here; else they lie beside it while this "
-            "runs.",
-            show_default=False,
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check/--no-check",
-            help="Compare what is delivered with the dataset, in one more epoch.",
-            rich_help_panel=HOW,
-        ),
-    ] = True,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="Of one run.", rich_help_panel=HOW)
-    ] = 900,
-    buffer_size: Annotated[
-        str | None,
-        typer.Option(
-            "--buffer-size",
-            "-b",
-            metavar="SIZE",
-            help="What one read of a group fetches: samples (128) or bytes (64MiB); else as the "
-            "data are grouped.",
-            show_default=False,
-            rich_help_panel=READERS,
-        ),
-    ] = None,
-    transfer_size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Bytes of one read call at most; a group's if not given.",
-            show_default=False,
-            rich_help_panel=READERS,
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Threads or processes that read; else as the Reader does: cores / ranks, at most "
-            "4.",
-            show_default=False,
-            rich_help_panel=READERS,
-        ),
-    ] = None,
-    buffers: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="Groups in memory at a time.", rich_help_panel=READERS
-        ),
-    ] = 2,
-    engine: Annotated[
-        Engines,
-        typer.Option(
-            metavar="KIND", help="buffered, direct or mapped reads.", rich_help_panel=READERS
-        ),
-    ] = Engines.buffered,
-    stagger: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="lmdbio-stag: readers at a time.", rich_help_panel=READERS
-        ),
-    ] = 1,
-    readers_per_node: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="lmdbio: processes that read.", rich_help_panel=READERS
-        ),
-    ] = 1,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Of the order.", rich_help_panel=READERS)
-    ] = 0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Show what would be run, and stop.")
-    ] = False,
-    json: Json = None,
-    html: Html = None,
-    csv: Csv = None,
     *,
+    chosen: Any,
     reading: OpenOptions,
 ) -> None:
     """Measure ways of reading a dataset against plain preadv, and tell whether reading is slow.
 
     Every way has processes of its own and the same samples; what it delivers is checked.
     """
+    from dataclasses import fields
+
     from dsprep.bench.reading import Settings, bench_read, plan_read
     from dsprep.cli.bench.output import check_targets, emit
     from dsprep.cli.report import fail
     from dsprep.write.plan import parse_nbytes
 
-    if listed:
+    if chosen["listed"]:
         _list()
         return
     if not data:
         fail("missing DATA", 2)
-    settings = Settings(
-        batch_size=batch_size,
-        buffer_size=buffer_size,
-        transfer_size=transfer_size,
-        threads=threads,
-        ranks=ranks,
-        epochs=epochs,
-        warmup=warmup,
-        repeat=repeat,
-        compute=compute,
-        cold=cold,
-        stagger=stagger,
-        readers_per_node=readers_per_node,
-        buffers=buffers,
-        engine=engine.value,
-        seed=seed,
-        check=check,
-        timeout=timeout,
-        warm_server=warm_server,
-        evict_server=evict_server,
-    )
-    most = None if limit == "all" else parse_nbytes(limit)
-    if transfer_size is not None:
-        parse_nbytes(transfer_size)  # before anything is converted
-    with _job(settings, sweep) as (settings, runner):
-        check_targets(json=json, html=html, csv=csv)
+    taken = {f.name: chosen[f.name] for f in fields(Settings)}
+    settings = Settings(**{**taken, "engine": chosen["engine"].value})
+    files = {name: chosen[name] for name in ("json", "html", "csv")}
+    most = None if chosen["limit"] == "all" else parse_nbytes(chosen["limit"])
+    if settings.transfer_size is not None:
+        parse_nbytes(settings.transfer_size)  # before anything is converted
+    with _job(settings, chosen["sweep"]) as (settings, runner):
+        check_targets(**files)
         work = plan_read(
             data,
-            strategies,
+            chosen["strategies"],
             settings,
             reading=reading,
-            sweep=sweep,
+            sweep=chosen["sweep"],
             limit=most,
-            folder=scratch,
-            baseline=baseline,
+            folder=chosen["scratch"],
+            baseline=chosen["baseline"],
         )
         for words in work.notes:
             note(words)
-        if dry_run:
+        if chosen["dry_run"]:
             _plan(work)
             return
         with run_bar() as update:
-            report = bench_read(work, command_line(), update, runner)
-    emit(report, json=json, html=html, csv=csv)
+            report = bench_read(work, shlex.join(["dsprep", *sys.argv[1:]]), update, runner)
+    emit(report, **files)
     if any(r.problems for r in report.all_rows):
         raise typer.Exit(1)
 
