@@ -34,7 +34,6 @@ MIXED = dict(schemas())["mixed"]
 def limits(monkeypatch):
     monkeypatch.setattr(node_client, "WAIT_SECONDS", 0.5)
     monkeypatch.setattr(node_root, "BIND_SECONDS", 0.3)
-    monkeypatch.setattr(node, "BIND_SECONDS", 0.3)
     before = set(threading.enumerate())
     yield
     gc.collect()
@@ -172,7 +171,7 @@ def test_memory_is_used_again(ranks):
     for _ in range(3):
         for batch in reader:
             del batch
-    assert len(reader._node._link._memories) == 1
+    assert len(reader._node.link._memories) == 1
     maps = Path("/proc/self/maps").read_text().count("memfd:dsprep")
     assert maps == 2  # here and there
     node_ranks.close()

@@ -23,7 +23,7 @@ from dsprep.core import pread
 from dsprep.core.checksums import crc32c
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError, TargetError, UnsupportedError, UsageError
-from dsprep.reader.ranges import group_edges
+from dsprep.reader.units import group_edges
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs import repack
 from dsprep.verbs.convert import plan_job

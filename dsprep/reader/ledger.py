@@ -85,6 +85,12 @@ class Ledger:
                 stats.device_nbytes = (stats.device_nbytes or 0) + now - self._device
             self._device = now
 
+    def take(self) -> list[EpochStats]:
+        """Return the epochs so far, and forget them."""
+        with self._lock:
+            found, self._epochs = list(self._epochs.values()), {}
+        return found
+
     def epochs(self) -> list[EpochStats]:
         """Return the epochs so far, the last ones if there were very many."""
         with self._lock:

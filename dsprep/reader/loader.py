@@ -16,19 +16,19 @@ from typing import Any, Self
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, Ints, Schema
+from dsprep.core.schema import Array, Batch, Schema
 from dsprep.errors import DsprepError, UsageError
-from dsprep.reader.dealing import Dealing, Start
 from dsprep.reader.defaults import Choice, choose, cores_of
-from dsprep.reader.engines import NAMES, Engine, make
+from dsprep.reader.engines import Engine, make
 from dsprep.reader.engines.fallback import Fallback
 from dsprep.reader.ledger import EpochStats, Ledger
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.node import join
-from dsprep.reader.node_client import Client, Loop
+from dsprep.reader.node_client import Client
 from dsprep.reader.node_root import Service, Task
-from dsprep.reader.order import SHUFFLES, Remainder, Shuffle, Stage
-from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings
+from dsprep.reader.options import ReaderOptions, at_least
+from dsprep.reader.order import Assignment, Leg, Remainder, Shuffle, Stage, Start
+from dsprep.reader.pipeline import Pipeline, Pools, Settings, Steps
 from dsprep.reader.ranks import Place, detect
 from dsprep.reader.tokens import Stagger, staggering
 from dsprep.reader.units import cut_units, first_file, is_decoded
@@ -179,74 +179,38 @@ class Reader:
         follow_external: bool = False,
         allocate: Allocate = anonymous,
     ) -> None:
-        self._arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
-        if transform is not None and not callable(transform):
-            raise UsageError(f"transform is {transform!r}", expected="a function of a batch")
-        if drop_last and pad:
-            raise UsageError("drop_last and pad exclude each other", fix="give one of them")
-        _at_least("batch_size", batch_size, 1)
-        _at_least("seed", seed, 0)
-        _at_least("buffers", buffers, 1)
-        _at_least("transform_threads", transform_threads, 1)
-        optional = {"epochs": epochs, "io_threads": io_threads, "transfer_size": transfer_size}
-        optional |= {"readers_per_node": readers_per_node, "stagger": stagger}
-        for name, value in optional.items():
-            if value is not None:
-                _at_least(name, value, 1)
-        if shuffle not in SHUFFLES:
-            raise UsageError(f"shuffle is {shuffle!r}", expected="one of " + ", ".join(SHUFFLES))
+        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        self._options = options = ReaderOptions(**given)
+        self.remainder: Remainder = options.remainder
         self.place: Place = detect(rank, world_size)
         self.batch_size, self.seed, self.shuffle = int(batch_size), int(seed), shuffle
-        self.remainder: Remainder = "drop" if drop_last else "pad" if pad else "ragged"
-        self._epochs, self._transform, self._workers = epochs, transform, transform_threads
-        if not isinstance(path, (str, Path)):
-            raise UsageError(f"path is {path!r}", expected="one dataset, or its sidecar")
         self._sidecar = Sidecar.open(path, data, follow_external=follow_external)
         self._pid = os.getpid()
-        if isinstance(fields, str):
-            raise UsageError(f"fields is {fields!r}", expected="a sequence of names")
         names = tuple(fields) or self._sidecar.schema.names
         self.schema: Schema = Schema(tuple(self._sidecar.schema[n] for n in names))
-        if buffers_mixed is not None:
-            _at_least("buffers_mixed", buffers_mixed, 1)
-            buffers_mixed = int(buffers_mixed)
-        several = buffers_mixed is None and shuffle == "group"
-        self._edges, self._mixed = cut_units(
-            self._sidecar, self.schema, shuffle, buffer_size, buffers_mixed
-        )
+        mixed = None if buffers_mixed is None else int(buffers_mixed)
+        edges, mixed = cut_units(self._sidecar, self.schema, shuffle, buffer_size, mixed)
+        sizes = self.place.world_size, self.batch_size
+        self._order = Assignment(edges, shuffle, self.seed, mixed, self.remainder, *sizes)
         self._check_steps()
-        if check_order and several and self.place.rank == 0 and len(self._edges) - 1 > self._mixed:
-            self._check_order()
-        if engine not in NAMES:
-            raise UsageError(f"engine is {engine!r}", expected="one of " + ", ".join(NAMES))
+        self._check_order()
         self._choice = self._chosen()
         self._settings = Settings(
             engine=self._engine(),
             threads=self._choice.threads,
             buffers=buffers,
-            unit_samples=_largest(self._edges, self._mixed),
+            unit_samples=int(np.diff(edges).max(initial=1)) * mixed,
             transfer=transfer_size,
             allocate=allocate,
             token=self._staggered(comm),
         )
-        self._verify = verify
         self.verified: Mapping[str, str | None] = self._check_sums() if verify else {}
-        self._dealing = Dealing(
-            self._edges,
-            self.shuffle,
-            self.seed,
-            self._mixed,
-            self.remainder,
-            self.place.world_size,
-            self.batch_size,
-        )
         self._ledger = Ledger()
+        self._part = (0, 1)
         self.epoch = 0
         self._stages: tuple[Stage, ...] = ()
-        self._steps = 0  # of the last stage, by all parts of this rank
-        self._part = (0, 1)
-        self._done = 0  # steps since, by this part
-        self._running: Pipeline | Loop | None = None
+        self._steps = self._done = 0  # of the last stage by all parts of this rank; since, by this
+        self._running: Steps | None = None
         self._looping: range | None = None  # what the loop that is under way adds to `_done`
         self._closing: weakref.finalize[Any, Any] | None = None
         self._pools: Pools | None = None
@@ -260,18 +224,17 @@ class Reader:
 
     def _staggered(self, comm: Any) -> Stagger | type[nullcontext[Any]]:
         """Return what is held while reading."""
-        count, threads = self._arguments["stagger"], self._choice.threads
-        if count is None:
+        options, threads = self._options, self._choice.threads
+        if options.stagger is None:
             return nullcontext
-        found = staggering(self.place, count, threads, self._arguments["node_key"], comm)
+        found = staggering(self.place, options.stagger, threads, options.node_key, comm)
         weakref.finalize(self, found.close)  # also where nobody closes this
         return found
 
     def _chosen(self, parts: int = 1) -> Choice:
         """Return how to read: as asked, or by the rule."""
-        engine, threads = self._arguments["engine"], self._arguments["io_threads"]
-        decoded = is_decoded(self._sidecar, self.schema.names)
-        return choose(engine, threads, cores_of(self.place, parts), decoded)
+        decoded, cores = is_decoded(self._sidecar, self.schema.names), cores_of(self.place, parts)
+        return choose(self._options.engine, self._options.io_threads, cores, decoded)
 
     def _engine(self) -> Engine:
         """Return what reads; of an engine that may be refused, what opening the data shows."""
@@ -309,9 +272,14 @@ class Reader:
         return found
 
     def _check_order(self) -> None:
-        """Warn if samples lie sorted by a field, once for each dataset."""
-        opened = self._sidecar
-        if opened.path in _looked_at or opened.content.lineage.get("shuffle") is not None:
+        """Warn, once for each dataset, if samples are sorted by a field and groups not mixed."""
+        opened, options = self._sidecar, self._options
+        several = options.buffers_mixed is None and self.shuffle == "group"
+        if not (options.check_order and several) or self.place.rank:
+            return
+        if len(self._order.edges) - 1 <= self._order.mixed or opened.path in _looked_at:
+            return
+        if opened.content.lineage.get("shuffle") is not None:
             return
         _looked_at.add(opened.path)
 
@@ -353,7 +321,7 @@ class Reader:
     @property
     def steps_per_epoch(self) -> int:
         """Steps of a whole epoch: what ``len`` is but for an epoch that is resumed."""
-        leg = self._dealing.leg(self.place.rank, Start(0, (), 0, 1, self._part))
+        leg = self._order.leg(self.place.rank, Start(0, (), 0, 1, self._part))
         return leg.stop - leg.first
 
     @property
@@ -363,11 +331,12 @@ class Reader:
 
     def _start(self) -> Start:
         """Return where the next loop begins."""
-        left = None if self._epochs is None else max(1, self._epochs - self.epoch)
+        epochs = self._options.epochs
+        left = None if epochs is None else max(1, epochs - self.epoch)
         return Start(self.epoch, self._stages, self._steps, left, self._part, self._done)
 
     def _leg(self) -> Leg:
-        return self._dealing.leg(self.place.rank, self._start())
+        return self._order.leg(self.place.rank, self._start())
 
     def _is_looping(self) -> bool:
         running = self._running
@@ -383,7 +352,8 @@ class Reader:
         """Return what is to be read, whatever the rank."""
         most = self.batch_size if self.remainder == "pad" else max(1, self.samples)
         names, capacity = self.schema.names, min(self.batch_size, most)
-        return Task(self._sidecar, names, capacity, self._dealing, self._settings, self._verify)
+        verify = self._options.verify
+        return Task(self._sidecar, names, capacity, self._order, self._settings, verify)
 
     def _pipeline(self, legs: Callable[[], Iterator[Leg]]) -> Pipeline:
         """Begin to read in this process."""
@@ -392,13 +362,15 @@ class Reader:
             self._pools = Pools(filler, self._settings)
         return Pipeline(filler, legs, self._settings, self._pools, self._ledger)
 
-    def _begin(self) -> Pipeline | Loop:
+    def _begin(self) -> Steps:
         """Begin to read, here or in another process of this node, from here on."""
         start = self._start()
-        legs = self._dealing.legs(self.place.rank, start)
+        legs = self._order.legs(self.place.rank, start)
         if isinstance(self._node, Client):
-            return self._node.loop(start, legs, self._ledger, self._pipeline)
-        return self._pipeline(legs)
+            source = self._node.begin(start, legs, self._ledger, self._pipeline)
+        else:
+            source = self._pipeline(legs)
+        return Steps(source, legs, self._ledger)
 
     def __iter__(self) -> Batches:
         """Return the batches of the next epoch, or of what is left of it."""
@@ -433,15 +405,15 @@ class Reader:
             self._closing()
         self._closing = self._looping = None
 
-    def _loop(self, running: Pipeline | Loop) -> Generator[Any, None, None]:
+    def _loop(self, running: Steps) -> Generator[Any, None, None]:
         batches = running.batches()
-        found = batches if self._transform is None else self._transformed(batches)
+        found = batches if self._options.transform is None else self._transformed(batches)
         for _, _, batch in found:
             self._done += 1
             yield batch
             del batch
 
-    def _end_loop(self, running: Pipeline | Loop) -> None:
+    def _end_loop(self, running: Steps) -> None:
         """End a loop: with its last batch the epoch, else what is read ahead is dropped."""
         if running is not self._running or self._looping is None:
             return
@@ -463,7 +435,7 @@ class Reader:
         UsageError
             Within a loop.
         """
-        _at_least("epoch", epoch, 0)
+        at_least("epoch", epoch, 0)
         self._between_loops("call set_epoch")
         self._go_to(int(epoch))
 
@@ -473,8 +445,8 @@ class Reader:
         The parts are runs of the steps that the rank would do, as long as each other but for one
         step; together they are all of them.
         """
-        _at_least("parts", parts, 1)
-        _at_least("number", number, 0)
+        at_least("parts", parts, 1)
+        at_least("number", number, 0)
         if number >= parts:
             raise UsageError(f"number is {number}", expected=f"less than the {parts} parts")
         self._between_loops("call take_part")
@@ -485,9 +457,9 @@ class Reader:
         self._settings = replace(self._settings, threads=self._choice.threads)
 
     def _reopen(self) -> None:
-        path, data = self._arguments["path"], self._arguments["data"]
-        follow = self._arguments["follow_external"]
-        self._sidecar = Sidecar.open(path, data, follow_external=follow)
+        options = self._options
+        follow = options.follow_external
+        self._sidecar = Sidecar.open(options.path, options.data, follow_external=follow)
         self._pid, self._running, self._pools = os.getpid(), None, None
         self._looping = self._closing = None
         self._ledger, self._lock, self._node = Ledger(), threading.Lock(), None
@@ -495,15 +467,15 @@ class Reader:
 
     def _transformed(self, batches: Iterator[tuple[Leg, int, Batch]]) -> Iterator[Any]:
         """Apply the transform in threads, in order, a few batches ahead."""
-        transform = self._transform
+        transform, workers = self._options.transform, self._options.transform_threads
         assert transform is not None
         ahead: list[tuple[Leg, int, Future[Any]]] = []
-        with ThreadPoolExecutor(self._workers, "dsprep-transform") as pool:
+        with ThreadPoolExecutor(workers, "dsprep-transform") as pool:
             try:
                 for leg, step, batch in batches:
                     ahead.append((leg, step, pool.submit(transform, batch)))
                     del batch
-                    if len(ahead) > self._workers:
+                    if len(ahead) > workers:
                         leg, step, future = ahead.pop(0)
                         yield leg, step, future.result()
                 while ahead:
@@ -529,12 +501,8 @@ class Reader:
             "epoch": self.epoch,
             "stages": [[s.world_size, s.batch_size, s.steps] for s in (*self._stages, here)],
             **({} if alone else {"part": [*self._part, self._done]}),
-            **self._order(),
+            **self._order.facts(),
         }
-
-    def _order(self) -> dict[str, Any]:
-        """Return what decides the order, besides ranks and batches."""
-        return self._dealing.order()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called.
@@ -551,7 +519,7 @@ class Reader:
                 expected=f"version {STATE_VERSION}",
                 found=repr(state)[:80],
             )
-        for name, value in self._order().items():
+        for name, value in self._order.facts().items():
             if state.get(name) != value:
                 raise UsageError(
                     f"the state was saved by a reader with another {name}",
@@ -559,19 +527,7 @@ class Reader:
                     found=state.get(name),
                     fix="make the Reader as it was made then, of the same data",
                 )
-        try:
-            epoch = int(state["epoch"])
-            stages = [Stage(*map(int, stage)) for stage in state["stages"]]
-            sizes = [n for s in stages for n in (s.world_size, s.batch_size, s.steps + 1)]
-            if epoch < 0 or not stages or min(sizes) < 1:
-                raise ValueError("numbers are below zero")
-            if max(s.world_size for s in stages) > MOST_RANKS:
-                raise ValueError(f"there are more than {MOST_RANKS} ranks")
-            *part, done = map(int, state.get("part", (*self._part, 0)))
-            if done < 0:
-                raise ValueError("numbers are below zero")
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"the state of the reader is damaged: {error}") from error
+        epoch, stages, part, done = _progress(state, self._part)
         if tuple(part) != self._part:
             raise UsageError(
                 "the state is that of one of several workers, which read a part each",
@@ -590,8 +546,8 @@ class Reader:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy reads for itself, and is no process of the communicator.
-        alone = {**self._arguments, "readers_per_node": None, "comm": None, "check_order": False}
-        return {"arguments": alone, "state": self.state_dict()}
+        alone = {"readers_per_node": None, "comm": None, "check_order": False}
+        return {"arguments": {**vars(self._options), **alone}, "state": self.state_dict()}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(**state["arguments"])  # type: ignore[misc]
@@ -651,9 +607,7 @@ class UnverifiedWarning(UserWarning):
 class Batches(Iterator[Any]):
     """One loop through a `Reader`; its threads end with it unless they read the next epoch."""
 
-    def __init__(
-        self, reader: Reader, running: Pipeline | Loop, batches: Generator[Any, None, None]
-    ) -> None:
+    def __init__(self, reader: Reader, running: Steps, batches: Generator[Any, None, None]) -> None:
         self._reader, self._running, self._batches = reader, running, batches
         self._over = False
 
@@ -681,12 +635,21 @@ class Batches(Iterator[Any]):
         self.close()
 
 
-def _at_least(name: str, value: Any, least: int) -> None:
-    number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not number or value < least:
-        raise UsageError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
-
-
-def _largest(edges: Ints, mixed: int) -> int:
-    """Return the samples of the largest unit."""
-    return int(np.diff(edges).max(initial=1)) * mixed
+def _progress(
+    state: Mapping[str, Any], part: tuple[int, int]
+) -> tuple[int, list[Stage], list[int], int]:
+    """Return epoch, stages, part and steps of a state; `part` is that of a reader without."""
+    try:
+        epoch = int(state["epoch"])
+        stages = [Stage(*map(int, stage)) for stage in state["stages"]]
+        sizes = [n for s in stages for n in (s.world_size, s.batch_size, s.steps + 1)]
+        if epoch < 0 or not stages or min(sizes) < 1:
+            raise ValueError("numbers are below zero")
+        if max(s.world_size for s in stages) > MOST_RANKS:
+            raise ValueError(f"there are more than {MOST_RANKS} ranks")
+        *found, done = map(int, state.get("part", (*part, 0)))
+        if done < 0:
+            raise ValueError("numbers are below zero")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"the state of the reader is damaged: {error}") from error
+    return epoch, stages, found, done

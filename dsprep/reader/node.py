@@ -15,9 +15,10 @@ from typing import Any
 from dsprep.core.packing import digest
 from dsprep.core.schema import Schema
 from dsprep.errors import UsageError
+from dsprep.reader import node_root
 from dsprep.reader import node_wire as wire
 from dsprep.reader.node_client import Client
-from dsprep.reader.node_root import BIND_SECONDS, Service, Task
+from dsprep.reader.node_root import Service, Task
 from dsprep.reader.ranks import Place
 
 JOB = (
@@ -83,7 +84,7 @@ def join(place: Place, readers: int, node_key: str | None, task: Task) -> Client
     if root + readers >= place.local_size:
         return None
     service = Service(task, facts)
-    service.publish(name, BIND_SECONDS)
+    service.publish(name, node_root.BIND_SECONDS)
     return service
 
 
@@ -92,9 +93,9 @@ def _facts(task: Task) -> dict[str, Any]:
     return {
         "version": wire.VERSION,
         "sidecar": digest(task.sidecar.path.read_bytes())[:16],
-        **task.dealing.order(),
-        "world_size": task.dealing.world_size,
-        "batch_size": task.dealing.batch_size,
+        **task.order.facts(),
+        "world_size": task.order.world_size,
+        "batch_size": task.order.batch_size,
         "fields": list(task.names),
         "verify": task.verify,
     }

@@ -2,16 +2,15 @@
 
 ::
 
-    client                                root
-    HELLO what it reads ----------------> compared with the Readers of this process
-          <------------------------------ WELCOME, or NOT_HERE and why
-    START loop, epoch, step ------------> a pipeline, which begins to read
-    ASK   loop -------------------------> one more batch is wanted
-          <------- BATCH, memory (once) - where it lies
-    DONE  batch ------------------------> nothing there refers to it any more: memory is free
-    STOP  loop -------------------------> the pipeline ends, its memory stays for the next loop
-          <------------------------------ ERROR of the loop
-          <------------------------------ BYE: the Reader here is closed
+    client                                   root
+    what it reads, its rank ---------------> compared with the Readers of this process
+          <--------------------------------- welcome, or why not
+    ask start: loop, epoch, step ----------> a pipeline, which begins to read
+    ask batch: which are no more ----------> their memory is free
+          <------------- memory (each once), the batch: where it is in memory, what was read
+    ask stop ------------------------------> the pipeline ends, its memory stays for the next loop
+          <--------------------------------- the error that ended the loop
+          <--------------------------------- bye: the Reader here is closed
 
 A client that is gone is noticed by the end of its connection; its pipeline ends then.
 """
@@ -21,15 +20,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import socket
 import threading
 import time
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from multiprocessing.util import Finalize
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -37,34 +33,33 @@ import numpy as np
 from dsprep.core.schema import Array, Batch, Bytes, Ragged
 from dsprep.errors import UsageError
 from dsprep.reader import node_wire as wire
-from dsprep.reader.dealing import Dealing, Start
 from dsprep.reader.filling import Filler
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Pool
-from dsprep.reader.node_memory import Shared
-from dsprep.reader.order import Stage
-from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings
+from dsprep.reader.order import Assignment, Leg, Stage, Start
+from dsprep.reader.pipeline import Pipeline, Pools, Settings, Steps
 from dsprep.sidecar.sidecar import Sidecar
 
 BIND_SECONDS = 5.0
 """How long a name may still be that of a process that ends just now."""
 GREETING_SECONDS = 10.0
-AHEAD = 2
+AHEAD = 3
 """Batches on their way to a client, for which it has more blocks than a reader of its own."""
 CLOSE_SECONDS = 60.0
 
-TALLIED = ("units", "reads", "nbytes", "io_nanoseconds")
+READ = ("units", "reads", "nbytes", "io_seconds")
+"""Statistics of what is read here that belong to the client."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a Reader reads, whichever its rank.
+    """What a Reader reads, regardless of its rank.
 
     Attributes
     ----------
     sidecar, names, capacity, verify
         See `Filler`.
-    dealing
+    order
         The order.
     settings
         How to read.
@@ -73,38 +68,13 @@ class Task:
     sidecar: Sidecar
     names: tuple[str, ...]
     capacity: int
-    dealing: Dealing
+    order: Assignment
     settings: Settings
     verify: bool
 
     def filler(self) -> Filler:
         """Return what plans units."""
         return Filler(self.sidecar, self.names, self.capacity, self.verify)
-
-
-class Tally(Ledger):
-    """What was read since it was told last, by epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._sums: dict[int, dict[str, int]] = {}
-
-    def add(self, epoch: int, **more: float) -> None:
-        """Add to some numbers of an epoch."""
-        more["io_nanoseconds"] = more.get("io_seconds", 0.0) * 1e9
-        with self._lock:
-            sums = self._sums.setdefault(epoch, dict.fromkeys(TALLIED, 0))
-            for name in TALLIED:
-                sums[name] += int(more.get(name, 0))
-
-    def fetched(self, epoch: int) -> None:
-        """Do nothing: the kernel counts for the process as a whole."""
-
-    def take(self) -> list[list[int]]:
-        """Return epoch and `TALLIED` numbers of each epoch, and begin anew."""
-        with self._lock:
-            sums, self._sums = self._sums, {}
-        return [[e, *s.values()] for e, s in sums.items() if any(s.values())]
 
 
 class Service:
@@ -120,9 +90,8 @@ class Service:
 
     def __init__(self, task: Task, facts: Mapping[str, Any]) -> None:
         self.task, self.facts = task, dict(facts)
-        self.closed = False
-        self._pid = os.getpid()
-        self.server: _Server | None = None
+        self._pid, self._closed = os.getpid(), False
+        self._server: _Server | None = None
 
     def publish(self, name: str, seconds: float) -> None:
         """Let clients find it.
@@ -133,16 +102,15 @@ class Service:
             If another process has the name still after some seconds.
         """
         end = time.monotonic() + seconds
-        while self.server is None:
+        while True:
             with _lock:
                 try:
-                    server = _servers.get(name) or _Server(name)
+                    self._server = _servers[name] = _servers.get(name) or _Server(name)
                 except OSError as error:
                     if error.errno != errno.EADDRINUSE:
                         raise
                 else:
-                    server.services.append(self)
-                    self.server = _servers[name] = server
+                    self._server.services.append(self)
                     return
             if time.monotonic() >= end:
                 raise UsageError(
@@ -153,15 +121,13 @@ class Service:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """Tell all clients that they have to read for themselves now, and end."""
+        """Have all clients read for themselves from now on, and end."""
         if self._pid != os.getpid():
             return
         with _lock:
-            if self.closed:
-                return
-            self.closed = True
-            server = self.server
-            if server is None:
+            server, closed = self._server, self._closed
+            self._closed = True
+            if server is None or closed:
                 return
             last = server.remove(self)
             sessions = [s for s in server.sessions if last or s.service is self]
@@ -179,50 +145,45 @@ class _Server:
     def __init__(self, name: str) -> None:
         self.name, self.services = name, list[Service]()
         self.sessions: list[_Session] = []
-        self.sock = wire.new_socket()
+        self._sock, self._ended = wire.new_socket(), False
         try:
-            self.sock.bind(name)
-            self.sock.listen(socket.SOMAXCONN)
+            self._sock.bind(name)
+            self._sock.listen(socket.SOMAXCONN)
         except BaseException:
-            self.sock.close()
+            self._sock.close()
             raise
-        self._wake, self._waker = socket.socketpair()
-        self.open = [self.sock, self._wake, self._waker]
         self._thread = threading.Thread(target=self._run, name="dsprep-node", daemon=True)
         self._thread.start()
         self._at_exit = Finalize(None, _close_all, exitpriority=100)
 
     def _run(self) -> None:
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
         while True:
-            if any(fd == self._wake.fileno() for fd, _ in poll.poll()):
-                break
             try:
-                client, _ = self.sock.accept()
-            except OSError:  # gone again, or no file is free
+                client, _ = self._sock.accept()
+            except OSError:  # gone again, or no file is free, or this ends
+                if self._ended:
+                    break
                 time.sleep(0.01)
                 continue
-            session = _Session(self, client)
+            session = _Session(self, wire.own(client))
             with _lock:
                 self.sessions = [s for s in self.sessions if s.alive()] + [session]
-        for sock in self.open:
-            sock.close()
+        self._sock.close()
 
     def find(self, asked: Mapping[str, Any]) -> Service | str:
         """Return the Reader that a client asks for, or how the nearest one differs."""
-        nearest: list[str] | None = None
+        nearest: tuple[list[str], Service] | None = None
         for service in self.services:
             names = [n for n in {**service.facts, **asked} if service.facts.get(n) != asked.get(n)]
             if not names:
                 return service
-            if nearest is None or len(names) < len(nearest):
-                nearest = names
-                told = ", ".join(
-                    f"{n} {service.facts.get(n)!r}, not {asked.get(n)!r}" for n in names
-                )
-        return "it has no Reader" if nearest is None else f"its Reader has {told}"
+            if nearest is None or len(names) < len(nearest[0]):
+                nearest = names, service
+        if nearest is None:
+            return "it has no Reader"
+        names, service = nearest
+        words = (f"{n} {service.facts.get(n)!r}, not {asked.get(n)!r}" for n in names)
+        return f"its Reader has {', '.join(words)}"
 
     def remove(self, service: Service) -> bool:
         """Forget a Reader; return whether it was the last, which ends this."""
@@ -230,8 +191,8 @@ class _Server:
         if self.services:
             return False
         del _servers[self.name]
-        self.sock.shutdown(socket.SHUT_RDWR)  # refuses clients from here on
-        self._waker.send(b"x")
+        self._ended = True
+        self._sock.shutdown(socket.SHUT_RDWR)  # refuses clients from here on, and ends `accept`
         return True
 
     def join(self) -> None:
@@ -244,39 +205,29 @@ class _Server:
             session.join()
 
 
-@dataclass
-class _Loop:
-    """A loop of a client."""
-
-    number: int
-    pipeline: Pipeline
-    thread: threading.Thread | None = None
-    asks: SimpleQueue[bool] = field(default_factory=SimpleQueue)
-    closed: bool = False
-
-
 class _Session:
-    """One client."""
+    """One client: a thread that answers it."""
 
     def __init__(self, server: _Server, sock: socket.socket) -> None:
         self._server, self._sock = server, sock
         self.service: Service | None = None
-        self._held: dict[int, object] = {}
+        self._rank = self._loop = -1
+        self._held: dict[int, object] = {}  # by the number of a batch, what it is in
         self._sent = 0
-        self._loop: _Loop | None = None
-        self._shared = Shared()
+        self._ledger = Ledger()
+        self._steps: Steps | None = None
+        self._batches: Iterator[tuple[Leg, int, Batch]] = iter(())
+        self._shared = wire.Shared()
         self._pools: Pools | None = None
         self._extra = Pool(1, AHEAD + 3, self._shared.allocate)
         self._thread = threading.Thread(target=self._run, name="dsprep-client", daemon=True)
-        _sockets.add(sock)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             if self._greet():
-                buffer = bytearray(wire.LARGEST)
-                while (found := wire.receive(self._sock, buffer)) is not None:
-                    self._handle(found[0])
+                while (found := wire.receive(self._sock)) is not None:
+                    self._answer(found[0])
         except (OSError, ValueError, KeyError, TypeError):  # the client is gone, or is no client
             return
         finally:
@@ -295,31 +246,28 @@ class _Session:
         if not wire.same_user(self._sock):
             return False
         self._sock.settimeout(GREETING_SECONDS)
-        buffer = bytearray(wire.LARGEST)
-        found = wire.receive(self._sock, buffer)
-        if found is None or bytes(found[0][:1]) != wire.HELLO:
+        found = wire.receive(self._sock)
+        if found is None:
             return False
-        asked = wire.json_of(found[0])
         self._sock.settimeout(None)
-        self._rank = int(asked["rank"])
+        self._rank = int(found[0]["rank"])
         with _lock:
-            service = self._server.find(asked["facts"])
+            service = self._server.find(found[0]["facts"])
             if isinstance(service, Service):
                 self.service = service
-        if isinstance(service, str):
-            self._send(wire.with_json(wire.NOT_HERE, {"why": service}))
-            return False
-        return self._send(wire.WELCOME)
-
-    def _send(self, message: bytes, fds: Sequence[int] = (), loop: _Loop | None = None) -> bool:
-        return wire.send(self._sock, message, fds, lambda: loop is not None and loop.closed)
+        why = service if isinstance(service, str) else ""
+        wire.send(self._sock, {"why": why})
+        return not why
 
     def bid_farewell(self) -> None:
-        """Tell the client that it is on its own, and end."""
-        end = time.monotonic() + 1.0
+        """Have the client read for itself, and end."""
         with contextlib.suppress(OSError):
-            wire.send(self._sock, wire.BYE, ended=lambda: time.monotonic() > end)
+            wire.send(self._sock, {"bye": True}, flags=socket.MSG_DONTWAIT)
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+        steps = self._steps
+        if steps is not None:  # for which the thread may wait
+            steps.close()
 
     def join(self) -> None:
         """Wait until it has ended."""
@@ -328,104 +276,74 @@ class _Session:
 
     # --- loops -------------------------------------------------------------------------------
 
-    def _handle(self, message: memoryview) -> None:
-        kind = bytes(message[:1])
-        if kind == wire.START:
-            self._start(wire.json_of(message))
-        elif kind == wire.DONE:
-            for number in wire.numbers(message):
-                self._held.pop(number, None)
-        elif kind in (wire.ASK, wire.STOP):
-            loop = self._loop
-            if loop is not None and wire.numbers(message) == [loop.number]:
-                if kind == wire.ASK:
-                    loop.asks.put(True)
-                else:
-                    self._end_loop()
-        else:
-            raise ValueError("no such message")
+    def _answer(self, asked: Mapping[str, Any]) -> None:
+        for number in asked["done"]:
+            self._held.pop(number, None)
+        if asked["ask"] == "start":
+            self._start(asked["loop"], asked["start"])
+        elif asked["loop"] == self._loop and self._steps is not None:
+            if asked["ask"] == "batch":
+                self._deliver(self._steps)
+            else:
+                self._end_loop()
 
-    def _start(self, asked: Mapping[str, Any]) -> None:
+    def _start(self, loop: int, start: Mapping[str, Any]) -> None:
         self._end_loop()
         assert self.service is not None
         task = self.service.task
         settings = replace(task.settings, allocate=self._shared.allocate)
         filler = task.filler()
         if self._pools is None:
-            pools = self._pools = Pools(filler, settings)
-            for pool in (pools.blocks, *pools.values.values()):
-                pool.count += AHEAD
-        stages = tuple(Stage(*stage) for stage in asked["stages"])
-        start = Start(asked["epoch"], stages, asked["steps"], asked["epochs"])
-        legs = task.dealing.legs(self._rank, start)
-        tally = Tally()
-        pipeline = Pipeline(filler, legs, settings, self._pools, tally)
-        loop = self._loop = _Loop(int(asked["loop"]), pipeline)
-        loop.thread = threading.Thread(
-            target=self._deliver, args=(loop, tally), name="dsprep-deliver", daemon=True
-        )
-        loop.thread.start()
+            self._pools = Pools(filler, settings, AHEAD)
+        stages = tuple(Stage(**each) for each in start["stages"])
+        legs = task.order.legs(self._rank, Start(**{**start, "stages": stages, "done": 0}))
+        self._loop, self._ledger = loop, Ledger()
+        pipeline = Pipeline(filler, legs, settings, self._pools, self._ledger)
+        self._steps = Steps(pipeline, legs, self._ledger)
+        self._batches = _all_batches(self._steps)
 
     def _end_loop(self) -> None:
-        loop, self._loop = self._loop, None
-        if loop is None:
-            return
-        loop.closed = True
-        loop.asks.put(False)
-        loop.pipeline.close()
-        if loop.thread is not None:
-            loop.thread.join(CLOSE_SECONDS)
+        if self._steps is not None:
+            self._steps.close()
+        self._steps, self._batches = None, iter(())
 
-    def _deliver(self, loop: _Loop, tally: Tally) -> None:
-        """Send a batch whenever the client asks for one."""
-        pipeline = loop.pipeline
-        batches = _all_batches(pipeline)
+    def _deliver(self, steps: Steps) -> None:
+        """Send the next batch, that there is none, or why it cannot be read."""
         try:
-            while loop.asks.get() and not loop.closed:
-                found = next(batches, None)
-                if found is None:
-                    pipeline.close()  # waits for what is still to be tallied
-                    self._send_batch(loop, wire.NO_MORE, (0, 0, 0), [], tally)
-                    return
-                leg, step, batch = found
-                del found
-                self._send_whole(loop, leg.number, step, batch, tally)
-                del batch
+            found = next(self._batches, None)
         except BaseException as error:
-            self._send_error(loop, error)
-
-    def _send_error(self, loop: _Loop, error: BaseException) -> None:
-        if loop.closed:
+            self._end_loop()
+            text, sample = str(error)[: wire.LARGEST // 16], getattr(error, "sample", -1)
+            facts = {"error": type(error).__name__, "text": text, "sample": sample}
+            wire.send(self._sock, {"loop": self._loop, **facts})
             return
-        facts = {
-            "loop": loop.number,
-            "kind": type(error).__name__,
-            "text": str(error)[: wire.LARGEST // 16],
-            "sample": getattr(error, "sample", -1),
-        }
-        with contextlib.suppress(OSError):
-            self._send(wire.with_json(wire.ERROR, facts), loop=loop)
-
-    def _send_whole(self, loop: _Loop, epoch: int, step: int, batch: Batch, tally: Tally) -> None:
+        if found is None:
+            self._end_loop()  # waits for what is still to be counted
+            wire.send(self._sock, {"loop": self._loop, "read": self._read()})
+            return
+        leg, step, batch = found
         arrays: list[Array] = []
-        count = 0
         for column in batch.values():
-            count = len(column)
-            parts = (column.values, column.offsets) if isinstance(column, Ragged) else (column,)
-            arrays += parts
+            arrays += (column.values, column.offsets) if isinstance(column, Ragged) else (column,)
         lease = self._share(arrays)
         number, self._sent = self._sent, self._sent + 1
         self._held[number] = (arrays, lease)
-        try:
-            went = self._send_batch(loop, number, (epoch, step, count), arrays, tally)
-        except BaseException:
-            self._held.pop(number, None)
-            raise
-        if not went:
-            self._held.pop(number, None)
+        where = [
+            (*(place if array.nbytes and place is not None else (-1, 0)), len(array))
+            for array, place in zip(arrays, self._shared.find(arrays), strict=True)
+        ]
+        alive = self._shared.hand_over(self._sock)
+        facts = {"batch": number, "epoch": leg.number, "step": step, "where": where}
+        message = {"loop": self._loop, **facts, "alive": alive, "read": self._read()}
+        wire.send(self._sock, message)
+
+    def _read(self) -> list[tuple[int, dict[str, float]]]:
+        """Return what was read since this was called last, by epoch."""
+        found = self._ledger.take()
+        return [(each.epoch, {name: getattr(each, name) for name in READ}) for each in found]
 
     def _share(self, arrays: list[Array]) -> Bytes | None:
-        """Copy arrays that do not lie in shared memory into some, which is returned."""
+        """Copy arrays that are not in shared memory into some, which is returned."""
         places = self._shared.find(arrays)
         private = [i for i, p in enumerate(places) if p is None and arrays[i].nbytes]
         sizes = [-(-arrays[i].nbytes // 64) * 64 for i in private]
@@ -441,60 +359,14 @@ class _Session:
             at += nbytes
         return memory
 
-    def _send_batch(
-        self,
-        loop: _Loop,
-        number: int,
-        what: tuple[int, int, int],
-        arrays: list[Array],
-        tally: Tally,
-    ) -> bool:
-        """Send where a batch lies; return whether it went out."""
-        places = self._shared.find(arrays)
-        body: list[int] = []
-        for array, place in zip(arrays, places, strict=True):
-            at = place if array.nbytes and place is not None else (-1, 0)
-            body += (*at, len(array))
-        new, gone = self._shared.changes()
-        while len(new) > wire.MOST_FDS:
-            some, new = new[: wire.MOST_FDS], new[wire.MOST_FDS :]
-            if not self._send_news(loop, wire.NO_BATCH, (0, 0, 0), some, [], [], []):
-                self._shared.not_told(gone)
-                return False
-        return self._send_news(loop, number, what, new, gone, tally.take(), body)
 
-    def _send_news(
-        self,
-        loop: _Loop,
-        number: int,
-        what: tuple[int, int, int],
-        new: list[tuple[int, int, int]],
-        gone: list[int],
-        tallied: list[list[int]],
-        body: list[int],
-    ) -> bool:
-        numbers = [loop.number, number, *what, len(new), len(gone), len(tallied)]
-        numbers += (n for index, nbytes, _ in new for n in (index, nbytes))
-        numbers += gone
-        numbers += (n for line in tallied for n in line)
-        message = wire.with_numbers(wire.BATCH, np.array(numbers + body, np.int64))
-        went = self._send(message, [fd for _, _, fd in new], loop)
-        if went:
-            for index, _, _ in new:
-                self._shared.handed_over(index)
-        else:
-            self._shared.not_told(gone)
-        return went
-
-
-def _all_batches(pipeline: Pipeline) -> Iterator[tuple[Leg, int, Batch]]:
-    while pipeline.leg is not None:
-        yield from pipeline.batches()
+def _all_batches(steps: Steps) -> Iterator[tuple[Leg, int, Batch]]:
+    while steps.leg is not None:
+        yield from steps.batches()
 
 
 _lock = threading.RLock()
 _servers: dict[str, _Server] = {}
-_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _close_all() -> None:
@@ -506,14 +378,9 @@ def _close_all() -> None:
 
 
 def _forked() -> None:
-    """Leave everything to the parent: the end of its sockets must be that of the parent."""
+    """Leave everything to the parent."""
     global _lock
     _lock = threading.RLock()
-    for server in _servers.values():
-        for sock in server.open:
-            sock.close()
-    for sock in list(_sockets):
-        sock.close()
     _servers.clear()
 
 

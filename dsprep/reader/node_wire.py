@@ -1,47 +1,41 @@
-"""What the readers of a node say to each other, over a socket that keeps messages apart.
+"""What the processes of a node share: messages over sockets, and memory without a name.
 
-A message is one byte that tells its kind, and JSON or int64 numbers. Sockets have abstract names
-(unix(7)): they are nowhere in the file system, and end with the process. Both sides see to it that
-the other one is of the same user.
+A message is a JSON object, and files may come with it. Sockets keep messages apart and have
+abstract names (unix(7)): they are nowhere in the file system, and end with the process, as the
+memory does (memfd_create(2)). Both sides check that the other one is of the same user. A forked
+child closes the sockets of its parent: their end must be that of the parent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import mmap
 import os
 import select
 import socket
 import struct
+import threading
+import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dsprep.core.packing import digest
-from dsprep.core.schema import Ints
+from dsprep.core.schema import Array
+from dsprep.reader.memory import HUGE
 
-VERSION = 1
-
-HELLO, WELCOME, NOT_HERE = b"H", b"W", b"N"
-START, ASK, DONE, STOP = b"S", b"A", b"D", b"P"
-BATCH, ERROR, BYE = b"B", b"E", b"G"
+VERSION = 2
 
 LARGEST = 64 << 10
 """Bytes of a message."""
 
 MOST_FDS = 200
-"""Pieces of memory that one message hands over."""
+"""Files that come with one message."""
 
-HEADER = 8
-"""Numbers at the beginning of a `BATCH`: loop, number of the batch (`NO_MORE`, `NO_BATCH`),
-epoch, step, samples; then how many pieces of memory are new, how many are gone, and of how many
-epochs accounts follow."""
-
-
-NO_MORE = -1
-"""In place of a batch: the loop is done."""
-NO_BATCH = -2
-"""In place of a batch: only news about memory; the batch follows."""
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def address(*words: object) -> str:
@@ -52,7 +46,22 @@ def address(*words: object) -> str:
 
 def new_socket() -> socket.socket:
     """Return a socket for messages."""
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return own(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+
+
+def own(sock: socket.socket) -> socket.socket:
+    """Return a socket that is closed in a forked child."""
+    _sockets.add(sock)
+    return sock
+
+
+def _forked() -> None:
+    for sock in list(_sockets):
+        with contextlib.suppress(OSError):
+            sock.close()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def same_user(sock: socket.socket) -> bool:
@@ -61,86 +70,120 @@ def same_user(sock: socket.socket) -> bool:
     return struct.unpack("3i", data)[1] in (os.getuid(), 0)
 
 
-def with_json(kind: bytes, value: Mapping[str, Any]) -> bytes:
-    """Return a message of JSON."""
-    return kind + json.dumps(value).encode()
+def send(
+    sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = (), flags: int = 0
+) -> None:
+    """Send a message, and files with it."""
+    socket.send_fds(sock, [json.dumps(message).encode()], fds, flags)
 
 
-def with_numbers(kind: bytes, *numbers: int | Ints) -> bytes:
-    """Return a message of int64 numbers."""
-    return kind + b"".join(np.asarray(n, "<i8").tobytes() for n in numbers)
-
-
-def numbers(message: bytes | bytearray | memoryview) -> list[int]:
-    """Return the numbers of a message."""
-    found: list[int] = np.frombuffer(message, "<i8", offset=1).tolist()
-    return found
-
-
-def json_of(message: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Return the JSON object of a message.
+def receive(
+    sock: socket.socket, ended: Callable[[], bool] | None = None
+) -> tuple[dict[str, Any], list[int]] | None:
+    """Receive a message and the files that came with it; None: the other end is gone, or `ended`.
 
     Raises
     ------
     ValueError
-        If it is none.
+        If it is not a JSON object.
     """
-    value = json.loads(bytes(message[1:]))
-    if not isinstance(value, dict):
-        raise ValueError("no JSON object")  # noqa: TRY004
-    return value
-
-
-def send(
-    sock: socket.socket,
-    message: bytes,
-    fds: Sequence[int] = (),
-    ended: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Send a message, waiting until the other end takes it or `ended`; return whether it went."""
-    poll: select.poll | None = None
-    while True:
-        try:
-            if fds:
-                socket.send_fds(sock, [message], fds, socket.MSG_DONTWAIT)
-            else:
-                sock.send(message, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            if poll is None:
-                poll = select.poll()
-                poll.register(sock, select.POLLOUT)
-            poll.poll(20)  # POLLOUT is also told while the other end's queue is full
-            if ended():
-                return False
-        else:
-            return True
-
-
-def receive(
-    sock: socket.socket, buffer: bytearray, ended: Callable[[], bool] | None = None
-) -> tuple[memoryview, list[int]] | None:
-    """Receive a message and the files that came with it; None: the other end is gone, or `ended`.
-
-    The message is valid until the buffer is used again.
-    """
-    poll: select.poll | None = None
-    space = socket.CMSG_SPACE(MOST_FDS * 4)
-    flags = socket.MSG_CMSG_CLOEXEC | (0 if ended is None else socket.MSG_DONTWAIT)
-    while True:
-        try:
-            count, found, _, _ = sock.recvmsg_into([buffer], space, flags)
-        except BlockingIOError:
-            if ended is not None and ended():
-                return None
-            if poll is None:
-                poll = select.poll()
-                poll.register(sock, select.POLLIN)
-            poll.poll(200)
-            continue
-        except ConnectionError:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    while ended is not None and not poll.poll(200):
+        if ended():
             return None
-        fds: list[int] = []
-        for level, kind, data in found:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
-        return (memoryview(buffer)[:count], fds) if count else None
+    try:
+        data, fds, _, _ = socket.recv_fds(sock, LARGEST, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionError:
+        return None
+    if not data:
+        return None
+    message = json.loads(data)
+    if not isinstance(message, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004
+    return message, fds
+
+
+def map_shared(fd: int, nbytes: int) -> mmap.mmap:
+    """Return a file in memory, mapped in huge pages where the kernel has some for it."""
+    memory = mmap.mmap(fd, nbytes, mmap.MAP_SHARED)
+    if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def new_memory(nbytes: int) -> tuple[int, mmap.mmap]:
+    """Return memory that another process can map, and the file by which it does."""
+    fd = os.memfd_create("dsprep", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, nbytes)
+        return fd, map_shared(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+class Shared:
+    """Makes memory for another process, and gives the number of that in which an array is.
+
+    Any thread may use it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[int, tuple[weakref.ref[mmap.mmap], int, int]] = {}  # address, bytes
+        self._new: dict[int, int] = {}  # files of memory that was not handed over yet
+        self._count = 0
+        self._closed = False
+
+    def allocate(self, nbytes: int) -> mmap.mmap:
+        """Return memory of `nbytes` bytes; see `dsprep.reader.memory.Allocate`."""
+        fd, memory = new_memory(nbytes)
+        start = int(np.frombuffer(memory, np.uint8, 1).ctypes.data)
+        with self._lock:
+            self._made[self._count] = weakref.ref(memory), start, nbytes
+            self._new[self._count] = fd
+            self._count += 1
+            if self._closed:
+                self._close_new(list(self._new))
+        return memory
+
+    def _alive(self) -> list[int]:
+        gone = [i for i, (memory, _, _) in self._made.items() if memory() is None]
+        for i in gone:
+            del self._made[i]
+        self._close_new([i for i in gone if i in self._new])
+        return list(self._made)
+
+    def _close_new(self, numbers: Sequence[int]) -> None:
+        for i in numbers:
+            os.close(self._new.pop(i))
+
+    def hand_over(self, sock: socket.socket) -> list[int]:
+        """Send all memory that the other process does not have; return the numbers of all."""
+        with self._lock:
+            alive = self._alive()
+            for i in list(self._new):
+                send(sock, {"memory": i, "nbytes": self._made[i][2]}, [self._new[i]])
+                self._close_new([i])
+            return alive
+
+    def find(self, arrays: Sequence[Array]) -> list[tuple[int, int] | None]:
+        """Return the memory that each array is in and its first byte there, or None."""
+        with self._lock:
+            made = sorted((self._made[i][1], i, self._made[i][2]) for i in self._alive())
+        starts = [start for start, _, _ in made]
+        found: list[tuple[int, int] | None] = []
+        for array in arrays:
+            at = int(array.ctypes.data)
+            k = bisect_right(starts, at) - 1
+            inside = k >= 0 and at + array.nbytes <= starts[k] + made[k][2]
+            found.append((made[k][1], at - starts[k]) if inside else None)
+        return found
+
+    def close(self) -> None:
+        """Close the files of what was not handed over."""
+        with self._lock:
+            self._closed = True
+            self._close_new(list(self._new))

@@ -27,13 +27,14 @@ Deep Learning Applications", section III (groups, dealing, shuffling in the buff
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
 
+from dsprep.core.packing import digest
 from dsprep.core.permutation import Permutation
 from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Ints
@@ -343,3 +344,109 @@ class Epoch:
                     left.append(span)
             left += self._clipped(dealt.start + used, dealt.start + dealt.own)
         return left
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What a rank delivers of one epoch.
+
+    Attributes
+    ----------
+    number
+        Of the epoch.
+    epoch
+        How it is assigned to ranks.
+    share
+        The rank's.
+    first, stop
+        The step that it begins with, and the one before which it ends.
+    """
+
+    number: int
+    epoch: Epoch
+    share: Share
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a loop begins, and how far it goes.
+
+    Attributes
+    ----------
+    epoch
+        The first epoch.
+    stages
+        What was done of it with other numbers of ranks or other batches.
+    steps
+        Steps that were done since.
+    epochs
+        How many; None: without end.
+    part
+        Which of how many parts of the steps of this rank.
+    done
+        Steps of this part that were done.
+    """
+
+    epoch: int
+    stages: tuple[Stage, ...]
+    steps: int
+    epochs: int | None
+    part: tuple[int, int] = (0, 1)
+    done: int = 0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """How samples are ordered and assigned: the same on all ranks of a job.
+
+    Attributes
+    ----------
+    edges, shuffle, seed, mixed
+        As in `Sequence`.
+    remainder
+        What happens where samples cannot be assigned evenly.
+    world_size, batch_size
+        Ranks, and samples per step of each.
+    """
+
+    edges: Ints
+    shuffle: Shuffle
+    seed: int
+    mixed: int
+    remainder: Remainder
+    world_size: int
+    batch_size: int
+
+    def leg(self, rank: int, start: Start) -> Leg:
+        """Return what a rank delivers of the epoch in which a loop begins."""
+        order = Sequence(self.edges, self.shuffle, self.seed, start.epoch, self.mixed)
+        epoch = Epoch(order, start.stages, self.remainder)
+        share = epoch.share(self.world_size, rank, self.batch_size)
+        left, (i, parts) = share.steps - start.steps, start.part
+        first, stop = (start.steps + k * left // parts for k in (i, i + 1))
+        return Leg(start.epoch, epoch, share, first + start.done, stop)
+
+    def legs(self, rank: int, start: Start) -> Callable[[], Iterator[Leg]]:
+        """Return what a loop of a rank runs through."""
+
+        def legs() -> Iterator[Leg]:
+            yield self.leg(rank, start)
+            number = 1
+            while self.edges[-1] and (start.epochs is None or number < start.epochs):
+                yield self.leg(rank, Start(start.epoch + number, (), 0, 1, start.part))
+                number += 1
+
+        return legs
+
+    def facts(self) -> dict[str, object]:
+        """Return what decides the order, besides ranks and batches, as JSON."""
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "remainder": self.remainder,
+            "mixed": self.mixed,
+            "samples": int(self.edges[-1]),
+            "units": digest(self.edges.tobytes())[:16],
+        }

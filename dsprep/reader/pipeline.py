@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,36 +33,13 @@ from dsprep.reader.engines import Engine
 from dsprep.reader.filling import Fill, Filler, Part, Slice
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
-from dsprep.reader.order import Epoch, Share
+from dsprep.reader.order import Leg
 from dsprep.reading.read_plan import stepped
 
 JOIN_SECONDS = 5.0
 """How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come
 back, as from a server that is away, is left to itself: it keeps its file and its memory alive, and
 ends when the read does."""
-
-
-@dataclass(frozen=True)
-class Leg:
-    """What a rank delivers of one epoch.
-
-    Attributes
-    ----------
-    number
-        Of the epoch.
-    epoch
-        How it is dealt.
-    share
-        The rank's.
-    first, stop
-        The step that it begins with, and the one before which it ends.
-    """
-
-    number: int
-    epoch: Epoch
-    share: Share
-    first: int
-    stop: int
 
 
 @dataclass(frozen=True)
@@ -88,6 +65,8 @@ class Settings:
     token
         Held while reading: staggering. It is told how to find out that the pipeline was closed,
         and raises `Stopped` then.
+    ahead
+        Whether a unit is read before the consumer waits for it.
     """
 
     engine: Engine
@@ -98,6 +77,7 @@ class Settings:
     transfer: int | None = None
     allocate: Allocate = anonymous
     token: Callable[[Callable[[], bool]], AbstractContextManager[Any]] = nullcontext
+    ahead: bool = True
 
 
 class Pools:
@@ -109,35 +89,114 @@ class Pools:
         Tells what blocks and fields there are.
     settings
         How many units are in memory, and where memory comes from.
+    more
+        Blocks besides, which somebody else may hold.
     """
 
-    def __init__(self, filler: Filler, settings: Settings) -> None:
-        count = -(-settings.buffers * settings.unit_samples // filler.capacity) + 2
+    def __init__(self, filler: Filler, settings: Settings, more: int = 0) -> None:
+        count = -(-settings.buffers * settings.unit_samples // filler.capacity) + 2 + more
         self.blocks = Pool(filler.block_nbytes, count, settings.allocate)
         self.values = {
-            f.name: Pool(1, settings.buffers + 1, settings.allocate)
+            f.name: Pool(1, settings.buffers + 1 + more, settings.allocate)
             for f in filler.fields
             if f.ragged
         }
 
-    def start(self) -> None:
-        """Make ready for a loop."""
-        for pool in (self.blocks, *self.values.values()):
-            pool.start()
+    def each(self) -> list[Pool]:
+        """Return all of them."""
+        return [self.blocks, *self.values.values()]
 
-    def wake(self) -> None:
-        """Have a waiting thread ask again whether it is starved."""
-        for pool in (self.blocks, *self.values.values()):
-            pool.wake()
 
-    def stop(self) -> None:
-        """Let a waiting thread raise `Stopped`."""
-        for pool in (self.blocks, *self.values.values()):
-            pool.stop()
+class Source(Protocol):
+    """Where batches come from, one after another: a `Pipeline`, or another process.
+
+    Attributes
+    ----------
+    closed
+        Whether it was closed.
+    """
+
+    closed: bool
+
+    def take(self, leg: Leg, step: int, count: int) -> Batch:
+        """Return the batch of the next step, which has `count` samples."""
+
+    def end(self, leg: Leg, last: bool) -> None:
+        """Note that the steps of an epoch are over, and whether no other one follows."""
+
+    def close(self) -> None:
+        """Stop reading; batches that were handed out stay valid."""
+
+
+class Steps:
+    """The batches of some epochs, step by step, with their statistics.
+
+    Parameters
+    ----------
+    source
+        Where they come from.
+    legs
+        Which epochs; may be endless.
+    ledger
+        Where to keep statistics.
+
+    Attributes
+    ----------
+    leg
+        What comes next; behind the last batch of the last epoch: None.
+    """
+
+    def __init__(self, source: Source, legs: Callable[[], Iterator[Leg]], ledger: Ledger) -> None:
+        self._source, self._ledger, self._coming = source, ledger, legs()
+        self.leg = next(self._coming, None)
+        self.close = source.close
+
+    @property
+    def closed(self) -> bool:
+        """Whether the source was closed."""
+        return self._source.closed
+
+    def batches(self) -> Iterator[tuple[Leg, int, Batch]]:
+        """Yield every batch of one epoch with that epoch and the number of its step.
+
+        The next epoch, if there is one, comes from the next call. It is read ahead meanwhile.
+
+        Raises
+        ------
+        ReadError
+            If samples cannot be read.
+        """
+        leg = self.leg
+        if leg is None:
+            return
+        at = leg.share.delivered(leg.first)
+        for step in range(leg.first, leg.stop):
+            began = time.perf_counter()
+            count = leg.share.delivered(step + 1) - at
+            batch = self._source.take(leg, step, count)
+            waited = time.perf_counter() - began
+            self._ledger.add(
+                leg.number,
+                exposed_seconds=waited,
+                first_seconds=waited if step == leg.first else 0.0,
+                samples=count,
+                batches=1,
+            )
+            at += count
+            if step + 1 == leg.stop:
+                self._end(leg)
+            yield leg, step, batch
+            del batch
+        if leg.first == leg.stop:
+            self._end(leg)
+
+    def _end(self, leg: Leg) -> None:
+        self.leg = next(self._coming, None)
+        self._source.end(leg, self.leg is None)
 
 
 class Pipeline:
-    """Batches of some epochs, read ahead by threads.
+    """Batches of some epochs, read ahead by threads; a `Source`.
 
     Parameters
     ----------
@@ -154,8 +213,6 @@ class Pipeline:
 
     Attributes
     ----------
-    leg
-        What comes next; behind the last batch of the last epoch: None.
     closed
         Whether it was closed.
     """
@@ -170,15 +227,15 @@ class Pipeline:
     ) -> None:
         self._filler, self._legs, self._settings, self._ledger = filler, legs, settings, ledger
         self._pools, self._blocks, self._values = pools, pools.blocks, pools.values
-        pools.start()
+        for pool in pools.each():
+            pool.start()
+        self._wanted: SimpleQueue[bool] = SimpleQueue()  # units that the consumer waits for
         self._fills: SimpleQueue[Fill | None] = SimpleQueue()
         self._jobs: SimpleQueue[tuple[int, Fill, Part] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._planned = self._taken = 0  # fills
         self._hungry = False
         self._ready: deque[Slice] = deque()
-        self._coming = legs()
-        self.leg = next(self._coming, None)
         self.closed = False
         names = ["plan", *(f"read-{i}" for i in range(settings.threads))]
         works = [self._plan, *[self._read] * settings.threads]
@@ -243,6 +300,8 @@ class Pipeline:
             del fill, slices  # they hold blocks that the next unit may wait for
 
     def _hand_out(self, epoch: int, fill: Fill) -> None:
+        if not self._settings.ahead and not self._wanted.get():
+            raise Stopped
         jobs = [(epoch, fill, part) for part in fill.parts]
         self._put(fill)
         if not jobs:
@@ -269,7 +328,7 @@ class Pipeline:
         while (job := self._jobs.get()) is not None:
             epoch, fill, part = job
             if self.closed:
-                fill.fail(_closed())
+                fill.fail(closed_within())
             elif fill.error is None:
                 self._do(epoch, fill, part, arena)
             del job, fill, part
@@ -287,7 +346,7 @@ class Pipeline:
                         done = self._settings.engine.read(part.file, *piece)
                         reads, nbytes = reads + done[0], nbytes + done[1]
         except Stopped:
-            fill.fail(_closed())
+            fill.fail(closed_within())
             return
         except BaseException as error:
             fill.fail(self._failure(error, fill, part))
@@ -328,68 +387,38 @@ class Pipeline:
 
     # --- the consumer ------------------------------------------------------------------------
 
-    def batches(self) -> Iterator[tuple[Leg, int, Batch]]:
-        """Yield every batch of one epoch with that epoch and the number of its step.
+    def take(self, leg: Leg, step: int, count: int) -> Batch:
+        """Return the batch of the next step; see `Source`."""
+        pieces: list[Slice] = []
+        have = 0
+        while have < count:
+            if not self._ready:
+                self._ready.extend(self._next().take())
+            first = self._ready.popleft()
+            taken, rest = first.cut(count - have)
+            pieces.append(taken)
+            have += taken.high - taken.low
+            if rest is not None:
+                self._ready.appendleft(rest)
+            del first, taken, rest
+        return self._batch(pieces, count)
 
-        The next epoch, if there is one, comes from the next call. It is read ahead meanwhile.
-
-        Raises
-        ------
-        ReadError
-            If samples cannot be read.
-        """
-        leg = self.leg
-        if leg is None:
-            return
-        at = leg.share.delivered(leg.first)
-        for step in range(leg.first, leg.stop):
-            began = time.perf_counter()
-            count = leg.share.delivered(step + 1) - at
-            pieces: list[Slice] = []
-            have = 0
-            while have < count:
-                if not self._ready:
-                    self._ready.extend(self._next().take())
-                first = self._ready.popleft()
-                taken, rest = first.cut(count - have)
-                pieces.append(taken)
-                have += taken.high - taken.low
-                if rest is not None:
-                    self._ready.appendleft(rest)
-                del first, taken, rest
-            batch = self._batch(pieces, count)
-            del pieces
-            waited = time.perf_counter() - began
-            self._ledger.add(
-                leg.number,
-                exposed_seconds=waited,
-                first_seconds=waited if step == leg.first else 0.0,
-                samples=count,
-                batches=1,
-            )
-            at += count
-            if step + 1 == leg.stop:
-                self._end_leg(leg)
-            yield leg, step, batch
-            del batch
-        if leg.first == leg.stop:
-            self._end_leg(leg)
-
-    def _end_leg(self, leg: Leg) -> None:
+    def end(self, leg: Leg, last: bool) -> None:
+        """Note what came from the storage; see `Source`."""
         self._ledger.fetched(leg.number)
-        self.leg = next(self._coming, None)
 
     def _next(self) -> Fill:
         """Return the next unit, once it is in memory."""
         if self._pid != os.getpid():
-            raise UsageError(
-                "this loop is of the process that was forked", fix="begin a loop of the Reader anew"
-            )
+            raise forked()
         if self.closed:
-            raise _closed()
+            raise closed_within()
         if self._planned == self._taken:
             self._hungry = True
-            self._pools.wake()
+            for pool in self._pools.each():
+                pool.wake()
+        if not self._settings.ahead:
+            self._wanted.put(True)
         fill = self._fills.get()
         self._hungry = False
         self._taken += 1
@@ -428,7 +457,9 @@ class Pipeline:
         if self.closed or self._pid != os.getpid():  # a forked child has none of the threads
             return
         self.closed = True
-        self._pools.stop()
+        self._wanted.put(False)
+        for pool in self._pools.each():
+            pool.stop()
         for _ in self._threads[1:]:
             self._jobs.put(None)
         me, end = threading.current_thread(), time.monotonic() + JOIN_SECONDS
@@ -439,10 +470,10 @@ class Pipeline:
         while not self._jobs.empty():
             job = self._jobs.get()
             if job is not None:
-                job[1].fail(_closed())
+                job[1].fail(closed_within())
         while not self._fills.empty():
             self._fills.get()
-        self._fills.put(_failed(_closed()))
+        self._fills.put(_failed(closed_within()))
 
 
 def _failed(error: BaseException) -> Fill:
@@ -452,5 +483,13 @@ def _failed(error: BaseException) -> Fill:
     return fill
 
 
-def _closed() -> UsageError:
+def forked() -> UsageError:
+    """Return the error of a loop that is the parent's."""
+    return UsageError(
+        "this loop is of the process that was forked", fix="begin a loop of the Reader again"
+    )
+
+
+def closed_within() -> UsageError:
+    """Return the error of a loop that was closed while it ran."""
     return UsageError("the reader was closed within the loop", fix="end the loop first")

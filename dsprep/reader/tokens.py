@@ -22,7 +22,6 @@ import select
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -167,7 +166,7 @@ class _Token:
     def __init__(self, sock: socket.socket, waiting: list[tuple[int, socket.socket]]) -> None:
         self.sock, self.waiting = sock, waiting
         for each in (sock, *(w for _, w in waiting)):
-            _sockets.add(each)
+            wire.own(each)
 
     def close(self) -> None:
         """Let it go; who waits for it finds out."""
@@ -222,13 +221,12 @@ class Local:
     def _wait(self, ended: Callable[[], bool]) -> _Token | None:
         """Wait for this reader's token to be handed over; None: have a look at the others."""
         with contextlib.closing(wire.new_socket()) as sock:
-            _sockets.add(sock)
             try:
                 sock.settimeout(POLL_SECONDS)
                 sock.connect(self._names[self._own])
                 if not wire.same_user(sock):
                     raise PermissionError(errno.EPERM, "another user has the token of this reader")
-                sock.send(wire.with_numbers(wire.ASK, self._rank))
+                wire.send(sock, {"rank": self._rank})
             except PermissionError:
                 raise
             except OSError:  # nobody has it any more, or not yet
@@ -247,12 +245,10 @@ class Local:
 
     def _received(self, sock: socket.socket) -> _Token | None:
         sock.settimeout(None)
-        found = wire.receive(sock, bytearray(wire.LARGEST))
+        found = wire.receive(sock)
         if found is None:
             return None
-        message, fds = found
-        sockets = [socket.socket(fileno=fd) for fd in fds]
-        ranks = wire.numbers(message)
+        sockets, ranks = [socket.socket(fileno=fd) for fd in found[1]], found[0]["waiting"]
         if not sockets or len(sockets) != len(ranks) + 1:  # too many open files: let them go
             for each in sockets:
                 each.close()
@@ -268,11 +264,11 @@ class Local:
                 i = successor([rank for rank, _ in token.waiting], self._rank)
                 _, sock = token.waiting.pop(i)
                 rest = token.waiting[:_MOST]
-                message = wire.with_numbers(wire.DONE, *(rank for rank, _ in rest))
+                message = {"waiting": [rank for rank, _ in rest]}
                 fds = [token.sock.fileno(), *(w.fileno() for _, w in rest)]
                 try:
                     with contextlib.closing(sock):
-                        socket.send_fds(sock, [message], fds, socket.MSG_DONTWAIT)
+                        wire.send(sock, message, fds, socket.MSG_DONTWAIT)
                 except OSError:  # it is gone
                     continue
                 return
@@ -304,22 +300,10 @@ class Local:
         try:
             if not wire.same_user(sock) or not poll.poll(100):  # it connected, and says it now
                 return None
-            message = sock.recv(64, socket.MSG_DONTWAIT)
-            return wire.numbers(message)[0] if message[:1] == wire.ASK else None
-        except (OSError, ValueError, IndexError):
+            found = wire.receive(sock)
+            return None if found is None else int(found[0]["rank"])
+        except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def close(self) -> None:
         """Do nothing: tokens are held only while reading."""
-
-
-_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    """Leave the tokens to the parent."""
-    for sock in list(_sockets):
-        sock.close()
-
-
-os.register_at_fork(after_in_child=_forked)

@@ -11,7 +11,6 @@ from dsprep.errors import UsageError
 from dsprep.layout.as_json import file_path
 from dsprep.layout.locate import locate
 from dsprep.reader.order import Shuffle
-from dsprep.reader.ranges import even_edges, group_edges
 from dsprep.reading.files import File
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.write.buffers import InBytes, InSamples, parse_buffer
@@ -103,3 +102,49 @@ def first_file(sidecar: Sidecar, names: Sequence[str]) -> File:
             path = file_path(path, found.place[:, 0].tolist())
         return sidecar.open_file(number, path)
     raise UsageError("no field has a location", where=sidecar.dataset)
+
+
+def group_edges(sidecar: Sidecar) -> Ints | None:
+    """Return where the groups of a repacked dataset begin, and its number of samples.
+
+    Returns
+    -------
+    int64, shape ``(groups + 1,)``, rising strictly from 0; None if a file has no groups.
+    """
+    edges = [np.zeros(1, np.int64)]
+    start = 0
+    for number, entry in enumerate(sidecar.content.files):
+        if not entry.samples:
+            continue
+        groups = sidecar.layout(number).groups
+        if groups is None:
+            return None
+        if groups.first is None:
+            first = np.arange(0, entry.samples, groups.samples, dtype=np.int64)
+        else:
+            first = groups.first.span(0, groups.first.count)
+        start += entry.samples
+        edges += [start - entry.samples + first[1:], np.array([start], np.int64)]
+    return np.unique(np.concatenate(edges))
+
+
+def even_edges(sidecar: Sidecar, samples: int) -> Ints:
+    """Return ranges of `samples` consecutive samples, of a dataset without groups.
+
+    Where files hold more than that, a range does not go beyond its file; where they hold less,
+    such as one sample each, it takes several.
+
+    Returns
+    -------
+    int64, shape ``(ranges + 1,)``, rising strictly from 0.
+    """
+    counts = np.array([f.samples for f in sidecar.content.files if f.samples], np.int64)
+    total = int(counts.sum())
+    if len(counts) < 2 or total // len(counts) < samples:
+        return np.append(np.arange(0, total, samples, dtype=np.int64), total)
+    starts = np.cumsum(counts) - counts
+    parts = [
+        np.arange(a, a + n, samples, dtype=np.int64)
+        for a, n in zip(starts.tolist(), counts.tolist(), strict=True)
+    ]
+    return np.append(np.concatenate(parts), total)

@@ -27,8 +27,7 @@ from dsprep.reader.order import (
     Span,
     Stage,
 )
-from dsprep.reader.ranges import group_edges
-from dsprep.reader.units import cut_units, sample_nbytes
+from dsprep.reader.units import cut_units, group_edges, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
 
 _STEPS = 1 << 20  # of which the sizes of batches are counted at a time

@@ -15,7 +15,7 @@ from dsprep.core.schema import Arena
 from dsprep.core.storage import data_files
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
-from dsprep.reader.ranges import group_edges
+from dsprep.reader.units import group_edges
 from dsprep.sidecar.sidecar import Sidecar
 
 SECONDS = 1.0

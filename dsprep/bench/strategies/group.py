@@ -5,62 +5,31 @@ Source: Lee et al., "Asynchronous I/O Strategy for Large-Scale Deep Learning App
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from queue import SimpleQueue
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.dsprep_reader import DsprepReader, buffer_size
-from dsprep.reader.dealing import Dealing, Start
 from dsprep.reader.engines import make
-from dsprep.reader.filling import Fill, Filler
+from dsprep.reader.filling import Filler
 from dsprep.reader.ledger import Ledger
-from dsprep.reader.memory import Stopped
-from dsprep.reader.pipeline import Leg, Pipeline, Pools, Settings
+from dsprep.reader.order import Assignment, Leg, Start
+from dsprep.reader.pipeline import Pipeline, Pools, Settings, Steps
 from dsprep.reader.units import cut_units
 from dsprep.sidecar.sidecar import Sidecar
 
 
-class InTurn(Pipeline):
-    """A pipeline that begins to read a unit when the consumer waits for it, and never before.
+class Group(Strategy):
+    """Groups shuffled, each read as a whole once its first sample is needed; no overlap.
 
     A `Reader` with one buffer is not that: it has room for two batches more than a unit, so that
     the next unit begins to be read while the last batches are used.
     """
 
-    def __init__(
-        self,
-        filler: Filler,
-        legs: Callable[[], Iterator[Leg]],
-        settings: Settings,
-        pools: Pools,
-        ledger: Ledger,
-    ) -> None:
-        self._wanted: SimpleQueue[bool] = SimpleQueue()
-        super().__init__(filler, legs, settings, pools, ledger)
-
-    def _hand_out(self, epoch: int, fill: Fill) -> None:
-        if not self._wanted.get():
-            raise Stopped
-        super()._hand_out(epoch, fill)
-
-    def _next(self) -> Fill:
-        self._wanted.put(True)
-        return super()._next()
-
-    def close(self) -> None:
-        """Stop and join all threads."""
-        self._wanted.put(False)
-        super().close()
-
-
-class Group(Strategy):
-    """Groups shuffled, each read as a whole once its first sample is needed; no overlap."""
-
     _sidecar: Sidecar | None = None
-    _running: InTurn | None = None
+    _running: Steps | None = None
 
     def open(self) -> None:
         """Read the sidecar, and find out how samples are dealt."""
@@ -68,7 +37,7 @@ class Group(Strategy):
         task = self.task
         self._sidecar = sidecar = Sidecar.open(task.path)
         edges, mixed = cut_units(sidecar, sidecar.schema, "group", buffer_size(task), None)
-        self._dealing = Dealing(
+        self._dealing = Assignment(
             edges, "group", task.seed, mixed, "ragged", task.world_size, task.batch_size
         )
         capacity = min(task.batch_size, max(1, len(sidecar)))
@@ -79,6 +48,7 @@ class Group(Strategy):
             buffers=1,
             unit_samples=int(np.diff(edges).max(initial=1)) * mixed,
             transfer=task.transfer_size,
+            ahead=False,
         )
         self._pools: Pools | None = Pools(self._filler, self._settings)
 
@@ -88,8 +58,13 @@ class Group(Strategy):
         assert self._pools is not None, "open comes first"
         if self._running is not None:
             self._running.close()
-        running = InTurn(self._filler, lambda: iter((leg,)), self._settings, self._pools, Ledger())
-        self._running = running
+        ledger = Ledger()
+
+        def legs() -> Iterator[Leg]:
+            return iter((leg,))
+
+        pipeline = Pipeline(self._filler, legs, self._settings, self._pools, ledger)
+        self._running = running = Steps(pipeline, legs, ledger)
         try:
             for _, _, batch in running.batches():
                 yield batch

@@ -20,7 +20,7 @@ from dsprep.layout.as_json import file_path
 from dsprep.reader.engines.direct import Opened
 from dsprep.reader.memory import Pool
 from dsprep.reader.order import share
-from dsprep.reader.ranges import group_edges
+from dsprep.reader.units import group_edges
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import shared
 from dsprep.sidecar.sidecar import Sidecar

@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from dsprep.core.schema import Bytes
 from dsprep.errors import DsprepError
 from dsprep.reader import node_wire as wire
 from dsprep.reader.memory import anonymous
-from dsprep.reader.node_memory import in_huge_pages
 
 OPEN_SECONDS = 60.0
 """How long the processes of a run wait for each other at the beginning."""
@@ -35,9 +35,9 @@ def _lost(what: str) -> DsprepError:
     return DsprepError(what, fix="see what the other processes of the run say")
 
 
-def _received(sock: socket.socket, deadline: float) -> tuple[memoryview, list[int]] | None:
+def _received(sock: socket.socket, deadline: float) -> tuple[dict[str, Any], list[int]] | None:
     """Wait for a message, and the files that come with it; None: there is none."""
-    return wire.receive(sock, bytearray(64), lambda: time.monotonic() > deadline)
+    return wire.receive(sock, lambda: time.monotonic() > deadline)
 
 
 class Root:
@@ -82,13 +82,13 @@ class Root:
     def _greet(self, sock: socket.socket, missing: set[int], deadline: float) -> bool:
         """Find out who connected, and answer; False: it is gone, or nobody that is expected."""
         found = _received(sock, deadline)
-        if found is None or not wire.same_user(sock) or found[0][:1] != wire.HELLO:
+        if found is None or not wire.same_user(sock):
             return False
-        rank = wire.numbers(found[0])[0]
+        rank = found[0].get("rank")
         if rank not in missing:
             return False
         try:
-            sock.send(wire.WELCOME)
+            wire.send(sock, {"welcome": rank})
         except OSError:  # it gave up
             return False
         missing.discard(rank)
@@ -109,24 +109,22 @@ class Root:
         if not self._shared:
             return anonymous(nbytes)
         self._drop_fd()
-        self._fd = os.memfd_create("dsprep-lmdbio", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, nbytes)
-        memory = mmap.mmap(self._fd, nbytes, mmap.MAP_SHARED)
-        in_huge_pages(memory, nbytes)
+        self._fd, memory = wire.new_memory(nbytes)
         return memory
 
     def look(self) -> Bytes:
         """Return what was read last, which the others may look at from now on."""
         assert self._memory is not None, "nothing was read yet"
-        deadline = time.monotonic() + STEP_SECONDS
         fds = [] if self._fd is None else [self._fd]
         for sock in self._socks:
             try:
-                sent = wire.send(sock, wire.BATCH, fds, lambda: time.monotonic() > deadline)
+                sock.settimeout(STEP_SECONDS)
+                wire.send(sock, {"look": True}, fds)
+                sock.settimeout(None)
+            except TimeoutError as error:
+                raise _lost("a process that this one reads for hangs") from error
             except OSError as error:
                 raise _lost("a process that this one reads for is gone") from error
-            if not sent:
-                raise _lost("a process that this one reads for hangs")
         self._looking = bool(self._socks)
         self._drop_fd()
         return np.frombuffer(self._memory, np.uint8)
@@ -183,7 +181,7 @@ class Member:
     def looked(self) -> None:
         """Say that the memory may be used again."""
         try:
-            self._sock.send(wire.DONE)
+            wire.send(self._sock, {"looked": True})
         except OSError as error:
             raise _lost("the process that reads for this one is gone") from error
 
@@ -198,7 +196,7 @@ def _welcomed(name: str, rank: int, deadline: float) -> socket.socket | None:
     sock = wire.new_socket()
     try:
         sock.connect(name)
-        sock.send(wire.with_numbers(wire.HELLO, rank))
+        wire.send(sock, {"rank": rank})
         found = _received(sock, deadline)
     except OSError as error:
         sock.close()
