@@ -10,4 +10,5 @@ import pytest
 @pytest.fixture(autouse=True, scope="module")
 def _frozen():
     """Let a collection look only at what the module itself makes, not at all that is imported."""
+    gc.collect()  # what the module before left, whose files would stay open
     gc.freeze()

@@ -85,7 +85,7 @@ def held():
     files = [str(p.readlink()) for p in Path("/proc/self/fd").iterdir() if p.is_symlink()]
     maps = Path("/proc/self/maps").read_text()
     data = [f for f in files if ".lmdb" in f or ".h5" in f or "dsprep" in f]
-    return data, [w for w in ("all.lmdb", "groups.h5", "dsprep-lmdbio") if w in maps]
+    return data, [w for w in ("all.lmdb", "groups.h5", "memfd:dsprep") if w in maps]
 
 
 NAMES = ["group", "group-db", "dsprep", "provenance", *(f"lmdbio-{s}" for s in STEPS)]
