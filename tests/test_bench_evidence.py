@@ -131,12 +131,12 @@ def test_traffic_of_others_is_no_figure():
 def test_what_a_node_received_counts_once_per_node():
     one, two = over(eth0=6_000_000), over(eth0=5_000_000, node="b")
     found = evidence(*(Seen(held=0.0, counts=c, **o) for c, o in ((False, one), (None, one))))
-    assert found.interfaces == {"eth0": 6_000_000}
+    assert found.received.interfaces == {"eth0": 6_000_000}
     found = evidence(*(Seen(held=0.0, counts=c, **o) for c, o in ((False, one), (None, two))))
-    assert found.interfaces == {"eth0": 11_000_000}
+    assert found.received.interfaces == {"eth0": 11_000_000}
     assert found.counts is False
     assert evidence(Seen(held=0.0, **over(1)), Seen(held=None, **over(2))).held is None
-    assert evidence(Seen(held=0.0, **over(1)), Seen(**over(None, node="b"))).mount is None
+    assert evidence(Seen(held=0.0, **over(1)), Seen(**over(None, node="b"))).received.mount is None
 
 
 def test_the_state_of_the_server_s_cache_is_said():

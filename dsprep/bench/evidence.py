@@ -8,7 +8,7 @@ Whether a server had the data in memory is not seen from here at all, and said.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,37 +61,25 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """What is known about one cold run, of all its processes.
+class Evidence(Seen):
+    """What is known about one cold run: what all its processes saw together, and more.
 
     Attributes
     ----------
-    held, keeps, counts, remote, opening, opened
-        As in `Seen`, over all of them.
     device
         Bytes that the kernel counted for the processes.
-    mount, interfaces
-        Bytes that their nodes received; see `dsprep.bench.received.Received`.
     least
-        Bytes that have to be fetched; None if that is not known.
+        Bytes that have to be fetched, 1 at least.
     server
         What was done about the server's cache, in words.
     """
 
-    held: float | None
-    keeps: bool
-    counts: bool | None
-    remote: bool
-    opening: int
-    opened: float | None
     device: int
-    mount: int | None
-    interfaces: Mapping[str, int]
-    least: int | None
+    least: int
     server: str = SERVER_UNKNOWN
 
     @classmethod
-    def of(cls, seen: Sequence[Seen], device: int, least: int | None, server: str) -> Evidence:
+    def of(cls, seen: Sequence[Seen], device: int, least: int, server: str) -> Evidence:
         """Return what the processes of a run saw together.
 
         What a node received is that of one of its processes, and not of each.
@@ -103,11 +91,11 @@ class Evidence:
         for each in seen:
             nodes.setdefault(each.node, []).append(each.received)
         mounts = [_most(r.mount for r in of) for of in nodes.values()]
-        names = {n for s in seen for n in s.received.interfaces}
-        received = {
+        interfaces = {
             n: sum(max(r.interfaces.get(n, 0) for r in of) for of in nodes.values())
-            for n in sorted(names)
+            for n in sorted({n for s in seen for n in s.received.interfaces})
         }
+        mount = None if None in mounts else sum(m for m in mounts if m is not None)
         return cls(
             held=None if None in held else max((h for h in held if h is not None), default=None),
             keeps=any(s.keeps for s in seen),
@@ -115,20 +103,19 @@ class Evidence:
             remote=any(s.remote for s in seen),
             opening=sum(s.opening for s in seen),
             opened=max(opened, default=None),
+            received=Received(mount, interfaces),
             device=device,
-            mount=None if None in mounts else sum(m for m in mounts if m is not None),
-            interfaces=received,
-            least=None if least is None else max(1, least),
+            least=least,
             server=server,
         )
 
     @property
     def network(self) -> int | None:
         """Bytes that came over the network; None if nothing that is counted can be they."""
-        if self.mount is not None or not self._interface:
-            return self.mount
-        came = self.interfaces[self._interface]
-        return came if self.remote or came >= COLD * (self.least or 1) else None
+        if self.received.mount is not None or not self._interface:
+            return self.received.mount
+        came = self.received.interfaces[self._interface]
+        return came if self.remote or came >= COLD * self.least else None
 
     @property
     def problem(self) -> str:
@@ -138,27 +125,23 @@ class Evidence:
             if self.held < 1 - HELD:
                 return told
             return f"{told}; where files live in memory (tmpfs) nothing is cold (--warm)"
-        if self.least is None:
-            return ""
         fetched, before = self.device / self.least, self.opening / self.least
-        few = "they are too few to be read cold (--warm)"
+        few = "before the clock started; they are too few to be read cold (--warm)"
         if self.counts:
             if fetched >= COLD:
                 return ""
             if fetched + before >= COLD:
                 share = max(0.0, 1 - fetched)
-                why = f"opening the files brought in {share:.0%} of the bytes"
-                return f"not cold: {why} before the clock started; {few}"
+                return f"not cold: opening the files brought in {share:.0%} of the bytes {few}"
             where = "the server" if self.remote else "a device"
             return f"not cold: {fetched:.0%} of the bytes came from {where}"
         if self.opened is not None and self.opened > 1 - COLD:
-            why = f"opening the files brought in {self.opened:.0%} of them"
-            return f"not cold: {why} before the clock started; {few}"
+            return f"not cold: opening the files brought in {self.opened:.0%} of them {few}"
         if self.held is None and self.counts is None and 0 < fetched < COLD:
             return f"not cold: {fetched:.0%} of the bytes came from a device"
-        if self.held is None and self.mount is not None and self.mount < COLD * self.least:
-            share = self.mount / self.least
-            return f"not cold: {share:.0%} of the bytes came from the server"
+        mount = self.received.mount
+        if self.held is None and mount is not None and mount < COLD * self.least:
+            return f"not cold: {mount / self.least:.0%} of the bytes came from the server"
         return ""
 
     @property
@@ -178,23 +161,19 @@ class Evidence:
     @property
     def _fetched(self) -> bool:
         """Whether the kernel counted enough for the processes, as far as it counts here."""
-        if self.least is None:
-            return bool(self.counts)
         return self.counts is not False and self.device >= COLD * self.least
 
     def _bytes(self) -> list[str]:
         """Return how many bytes came from where, if anything counted them."""
-        if self.least is None:
-            return []
         if self._fetched:
             return [f"{self.device / self.least:.2f}x of the bytes from the server"]
-        if self.mount is not None:
-            return [f"{self.mount / self.least:.2f}x of the bytes from the server"]
+        if self.received.mount is not None:
+            return [f"{self.received.mount / self.least:.2f}x of the bytes from the server"]
         if self.counts is None and self.device:
             return [f"{self.device / self.least:.2f}x of the bytes from a device"]
         if not self._interface:
             return []
-        share = self.interfaces[self._interface] / self.least
+        share = self.received.interfaces[self._interface] / self.least
         if share >= COLD:
             return [f"{share:.2f}x {OVER}{self._interface}"]
         return [f"at most {share:.2f}x of them {ANY}"] if self.remote else []
@@ -202,23 +181,21 @@ class Evidence:
     @property
     def _interface(self) -> str:
         """The interface that received most: this machine's own (lo) only if it alone had enough."""
-        enough = COLD * (self.least or 1)
-        order = sorted(self.interfaces, key=lambda n: (n == "lo", -self.interfaces[n]))
-        return next(
-            (n for n in order if self.interfaces[n] >= enough),
-            max(order, key=lambda n: self.interfaces[n], default=""),
-        )
+        found = self.received.interfaces
+        order = sorted(found, key=lambda n: (n == "lo", -found[n]))
+        enough = (n for n in order if found[n] >= COLD * self.least)
+        return next(enough, max(order, key=lambda n: found[n], default=""))
+
+    @property
+    def share(self) -> float:
+        """Bytes that were seen to come, as a share of those that have to."""
+        return (self.device if self._fetched else self.network or 0) / self.least
 
 
 def weakest(found: Sequence[Evidence]) -> Evidence | None:
     """Return the evidence that says least, of several runs; None of none."""
-
-    def share(one: Evidence) -> float:
-        came = one.device if one._fetched else one.network or 0
-        return came / (one.least or 1)
-
     unseen = [e for e in found if e.held is None]
-    return min(unseen or found, key=share, default=None)
+    return min(unseen or found, key=lambda e: e.share, default=None)
 
 
 def server_words(warm: bool, evict: str | None) -> str:

@@ -165,25 +165,21 @@ def plan_read(
         If the dataset cannot be read, or arguments contradict.
     """
     settings, reading = settings or Settings(), reading or OpenOptions()
-    asked = bool(strategies)
     computing.parse(settings.compute)
     points = _points(settings, sweep)
     for _, one in points:
         _check(one)
     format = find_files(list(data))[0][0][1].name
+    asked = tuple(strategies)
     if baseline is not None:
         find(baseline)
         strategies = (*(strategies or usual(format)), baseline)
     names, notes = chosen(strategies, settings, format)
     plans: list[scratch.Plan] = []
     for _, one in points:
+        forms, buffer = _containers(names), one.buffer_size
         plan = scratch.plan(
-            list(data),
-            reading,
-            _containers(names),
-            folder=folder,
-            limit=limit,
-            buffer_size=one.buffer_size,
+            list(data), reading, forms, folder=folder, limit=limit, buffer_size=buffer
         )
         folder = plan.folder
         plans.append(plan if not plans else replace(plan, temporary=plans[0].temporary))
@@ -227,8 +223,7 @@ def bench_read(
         If the dataset cannot be read or converted. What goes wrong with one strategy is told in
         its row.
     """
-    first = work.plans[0]
-    settings = work.points[0][1]
+    first, settings = work.plans[0], work.points[0][1]
     settings.server.drop()  # a command that fails is found before anything is converted
     with scratch.opened(work.plans) as prepare:
         progress(0, work.runs, "preparing")
@@ -236,40 +231,49 @@ def bench_read(
         progress(0, work.runs, "checksum of the dataset")
         with open_dataset(list(work.data), work.reading) as source:
             expected = sums.of_source(source, first.samples)
-        facts = Facts(
-            expected=expected,
-            payload=expected.nbytes,
-            cold=settings.cold,
-            computes=settings.compute != "none",
-            checked=settings.check,
-            server=server_words(settings.warm_server, settings.evict_server),
-        )
         jobs = [
             (value, one, _tasks(work.names, one, plan, forms))
             for (value, one), plan, forms in zip(work.points, work.plans, made, strict=True)
         ]
-        found, alone = _measured(jobs, facts, progress, runner)
+        found, alone = _measured(jobs, _facts(expected, settings), progress, runner)
         machine = describe(first.folder if first.folder.exists() else Path(work.data[0]))
+    told = {"named": list(work.named), "baseline": work.baseline}
     report = Report(
         command=command,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
-        dataset={
-            "name": Path(work.data[0]).name,
-            "format": work.format,
-            "samples": first.samples,
-            "of": first.of,
-            "sample_nbytes": round(expected.nbytes / first.samples),
-            "payload_nbytes": expected.nbytes,
-            "fields": [str(f) for f in first.schema],
-            "grouped": "groups" in first.in_place,
-        },
-        settings=_told(settings, first, alone)
-        | {"named": list(work.named), "baseline": work.baseline},
+        dataset=_dataset(work, expected),
+        settings={**_told(settings, first, alone), **told},
         rows=found[0].rows if work.sweep is None else (),
         sweep=None if work.sweep is None else _swept(work.sweep, found),
     )
     return replace(report, answer=answer(report))
+
+
+def _facts(expected: sums.Sums, settings: Settings) -> Facts:
+    return Facts(
+        expected=expected,
+        payload=expected.nbytes,
+        cold=settings.cold,
+        computes=settings.compute != "none",
+        checked=settings.check,
+        server=server_words(settings.warm_server, settings.evict_server),
+    )
+
+
+def _dataset(work: Work, expected: sums.Sums) -> dict[str, Any]:
+    """Return the facts about the dataset for the report."""
+    first = work.plans[0]
+    return {
+        "name": Path(work.data[0]).name,
+        "format": work.format,
+        "samples": first.samples,
+        "of": first.of,
+        "sample_nbytes": round(expected.nbytes / first.samples),
+        "payload_nbytes": expected.nbytes,
+        "fields": [str(f) for f in first.schema],
+        "grouped": "groups" in first.in_place,
+    }
 
 
 def chosen(

@@ -74,21 +74,21 @@ def row(name: str, runs: Sequence[list[Result] | Failure], facts: Facts) -> Row:
     if problems or not done:
         return Row(name, words, problems=tuple(dict.fromkeys(problems)))
     epochs = [each for run in done for each in zip(*(r.epochs for r in run), strict=True)]
-    found = [e for ranks in epochs if (e := _evidence(ranks, facts)) is not None]
-    evidence = weakest(found) if name != DUMMY else None
+    evidence = [_evidence(ranks, facts) for ranks in epochs]
     taken: dict[str, list[float]] = {}
-    for ranks in epochs:
-        for key, value in _measures(ranks, facts).items():
+    for ranks, found in zip(epochs, evidence, strict=True):
+        for key, value in _measures(ranks, facts, found).items():
             taken.setdefault(key, []).append(value)
     taken["peak_rss_bytes"] = [max(r.peak_rss for r in run) for run in done]
     measures = {key: spread(values) for key, values in taken.items()}
+    known = weakest([e for e in evidence if e is not None]) if name != DUMMY else None
     return Row(
         name,
         words,
         measures,
         notes=_notes(name, measures, epochs, facts),
         runs=len(epochs),
-        evidence="" if evidence is None else evidence.words,
+        evidence="" if known is None else known.words,
     )
 
 
@@ -113,7 +113,7 @@ def against_limit(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(found)
 
 
-def _measures(ranks: Sequence[Epoch], facts: Facts) -> dict[str, float]:
+def _measures(ranks: Sequence[Epoch], facts: Facts, evidence: Evidence | None) -> dict[str, float]:
     """Return the measures of one epoch over all ranks."""
     seconds = max(e.seconds for e in ranks)
     waits = np.concatenate([e.waits[:-1] or (0.0,) for e in ranks])
@@ -132,7 +132,6 @@ def _measures(ranks: Sequence[Epoch], facts: Facts) -> dict[str, float]:
         "context_switches": float(sum(e.counters.switches for e in ranks)),
         "cpu_seconds": sum(e.counters.cpu for e in ranks),
     }
-    evidence = _evidence(ranks, facts)
     if evidence is None or evidence.counts is not False:
         found["device_bytes"] = float(sum(e.counters.device for e in ranks))
     if evidence is not None and evidence.counts is not True and evidence.network is not None:
