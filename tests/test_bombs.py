@@ -91,7 +91,7 @@ def test_zarr_in_shards(bombs, tmp_path):
     size = {"shape": (10, 20), "chunks": (5, 20), "shards": (10, 20), "dtype": "u1"}
     group.create_array("x", **size, compressors=codec)[...] = 1
     (shard,) = [p for p in (path / "x/c").rglob("*") if p.is_file()]
-    from dsprep.formats.zarr.shards import placed_index
+    from dsprep.formats.zarr.chunks import placed_index
 
     nbytes = len(bombs["gzip"])
     index = placed_index(np.array([0, nbytes]), np.array([nbytes, nbytes]), 2)

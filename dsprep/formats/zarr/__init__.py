@@ -77,7 +77,7 @@ class Zarr(Format):
 
     def identity(self, path: Path) -> Facts:
         """Return a digest of the metadata documents, or of the ZIP's end, and its members."""
-        from dsprep.formats.zarr.identity import facts
+        from dsprep.formats.zarr.metadata import facts
 
         return Facts(facts(path), partial(_members, path))
 

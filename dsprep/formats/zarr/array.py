@@ -17,9 +17,8 @@ import numpy as np
 from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Schema
 from dsprep.errors import FormatError, MissingExtra
 from dsprep.formats.zarr.attributes import FIELDS
-from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks, translated
-from dsprep.formats.zarr.encoding import NUMCODECS, Unlocated
-from dsprep.formats.zarr.locations import Step, locate
+from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, translated
+from dsprep.formats.zarr.locations import NUMCODECS, Step, Unlocated, locate
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.store import Store, join
 from dsprep.layout.model import Column, FileLayout

@@ -1,19 +1,47 @@
-"""Attributes as Zarr keeps them: JSON.
+"""Attributes and dtypes as Zarr keeps them: JSON, and stand-ins for dtypes that it lacks.
 
-Text, booleans, finite numbers and lists of them are kept. Arrays become lists, bytes that are
-UTF-8 become text; everything else is left out, and `to_json` says so. Names that begin with
-`OWN` are dsprep's and never show as attributes of the data.
+Of attributes text, booleans, finite numbers and lists of them are kept. Arrays become lists, bytes
+that are UTF-8 become text; everything else is left out, and `to_json` says so. Names that begin
+with `OWN` are dsprep's and never show as attributes of the data.
+
+Every dtype has a stand-in that Zarr specifies, holding the same bits.
+
+Zarr v3 specifies booleans, integers, floats and complex numbers; v2 also fixed-length strings and
+times. Anything else is stored as unsigned integers, with a trailing axis where one element takes
+several, and the array's attribute `DTYPE` says what it stands for (`schema.encode_dtype`):
+
+=====================  ============================  ==========
+dtype                  stored as                     trailing axis
+=====================  ============================  ==========
+bfloat16, float8       uint16, uint8                 none
+datetime64, timedelta  int64                         none
+``S7``                 uint8                         7
+``U3``                 uint32 (code points)          3
+structured, the rest   uint8                         itemsize
+=====================  ============================  ==========
+
+Big-endian numbers are stored as they are: v2 names the order in the dtype, v3 in the codec.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Attrs
+from dsprep.core.schema import (
+    Array,
+    Attrs,
+    DType,
+    decode_dtype,
+    encode_dtype,
+    has_padding,
+    is_extension,
+)
+from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError
 
 OWN = "dsprep_"
 KIND = "dsprep_kind"
@@ -29,6 +57,11 @@ ROWS = "dsprep_rows"
 COPY = "dsprep_copy"
 """The attribute of an array whose rows also lie in the files of another array, behind its chunks:
 ``{"array": its path, "at": bytes from the end of a chunk to the rows of the same samples}``."""
+DTYPE = "dsprep_dtype"
+"""The array attribute that names the dtype for which the stored one stands in."""
+
+V3_SPECIFIED = frozenset("?bBhHiIlLqQefdFD")
+"""Type characters (`numpy.dtype.char`) of the core data types of v3."""
 
 
 def to_json(attrs: Attrs, owner: str) -> tuple[dict[str, Any], list[str]]:
@@ -90,3 +123,112 @@ def _typed(value: Any) -> Any:
             if array.dtype.kind != "O":  # integers beyond 64 bits
                 return array
     return json.dumps(value)
+
+
+# --- dtypes ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """How the elements of a dtype are stored.
+
+    Attributes
+    ----------
+    dtype
+        The stored dtype, byte order included.
+    trailing
+        Sizes of the axes added behind the field's own: ``()`` or one.
+    stands_in
+        Whether `DTYPE` has to say what the stored dtype means.
+    """
+
+    dtype: DType
+    trailing: tuple[int, ...] = ()
+    stands_in: bool = True
+
+
+def carrier(dtype: DType, zarr_format: int) -> Carrier:
+    """Return how `dtype` is stored.
+
+    Raises
+    ------
+    UnsupportedError
+        If nothing could say afterwards what the stored bytes mean.
+    """
+    if dtype.subdtype is not None:
+        raise UnsupportedError(
+            f"zarr holds no sub-array dtype {dtype}", fix="give the sub-array's axes to the shape"
+        )
+    if not is_extension(dtype) and dtype.names is None:
+        if dtype.char in V3_SPECIFIED or (zarr_format == 2 and dtype.kind in "SUMm"):
+            # `numpy.longlong` is int64 under another name, which zarr-python does not know.
+            return Carrier(np.dtype(dtype.str), stands_in=False)
+        if dtype.kind in "Mm":
+            return Carrier(np.dtype(np.int64).newbyteorder(dtype.byteorder))
+        if dtype.kind == "U":
+            return Carrier(np.dtype("u4").newbyteorder(dtype.byteorder), (dtype.itemsize // 4,))
+    try:
+        known = decode_dtype(encode_dtype(dtype)) == dtype
+    except DsprepError:
+        known = False
+    if not known:
+        raise UnsupportedError(
+            f"zarr has no stand-in for dtype {dtype}", fix="convert it, for example to float32"
+        )
+    if is_extension(dtype) and dtype.itemsize <= 2:
+        return Carrier(np.dtype(f"<u{dtype.itemsize}"))
+    return Carrier(np.dtype(np.uint8), (dtype.itemsize,))
+
+
+def restore(
+    stored: DType, shape: tuple[int, ...], declared: object, where: object
+) -> tuple[DType, tuple[int, ...]]:
+    """Return the dtype and shape that an array has once it is viewed as `declared`.
+
+    Raises
+    ------
+    FormatError
+        If `declared` is no dtype, or elements of that size do not come out even.
+    """
+    try:
+        dtype = decode_dtype(declared)
+    except (SchemaError, SyntaxError, RecursionError) as error:
+        raise FormatError(f"attribute {DTYPE} is not a dtype", where=where) from error
+    if dtype.subdtype is None and stored.names is None:
+        if dtype.itemsize == stored.itemsize:
+            return dtype, shape
+        if len(shape) > 1 and shape[-1] * stored.itemsize == dtype.itemsize:
+            return dtype, shape[:-1]
+    raise FormatError(
+        f"attribute {DTYPE} does not fit the array",
+        where=where,
+        expected=f"elements of {stored.itemsize} bytes, or rows of them",
+        found=f"{dtype} of {dtype.itemsize} bytes for {stored}{list(shape)}",
+    )
+
+
+def view(array: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
+    """Return the bytes of a C-contiguous `array` as `dtype` and `shape`."""
+    if array.size == 0:
+        return np.empty(shape, dtype)
+    return array.reshape(-1).view(np.uint8).view(dtype).reshape(shape)
+
+
+def without_padding(array: Array) -> Array:
+    """Return `array`, with zeros in the bytes that belong to no member of a structured dtype.
+
+    What a program leaves in them is chance, and the output must not depend on it.
+    """
+    if not has_padding(array.dtype):
+        return array
+    out = np.zeros(array.shape, array.dtype)
+    _copy_members(array, out)
+    return out
+
+
+def _copy_members(source: Array, target: Array) -> None:
+    if source.dtype.names is None:
+        target[...] = source
+        return
+    for name in source.dtype.names:
+        _copy_members(source[name], target[name])

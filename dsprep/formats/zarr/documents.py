@@ -1,23 +1,32 @@
-"""The metadata documents of an output, made by zarr-python so that they are always valid.
+"""The metadata documents of an output, and the codecs that they name.
 
-They are made in memory and given back as bytes: the writer puts them in place last, the root's
-at the very end, because a store without it is none.
+zarr-python makes the documents, so that they are always valid; they are given back as bytes, since
+the writer puts them in place last, the root's at the very end: a store without it is none.
+
+`encode_file` makes the bytes of chunks with numcodecs, whose formats the codecs of Zarr are, the
+same whenever and wherever it is done: gzip gets no time stamp. Blosc compresses with LZ4 behind a
+byte shuffle: fast enough to read that training does not wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gzip
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Schema, encode_dtype
-from dsprep.formats.base import WriteOptions
-from dsprep.formats.zarr import codecs
-from dsprep.formats.zarr.attributes import FIELDS, KIND, to_json
-from dsprep.formats.zarr.carriers import DTYPE
+from dsprep.core.schema import Array, Schema, encode_dtype
+from dsprep.core.storage import as_bytes
+from dsprep.formats.base import Compression, WriteOptions
+from dsprep.formats.zarr.attributes import DTYPE, FIELDS, KIND, to_json
 from dsprep.formats.zarr.plan import ArrayPlan
+
+LEVELS = {"gzip": 5, "zstd": 3, "blosc": 5}
+"""Where the user names none."""
+
+MAX_TYPESIZE = 255
 
 
 def root_key(zarr_format: int) -> str:
@@ -87,9 +96,9 @@ def _create(
     dtype, compress = plan.carrier.dtype, options.compress
     more: dict[str, Any] = {}
     if options.zarr_format == 2:
-        more["compressors"] = codecs.v2(compress) if compress else None
+        more["compressors"] = v2(compress) if compress else None
     else:
-        more["compressors"] = codecs.v3(compress, plan) if compress else None
+        more["compressors"] = v3(compress, plan) if compress else None
         # Dots keep all files of an array in one directory: slashes would give each file as many
         # directories of its own as the samples have axes.
         more["chunk_key_encoding"] = {"name": "default", "separator": "."}
@@ -107,3 +116,78 @@ def _create(
         attributes=attrs,
         **more,
     )
+
+
+# --- codecs ----------------------------------------------------------------------------------
+
+
+def level(compression: Compression) -> int:
+    """Return the level of the codec."""
+    return LEVELS[compression.codec] if compression.level is None else compression.level
+
+
+def typesize(plan: ArrayPlan) -> int:
+    """Return the bytes of an element as the user knows it, for blosc's shuffle."""
+    size = plan.carrier.dtype.itemsize * (plan.carrier.trailing or (1,))[0]
+    return size if size <= MAX_TYPESIZE else 1
+
+
+def v3(compression: Compression, plan: ArrayPlan) -> Any:
+    """Return the codec for zarr-python's v3 arrays."""
+    from zarr import codecs
+
+    if compression.codec == "gzip":
+        return codecs.GzipCodec(level=level(compression))
+    if compression.codec == "zstd":
+        return codecs.ZstdCodec(level=level(compression))
+    return codecs.BloscCodec(
+        cname="lz4", clevel=level(compression), shuffle="shuffle", typesize=typesize(plan)
+    )
+
+
+def v2(compression: Compression) -> Any:
+    """Return the codec for zarr-python's v2 arrays."""
+    import numcodecs
+
+    if compression.codec == "gzip":
+        return numcodecs.GZip(level(compression))
+    if compression.codec == "zstd":
+        return numcodecs.Zstd(level(compression))
+    return numcodecs.Blosc("lz4", level(compression), numcodecs.Blosc.SHUFFLE)
+
+
+def encoder(compression: Compression | None, plan: ArrayPlan) -> Callable[[Array], Any]:
+    """Return the function that turns one chunk (uint8, C-contiguous) into its stored bytes."""
+    if compression is None:
+        return as_bytes
+    if compression.codec == "gzip":
+        return lambda chunk: gzip.compress(as_bytes(chunk), level(compression), mtime=0)
+    import numcodecs
+    import zarr  # noqa: F401  (tells blosc to use no threads: with them its bytes vary)
+
+    if compression.codec == "zstd":
+        return numcodecs.Zstd(level(compression)).encode  # type: ignore[no-any-return]
+    blosc = numcodecs.Blosc(
+        "lz4", level(compression), numcodecs.Blosc.SHUFFLE, typesize=typesize(plan)
+    )
+    return blosc.encode  # type: ignore[no-any-return]
+
+
+def encode_file(rows: Array, plan: ArrayPlan, encode: Callable[[Array], Any]) -> list[Any]:
+    """Return the chunks of one file, encoded.
+
+    Parameters
+    ----------
+    rows
+        uint8, shape ``(n, row_nbytes)``: the rows in the file; the last chunk is filled up with
+        zeros.
+    """
+    chunks = []
+    for start in range(0, len(rows), plan.chunk):
+        part = rows[start : start + plan.chunk]
+        if len(part) < plan.chunk:
+            part = np.concatenate(
+                [part, np.zeros((plan.chunk - len(part), part.shape[1]), np.uint8)]
+            )
+        chunks.append(encode(part))
+    return chunks

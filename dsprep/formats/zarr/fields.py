@@ -1,9 +1,7 @@
 """The fields of a store, each with the arrays that hold it.
 
-`Samples`
-    One array; its first axis counts samples.
-`Whole`
-    One array that is, as it is, the value of the only sample.
+`Fixed`
+    One array; its first axis counts samples, or it is the value of the only sample.
 `Parts`
     A group of three arrays. Sample i has the rows ``first[i] .. first[i] + count[i]`` of
     ``values``; the samples' rows follow one another, without gaps unless dsprep wrote them in
@@ -19,23 +17,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.filters import COMPRESSORS, unpack
-from dsprep.core.schema import Arena, Array, Column, Field, Ints, Kind, Ragged
+from dsprep.core.schema import Arena, Array, Column, DType, Field, Ints, Kind, Ragged, is_extension
 from dsprep.core.storage import free_memory
 from dsprep.errors import FormatError
 from dsprep.formats.base import Layout
-from dsprep.formats.zarr import carriers
 from dsprep.formats.zarr.array import LastBlock, StoredArray
-from dsprep.formats.zarr.attributes import CAPACITY, KIND, ROWS, from_json
-from dsprep.formats.zarr.checks import MAX_CHUNK, check_chunks, translated
-from dsprep.formats.zarr.encoding import Unlocated
-from dsprep.formats.zarr.locations import Step
-from dsprep.formats.zarr.metadata import MAX_ROW, NoField
+from dsprep.formats.zarr.attributes import CAPACITY, DTYPE, KIND, ROWS, from_json, restore, view
+from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, translated
+from dsprep.formats.zarr.locations import Step, Unlocated
+from dsprep.formats.zarr.metadata import MAX_ROW, ArrayMeta, NoField
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Column as Located
 from dsprep.layout.model import Grid
@@ -126,45 +123,31 @@ class Reading(ABC):
 def declared(array: StoredArray) -> tuple[Any, tuple[int, ...]]:
     """Return dtype and shape of an array, as its attribute says where it is a stand-in."""
     meta = array.meta
-    text = meta.attrs.get(carriers.DTYPE)
+    text = meta.attrs.get(DTYPE)
     if text is None:
         return meta.dtype, meta.shape
-    return carriers.restore(meta.dtype, meta.shape, text, array.where)
+    return restore(meta.dtype, meta.shape, text, array.where)
 
 
-class Samples(Reading):
-    """A fixed field."""
+class Fixed(Reading):
+    """A field that is one array.
 
-    def __init__(self, name: str, array: StoredArray) -> None:
+    Attributes
+    ----------
+    whole
+        Whether the array is the value of the only sample; else its first axis counts samples.
+    """
+
+    def __init__(self, name: str, array: StoredArray, whole: bool = False) -> None:
         dtype, shape = declared(array)
-        if not shape:
-            raise FormatError("the array has no axis that counts samples", where=array.where)
-        self.field = Field(name, dtype, shape[1:], "array", from_json(array.meta.attrs))
-        self.count = shape[0]
+        self.whole = whole or not shape
+        inner = shape if self.whole else shape[1:]
+        self.field = Field(name, dtype, inner, "array", from_json(array.meta.attrs))
+        self.count = 1 if self.whole else shape[0]
         self.nbytes = self.count * self.field.row_nbytes
         self.arrays = (array,)
-
-    def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
-        """See `Reading.begin`."""
-        return _begin_rows(self, start, stop - start, (stop - start, *self.field.inner), arena)
-
-    def located(self, field: Field, count: int, step: Step) -> Located:
-        """See `Reading.located`."""
-        if not count or not field.row_nbytes:
-            return Located(None)
-        return self.arrays[0].column(step)
-
-
-class Whole(Reading):
-    """An array that is one sample."""
-
-    def __init__(self, name: str, array: StoredArray) -> None:
-        dtype, shape = declared(array)
-        self.field = Field(name, dtype, shape, "array", from_json(array.meta.attrs))
-        self.count = 1
-        self.nbytes = self.field.row_nbytes
-        self.arrays = (array,)
-        if self.nbytes > MAX_ROW:
+        self._lines = (array.meta.shape or (1,))[0] if self.whole else 1
+        if self.whole and self.nbytes > MAX_ROW:
             raise FormatError(
                 "one sample is impossibly large",
                 where=array.where,
@@ -174,28 +157,17 @@ class Whole(Reading):
 
     def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
         """See `Reading.begin`."""
-        return _begin_rows(
-            self, 0, self._lines * (stop - start), (stop - start, *self.field.inner), arena
-        )
+        field, (array,) = self.field, self.arrays
+        first, count = (self._lines * np.array([n]) for n in (start, stop - start))
+        rows = array.begin(first, count, arena, f"read.{field.name}")
+        shape = (stop - start, *field.inner)
+        return replace(rows, done=lambda held: view(rows.done(held), field.dtype, shape))
 
     def located(self, field: Field, count: int, step: Step) -> Located:
         """See `Reading.located`."""
         if not count or not field.row_nbytes:
             return Located(None)
         return self.arrays[0].column(step, self._lines)
-
-    @property
-    def _lines(self) -> int:
-        return self.arrays[0].meta.shape[0] if self.arrays[0].meta.shape else 1
-
-
-def _begin_rows(
-    reading: Reading, first: int, count: int, shape: tuple[int, ...], arena: Arena | None
-) -> Wanted:
-    """Return what reading rows of a field's only array needs, as a column of this shape."""
-    field, ranges = reading.field, (np.array([first]), np.array([count]))
-    rows = reading.arrays[0].begin(*ranges, arena, f"read.{field.name}")
-    return replace(rows, done=lambda held: carriers.view(rows.done(held), field.dtype, shape))
 
 
 class Parts(Reading):
@@ -275,12 +247,14 @@ class Parts(Reading):
 
         def column(held: Array) -> Ragged:
             shape = (int(offsets[-1]), *field.inner)
-            return Ragged(carriers.view(rows.done(held), field.dtype, shape), offsets, field.kind)
+            return Ragged(view(rows.done(held), field.dtype, shape), offsets, field.kind)
 
         return replace(rows, done=column)
 
     def located(self, field: Field, count: int, step: Step) -> Located:
         """See `Reading.located`: rows of values, which may become samples of another type."""
+        for array in self.arrays:
+            array.forget()
         firsts, counts = np.zeros((2, self.count), np.int64)
         for start in range(0, self.count, _STEP):
             some = slice(start, min(start + _STEP, self.count))
@@ -467,3 +441,91 @@ def _cost(array: StoredArray) -> tuple[float, float]:
         return 1, meta.row_nbytes
     chunks = _across(meta.shape, meta.chunk) if meta.shape else 1
     return chunks, chunks * math.prod(meta.chunk) * meta.dtype.itemsize
+
+
+# --- a program that loads the first sample with zarr-python alone -----------------------------
+
+
+def program(path: Path, columns: list[tuple[Field, Reading]]) -> str:
+    """Return the program; see `base.Source.loading_code`.
+
+    Parameters
+    ----------
+    path
+        The store.
+    columns
+        Each field, and the arrays that hold it.
+    """
+    lines: list[str] = []
+    for field, reading in columns:
+        lines += ["", *_load(field, reading)]
+        lines.append(f"print({field.name!r}, {_shown(field)})")
+    body = "\n".join(lines)
+    imports = ["ml_dtypes"] if "ml_dtypes." in body else []
+    imports += ["numpy as np"] if "np." in body else []
+    head = [f"import {name}" for name in (*imports, "zarr")]
+    opened = (
+        f"zarr.storage.ZipStore({str(path)!r}, mode='r')" if path.is_file() else repr(str(path))
+    )
+    return "\n".join([*head, "", f"store = zarr.open({opened}, mode='r')", body.lstrip("\n"), ""])
+
+
+def _shown(field: Field) -> str:
+    return "type(x).__name__, len(x)" if field.kind != "array" else "x.dtype, x.shape"
+
+
+def _array(meta: ArrayMeta) -> str:
+    return f"store[{meta.path!r}]" if meta.path else "store"
+
+
+def _load(field: Field, reading: Reading) -> list[str]:
+    """Return the lines that leave sample 0 of a field in ``x``."""
+    array = _array(reading.arrays[0].meta)
+    if isinstance(reading, Elements):
+        return [f"x = {array}[0:1][0]"]
+    if isinstance(reading, Parts):
+        first, count = (_array(a.meta) for a in reading.arrays[1:])
+        lines = [
+            f"first, count = int({first}[0]), int({count}[0])",
+            f"x = {array}[first : first + count]",
+            *_viewed(field, reading, "(-1, " + "".join(f"{n}, " for n in field.inner) + ")"),
+        ]
+        if field.kind == "array":
+            return lines
+        return [
+            *lines,
+            "x = x.tobytes()"
+            + (".decode('utf-8', 'surrogateescape')" if field.kind == "str" else ""),
+        ]
+    whole = isinstance(reading, Fixed) and reading.whole
+    rows = "0:1" if not whole else "..."
+    end = ["x = x[0]"] if not whole else []
+    shape = ("(1, " if end else "(") + "".join(f"{n}, " for n in field.inner) + ")"
+    return [f"x = {array}[{rows}]", *_viewed(field, reading, shape), *end]
+
+
+def _viewed(field: Field, reading: Reading, shape: str) -> list[str]:
+    """Return the line that undoes `carriers`, if one is needed."""
+    meta = reading.arrays[0].meta
+    if field.dtype == meta.dtype:
+        return []
+    stored = f"np.asarray(x, {meta.dtype.str!r})"
+    if 0 in field.inner:
+        return [f"x = np.empty({shape.replace('-1', '0')}, {dtype_code(field.dtype)})"]
+    return [f"x = {stored}.reshape(-1).view({dtype_code(field.dtype)}).reshape({shape})"]
+
+
+def dtype_code(dtype: DType) -> str:
+    """Return `dtype` as a Python expression."""
+    if dtype.names is not None and dtype.fields is not None:
+        inside = ", ".join(dtype_code(dtype.fields[n][0]) for n in dtype.names)
+        return (
+            f"np.dtype({{'names': {list(dtype.names)!r}, 'formats': [{inside}], "
+            f"'offsets': {[int(dtype.fields[n][1]) for n in dtype.names]!r}, "
+            f"'itemsize': {dtype.itemsize}}})"
+        )
+    if dtype.subdtype is not None:
+        return f"np.dtype(({dtype_code(dtype.subdtype[0])}, {dtype.subdtype[1]!r}))"
+    return (
+        f"np.dtype(ml_dtypes.{dtype.name})" if is_extension(dtype) else f"np.dtype({dtype.str!r})"
+    )

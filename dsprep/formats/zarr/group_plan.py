@@ -30,9 +30,9 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.base import WriteOptions
 from dsprep.formats.zarr.attributes import CAPACITY, COPY, ROWS
+from dsprep.formats.zarr.chunks import index_nbytes
 from dsprep.formats.zarr.documents import documents
 from dsprep.formats.zarr.plan import LARGEST, MAX_CHUNKS, ArrayPlan, header_nbytes, plan_arrays
-from dsprep.formats.zarr.shards import index_nbytes
 
 SMALL = 50
 """Fields of together at most 1/50 of a group, or that fit into the gap behind it, are copied."""

@@ -29,10 +29,10 @@ from dsprep.core.groups import Grouping
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.storage import as_bytes, pread_exact, pread_into, pwrite_all, remove
 from dsprep.formats.base import State, WriteOptions
+from dsprep.formats.zarr.chunks import placed_index
 from dsprep.formats.zarr.documents import root_key
 from dsprep.formats.zarr.group_plan import Track, beside, metadata_nbytes, planned
 from dsprep.formats.zarr.plan import LARGEST, header_nbytes
-from dsprep.formats.zarr.shards import placed_index
 from dsprep.formats.zarr.writer import StoreWriter, is_zip
 from dsprep.layout.laws import Explicit, Law, affine
 from dsprep.layout.model import Blocks, Groups

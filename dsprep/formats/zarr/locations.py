@@ -1,7 +1,10 @@
 """Where the chunks of one array are: every chunk file is looked for, every shard index read.
 
 Directories are listed, which gives the files' sizes; no file is opened but shards, for their
-index. What is found is compared with the files' sizes, and stated as a `Grid`.
+index. What is found is compared with the files' sizes, and stated as a `Grid`. What was done to
+chunks before they were stored is stated in the words of `dsprep.core.filters`, as far as that
+undoes it, behind elements in C order; for all else `Unlocated` says what it is that only zarr
+reads.
 """
 
 from __future__ import annotations
@@ -9,20 +12,19 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import Ints
+from dsprep.core import filters
+from dsprep.core.schema import Ints, is_extension
 from dsprep.errors import FormatError
-from dsprep.formats.zarr.checks import shard_index
-from dsprep.formats.zarr.encoding import Unlocated, chunk_filters
-from dsprep.formats.zarr.metadata import ArrayMeta
-from dsprep.formats.zarr.shards import extents, raw_offsets
-from dsprep.formats.zarr.store import Zip, is_number, join
+from dsprep.formats.zarr.chunks import extents, raw_offsets, shard_index
+from dsprep.formats.zarr.metadata import WRONG, ArrayMeta, byte_order, named, read_document
+from dsprep.formats.zarr.store import Store, Zip, is_number, join
 from dsprep.layout.as_json import MAX_CHUNK, file_path
 from dsprep.layout.laws import LARGEST, Explicit, Law, affine
 from dsprep.layout.model import Blocks, Grid
@@ -41,6 +43,17 @@ AT_ONCE = 8
 """Shard indexes that a thread reads between two reports of progress."""
 
 Step = Callable[[int], None]
+Filters = tuple[Mapping[str, Any], ...]
+
+NEEDED = {"shuffle": ("elementsize",), "crc32c": ("location",)}
+"""Parameters that matter when reading, by codec."""
+
+NUMCODECS = "numcodecs."
+"""What v3 puts before the names of codecs that have no specification."""
+
+
+class Unlocated(Exception):
+    """Only zarr reads this; the text is the reason, a clause."""
 
 
 class Damage(dict[int, FormatError]):
@@ -77,7 +90,7 @@ def locate(array: StoredArray, step: Step) -> tuple[Grid, Damage]:
         If the metadata are damaged, or most files of an array that dsprep wrote are missing.
     """
     meta, store = array.meta, array.store
-    filters = chunk_filters(store, meta)
+    known = chunk_filters(store, meta)
     frame = Frame(meta)
     damage = Damage(frame)
     if frame.chunk_nbytes > MAX_CHUNK or frame.nbytes > LARGEST:
@@ -85,13 +98,13 @@ def locate(array: StoredArray, step: Step) -> tuple[Grid, Damage]:
     numbers, starts, sizes = _files(array, frame, damage)
     _check_count(array, frame, numbers, damage)
     if meta.sharding is None:
-        _check_sizes(array, frame, numbers, sizes, bool(filters), damage)
+        _check_sizes(array, frame, numbers, sizes, bool(known), damage)
         offsets = np.full((frame.files, 1), -1, np.int64)
         lengths = np.zeros((frame.files, 1), np.int64)
         offsets[numbers, 0], lengths[numbers, 0] = starts, sizes
         step(frame.files)
     else:
-        offsets, lengths = _shards(array, frame, numbers, starts, bool(filters), step, damage)
+        offsets, lengths = _shards(array, frame, numbers, starts, bool(known), step, damage)
     fill = _fill(array, frame, offsets, damage)
     path, per = template(meta), None
     if isinstance(store, Zip):
@@ -100,11 +113,11 @@ def locate(array: StoredArray, step: Step) -> tuple[Grid, Damage]:
         path = file_path(path, (0,) * len(frame.shape))
     else:
         per = frame.per
-        _fill_free(offsets, lengths, frame, bool(filters))
+        _fill_free(offsets, lengths, frame, bool(known))
     if per is None:
         offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
     blocks = Blocks(_law(offsets.reshape(-1)), _law(lengths.reshape(-1)), path)
-    grid = Grid(blocks, frame.shape, meta.dtype.itemsize, frame.chunk, per, filters, None, fill)
+    grid = Grid(blocks, frame.shape, meta.dtype.itemsize, frame.chunk, per, known, None, fill)
     return grid, damage
 
 
@@ -362,3 +375,69 @@ def _fill_free(offsets: Ints, lengths: Ints, frame: Frame, encoded: bool) -> Non
     period = np.where(there, place, behind)
     offsets[free] = np.broadcast_to(period, offsets.shape)[free]
     lengths[free] = frame.chunk_nbytes
+
+
+# --- filters ---------------------------------------------------------------------------------
+
+
+def chunk_filters(store: Store, meta: ArrayMeta) -> Filters:
+    """Return the filters of the chunks, in the order of writing.
+
+    Raises
+    ------
+    Unlocated
+        If they are not known, or elements do not lie in C order.
+    FormatError
+        If the metadata have been damaged since the store was opened.
+    """
+    if meta.vlen:
+        raise Unlocated("only zarr reads elements of varying length")
+    key = join(meta.path, "zarr.json" if meta.version == 3 else ".zarray")
+    document = read_document(store, key)
+    if document is None:
+        raise FormatError("the metadata have vanished", where=f"{store.path}, {key}")
+    try:
+        return (_v3 if meta.version == 3 else _v2)(document, meta)
+    except FormatError:
+        raise
+    except WRONG as error:
+        where = f"{store.path}, {key}"
+        raise FormatError(f"the metadata is wrong ({error})", where=where) from error
+
+
+def _v2(document: Mapping[str, Any], meta: ArrayMeta) -> Filters:
+    if document.get("order", "C") != "C" and len(meta.shape) > 1:
+        raise Unlocated("only zarr reads chunks in Fortran order")
+    codecs = [*(document.get("filters") or []), document.get("compressor")]
+    return _known([(c["id"], c) for c in codecs if c is not None])
+
+
+def _v3(document: Mapping[str, Any], meta: ArrayMeta) -> Filters:
+    codecs = [named(c) for c in document["codecs"]]
+    if codecs[0][0] == "sharding_indexed":
+        if len(codecs) > 1:
+            raise Unlocated("only zarr reads shards that are encoded as a whole")
+        if meta.sharding is None:
+            raise Unlocated("only zarr reads shards whose index is encoded otherwise")
+        codecs = [named(c) for c in codecs[0][1]["codecs"]]
+    if codecs[0][0] != "bytes":
+        raise Unlocated(f"only zarr reads codec {codecs[0][0]}")
+    # zarr-python passes over the order of bytes of these.
+    composed = meta.dtype.names is not None or is_extension(meta.dtype)
+    if composed and meta.dtype.itemsize > 1 and byte_order(codecs) == ">":
+        raise Unlocated(f"only zarr reads big-endian {meta.dtype}")
+    return _known(codecs[1:])
+
+
+def _known(codecs: Sequence[tuple[str, Mapping[str, Any]]]) -> Filters:
+    """Return the codecs as filters, with the parameters that matter."""
+    found = []
+    for name, configuration in codecs:
+        id = name.removeprefix(NUMCODECS)
+        kept = {k: configuration[k] for k in NEEDED.get(id, ()) if k in configuration}
+        try:
+            filters.check([{"id": id, **kept}], name)
+        except FormatError as error:
+            raise Unlocated(f"only zarr reads codec {name}") from error
+        found.append({"id": id, **kept})
+    return tuple(found)

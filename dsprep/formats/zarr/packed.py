@@ -24,7 +24,7 @@ from dsprep.core.schema import Arena, Batch, Ints, Schema
 from dsprep.core.storage import pread_into, pwrite_all, remove
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.base import State, WriteOptions
-from dsprep.formats.zarr.codecs import encode_file, encoder
+from dsprep.formats.zarr.documents import encode_file, encoder
 from dsprep.formats.zarr.group_plan import PADDING
 from dsprep.formats.zarr.groups import Chunks, GroupStore, local_header
 from dsprep.formats.zarr.plan import LARGEST

@@ -21,8 +21,8 @@ import numpy as np
 from dsprep.core.schema import DType, Field, Schema, show_dtype
 from dsprep.errors import UsageError
 from dsprep.formats.base import WriteOptions
-from dsprep.formats.zarr.carriers import Carrier, carrier
-from dsprep.formats.zarr.shards import index_nbytes
+from dsprep.formats.zarr.attributes import Carrier, carrier
+from dsprep.formats.zarr.chunks import index_nbytes
 
 CHUNK = 256 << 10
 SHARD = 256 << 20

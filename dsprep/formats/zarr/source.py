@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,9 @@ from dsprep.formats import samples
 from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import FIELDS, from_json
-from dsprep.formats.zarr.encoding import Unlocated
-from dsprep.formats.zarr.fields import Elements, Parts, Reading, Samples, Whole, declared
+from dsprep.formats.zarr.fields import Elements, Fixed, Parts, Reading, program
+from dsprep.formats.zarr.locations import Unlocated
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_array, read_document
-from dsprep.formats.zarr.notes import missing, unkept
-from dsprep.formats.zarr.snippet import program
 from dsprep.formats.zarr.store import Directory, Store, Zip, join
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.columns import fetch
@@ -29,6 +27,12 @@ ROOT_NAME = "data"
 
 MAX_DEPTH = 32  # Linux follows 40 symbolic links on one path
 MAX_NODES = 100_000
+MAX_FILES = 100_000
+"""Files of a store that are looked for when it is opened."""
+
+SHOWN = 8
+"""Names in a note."""
+
 PARTS = {"count", "first", "values"}
 
 
@@ -75,7 +79,7 @@ class ZarrSource(Source):
             raise FormatError(what, where=self.path, found=why or None)
         shapes = {n: ((r.count, *r.field.inner), r.nbytes) for n, r in readings.items()}
         for name, reading in readings.items():
-            if isinstance(reading, Whole):
+            if isinstance(reading, Fixed) and reading.whole:
                 shapes[name] = ((), reading.nbytes)
         axis = samples.choose(shapes, mode, self.path)
         notes = [] if asked else [f"left out {n}: {e.what}" for n, e in left_out.items()]
@@ -307,7 +311,7 @@ def reading(name: str, array: StoredArray) -> Reading:
     """Return the field that one array is."""
     if array.meta.vlen:
         return Elements(name, array)
-    return Samples(name, array) if declared(array)[1] else Whole(name, array)
+    return Fixed(name, array)
 
 
 def ragged_parts(
@@ -333,5 +337,57 @@ def whole(readings: Mapping[str, Reading], notes: list[str]) -> dict[str, Readin
             if array.meta.vlen:
                 notes.append(f"left out {name}: strings have no place in a single sample")
             else:
-                found[name] = Whole(name, array)
+                found[name] = Fixed(name, array, whole=True)
     return found
+
+
+# --- notes -----------------------------------------------------------------------------------
+
+
+def unkept(groups: Mapping[str, Attrs], readings: Sequence[Reading]) -> list[str]:
+    """Return which names of axes and which attributes do not become part of the samples.
+
+    Parameters
+    ----------
+    groups
+        The attributes of each group of the store, by path.
+    readings
+        The fields that are read.
+    """
+    arrays = [a for r in readings for a in r.arrays]
+    named = [name(a) for a in arrays if a.meta.named_axes]
+    parts = [r for r in readings if isinstance(r, Parts)]
+    fields = {r.field.name for r in parts}
+    owners = [name(a) for r in parts for a in r.arrays if from_json(a.meta.attrs)]
+    for path, attrs in groups.items():
+        above = any(name(a).startswith(f"{path}/") for a in arrays)
+        if path and path not in fields and above and from_json(attrs):
+            owners.append(path)
+    notes = [f"dimension names of {listed(named)} are not kept"] if named else []
+    return notes + ([f"attributes of {listed(owners)} are not kept"] if owners else [])
+
+
+def missing(store: Store, readings: Sequence[Reading]) -> list[str]:
+    """Return how many files of each array are missing, for as many files as are soon counted."""
+    notes, left = [], MAX_FILES
+    for array in (a for r in readings for a in r.arrays if a.meta.shape):
+        files = array.meta.files()
+        if files > left:
+            continue
+        left -= files
+        gone = store.count_missing(array.meta.file_keys(0, len(array)))
+        if gone:
+            what = "" if array.complete else " and read as the fill value"
+            notes.append(f"{gone} of {files} chunk files of {name(array)} are missing{what}")
+    return notes
+
+
+def name(array: StoredArray) -> str:
+    """Return what an array is called in notes."""
+    return array.meta.path or "the array"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a list with commas, the first ones if there are many."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -39,11 +39,10 @@ from dsprep.core.storage import (
 )
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, WriteOptions, Writer
-from dsprep.formats.zarr.carriers import without_padding
-from dsprep.formats.zarr.codecs import encode_file, encoder
-from dsprep.formats.zarr.documents import documents, root_key
+from dsprep.formats.zarr.attributes import without_padding
+from dsprep.formats.zarr.chunks import build_index
+from dsprep.formats.zarr.documents import documents, encode_file, encoder, root_key
 from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays
-from dsprep.formats.zarr.shards import build_index
 from dsprep.formats.zarr.store import Directory
 
 SPOOL = ".dsprep-spool"

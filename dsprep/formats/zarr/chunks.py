@@ -1,0 +1,304 @@
+"""What is stored of chunks, checked before it is used: headers of codecs, and indexes of shards.
+
+Blosc believes the sizes in the header of a chunk: with a chunk that was cut off it reads beyond
+the end of the memory that it was given, and returns what it finds there. Zstd takes as much
+memory as the header says. Gzip says nothing, but makes at most some thousand bytes of one.
+
+A shard (codec ``sharding_indexed`` of Zarr v3) is one file that holds many chunks. Its index has
+one entry of two little-endian uint64 per chunk, offset in the file and number of bytes, in C
+order; both are `MISSING` for a chunk that is not there. A CRC-32C of the entries follows. dsprep
+writes the chunks back to back and the index at the end.
+
+Blosc: https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
+Zstd: RFC 8878, section 3.1.1.1
+Shards: https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.core.schema import Ints
+from dsprep.core.storage import pread_exact
+from dsprep.errors import DsprepError, FormatError
+
+if TYPE_CHECKING:
+    from dsprep.formats.zarr.metadata import ArrayMeta
+    from dsprep.formats.zarr.store import Chunk, Store
+
+HEADER = struct.Struct("<4B3I")
+"""Version, version of the codec, flags, type size; uncompressed, block and compressed bytes."""
+
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+ZSTD_HEADER = 18
+"""Bytes of the longest frame header of zstd."""
+
+MAX_CHUNK = 1 << 32
+"""Bytes of the largest chunk that is decoded; the codecs themselves stop at 2 GiB."""
+
+COPIED = 2
+"""The flag of a chunk that could not be compressed and is kept as it is behind the header."""
+
+
+MISSING = 2**64 - 1
+ENTRY = 16
+CRC = 4
+
+
+@contextmanager
+def translated(where: object) -> Iterator[None]:
+    """Turn what libraries raise on damaged data into `FormatError`.
+
+    Errors of the system and dsprep's own pass through.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise FormatError("a chunk or sample does not fit into memory", where=where) from error
+    except DsprepError:
+        raise
+    except Exception as error:  # the codecs raise whatever they like
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # `gzip.BadGzipFile` is an OSError too, but has no number
+        reason = f"{type(error).__name__}: {str(error)[:300]}"
+        raise FormatError(f"the data cannot be read ({reason})", where=where) from error
+
+
+def check_size(store: Store, meta: ArrayMeta) -> None:
+    """Raise `FormatError` if chunks are too large to decode."""
+    expected = math.prod(meta.chunk) * meta.dtype.itemsize
+    if meta.outer not in ("", "bytes") and expected > MAX_CHUNK:
+        raise FormatError(
+            "the chunks are too large to decode",
+            where=f"{store.path}, array {meta.path or '/'}",
+            expected=f"at most {MAX_CHUNK} bytes",
+            found=f"{expected}",
+        )
+
+
+def check_chunks(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
+    """Look at the encoded chunks with rows ``start <= i < stop`` before they are decoded.
+
+    Raises
+    ------
+    FormatError
+        If a header contradicts the metadata or the file, or chunks are too large to decode.
+    """
+    check_size(store, meta)
+    if meta.outer not in ("blosc", "zstd") or stop <= start or not all(meta.shape):
+        return
+    for key in meta.file_keys(start, stop):
+        with store.chunk(key) as chunk:
+            if chunk is None:  # missing, or a ZIP member with a CRC of its own
+                continue
+            if "sharding_indexed" not in meta.codecs:
+                _check_header(chunk, 0, chunk.nbytes, meta)
+            elif meta.sharding is not None:
+                for offset, nbytes in shard_index(chunk, meta).tolist():
+                    if (offset, nbytes) != (MISSING, MISSING):
+                        _check_header(chunk, offset, nbytes, meta)
+
+
+def _check_header(chunk: Chunk, offset: int, nbytes: int, meta: ArrayMeta) -> None:
+    if nbytes < HEADER.size // 2 or offset + nbytes > chunk.nbytes:
+        raise FormatError(
+            "the chunk is too short",
+            where=f"{chunk.where}, offset {offset}",
+            expected=f"{nbytes} bytes, at least {HEADER.size // 2}",
+            found=f"{max(0, chunk.nbytes - offset)}",
+            fix="the file is truncated or still being written",
+        )
+    size = min(nbytes, ZSTD_HEADER)
+    header = pread_exact(chunk.fd, size, chunk.offset + offset, chunk.where)
+    stored, plain = (_blosc if meta.outer == "blosc" else _zstd)(header, nbytes)
+    expected = math.prod(meta.chunk) * meta.dtype.itemsize
+    wrong = plain is not None and (plain > MAX_CHUNK if meta.vlen else plain != expected)
+    if stored != nbytes or wrong:
+        raise FormatError(
+            f"the {meta.outer} header is wrong",
+            where=f"{chunk.where}, offset {offset}",
+            expected=f"{nbytes} bytes" + ("" if meta.vlen else f" that hold {expected}"),
+            found=f"{stored} bytes that hold {plain}",
+            fix="the file is truncated or damaged",
+        )
+
+
+def _blosc(header: bytes, nbytes: int) -> tuple[int, int | None]:
+    """Return the stored and the plain bytes of a blosc chunk, as its header has them."""
+    if len(header) < HEADER.size:
+        return 0, None
+    _, _, flags, _, plain, _, stored = HEADER.unpack_from(header)
+    if flags & COPIED and plain + HEADER.size != stored:
+        return 0, plain
+    return stored, plain
+
+
+def _zstd(header: bytes, nbytes: int) -> tuple[int, int | None]:
+    """Return the same of a zstd frame; it does not say how long it is, and may leave out both."""
+    if header[:4] != ZSTD_MAGIC:
+        return 0, None
+    code, single = header[4] >> 6, header[4] >> 5 & 1
+    size = (single, 2, 4, 8)[code]
+    at = 5 + (not single) + (0, 1, 2, 4)[header[4] & 3]
+    if not size:
+        return nbytes, None
+    plain = int.from_bytes(header[at : at + size], "little")
+    return nbytes, plain + 256 if size == 2 else plain
+
+
+# --- indexes of shards -----------------------------------------------------------------------
+
+
+def shard_index(shard: Chunk, meta: ArrayMeta) -> NDArray[np.uint64]:
+    """Return the entries of a shard's index; see `shards.entries`.
+
+    Raises
+    ------
+    FormatError
+        If the file is shorter than the index, or the index is damaged.
+    """
+    if meta.sharding is None:
+        raise FormatError("the array has no shards", where=shard.where)
+    chunks = math.prod(g // c for g, c in zip(meta.grid, meta.chunk, strict=True))
+    nbytes = index_nbytes(chunks, meta.sharding.crc)
+    if nbytes > shard.nbytes:
+        raise FormatError(
+            "the shard is shorter than its index",
+            where=shard.where,
+            expected=f"more than {nbytes} bytes",
+            found=f"{shard.nbytes}",
+            fix="the file is truncated or still being written",
+        )
+    at = 0 if meta.sharding.at_start else shard.nbytes - nbytes
+    data = pread_exact(shard.fd, nbytes, shard.offset + at, shard.where)
+    return entries(data, meta.sharding.crc, shard.where)
+
+
+def index_nbytes(chunks: int, crc: bool = True) -> int:
+    """Return the bytes of the index of a shard of `chunks` chunks."""
+    return ENTRY * chunks + CRC * crc
+
+
+def build_index(sizes: NDArray[np.int64], chunks: int) -> bytes:
+    """Return the index of a shard of `chunks` chunks of which the first ``len(sizes)`` exist.
+
+    Parameters
+    ----------
+    sizes
+        Bytes of each chunk that exists; they lie one after another from offset 0.
+    """
+    return placed_index(np.cumsum(sizes) - sizes, sizes, chunks)
+
+
+def placed_index(offsets: NDArray[np.int64], sizes: NDArray[np.int64], chunks: int) -> bytes:
+    """Return the index of a shard of `chunks` chunks of which the first ``len(sizes)`` exist.
+
+    Parameters
+    ----------
+    offsets, sizes
+        Place in the file, and bytes, of each chunk that exists.
+    """
+    import google_crc32c
+
+    entries = np.full((chunks, 2), MISSING, "<u8")
+    entries[: len(sizes), 0] = offsets
+    entries[: len(sizes), 1] = sizes
+    data = entries.tobytes()
+    return data + int(google_crc32c.value(data)).to_bytes(CRC, "little")
+
+
+def entries(data: bytes, crc: bool, where: object) -> NDArray[np.uint64]:
+    """Return the entries of an index, shape ``(chunks, 2)``: offset and bytes of each chunk.
+
+    Parameters
+    ----------
+    data
+        The whole index.
+    crc
+        Whether it ends in a CRC-32C.
+    where
+        The file, for messages.
+
+    Raises
+    ------
+    FormatError
+        If the CRC differs.
+    """
+    import google_crc32c
+
+    body = data[:-CRC] if crc else data
+    if crc and int(google_crc32c.value(body)) != int.from_bytes(data[-CRC:], "little"):
+        raise FormatError("the CRC of the shard index is wrong", where=where)
+    return np.frombuffer(body, "<u8").reshape(-1, 2)
+
+
+def extents(index: NDArray[np.uint64], shard_nbytes: int, where: object) -> tuple[Ints, Ints]:
+    """Return offset and bytes of each chunk of a shard, -1 and 0 where it is missing.
+
+    Parameters
+    ----------
+    index
+        As from `entries`.
+    shard_nbytes
+        Bytes of the file.
+    where
+        The file, for messages.
+
+    Raises
+    ------
+    FormatError
+        If an entry does not lie within the file, or has no bytes.
+    """
+    missing = (index == MISSING).all(axis=1)
+    offsets, sizes = index[:, 0], index[:, 1]
+    nbytes = np.uint64(shard_nbytes)
+    # Compared so that no sum of two large numbers is needed.
+    bad = ~missing & (
+        (sizes == 0) | (sizes > nbytes) | (offsets > nbytes - np.minimum(sizes, nbytes))
+    )
+    if bad.any():
+        raise _wrong(index, int(bad.argmax()), f"bytes within {shard_nbytes}", where)
+    return (
+        np.where(missing, -1, offsets.view(np.int64)),
+        np.where(missing, 0, sizes.view(np.int64)),
+    )
+
+
+def raw_offsets(
+    index: NDArray[np.uint64], chunk_nbytes: int, shard_nbytes: int, where: object
+) -> Ints:
+    """Return the offset of each chunk of a shard without compression, -1 where it is missing.
+
+    Parameters
+    ----------
+    index, shard_nbytes, where
+        As for `extents`.
+    chunk_nbytes
+        Bytes of one chunk; all are alike.
+
+    Raises
+    ------
+    FormatError
+        If an entry does not lie within the file, or has another size.
+    """
+    offsets, sizes = extents(index, shard_nbytes, where)
+    bad = (offsets >= 0) & (sizes != chunk_nbytes)
+    if bad.any():
+        raise _wrong(index, int(bad.argmax()), f"{chunk_nbytes} bytes", where)
+    return offsets
+
+
+def _wrong(index: NDArray[np.uint64], i: int, expected: str, where: object) -> FormatError:
+    return FormatError(
+        f"entry {i} of the shard index is wrong",
+        where=where,
+        expected=expected,
+        found=f"{index[i, 1]} bytes at {index[i, 0]}",
+    )
