@@ -1,7 +1,8 @@
 """What h5py, py-lmdb, tf.data and zarr themselves find in what dsprep wrote.
 
 Each function reads one dataset of a format with that format's own library, following only the
-encodings that README documents, and returns it as a batch. Nothing of `dsprep.formats` is used.
+encodings that examples/formats.md documents, and returns it as a batch. Nothing of `dsprep.formats`
+is used.
 """
 
 from __future__ import annotations
