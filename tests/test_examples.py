@@ -1,4 +1,7 @@
-"""Every example runs as its reader would run it; the MNIST one also on idx files made here."""
+"""Every example runs as its reader would run it; the MNIST one also on idx files made here.
+
+Commands, options and links in documents are those that there are.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ast
 import gzip
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +17,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import typer
 
 import dsprep
+from dsprep.cli import app
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
@@ -142,22 +148,58 @@ def test_throughput_scans_read_all_values(format, tmp_path, monkeypatch):
     assert 64 * 800 <= script.scan(path, format) < 64 * 900
 
 
-@pytest.mark.parametrize("script", sorted(FOLDER.glob("*.sh")), ids=lambda p: p.stem)
-def test_job_script_is_a_script_with_commands_that_exist(script):
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    text = script.read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if "dsprep " in line and line[:1] != "#"]
-    assert lines
-    for line in lines:
-        words = line.split("dsprep ", 1)[1].split()
-        command = words[: 2 if words[0] == "bench" else 1]
-        told = subprocess.run(
-            [sys.executable, "-m", "dsprep", *command, "--help"],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "COLUMNS": "200"},
-        ).stdout
+# --- documents and job scripts -----------------------------------------------------------------
+
+README = FOLDER.parent / "README.md"
+JOBS = sorted(FOLDER.glob("*.sh"))
+PAGES = [README, *sorted(FOLDER.glob("*.md")), *sorted(FOLDER.parent.glob("tests/*/README.md"))]
+
+
+def options(command, name=()):
+    """Yield each command of dsprep with its options."""
+    for word, below in getattr(command, "commands", {}).items():
+        yield from options(below, (*name, word))
+    yield name, {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+
+
+def commands(path: Path) -> list[list[str]]:
+    """Return the words behind ``dsprep`` in the code of a document, or in a script."""
+    fences = re.compile(r"^```.*?^```", re.M | re.S)
+    text = path.read_text().replace("\\\n", " ")
+    code = [line for line in text.splitlines() if line[:1] != "#"]
+    if path.suffix == ".md":
+        inline = re.findall(r"`([^`]+)`", fences.sub("", text))
+        code = [line for block in fences.findall(text) for line in block.splitlines()]
+        code += [span.replace("\n", " ") for span in inline]
+    found = [re.search(r"(?:^|[\s/])dsprep ([a-z][^#|&]+)", line) for line in code]
+    return [re.sub(r"[\[\]]", "", match[1]).split() for match in found if match]
+
+
+@pytest.mark.parametrize("path", [*PAGES, *JOBS], ids=lambda p: f"{p.parent.name}-{p.name}")
+def test_commands_in_documents_and_job_scripts_exist(path):
+    known = dict(options(typer.main.get_command(app)))
+    found = commands(path)
+    assert found or "tests" in path.parts
+    for words in found:
+        name = tuple(words[: 2 if words[0] == "bench" else 1])
+        assert name in known, words
         for word in words:
-            if word.startswith("--"):
-                assert word in told, f"{script.name}: {word}"
+            if re.fullmatch(r"--?[a-z][a-z-]*", word, re.I):
+                assert word in known[name], words
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda p: p.stem)
+def test_job_script_is_a_script(path):
+    subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: f"{p.parent.name}-{p.name}")
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if not target.startswith("http"):
+            file, _, anchor = target.partition("#")
+            there = path.parent / file if file else path
+            assert there.exists(), target
+            headings = re.findall(r"^#+ (.*)$", there.read_text(), re.M) if anchor else []
+            slugs = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+            assert not anchor or anchor in slugs, target
