@@ -151,7 +151,7 @@ def test_every_damaged_record_is_named(originals, tmp_path):
         rows = opened.extents([3, 77, 150])
     for row in rows:
         flip(path, row.offset + 1)
-    found = [p for p in check(path, full=True) if p.what == "the checksum of the payload is wrong"]
+    found = [p for p in check(path, full=True) if p.what == "the CRC of the payload is wrong"]
     assert [p.sample for p in found] == [3, 77, 150]
 
 

@@ -124,7 +124,7 @@ def test_a_damaged_zip_member_is_not_accepted(kind, field, tmp_path, unchanged):
 def test_no_checksum_is_made_of_damaged_records(kind, tmp_path):
     path = make(("tfrecord", ".tfrecord", kind), tmp_path)
     flip(path, "x")
-    with pytest.raises(FormatError, match="checksum of the payload"):
+    with pytest.raises(FormatError, match="CRC of the payload"):
         provenance(path, checksums=True)
 
 

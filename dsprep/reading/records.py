@@ -335,7 +335,7 @@ class RecordReader:
         if verify == "full" and not bad.any():
             found = frame.payload_wrong(taken.buffer, taken.starts, taken.lengths, behind)
             bad = bad if found is None else found
-            what = "the checksum of the payload is wrong"
+            what = "the CRC of the payload is wrong"
         if bad.any():
             raise _Wrong(int(bad.argmax()), what)
 

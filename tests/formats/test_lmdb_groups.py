@@ -18,7 +18,7 @@ from dsprep.errors import DsprepError, UnsupportedError, UsageError
 from dsprep.formats import load
 from dsprep.formats.base import OpenOptions, Source, WriteOptions
 from dsprep.formats.lmdb.group_source import LmdbGroupSource
-from dsprep.formats.lmdb.group_values import HEAD, Packing
+from dsprep.formats.lmdb.values import HEAD, Packing
 from dsprep.layout.model import Groups
 
 LMDB = load("lmdb")

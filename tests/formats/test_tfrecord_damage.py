@@ -89,7 +89,7 @@ def test_messages_say_where(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="offset 580: the header of record 5 is damaged"):
         read(path)
     path.write_bytes(good * 5 + good[:50] + b"y" + good[51:] + good)
-    with pytest.raises(FormatError, match="record 5, offset 592: the checksum of the payload"):
+    with pytest.raises(FormatError, match="record 5, offset 592: the CRC of the payload"):
         read(path, records="opaque")
     assert read(path, records="opaque", check_crc=False)["record"][5][38:39] == b"y"
 

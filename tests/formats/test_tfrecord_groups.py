@@ -20,7 +20,7 @@ from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
-from dsprep.formats.tfrecord import example, features, group, group_gzip
+from dsprep.formats.tfrecord import example, features, group, stream
 from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.build import Template
 from dsprep.formats.tfrecord.example import parse, view
@@ -323,13 +323,13 @@ def test_gzip_members_of_any_size(tmp_path: Path) -> None:
     block = np.frombuffer(b"some bytes" * 20, np.uint8)
     for align in (1, 2, 16, 4096):
         for size in range(40):
-            data = b"".join(group_gzip.member(4, [block[:size], block[size : 2 * size]], align))
+            data = b"".join(stream.member(4, [block[:size], block[size : 2 * size]], align))
             assert len(data) % align == 0
             assert gzip.decompress(data) == block[: 2 * size].tobytes()
             path = tmp_path / "a.gz"
             path.write_bytes(data)
             with path.open("rb") as file:
-                assert group_gzip.nbytes_at(file.fileno(), 0, path) == len(data)
+                assert stream.nbytes_at(file.fileno(), 0, path) == len(data)
 
 
 # --- TensorFlow --------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """LMDB: read page by page without liblmdb, written in its compact form.
 
-`pages` knows the file format, `source` reads it, `tree` and `writer` write it; `values` and
-`datum` say what a value means, `keys` how samples are called, `families` what other keys say. None
+`pages` knows the file format, `records` and `source` read it, `tree` and `writer` write it;
+`values` and `datum` say what a value means, `keys` how samples are called, `families` what other
+keys say. None
 of them maps the file, takes a lock or needs the ``lmdb`` package, so a damaged file cannot crash
 the process and any number of threads read at once.
 """
@@ -14,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from dsprep.core.groups import Grouping, GroupPlan
+from dsprep.core.groups import Grouping
 from dsprep.core.schema import Schema
 from dsprep.core.storage import pread_most
 from dsprep.errors import UsageError
@@ -30,11 +31,7 @@ from dsprep.formats.base import (
     Writer,
 )
 from dsprep.formats.lmdb.families import KEY, VALUE
-from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.meta import looks_like, read_meta
-from dsprep.formats.lmdb.pages import HEADER, NODE
-from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
-from dsprep.formats.lmdb.values import Values
 
 DATA = "data.mdb"
 """The file in the directory of an environment."""
@@ -116,16 +113,18 @@ class Lmdb(Format):
         name: str = "",
     ) -> WritePlan:
         """Return where each field lies in a value; names and types are kept by the sidecar."""
-        stored, lost = _stored(schema, options), []
+        from dsprep.formats.lmdb import plan
+
+        stored, lost = plan.stored(schema, options), []
         if [f.kind for f in schema] != ["bytes"]:
             lost.append("LMDB keeps no field names and types: only the sidecar has them")
         if schema.attrs or any(f.attrs for f in schema):
             lost.append("LMDB keeps no attributes: only the sidecar has them")
         if isinstance(samples, Grouping):
-            groups = _plan_groups(schema, options, samples)
+            groups = plan.groups(schema, options, samples)
             nbytes = groups.nbytes
         else:
-            groups, nbytes = None, _estimate(schema, samples, payload, options)
+            groups, nbytes = None, plan.estimate(schema, samples, payload, options)
         return WritePlan(stored=stored, notes=tuple(lost), nbytes=nbytes, files=2, groups=groups)
 
     def create(
@@ -137,88 +136,12 @@ class Lmdb(Format):
         state: State | None,
     ) -> Writer:
         """Start or continue an environment: a single file if `path` ends in ``.mdb``."""
-        from dsprep.formats.lmdb import group_writer
         from dsprep.formats.lmdb.writer import LmdbWriter
 
-        if not isinstance(samples, Grouping):
-            if options.group_values:
-                raise UsageError(
-                    "one value per group needs groups", fix="dsprep repack writes them"
-                )
-            keys = plan_keys(options.key_format, samples)
-            return LmdbWriter(_file_to_write(path), schema, samples, keys, state)
-        file = _file_to_write(path)
-        inside = "" if file == path else file.name
-        if options.group_values:
-            keys = plan_keys(options.key_format, samples.count)
-            return group_writer.LmdbGroupValuesWriter(file, inside, schema, samples, keys, state)
-        keys = plan_keys(options.key_format, int(samples.edges[-1]))
-        return group_writer.LmdbGroupWriter(file, inside, schema, samples, keys, state)
-
-
-def _stored(schema: Schema, options: WriteOptions) -> dict[str, str]:
-    """Return where each field lies in a sample's value."""
-    values = Values(schema)
-    plan_keys(options.key_format, 1)
-    if options.group_values:
-        return {f.name: "a part of its group's value" for f in schema}
-    if len(schema) == 1:
-        return {f.name: "the value" for f in schema}
-    at, plan = values.table, {}
-    for f in values.fixed:
-        plan[f.name] = f"bytes {at} to {at + f.row_nbytes} of the value"
-        at += f.row_nbytes
-    for k, f in enumerate(values.ragged):
-        length = f", its length in bytes {8 * k} to {8 * k + 8}" if values.table else ""
-        place = f"from byte {at}" if k == 0 else f"behind {values.ragged[k - 1].name}"
-        plan[f.name] = f"{place} in the value{length}"
-    return {f.name: plan[f.name] for f in schema}
-
-
-def _estimate(schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
-    """Return the bytes of the file: exact for fixed fields, an upper bound otherwise."""
-    import numpy as np
-
-    key = plan_keys(options.key_format, count).nbytes
-    values = Values(schema)
-    if not count:
-        return 2 * PSIZE
-    if schema.ragged:
-        # A value inside leaves costs at most twice its bytes, as a leaf may stay half empty;
-        # one on overflow pages wastes less than a page and a header, and is not small.
-        total = payload + values.table * count
-        large = min(count, total // (NODE_MAX - NODE - key + 1) + 1)
-        leaves = 2 * count * (NODE + key + 12) // ROOM + 2
-        tree = 2 * leaves // Tree(key).fanout + 2
-        slack = max(total if large < count else 0, large * (PSIZE + HEADER))
-        return (2 + leaves + tree) * PSIZE + total + slack
-    nodes, runs = node_sizes(key, np.array([values.head]))
-    level = leaves = -(-count // (ROOM // (int(nodes[0]) + 2)))
-    branches, each = 0, Tree(key).fanout - 1
-    while level > 1:
-        level = (level - 2) // each + 1
-        branches += level
-    return (2 + leaves + branches + int(runs[0]) * count) * PSIZE
-
-
-def _plan_groups(schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupPlan:
-    """Return how groups will be laid out: contiguous, and where LMDB puts them."""
-    from dsprep.formats.lmdb import group_plan
-
-    if options.group_values:
-        values, sizes = group_plan.group_values(schema, grouping)
-        nbytes = _estimate(values, grouping.count, int(sizes.sum()), options)
-        return group_plan.of_values(nbytes, sizes, grouping)
-    count = int(grouping.edges[-1])
-    key = plan_keys(options.key_format, count).nbytes
-    payload = int(group_plan.payloads(schema, grouping).sum())
-    nbytes = _estimate(schema, count, payload, options)
-    return group_plan.of_samples(nbytes, schema, grouping, key)
-
-
-def _file_to_write(path: Path) -> Path:
-    """Return the file of a new environment: a single one if `path` ends in ``.mdb``."""
-    if path.suffix.lower() == ".mdb":
-        return path
-    path.mkdir(exist_ok=True)
-    return path / DATA
+        if options.group_values and not isinstance(samples, Grouping):
+            raise UsageError("one value per group needs groups", fix="dsprep repack writes them")
+        file = path
+        if path.suffix.lower() != ".mdb":
+            path.mkdir(exist_ok=True)
+            file = path / DATA
+        return LmdbWriter(file, "" if file == path else DATA, schema, samples, options, state)

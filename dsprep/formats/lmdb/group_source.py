@@ -17,11 +17,10 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.core.storage import pread_exact, pread_most
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Layout, OpenOptions, wanted
-from dsprep.formats.lmdb.group_values import HEAD, MAGIC, Packing, is_group
 from dsprep.formats.lmdb.records import Records
 from dsprep.formats.lmdb.snippet import group_loading_code
 from dsprep.formats.lmdb.source import RecordsSource
-from dsprep.formats.lmdb.values import MAX_VALUE
+from dsprep.formats.lmdb.values import HEAD, MAGIC, MAX_VALUE, Packing, is_group
 from dsprep.layout import model
 from dsprep.layout.laws import Affine, Computed, Explicit
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from dsprep.core.schema import DType, is_extension
 from dsprep.formats.lmdb.datum import Datum
-from dsprep.formats.lmdb.group_values import Packing
-from dsprep.formats.lmdb.values import Values
+from dsprep.formats.lmdb.values import Packing, Values
 
 _OPEN = """\
 import lmdb

@@ -21,11 +21,10 @@ from dsprep.formats.lmdb import families, frame
 from dsprep.formats.lmdb.datum import Datum, looks_like_datum
 from dsprep.formats.lmdb.extents import file_layout, lazy_layout
 from dsprep.formats.lmdb.families import KEY, VALUE, Family
-from dsprep.formats.lmdb.group_values import is_group
 from dsprep.formats.lmdb.index import numbers
 from dsprep.formats.lmdb.records import Records, shown
 from dsprep.formats.lmdb.snippet import family_loading_code, loading_code
-from dsprep.formats.lmdb.values import Values
+from dsprep.formats.lmdb.values import Values, is_group
 from dsprep.layout import model
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout, Part

@@ -9,31 +9,57 @@ with ``MDB_APPEND`` in one transaction, except:
   memory;
 - the place of a few branch pages when values differ in size (see `tree`).
 
-Every value lies at ``page * 4096 + 16`` or inside a leaf; a value is written straight from the
-batch, without being copied together first, when values are large.
+Every value is stored at ``page * 4096 + 16`` or inside a leaf; a value is written straight from
+the batch, without being copied together first, when values are large.
+
+LMDB decides where values are stored, so groups begin at pages, not at stripes. Where every sample
+is a value of its own, a group is all from the header of its first value's pages (or from its first
+leaf) to the end of its last value: the tree's pages are between the values. (Where some values are
+small enough for leaves and others are not, a leaf follows all large values of its samples, also
+those of other groups, so ranges overlap; one value per group avoids that.) Groups are located in
+the finished file. Their sums are taken while large values are written; where values are small, or
+an earlier run wrote them, the group is read once more for that.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from dsprep.core.checksums import Sums, pwrite_crc32c, read_crc32c
+from dsprep.core.groups import Grouping, even
 from dsprep.core.pread import move_spans, packed, ranges
 from dsprep.core.schema import Arena, Batch, Bytes, Ints, Schema
 from dsprep.core.storage import Buffer, as_bytes, close, pwrite_all, sync, sync_directory
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import State, Writer
-from dsprep.formats.lmdb.keys import Keys
+from dsprep.formats.base import OpenOptions, State, WriteOptions, Writer
+from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.meta import EMPTY, Meta
 from dsprep.formats.lmdb.overflow import EvenRuns, Runs
 from dsprep.formats.lmdb.pages import F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF
+from dsprep.formats.lmdb.records import Records
+from dsprep.formats.lmdb.recover import Found
 from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_size, node_sizes
-from dsprep.formats.lmdb.values import MAX_VALUE, Part, Values, join, total_lengths
+from dsprep.formats.lmdb.values import (
+    MAX_VALUE,
+    Packing,
+    Part,
+    Values,
+    capacities,
+    join,
+    total_lengths,
+)
+from dsprep.layout.laws import Explicit
+from dsprep.layout.model import Blocks, Groups
 
+THREADS = 2
+"""Threads that read back; more wait for each other's turn at Python."""
 SCATTERED = 8 << 10
 """Mean bytes of a value from which on its parts are written from where they are."""
 
@@ -90,17 +116,36 @@ class LmdbWriter(Writer):
     ----------
     path
         The file itself, not the directory of the environment.
-    schema, count, keys
-        What is written: `count` samples of `schema` under these keys.
-    state
-        From `checkpoint`, to continue.
+    inside
+        The file below the path of the dataset: empty if that is the file.
+    schema, samples, options, state
+        As for `Format.create`.
     """
 
     def __init__(
-        self, path: Path, schema: Schema, count: int, keys: Keys, state: State | None
+        self,
+        path: Path,
+        inside: str,
+        schema: Schema,
+        samples: int | Grouping,
+        options: WriteOptions,
+        state: State | None,
     ) -> None:
-        self._path, self._count, self._keys = path, count, keys
-        self._values = Values(schema)
+        self._path, self._inside = path, inside
+        self._packing: Packing | None = None
+        self._grouping = self._values_in = None
+        if isinstance(samples, Grouping):
+            self._grouping = self._values_in = samples
+            if options.group_values:
+                self._packing, self.whole = Packing(schema), True
+                self._capacities = capacities(samples)
+                schema = self._packing.value_schema(self._packing.sizes(samples))
+                self._values_in = even(samples.count, 1)
+            self._count = int(self._values_in.edges[-1])
+        else:
+            self._count = samples
+        keys = self._keys = plan_keys(options.key_format, self._count)
+        self._sums, self._values = Sums(), Values(schema)
         smallest = node_size(keys.nbytes, self._values.head)
         if schema.ragged:  # a large value has a small node
             smallest = min(smallest, node_size(keys.nbytes, MAX_VALUE))
@@ -117,8 +162,14 @@ class LmdbWriter(Writer):
         self._fd = os.open(path, flags, 0o666)
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
-        """Build the nodes of the samples, all but the page numbers in them."""
-        return self._piece(self._values.encode(batch), start, arena)
+        """Build the nodes of the samples, or of their group, all but the page numbers in them."""
+        if self._packing is None or self._grouping is None:
+            return self._piece(self._values.encode(batch), start, arena)
+        if not len(next(iter(batch.values()), ())):
+            return self._piece([], 0, arena)
+        group = self._grouping.of(start)
+        capacity = int(self._capacities[group])
+        return self._piece(self._packing.parts(batch, start, capacity, arena), group, arena)
 
     def _piece(self, parts: list[Part], start: int, arena: Arena) -> Piece:
         """Return the piece for values made of `parts`, the first of which is number `start`."""
@@ -126,6 +177,8 @@ class LmdbWriter(Writer):
         n = len(sizes)
         if n and sizes.max() > MAX_VALUE:
             i = int(sizes.argmax())
+            if self._packing is not None:
+                self._packing.refuse(start + i, int(sizes[i]))
             raise UnsupportedError(
                 "a sample is larger than an LMDB value can be",
                 where=f"{self._path}, sample {start + i}",
@@ -250,8 +303,16 @@ class LmdbWriter(Writer):
         return True
 
     def _put(self, piece: Piece, buffers: Sequence[Buffer], offset: int) -> None:
-        """Write some of a piece's bytes."""
-        pwrite_all(self._fd, buffers, offset)
+        """Write some of a piece's bytes, and keep the sums of what belongs to a group."""
+        if self._values_in is None or not piece.runs.all():
+            pwrite_all(self._fd, buffers, offset)
+            return
+        group = self._values_in.of(piece.start)
+        begin = int(piece.value_pages[0]) * PSIZE + (0 if self._packing is None else HEADER)
+        end = int(piece.value_pages[-1]) * PSIZE + HEADER + int(piece.sizes[-1])
+        for at, part in _cut(buffers, offset, (begin, end)):
+            crc = pwrite_crc32c(self._fd, part, at)
+            self._sums.add(group, at, sum(map(len, part)), crc)
 
     def _build_leaves(self, piece: Piece) -> Bytes:
         """Return the leaf pages that the piece completes: uint8, shape ``(k, PSIZE)``."""
@@ -335,3 +396,64 @@ class LmdbWriter(Writer):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             close(fd)
+
+    def groups(self) -> Groups | None:
+        """Return where the groups are stored, as found in the file; see `Writer.groups`."""
+        grouping = self._grouping
+        if grouping is None:
+            return None
+        with closing(Records(self._path, self._path, OpenOptions(), survey=True)) as records:
+            found = records.found()
+            if self._packing is None:
+                begins, ends = _ranges_of(found, grouping.edges)
+            else:
+                begins, ends = found.offsets, found.offsets + found.sizes
+            sums = self._sums_of(records.file.fd, begins, ends)
+        return Groups(
+            max(1, grouping.samples),
+            Blocks(Explicit(begins), Explicit(ends - begins), self._inside),
+            Explicit(sums),
+            None if grouping.even else Explicit(grouping.edges[:-1].copy()),
+        )
+
+    def _sums_of(self, fd: int, begins: Ints, ends: Ints) -> Ints:
+        """Return the sum of each group; those not known are read."""
+
+        def one(group: int) -> int:
+            place = int(begins[group]), int(ends[group])
+            known = self._sums.of(group, *place)
+            return read_crc32c(fd, *place, self._path) if known is None else known
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            return np.fromiter(pool.map(one, range(len(begins))), np.int64, len(begins))
+
+
+def _cut(
+    buffers: Sequence[Buffer], offset: int, edges: tuple[int, int]
+) -> Iterator[tuple[int, list[memoryview]]]:
+    """Yield the buffers and where they go, cut where `edges` of the file are."""
+    at, part, nbytes = offset, list[memoryview](), 0
+    for buffer in buffers:
+        view = as_bytes(buffer) if isinstance(buffer, np.ndarray) else memoryview(buffer)
+        for edge in edges:
+            here = edge - at - nbytes
+            if 0 <= here < len(view):
+                if nbytes + here:
+                    yield at, [*part, view[:here]]
+                at, part, nbytes, view = edge, [], 0, view[here:]
+        part.append(view)
+        nbytes += len(view)
+    if nbytes:
+        yield at, part
+
+
+def _ranges_of(found: Found, edges: Ints) -> tuple[Ints, Ints]:
+    """Return where groups of values begin and end: int64, shape ``(groups,)`` each."""
+    inside = found.offsets % PSIZE
+    # A value right behind a page's header is on overflow pages of its own; leaves have pointers.
+    begins = found.offsets - np.where(inside == HEADER, HEADER, inside)
+    ends = found.offsets + found.sizes
+    if len(edges) == 1:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    starts = edges[:-1]
+    return np.minimum.reduceat(begins, starts), np.maximum.reduceat(ends, starts)

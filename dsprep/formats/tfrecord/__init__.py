@@ -1,9 +1,9 @@
 """TFRecord: files of ``tf.train.Example``, or of any records.
 
 ``framing`` knows records, ``stream`` the bytes they are in (plain, GZIP, ZLIB), ``example`` and
-``lockstep`` the message inside, ``features`` which feature a field is. ``source`` and ``columns``
-read, ``writer`` and ``build`` write, ``code`` shows how TensorFlow loads the file. ``group`` and
-``group_writer`` write groups. TensorFlow itself is not needed.
+``batch_parser`` the message inside, ``features`` which feature a field is. ``source``, ``extents``
+and ``recipe`` read, ``writer``, ``build`` and ``group`` write, ``snippet`` shows how TensorFlow
+loads the file. TensorFlow itself is not needed.
 """
 
 from __future__ import annotations
@@ -117,12 +117,10 @@ class TFRecord(Format):
         state: State | None,
     ) -> Writer:
         """Start a file or continue one; see `Format.create`."""
-        from dsprep.formats.tfrecord.group_writer import TFRecordGroupWriter
         from dsprep.formats.tfrecord.writer import TFRecordWriter
 
-        if isinstance(samples, Grouping):
-            return TFRecordGroupWriter(path, schema, samples, options, state)
-        return TFRecordWriter(path, schema, options, state)
+        grouping = samples if isinstance(samples, Grouping) else None
+        return TFRecordWriter(path, schema, grouping, options, state)
 
 
 def _lost(schema: Schema, types: dict[str, int]) -> tuple[str, ...]:

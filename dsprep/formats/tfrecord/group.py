@@ -29,6 +29,8 @@ from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Assembly, Template
 from dsprep.formats.tfrecord.example import LARGEST
 from dsprep.formats.tfrecord.framing import FRAME
 
+GZIP_LEVEL = 4
+"""The level unless one is asked for; higher ones cost more time than they save space."""
 MOST_PADDING = 0.02
 """Padding per byte of a record up to which every record gets the same."""
 LEAST_PADDING = 2
@@ -81,14 +83,14 @@ class Arrangement:
 
 
 def arrange(
-    schema: Schema, types: dict[str, int], options: WriteOptions, grouping: Grouping
+    schema: Schema, types: dict[str, int], options: WriteOptions, grouping: Grouping | None
 ) -> Arrangement:
-    """Return how groups of this schema lie, whose fields are carried by lists of these `types`."""
-    from dsprep.formats.tfrecord.writer import gzip_level
-
-    level = gzip_level(options)
-    opaque = features.is_opaque(schema)
-    align = grouping.align if grouping.count > 1 else 1  # the first group begins at 0
+    """Return how records are laid out whose fields are carried by lists of these `types`."""
+    level, opaque = None, features.is_opaque(schema)
+    if options.compress is not None:
+        level = GZIP_LEVEL if options.compress.level is None else options.compress.level
+    # the first group begins at 0
+    align = grouping.align if grouping is not None and grouping.count > 1 else 1
     builder: Template | Assembly
     if schema.ragged:
         builder = Assembly(schema, types, opaque)
@@ -100,6 +102,7 @@ def arrange(
         return Arrangement(builder, level, align=align)
     if not room:
         return Arrangement(builder, None, aligned=False)
+    assert grouping is not None  # only groups are aligned
     if isinstance(builder, Template) and grouping.even:
         every = _in_every(builder.nbytes, grouping.samples, align)
         if every <= MOST_PADDING * builder.nbytes:

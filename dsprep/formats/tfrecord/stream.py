@@ -8,11 +8,12 @@ stopped. Memory stays bounded whatever the file unpacks to.
 
 from __future__ import annotations
 
+import struct
 import threading
 import zlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -24,7 +25,7 @@ from dsprep.core.pread import move_spans
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
-from dsprep.formats.tfrecord import group_gzip
+from dsprep.formats.tfrecord.example import view
 from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Index, Scan, is_header
 from dsprep.reading.files import File
 
@@ -70,7 +71,7 @@ def holds_records(head: bytes) -> bool | None:
         return True
     if packing(head) is None:
         return False
-    if group_gzip.told(head) is not None:  # its records may begin behind a long comment
+    if stated_nbytes(head) is not None:  # its records may begin behind a long comment
         return True
     decoder = zlib.decompressobj(wbits=32 + 15)
     try:
@@ -364,3 +365,68 @@ def open_stream(path: Path) -> File:
     head = pread_most(file.fd, 1024, 0)
     codec = None if is_header(head) else packing(head)
     return file if codec is None else PackedFile(path, codec)
+
+
+# --- members of groups ---------------------------------------------------------------------
+
+# A reader of GZIP sees one stream, whatever members it is made of (RFC 1952, section 2.2). In the
+# header of a group's member an extra field with the name ``dS`` states the bytes of the member as
+# u64 little-endian, so that members can be found without being unpacked; a comment fills it up to
+# a whole stripe. (Empty members do not serve: tf.data takes the first one for the end of the file.)
+
+_MAGIC = b"\x1f\x8b\x08"
+_FEXTRA, _FCOMMENT = 4, 16
+_UNKNOWN_SYSTEM = 255
+_HEAD = struct.Struct("<3sB4xBB")
+_EXTRA = struct.Struct("<H2sHQ")
+_TAIL = struct.Struct("<II")
+
+MEMBER = _HEAD.size + _EXTRA.size
+"""Bytes of the header of a group's member, without a comment."""
+
+
+def member(level: int, blocks: Iterable[NDArray[np.uint8]], align: int = 1) -> list[bytes]:
+    """Return what `blocks` become as one member, in parts, of a multiple of `align` bytes.
+
+    The bytes are the same however the blocks are cut.
+    """
+    packer = zlib.compressobj(level, zlib.DEFLATED, -15)
+    parts, crc, nbytes = [b""], 0, 0
+    for block in blocks:
+        data = view(block)
+        parts.append(packer.compress(data))
+        crc, nbytes = zlib.crc32(data, crc), nbytes + len(data)
+    parts += [packer.flush(), _TAIL.pack(crc, nbytes & 0xFFFFFFFF)]
+    total = MEMBER + sum(map(len, parts))
+    missing = -total % align
+    comment = b" " * (missing - 1) + b"\0" if missing else b""
+    head = _HEAD.pack(_MAGIC, _FEXTRA | (_FCOMMENT if missing else 0), 0, _UNKNOWN_SYSTEM)
+    parts[0] = head + _EXTRA.pack(12, b"dS", 8, total + missing) + comment
+    return parts
+
+
+def nbytes_at(fd: int, offset: int, where: object) -> int:
+    """Return the bytes of the member at `offset`.
+
+    Raises
+    ------
+    FormatError
+        If no member that `member` made is there.
+    """
+    nbytes = stated_nbytes(pread_most(fd, MEMBER, offset))
+    if nbytes is not None:
+        return nbytes
+    raise FormatError(
+        "there is no group where one was written",
+        where=f"{where}, offset {offset}",
+        fix="the file was changed while it was being written",
+    )
+
+
+def stated_nbytes(head: bytes) -> int | None:
+    """Return the bytes of the member that begins with `head`; None if `member` did not make it."""
+    if len(head) >= MEMBER and head[:3] == _MAGIC and head[3] & ~_FCOMMENT == _FEXTRA:
+        length, name, size, nbytes = _EXTRA.unpack_from(head, _HEAD.size)
+        if (length, name, size) == (12, b"dS", 8) and nbytes > MEMBER:
+            return int(nbytes)
+    return None

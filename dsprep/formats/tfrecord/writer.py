@@ -1,7 +1,8 @@
-"""Writing a TFRecord file: pieces of whole records, one after another.
+"""Writing a TFRecord file: pieces of whole records, one after another, and perhaps in groups.
 
-Without compression the bytes depend on the samples alone; samples of one shape lie at
-``i * size``. With GZIP every piece is one member, and readers see one stream.
+Without compression the bytes depend on samples and groups alone, whatever the pieces; samples of
+one shape have a constant stride. With GZIP every piece, or every group, is one member, and readers
+see one stream. The CRC of a group is taken while its bytes are in memory.
 """
 
 from __future__ import annotations
@@ -15,56 +16,75 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import Arena, Batch, Schema
+from dsprep.core.checksums import Sums, crc32c, read_crc32c
+from dsprep.core.groups import Grouping
+from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
 from dsprep.core.storage import close, pwrite_all, sync
 from dsprep.formats.base import State, WriteOptions, Writer
-from dsprep.formats.tfrecord import features
-from dsprep.formats.tfrecord.build import Assembly, Template
-from dsprep.formats.tfrecord.example import view
-
-GZIP_LEVEL = 4
-"""The level unless one is asked for; higher ones cost more time than they save space."""
-
-
-def gzip_level(options: WriteOptions) -> int | None:
-    """Return the level to compress with, or None."""
-    if options.compress is None:
-        return None
-    return GZIP_LEVEL if options.compress.level is None else options.compress.level
+from dsprep.formats.tfrecord import features, framing
+from dsprep.formats.tfrecord.build import Template, check_size
+from dsprep.formats.tfrecord.example import padding_head, view
+from dsprep.formats.tfrecord.group import arrange
+from dsprep.formats.tfrecord.stream import member, nbytes_at, read_index
+from dsprep.layout.laws import Explicit
+from dsprep.layout.model import Blocks, Groups
+from dsprep.reading.files import File
 
 
 @dataclass
 class Piece:
-    """Encoded samples, or a recipe for them.
+    """Encoded samples of one group, or a recipe for them.
 
     Attributes
     ----------
+    start, stop
+        The samples ``start <= i < stop``.
     nbytes
-        Their size in the file.
+        Their size in the file, without padding that the group ends with.
     blocks
         Their bytes, to be written one after another and to be taken once.
-    offset
-        Where they belong, once `TFRecordWriter.reserve` has been called.
+    last
+        Bytes of the last record, which ends the last block.
+    group, offset, missing
+        Where they belong, and by how many bytes the group is filled up behind them, once
+        `TFRecordWriter.reserve` has been called.
     """
 
+    start: int
+    stop: int
     nbytes: int
     blocks: Iterable[NDArray[np.uint8] | bytes]
+    last: int
+    group: int = -1
     offset: int = -1
+    missing: int = 0
 
 
 class TFRecordWriter(Writer):
-    """One TFRecord file being written."""
+    """One TFRecord file being written; see `group` for how groups are laid out.
+
+    Parameters
+    ----------
+    path, schema, options, state
+        As for `Format.create`.
+    grouping
+        The groups; None: there are none.
+    """
 
     def __init__(
-        self, path: Path, schema: Schema, options: WriteOptions, state: State | None
+        self,
+        path: Path,
+        schema: Schema,
+        grouping: Grouping | None,
+        options: WriteOptions,
+        state: State | None,
     ) -> None:
-        types = features.plan(schema, options)
-        self._builder: Template | Assembly
-        if schema.ragged:
-            self._builder = Assembly(schema, types, features.is_opaque(schema))
-        else:
-            self._builder = Template(schema, types)
-        self._level = gzip_level(options)
+        self._path, self._grouping = path, grouping
+        self._arrangement = arrange(schema, features.plan(schema, options), options, grouping)
+        self.whole = grouping is not None and self._arrangement.level is not None
+        count = 0 if grouping is None else grouping.count
+        self._begins, self._ends = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+        self._sums = Sums()
         self._end = 0 if state is None else int(state["offset"])
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if state is None else 0)
         self._fd = os.open(path, flags, 0o666)
@@ -77,30 +97,62 @@ class TFRecordWriter(Writer):
         UnsupportedError
             If a sample is too large for ``tf.train.Example``.
         """
+        builder, level = self._arrangement.builder, self._arrangement.level
+        count = len(next(iter(batch.values()), ()))
         blocks: Iterable[NDArray[np.uint8]]
-        if isinstance(self._builder, Template):
-            nbytes = len(next(iter(batch.values()), ())) * self._builder.nbytes
-            blocks = self._builder.blocks(batch, arena)
+        if isinstance(builder, Template):
+            nbytes, last = count * builder.nbytes, builder.nbytes
+            blocks = builder.blocks(batch, arena)
         else:
-            records, _ = self._builder.records(batch, start, arena)
+            records, last = builder.records(batch, start, arena)
             nbytes, blocks = len(records), [records]
-        if self._level is None or not nbytes:
-            return Piece(nbytes, blocks)
-        packer = zlib.compressobj(self._level, zlib.DEFLATED, 16 + 15)
-        parts = [packer.compress(view(block)) for block in blocks]
-        parts.append(packer.flush())
-        return Piece(sum(map(len, parts)), parts)
+        if level is None or not count:
+            return Piece(start, start + count, nbytes, blocks, last)
+        parts = self._compressed(level, blocks, start + count)
+        return Piece(start, start + count, sum(map(len, parts)), parts, last)
+
+    def _compressed(
+        self, level: int, blocks: Iterable[NDArray[np.uint8]], stop: int
+    ) -> list[bytes]:
+        """Return samples up to `stop` as one GZIP member, that of a group if there are groups."""
+        if self._grouping is not None:
+            ends_file = stop == self._grouping.edges[-1]
+            return member(level, blocks, 1 if ends_file else self._arrangement.align)
+        packer = zlib.compressobj(level, zlib.DEFLATED, 16 + 15)
+        return [*(packer.compress(view(block)) for block in blocks), packer.flush()]
 
     def reserve(self, piece: Piece) -> None:
-        """Give the piece the place behind the one before."""
-        piece.offset = self._end
-        self._end += piece.nbytes
+        """Give the piece the place behind the one before, and behind its group what is missing."""
+        piece.offset, end = self._end, self._end + piece.nbytes
+        self._end, grouping = end, self._grouping
+        if grouping is None or piece.start == piece.stop:
+            return
+        g = piece.group = grouping.of(piece.start)
+        if piece.start == grouping.edges[g]:
+            self._begins[g] = piece.offset
+        if piece.stop == grouping.edges[g + 1]:
+            if g + 1 < grouping.count:
+                piece.missing = self._arrangement.missing(end)
+            if piece.missing:
+                check_size(piece.last - framing.FRAME + piece.missing, piece.stop - 1)
+            end += piece.missing
+            self._ends[g] = end
+        self._end = end
 
     def write(self, piece: Piece) -> None:
         """Write the piece at its place."""
-        at = piece.offset
+        at, crc, done = piece.offset, 0, 0
         for block in piece.blocks:
-            at += pwrite_all(self._fd, [block], at)
+            done += len(block)
+            parts: list[bytes | Array] = [block]
+            if piece.missing and done == piece.nbytes:
+                assert isinstance(block, np.ndarray)
+                parts = lengthened(block, piece.last, piece.missing)
+            for part in parts if piece.group >= 0 else ():
+                crc = crc32c(part, crc)
+            at += pwrite_all(self._fd, parts, at)
+        if done and piece.group >= 0:
+            self._sums.add(piece.group, piece.offset, at - piece.offset, crc)
 
     def checkpoint(self) -> State:
         """Return where the next piece goes."""
@@ -117,8 +169,66 @@ class TFRecordWriter(Writer):
             sync(self._fd)
         self.close()
 
+    def groups(self) -> Groups | None:
+        """Return where the groups are stored; see `Writer.groups`.
+
+        What an earlier run has written is read back for its sums.
+
+        Raises
+        ------
+        FormatError
+            If the file was changed since.
+        """
+        grouping = self._grouping
+        if grouping is None:
+            return None
+        file = File(self._path)
+        self._find_places(file, grouping.edges)
+        sums = np.empty(grouping.count, np.int64)
+        for g, (begin, end) in enumerate(
+            zip(self._begins.tolist(), self._ends.tolist(), strict=True)
+        ):
+            known = self._sums.of(g, begin, end)
+            sums[g] = read_crc32c(file.fd, begin, end, self._path) if known is None else known
+        file.close()
+        return Groups(
+            max(1, grouping.samples),
+            Blocks(Explicit(self._begins), Explicit(self._ends - self._begins)),
+            Explicit(sums),
+            None if grouping.even else Explicit(grouping.edges[:-1].copy()),
+        )
+
+    def _find_places(self, file: File, edges: Ints) -> None:
+        """Find the groups that an earlier run has written."""
+        arrangement = self._arrangement
+        if bool((self._begins >= 0).all() and (self._ends >= 0).all()):
+            return
+        places = np.zeros(len(edges), np.int64)
+        if arrangement.level is not None:
+            for g in range(len(edges) - 1):
+                places[g + 1] = places[g] + nbytes_at(file.fd, int(places[g]), self._path)
+        elif arrangement.fixed:
+            places = arrangement.places(edges)
+        else:
+            index = read_index(file)
+            places[:-1], places[-1] = index.offsets.at(edges[:-1]) - framing.HEADER, index.nbytes
+        self._begins[:], self._ends[:] = places[:-1], places[1:]
+
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             close(fd)
+
+
+def lengthened(block: Array, last: int, padding: int) -> list[bytes | Array]:
+    """Return `block` with `padding` added to the record that its `last` bytes are."""
+    begin, end = len(block) - last + framing.HEADER, len(block) - framing.FOOTER
+    head = padding_head(padding)
+    zeros = np.zeros(padding - len(head), np.uint8)
+    crc = framing.unmask(int.from_bytes(block[end:].tobytes(), "little"))
+    crc = crc32c(zeros, crc32c(head, crc))
+    foot = framing.mask(np.array([crc], np.uint32)).astype("<u4").tobytes()
+    header = framing.headers(np.array([end - begin + padding])).tobytes()
+    before = block[: begin - framing.HEADER]
+    return [before, header, block[begin:end], head, zeros, foot]
