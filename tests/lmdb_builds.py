@@ -113,17 +113,9 @@ def walk(path, named=False):
     offsets, sizes, keys = (
         np.concatenate([c[k] for c in columns] or empty[:1]).astype(np.int64) for k in range(3)
     )
-    meta = pages.meta
-    return Found(
-        pages.psize,
-        offsets,
-        sizes,
-        keys,
-        meta.transaction,
-        meta.last_page,
-        database.depth,
-        named,
-    )
+    ends = int(keys.min(initial=1 << 16)), int(keys.max(initial=0))
+    transaction = pages.meta.transaction
+    return Found(pages.psize, offsets, sizes, ends, transaction, database.depth, named)
 
 
 def read_back(path, offsets, named=False, sample=None):

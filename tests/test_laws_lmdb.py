@@ -396,7 +396,7 @@ def test_laws_against_the_simulator(parameters):
     assert sim.compact() == one.compact()
 
     found = Found(
-        psize, offsets, column, np.array(keys), sim.txn, sim.end - 1, len(sim.right_edge()), named
+        psize, offsets, column, (min(keys), max(keys)), sim.txn, len(sim.right_edge()), named
     )
     given_back, _ = recover(found)
     for each in given_back:
@@ -547,7 +547,7 @@ def test_nothing_is_a_law_too():
         assert law.words()
         assert law.to_json(Tables())["psize"] == 4096
     none = np.zeros(0, np.int64)
-    assert recover(Found(4096, none, none, none, 0, 1, 0, False)) == ((), {})
+    assert recover(Found(4096, none, none, (1, 0), 0, 0, False)) == ((), {})
 
 
 # --- everything, once: DSPREP_FULL=1 -------------------------------------------------------------

@@ -50,7 +50,7 @@ class Decoder:
 
 FRAMES = {
     "lmdb": Decoder(
-        "dsprep.formats.lmdb.frame:Frame",
+        "dsprep.formats.lmdb.overflow:Frame",
         "proven by the header of the overflow page before it",
     ),
     "tfrecord": Decoder(
@@ -59,9 +59,9 @@ FRAMES = {
 }
 RECIPES = {
     "values": Decoder(
-        "dsprep.formats.lmdb.recipe:values", "the lengths that the value begins with"
+        "dsprep.formats.lmdb.layout:values", "the lengths that the value begins with"
     ),
-    "datum": Decoder("dsprep.formats.lmdb.recipe:datum", "what Caffe's Datum message says"),
+    "datum": Decoder("dsprep.formats.lmdb.layout:datum", "what Caffe's Datum message says"),
     "example": Decoder("dsprep.formats.tfrecord.recipe:example", "what tf.train.Example says"),
 }
 

@@ -13,8 +13,9 @@ from dsprep.core import pread
 from dsprep.core.schema import Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError
 from dsprep.formats.base import OpenOptions, WriteOptions
-from dsprep.formats.lmdb import Lmdb, recipe
-from dsprep.formats.lmdb.frame import Frame
+from dsprep.formats.lmdb import Lmdb
+from dsprep.formats.lmdb import layout as recipe
+from dsprep.formats.lmdb.overflow import Frame
 from dsprep.layout.laws import Affine, found_exact
 
 LMDB = Lmdb()

@@ -17,8 +17,7 @@ from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.lmdb.families import DIGITS, Keys, fact, maybe_facts
-from dsprep.formats.lmdb.meta import DATABASE, DUPSORT, Database
-from dsprep.formats.lmdb.pages import Nodes, Pages
+from dsprep.formats.lmdb.pages import DATABASE, DUPSORT, Database, Nodes, Pages
 
 MOST_FACT = 4096
 """Bytes of a value that is looked at to see whether it is a number."""

@@ -19,8 +19,7 @@ from dsprep.errors import FormatError, SchemaError
 from dsprep.formats import decoders
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb.index import build, named_databases
-from dsprep.formats.lmdb.meta import Database
-from dsprep.formats.lmdb.pages import P_LEAF, Nodes, Pages
+from dsprep.formats.lmdb.pages import P_LEAF, Database, Nodes, Pages
 from dsprep.formats.lmdb.recover import Found
 from dsprep.formats.samples import listed
 from dsprep.layout import model

@@ -17,11 +17,12 @@ from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Arena, Batch, Column, Field, Ints, Ragged, Schema
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
-from dsprep.formats.lmdb import families, frame
+from dsprep.formats.lmdb import families
 from dsprep.formats.lmdb.datum import Datum, looks_like_datum
-from dsprep.formats.lmdb.extents import file_layout, lazy_layout
 from dsprep.formats.lmdb.families import KEY, VALUE, Family
 from dsprep.formats.lmdb.index import numbers
+from dsprep.formats.lmdb.layout import file_layout, lazy_layout
+from dsprep.formats.lmdb.overflow import describe_frame
 from dsprep.formats.lmdb.records import Records, shown
 from dsprep.formats.lmdb.snippet import family_loading_code, loading_code
 from dsprep.formats.lmdb.values import Values, is_group
@@ -122,7 +123,7 @@ class LmdbSource(RecordsSource):
                     self.records.blocks(),
                     {f.name: Part(0)},
                     order=Explicit(self.families[path].records),
-                    frame=frame.describe(self.records.pages.psize) if index.big else None,
+                    frame=describe_frame(self.records.pages.psize) if index.big else None,
                 )
                 self.add_reader(FileLayout(len(self), stored), Schema((f,)))
 

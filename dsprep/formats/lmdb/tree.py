@@ -23,8 +23,7 @@ import numpy as np
 
 from dsprep.core.pread import packed
 from dsprep.core.schema import Ints
-from dsprep.formats.lmdb.meta import EMPTY, Database
-from dsprep.formats.lmdb.pages import HEADER, NODE
+from dsprep.formats.lmdb.pages import EMPTY, HEADER, NODE, Database
 
 PSIZE = 4096
 """Bytes per page: that of nearly all machines, and readable on every one."""

@@ -40,9 +40,8 @@ from dsprep.core.storage import Buffer, as_bytes, close, pwrite_all, sync, sync_
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import OpenOptions, State, WriteOptions, Writer
 from dsprep.formats.lmdb.keys import plan_keys
-from dsprep.formats.lmdb.meta import EMPTY, Meta
 from dsprep.formats.lmdb.overflow import EvenRuns, Runs
-from dsprep.formats.lmdb.pages import F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF
+from dsprep.formats.lmdb.pages import EMPTY, F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF, Meta
 from dsprep.formats.lmdb.records import Records
 from dsprep.formats.lmdb.recover import Found
 from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_size, node_sizes
