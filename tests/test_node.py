@@ -22,7 +22,9 @@ from test_located import written as dataset
 import dsprep
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import ReadError, UsageError
-from dsprep.reader import node, node_client, node_root
+from dsprep.reader import node
+from dsprep.reader.node import client as node_client
+from dsprep.reader.node import root as node_root
 from dsprep.reader.ranks import Place
 
 COUNT = 203
@@ -377,7 +379,7 @@ def test_errors_of_the_other_process_come_here(ranks, tmp_path):
 RANK = """
 import hashlib, json, os, sys, time
 import dsprep
-from dsprep.reader import node_client
+from dsprep.reader.node import client as node_client
 node_client.WAIT_SECONDS = 20
 config = json.loads(sys.argv[1])
 rank, pause = config["rank"], config["pause"]

@@ -20,8 +20,8 @@ from test_node import SCHEMA, bits, written
 
 import dsprep
 from dsprep.reader.memory import Stopped
-from dsprep.reader.node_wire import address
-from dsprep.reader.tokens import Local, Stagger, successor
+from dsprep.reader.node.tokens import Local, Stagger, successor
+from dsprep.reader.node.wire import address
 
 
 @pytest.fixture
@@ -118,7 +118,6 @@ def test_nobody_waits_for_one_that_does_not_read(key):
     began = time.monotonic()
     these.join()
     assert time.monotonic() - began < 2
-    idle.close()
 
 
 def test_tokens_of_others_are_used(key):
@@ -178,7 +177,7 @@ def test_threads_of_a_reader_share_a_token(key):
 
 HOLD = """
 import json, sys, time
-from dsprep.reader.tokens import Local, Stagger
+from dsprep.reader.node.tokens import Local, Stagger
 key, count, rank, times, seconds = json.loads(sys.argv[1])
 stagger = Stagger(Local(key, count, rank), 1)
 for _ in range(times):
@@ -301,8 +300,8 @@ import numpy as np
 import dsprep
 comm = MPI.COMM_WORLD
 rank, size, count = comm.rank, comm.size, int(sys.argv[2])
-from dsprep.reader.tokens import Stagger
-from dsprep.reader.tokens_mpi import Mpi
+from dsprep.reader.node.tokens import Stagger
+from dsprep.reader.node.tokens_mpi import Mpi
 from dsprep.reader.memory import Stopped
 
 stagger = Stagger(Mpi(comm, count), 1)
@@ -329,7 +328,6 @@ else:
             assert count > 1
     except Stopped:
         assert count < 3
-stagger.close()
 comm.barrier()
 
 with dsprep.Reader(sys.argv[1], 16, buffer_size=20, stagger=count, comm=comm) as reader:

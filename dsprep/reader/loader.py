@@ -24,13 +24,13 @@ from dsprep.reader.engines.fallback import Fallback
 from dsprep.reader.ledger import EpochStats, Ledger
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.node import join
-from dsprep.reader.node_client import Client
-from dsprep.reader.node_root import Service, Task
+from dsprep.reader.node.client import Client
+from dsprep.reader.node.root import Service
+from dsprep.reader.node.tokens import Stagger, staggering
 from dsprep.reader.options import ReaderOptions, at_least
 from dsprep.reader.order import Assignment, Leg, Remainder, Shuffle, Stage, Start
-from dsprep.reader.pipeline import Pipeline, Pools, Settings, Steps
+from dsprep.reader.pipeline import Pipeline, Pools, Settings, Steps, Task
 from dsprep.reader.ranks import Place, detect
-from dsprep.reader.tokens import Stagger, staggering
 from dsprep.reader.units import cut_units, first_file, is_decoded
 from dsprep.reading.proofs import said
 from dsprep.sidecar.sidecar import Sidecar
@@ -111,7 +111,7 @@ class Reader:
         begun. See `dsprep.reader.node`.
     stagger
         Readers of the node, or of `comm`, that read at a time; None: all. See
-        `dsprep.reader.tokens`.
+        `dsprep.reader.node.tokens`.
     comm
         An mpi4py communicator whose processes stagger; they all make their Readers in the same
         order then, and close them.
@@ -227,9 +227,7 @@ class Reader:
         options, threads = self._options, self._choice.threads
         if options.stagger is None:
             return nullcontext
-        found = staggering(self.place, options.stagger, threads, options.node_key, comm)
-        weakref.finalize(self, found.close)  # also where nobody closes this
-        return found
+        return staggering(self.place, options.stagger, threads, options.node_key, comm)
 
     def _chosen(self, parts: int = 1) -> Choice:
         """Return how to read: as asked, or by the rule."""
@@ -570,8 +568,6 @@ class Reader:
         self._stop()
         if self._node is not None:
             self._node.close()
-        if isinstance(self._settings.token, Stagger):
-            self._settings.token.close()
         self._sidecar.close()
 
     def check_open(self) -> None:

@@ -33,8 +33,9 @@ from dsprep.reader.engines import Engine
 from dsprep.reader.filling import Fill, Filler, Part, Slice
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
-from dsprep.reader.order import Leg
+from dsprep.reader.order import Assignment, Leg
 from dsprep.reading.read_plan import stepped
+from dsprep.sidecar.sidecar import Sidecar
 
 JOIN_SECONDS = 5.0
 """How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come
@@ -78,6 +79,32 @@ class Settings:
     allocate: Allocate = anonymous
     token: Callable[[Callable[[], bool]], AbstractContextManager[Any]] = nullcontext
     ahead: bool = True
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a Reader reads, regardless of its rank.
+
+    Attributes
+    ----------
+    sidecar, names, capacity, verify
+        See `Filler`.
+    order
+        The order.
+    settings
+        How to read.
+    """
+
+    sidecar: Sidecar
+    names: tuple[str, ...]
+    capacity: int
+    order: Assignment
+    settings: Settings
+    verify: bool
+
+    def filler(self) -> Filler:
+        """Return what plans units."""
+        return Filler(self.sidecar, self.names, self.capacity, self.verify)
 
 
 class Pools:

@@ -97,18 +97,9 @@ class BadGroup:
 
 def stored_ranges(layout: FileLayout, name: str, local: Ints) -> Iterator[StoredRange]:
     """Yield the stored ranges of a field of some samples, by file and offset, each once."""
-    found = locate(layout, name, local)
-    there = (found.offset >= 0) & (found.length > 0)
-    offset, length = found.offset[there], found.length[there]
-    if found.place is None:
-        if len(offset):
-            yield found.template, *_once(offset, length)
-        return
-    places, which = np.unique(found.place[:, there], axis=1, return_inverse=True)
-    which = which.reshape(-1)
-    for k, place in enumerate(places.T.tolist()):
-        mine = which == k
-        yield file_path(found.template, place), *_once(offset[mine], length[mine])
+    found = locate(layout, name, local).stored()
+    for path, chosen in found.by_path() if len(found.offset) else ():
+        yield path, *_once(found.offset[chosen], found.length[chosen])
 
 
 def _once(offsets: Ints, lengths: Ints) -> tuple[Ints, Ints]:
@@ -420,20 +411,33 @@ class Proofs:
 
     # --- members and blocks --------------------------------------------------------------------
 
+    def block_sums(self, number: int) -> tuple[int, Ints] | None:
+        """Return the bytes of a block of a file and the CRC-32C of each; None without.
+
+        Raises
+        ------
+        FormatError
+            If they are damaged.
+        """
+        known = self._crc32c_of(number)
+        if known is None:
+            return None
+        block = known.get("block")
+        try:
+            if not isinstance(block, int) or not 1 << 12 <= block <= 1 << 32:
+                raise ValueError(f"a block of {block!r} bytes")
+            return block, from_planes(self._tables().get(known.get("data")))
+        except ValueError as error:
+            raise FormatError(
+                f"the checksums of a file are damaged: {error}", where=self._root_of(number)
+            ) from error
+
     def _find_sums(self, number: int) -> FileEntrySums:
         root = self._root_of(number)
-        known, block = self._crc32c_of(number), 0
-        crcs = np.zeros(0, np.int64)
+        known = self.block_sums(number)
+        block, crcs = (0, np.zeros(0, np.int64)) if known is None else known
         starts: dict[str, int] = {}
         if known is not None:
-            given = known.get("block")
-            if not isinstance(given, int) or not 1 << 12 <= given <= 1 << 32:
-                raise FormatError("the checksums of a file are damaged", where=root, found=given)
-            block = given
-            try:
-                crcs = from_planes(self._tables().get(known.get("data")))
-            except ValueError as error:
-                raise FormatError("the checksums of a file are damaged", where=root) from error
             at = 0
             for path in sorted(data_files(root)):
                 starts["" if path == root else path.relative_to(root).as_posix()] = at

@@ -19,10 +19,10 @@ import numpy as np
 
 from dsprep import formats
 from dsprep.core.atomic import restore
+from dsprep.core.gather import take
 from dsprep.core.marks import Mark, same_time
-from dsprep.core.packing import Tables, digest, from_planes
-from dsprep.core.pread import ranges
-from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, concatenate
+from dsprep.core.packing import Tables, digest
+from dsprep.core.schema import Arena, Array, Batch, Ints, Schema, concatenate
 from dsprep.core.storage import Inside
 from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.layout import as_json
@@ -473,14 +473,10 @@ class Sidecar:
 
     def _file_names(self, number: int, found: Extents) -> list[str]:
         """Return the file of each range, relative to the directory of the sidecar."""
-        entry = self.dataset / self.content.files[number].path
-        template, parent = found.template, self.path.parent
-        if found.place is None:
-            name = _relative(entry / template if template else entry, parent)
-            return [name] * len(found.offset)
+        entry, parent = self.root(number), self.path.parent
         names = [""] * len(found.offset)
         for path, chosen in found.by_path():
-            name = _relative(entry / path if path else entry, parent)
+            name = os.path.relpath(entry / path if path else entry, parent)
             for i in np.arange(len(names))[chosen].tolist():
                 names[i] = name
         return names
@@ -540,7 +536,7 @@ class Sidecar:
         back = np.argsort(np.concatenate([np.zeros(0, np.int64), *order]), kind="stable")
         if len(back) and bool((back == np.arange(len(back))).all()):
             return joined
-        return {n: _taken(c, back) for n, c in joined.items()}
+        return take(schema, joined, back)
 
     def _choose(self, fields: tuple[str, ...]) -> Schema:
         names = dict.fromkeys(fields) or self.schema.names
@@ -600,27 +596,6 @@ class Sidecar:
         for number in range(len(self.content.files)):
             yield from self.proofs.bad_groups(number)
 
-    def sums(self, number: int) -> tuple[int, Ints] | None:
-        """Return the bytes of a block of a file and the CRC-32C of each; None without.
-
-        Raises
-        ------
-        FormatError
-            If they are damaged.
-        """
-        known = self.content.files[number].crc32c
-        if known is None:
-            return None
-        block = known.get("block")
-        try:
-            if not isinstance(block, int) or not 1 << 12 <= block <= 1 << 32:
-                raise ValueError(f"a block of {block!r} bytes")
-            return block, from_planes(self.tables().get(known.get("data")))
-        except ValueError as error:
-            raise FormatError(
-                f"the checksums of a file are damaged: {error}", where=self.root(number)
-            ) from error
-
     def has_sums(self, number: int) -> bool:
         """Whether a file has checksums, its own or those of its groups."""
         groups = self.layout(number).groups
@@ -648,7 +623,7 @@ class Sidecar:
         before = 0
         for number in numbers:
             name, size = self.root(number).name, files[number].identity.nbytes
-            if (sums := self.sums(number)) is not None:
+            if (sums := self.proofs.block_sums(number)) is not None:
                 block, expected = sums
                 for k in range(-before % step, len(expected), step):
                     begin, end = k * block, min(size, (k + 1) * block)
@@ -689,16 +664,3 @@ def _stem(path: Path) -> str:
     if not path.name.endswith(spec.SUFFIX) or path.name == spec.SUFFIX:
         raise UsageError(f"{path.name} does not end in {spec.SUFFIX}", fix="name its dataset too")
     return path.name.removesuffix(spec.SUFFIX)
-
-
-def _relative(path: Path, to: Path) -> str:
-    return os.path.relpath(path, to)
-
-
-def _taken(column: Array | Ragged, order: Ints) -> Array | Ragged:
-    """Return the samples of a column in another order."""
-    if not isinstance(column, Ragged):
-        return column[order]
-    lengths = column.lengths[order]
-    starts = column.offsets[:-1][order]
-    return Ragged.from_lengths(column.values[ranges(starts, lengths)], lengths, column.kind)

@@ -127,7 +127,7 @@ def _checksums(content: Content, dataset: Path, where: Path) -> Iterator[Problem
         path = dataset / entry.path
         try:
             opened = opened or Sidecar(content, dataset, where)
-            sums = opened.sums(number)
+            sums = opened.proofs.block_sums(number)
             assert sums is not None  # it has some
             block, expected = sums
             found = from_planes(checksums_of(path, block))

@@ -44,9 +44,9 @@ from dsprep.core.schema import Batch, Bytes, Ints
 from dsprep.errors import DsprepError
 from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.values import Values
-from dsprep.reader import node_wire as wire
 from dsprep.reader.memory import PAGE, Pool, Stopped
-from dsprep.reader.tokens import Local
+from dsprep.reader.node import wire
+from dsprep.reader.node.tokens import Local
 from dsprep.reader.units import BUFFER_NBYTES, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
 
@@ -235,7 +235,7 @@ class Coal(Prov):
 class Stag(Coal):
     """STAG: `Task.stagger` roots read at a time, in turns; with a single root nothing changes.
 
-    A root that has read hands its token on to the next one; see `dsprep.reader.tokens`.
+    A root that has read hands its token on to the next one; see `dsprep.reader.node.tokens`.
     """
 
     staggered: ClassVar[bool] = True

@@ -19,8 +19,8 @@ import numpy as np
 
 from dsprep.core.schema import Bytes
 from dsprep.errors import DsprepError
-from dsprep.reader import node_wire as wire
 from dsprep.reader.memory import anonymous
+from dsprep.reader.node import wire
 
 OPEN_SECONDS = 60.0
 """How long the processes of a run wait for each other at the beginning."""
@@ -46,7 +46,7 @@ class Root:
     Parameters
     ----------
     name
-        Where the others find it; see `dsprep.reader.node_wire.address`.
+        Where the others find it; see `dsprep.reader.node.wire.address`.
     others
         The ranks that it reads for besides itself.
     """

@@ -15,10 +15,11 @@ from typing import Any
 from dsprep.core.packing import digest
 from dsprep.core.schema import Schema
 from dsprep.errors import UsageError
-from dsprep.reader import node_root
-from dsprep.reader import node_wire as wire
-from dsprep.reader.node_client import Client
-from dsprep.reader.node_root import Service, Task
+from dsprep.reader.node import root as node_root
+from dsprep.reader.node import wire
+from dsprep.reader.node.client import Client
+from dsprep.reader.node.root import Service
+from dsprep.reader.pipeline import Task
 from dsprep.reader.ranks import Place
 
 JOB = (

@@ -21,8 +21,8 @@ import numpy as np
 from dsprep import errors
 from dsprep.core.schema import Array, Batch, Bytes, Field, Ragged, Schema
 from dsprep.errors import DsprepError, ReadError, UsageError
-from dsprep.reader import node_wire as wire
 from dsprep.reader.ledger import Ledger
+from dsprep.reader.node import wire
 from dsprep.reader.order import Leg, Start
 from dsprep.reader.pipeline import Pipeline, closed_within, forked
 

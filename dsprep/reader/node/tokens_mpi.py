@@ -1,4 +1,4 @@
-"""At most n readers of an MPI job at a time; see `dsprep.reader.tokens`.
+"""At most n readers of an MPI job at a time; see `dsprep.reader.node.tokens`.
 
 Who has which token, and who waits, is written on a board in the memory of rank 0, which all others
 read and change by themselves (one-sided communication: MPI-4, chapter 12). So it does not matter
@@ -18,7 +18,7 @@ import numpy as np
 from dsprep.core.schema import Ints
 from dsprep.errors import MissingExtra, UsageError
 from dsprep.reader.memory import Stopped
-from dsprep.reader.tokens import successor
+from dsprep.reader.node.tokens import successor
 
 POLL_SECONDS = (0.0002, 0.005)
 """How often one that waits looks at the board: at first, and at last."""
@@ -63,7 +63,7 @@ class Mpi:
         self._board = _board(MPI, comm, count)
 
     def acquire(self, ended: Callable[[], bool]) -> int:
-        """Wait for a token; see `dsprep.reader.tokens.Tokens`."""
+        """Wait for a token; see `dsprep.reader.node.tokens.Tokens`."""
         board = self._board
         pause, longest = POLL_SECONDS
         while not board.mine.acquire(timeout=longest):  # of another Reader of this process
@@ -98,9 +98,6 @@ class Mpi:
             self._board.hand_on(token)
         finally:
             self._board.mine.release()
-
-    def close(self) -> None:
-        """Do nothing: the board stays for other Readers of the job."""
 
 
 class _Board:

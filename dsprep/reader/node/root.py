@@ -24,7 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -32,13 +32,11 @@ import numpy as np
 
 from dsprep.core.schema import Array, Batch, Bytes, Ragged
 from dsprep.errors import UsageError
-from dsprep.reader import node_wire as wire
-from dsprep.reader.filling import Filler
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Pool
-from dsprep.reader.order import Assignment, Leg, Stage, Start
-from dsprep.reader.pipeline import Pipeline, Pools, Settings, Steps
-from dsprep.sidecar.sidecar import Sidecar
+from dsprep.reader.node import wire
+from dsprep.reader.order import Leg, Stage, Start
+from dsprep.reader.pipeline import Pipeline, Pools, Steps, Task
 
 BIND_SECONDS = 5.0
 """How long a name may still be that of a process that ends just now."""
@@ -49,32 +47,6 @@ CLOSE_SECONDS = 60.0
 
 READ = ("units", "reads", "nbytes", "io_seconds")
 """Statistics of what is read here that belong to the client."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a Reader reads, regardless of its rank.
-
-    Attributes
-    ----------
-    sidecar, names, capacity, verify
-        See `Filler`.
-    order
-        The order.
-    settings
-        How to read.
-    """
-
-    sidecar: Sidecar
-    names: tuple[str, ...]
-    capacity: int
-    order: Assignment
-    settings: Settings
-    verify: bool
-
-    def filler(self) -> Filler:
-        """Return what plans units."""
-        return Filler(self.sidecar, self.names, self.capacity, self.verify)
 
 
 class Service:

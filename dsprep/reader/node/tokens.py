@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import select
 import socket
 import threading
@@ -26,9 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from dsprep.reader import node_wire as wire
 from dsprep.reader.memory import Stopped
-from dsprep.reader.node import job_key
+from dsprep.reader.node import job_key, wire
 from dsprep.reader.ranks import Place
 
 POLL_SECONDS = 0.05
@@ -51,9 +49,6 @@ class Tokens(Protocol):
     def release(self, token: Any) -> None:
         """Hand a token on."""
 
-    def close(self) -> None:
-        """End; no token is held."""
-
 
 def successor(waiting: Sequence[int], rank: int) -> int:
     """Return which of some ranks is the next one after `rank`, around the end: its index.
@@ -74,7 +69,6 @@ class Stagger:
     def __init__(self, tokens: Tokens, threads: int) -> None:
         self._tokens, self._most = tokens, threads
         self._changed = threading.Condition()
-        self._pid = os.getpid()
         self._token: Any = None
         self._asking = False
         self._inside = self._parts = 0
@@ -130,11 +124,6 @@ class Stagger:
                 self._asking = False
                 self._changed.notify_all()
 
-    def close(self) -> None:
-        """End, once nothing is read any more."""
-        if self._pid == os.getpid():
-            self._tokens.close()
-
 
 def staggering(place: Place, count: int, threads: int, node_key: str | None, comm: Any) -> Stagger:
     """Return the tokens of this process.
@@ -153,7 +142,7 @@ def staggering(place: Place, count: int, threads: int, node_key: str | None, com
         An mpi4py communicator, for tokens of all its processes; None: of the node.
     """
     if comm is not None:
-        from dsprep.reader.tokens_mpi import Mpi
+        from dsprep.reader.node.tokens_mpi import Mpi
 
         return Stagger(Mpi(comm, count), threads)
     rank = place.rank if place.local_rank is None else place.local_rank
@@ -304,6 +293,3 @@ class Local:
             return None if found is None else int(found[0]["rank"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
-
-    def close(self) -> None:
-        """Do nothing: tokens are held only while reading."""
