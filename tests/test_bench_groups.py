@@ -88,41 +88,11 @@ def held():
     return data, [w for w in ("all.lmdb", "groups.h5", "memfd:dsprep") if w in maps]
 
 
-NAMES = ["group", "group-db", "dsprep", "provenance", *(f"lmdbio-{s}" for s in STEPS)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_sample_comes_once_in_each_epoch(name, places):
-    strategy = made(name, places)
-    before = threading.active_count()
-    strategy.open()
-    orders = [delivered(strategy, number) for number in range(2)]
-    for order in orders:
-        assert sorted(order) == list(range(COUNT))
-    if name.startswith("lmdbio"):
-        assert orders[0] == orders[1] == list(range(COUNT))
-    else:
-        assert orders[0] != orders[1]
-    strategy.close()
-    strategy.close()
-    strategy.open()
-    assert delivered(strategy, 0) == orders[0]
-    items = iter(strategy.epoch(1))
-    next(items)
-    del items
-    strategy.close()
-    assert threading.active_count() == before
-    assert held() == ([], [])
-
-
 @pytest.mark.parametrize("name", ["group", "group-db", "dsprep", "provenance"])
-@pytest.mark.parametrize("buffer_nbytes", [None, 16_000])
-def test_ranks_share_the_samples(name, buffer_nbytes, places):
+def test_ranks_share_the_samples_of_small_buffers(name, places):
     found = []
     for rank in range(3):
-        strategy = made(
-            name, places, rank=rank, world_size=3, buffer_nbytes=buffer_nbytes, threads=2, seed=5
-        )
+        strategy = made(name, places, rank=rank, world_size=3, buffer_nbytes=16_000, threads=2)
         strategy.open()
         found += delivered(strategy, 1)
         strategy.close()
