@@ -10,6 +10,7 @@ from support import MemorySource, random_batch
 import dsprep
 from dsprep.core.schema import Batch, Field, Schema
 from dsprep.verbs.convert import plan_job
+from dsprep.write.job import RunOptions
 from dsprep.write.jobs import run_job
 
 COUNT = 100
@@ -34,7 +35,7 @@ def made(
         batch["label"] = np.arange(count, dtype="<i8")
     (directory / "memory").touch()
     source = MemorySource(schema, batch, directory / "memory")
-    run_job(plan_job(source, directory / "origin.h5"), source, durable=False)
+    run_job(plan_job(source, directory / "origin.h5"), source, RunOptions(durable=False))
     out = directory / "out.h5"
     dsprep.repack(
         directory / "origin.h5", out, buffer_size=group, stripe_size="4KiB", durable=False

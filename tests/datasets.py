@@ -11,6 +11,7 @@ from support import MemorySource, random_batch
 import dsprep
 from dsprep.core.schema import Batch, Field, Schema
 from dsprep.verbs.convert import plan_job
+from dsprep.write.job import RunOptions
 from dsprep.write.jobs import run_job
 
 COUNT = 40
@@ -41,7 +42,7 @@ def make(form: tuple[str, str, str], directory: Path) -> Path:
     source = MemorySource(SCHEMA, BATCH, origin)
     path = directory / f"{kind}{suffix}"
     first = path if kind == "plain" else directory / f"first{suffix}"
-    run_job(plan_job(source, first), source, workers=1)
+    run_job(plan_job(source, first), source, RunOptions(workers=1))
     if kind == "grouped":
         dsprep.repack(first, path, buffer_size=16, stripe_size=4096)
     elif kind == "compressed":

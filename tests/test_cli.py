@@ -378,9 +378,9 @@ def test_no_permission(train, tmp_path, monkeypatch):
 
 
 def test_no_space(train, tmp_path, monkeypatch):
-    from dsprep.write import jobs
+    from dsprep.write import job
 
-    monkeypatch.setattr(jobs, "free_nbytes", lambda path: 1000)
+    monkeypatch.setattr(job, "free_nbytes", lambda path: 1000)
     out = tmp_path / "out.h5"
     assert "not enough space" in fails("convert", train, out)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["train.h5"]
@@ -389,7 +389,7 @@ def test_no_space(train, tmp_path, monkeypatch):
 
 def test_what_an_interrupted_run_wrote_counts_as_space(train, tmp_path, monkeypatch):
     from dsprep.core.atomic import partial_path
-    from dsprep.write import jobs
+    from dsprep.write import job
     from dsprep.write.staging import Staging
 
     def stop(*args):
@@ -400,7 +400,7 @@ def test_what_an_interrupted_run_wrote_counts_as_space(train, tmp_path, monkeypa
         patch.setattr(Staging, "publish", stop)
         assert run("convert", train, out).code == 130
     assert partial_path(out).exists()
-    monkeypatch.setattr(jobs, "free_nbytes", lambda path: 500)
+    monkeypatch.setattr(job, "free_nbytes", lambda path: 500)
     assert run("convert", train, out).code == 0
 
 

@@ -113,7 +113,7 @@ def test_verbose_commands_tell_steps_files_and_causes(train, tmp_path):
     assert "s-00001-of-00002.tfrecord: 40 samples, " in told
     assert "dsprep: wrote" not in run(*words, "--overwrite").err
     done = run("convert", train, tmp_path / "x.h5", "--cast", "x=nosuch", "--verbose")
-    assert "noticed in schema.py" in done.err
+    assert "noticed in core/schema.py" in done.err
     assert "because of TypeError: " in done.err
     assert "Traceback" not in done.err
     assert "..." in run("inspect", train).out

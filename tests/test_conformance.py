@@ -15,7 +15,8 @@ import dsprep
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import WriteOptions
-from dsprep.verbs.convert import plan_job
+from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.write.job import RunOptions
 from dsprep.write.jobs import run_job
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -51,7 +52,11 @@ def write(format: str, directory: Path, schema: Schema, batch, **options) -> Pat
     origin.touch()
     target = directory / f"first{SUFFIX[format]}"
     source = MemorySource(schema, batch, origin)
-    run_job(plan_job(source, target, options=WriteOptions(**options)), source, workers=2)
+    run_job(
+        plan_job(source, target, ConvertOptions(write=WriteOptions(**options))),
+        source,
+        RunOptions(workers=2),
+    )
     return target
 
 

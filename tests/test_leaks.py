@@ -26,8 +26,10 @@ from dsprep.errors import FormatError
 from dsprep.formats.base import WriteOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.verbs.convert import plan_job
+from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.write.job import RunOptions
 from dsprep.write.jobs import run_job
+from dsprep.write.plan import Cut
 from dsprep.write.sidecars import provenance
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (6, 5)), Field("y", np.dtype("<i8"))))
@@ -37,7 +39,7 @@ SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr")
 def make(path, schema=FIXED, count=40, **options):
     (path.parent / "memory").touch()
     source = MemorySource(schema, random_batch(schema, count), path.parent / "memory")
-    run_job(plan_job(source, path, **options), source, durable=False)
+    run_job(plan_job(source, path, ConvertOptions(**options)), source, RunOptions(durable=False))
     return path
 
 
@@ -66,7 +68,7 @@ def test_a_sidecar_without_places_is_written_again_as_advised(suffix, tmp_path):
 
 def test_rows_that_are_not_there_are_refused(tmp_path):
     schema = Schema((Field("r", np.dtype("<i2"), (None,)),))
-    path = make(tmp_path / "a.h5", schema, options=WriteOptions(chunk=7))
+    path = make(tmp_path / "a.h5", schema, write=WriteOptions(chunk=7))
     content = json.loads(spec.sidecar_path(path).read_text())
     for first in (1 << 40, -5):
         content["layouts"][0]["columns"]["r"] |= {"first": first, "count": 3}
@@ -252,7 +254,9 @@ def test_no_more_threads_is_one_line(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_many_files_with_few_descriptors(suffix, tmp_path):
-    path = make(tmp_path / "set", count=80, to=suffix[1:].replace("h5", "hdf5"), samples_per_file=1)
+    path = make(
+        tmp_path / "set", count=80, to=suffix[1:].replace("h5", "hdf5"), cut=Cut(samples_per_file=1)
+    )
     code = (
         "import resource, sys, dsprep\n"
         "from dsprep.write.sidecars import provenance\n"

@@ -17,7 +17,8 @@ from dsprep.core.schema import Field, Schema
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.audit import audit
-from dsprep.verbs.convert import plan_job
+from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.write.job import RunOptions
 from dsprep.write.jobs import run_job
 from dsprep.write.sidecars import ReadOnlyError, provenance
 
@@ -38,7 +39,7 @@ def locked(request, tmp_path, monkeypatch):
     more = {} if request.param else {"to": "hdf5", "samples_per_file": 9}
     (tmp_path / "memory").touch()
     source = MemorySource(SCHEMA, random_batch(SCHEMA, 30), tmp_path / "memory")
-    run_job(plan_job(source, path, **more), source, durable=False)
+    run_job(plan_job(source, path, ConvertOptions(**more)), source, RunOptions(durable=False))
     beside = tmp_path / "elsewhere.json"
     shutil.move(spec.sidecar_path(path), beside)
     replace = spec._replace
@@ -106,7 +107,7 @@ def test_a_sidecar_inside_does_not_change_the_dataset(suffix, tmp_path):
     more = {} if suffix else {"to": "hdf5", "samples_per_file": 9}
     (tmp_path / "memory").touch()
     source = MemorySource(SCHEMA, random_batch(SCHEMA, 30), tmp_path / "memory")
-    run_job(plan_job(source, path, **more), source, durable=False)
+    run_job(plan_job(source, path, ConvertOptions(**more)), source, RunOptions(durable=False))
     if suffix != ".lmdb":
         inside = path / "x" if suffix else next(path.iterdir())
         provenance(inside, checksums=True)

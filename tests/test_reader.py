@@ -37,6 +37,7 @@ from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.base import WriteOptions
 from dsprep.reader.engines import make
 from dsprep.verbs.convert import plan_job
+from dsprep.write.job import RunOptions
 from dsprep.write.jobs import run_job
 from dsprep.write.sidecars import provenance
 
@@ -215,7 +216,9 @@ def test_every_schema_repacked(name, tmp_path):
     source = MemorySource(schema, batch, tmp_path / "memory")
     for suffix in ("h5", "zarr"):
         try:
-            run_job(plan_job(source, tmp_path / f"origin.{suffix}"), source, durable=False)
+            run_job(
+                plan_job(source, tmp_path / f"origin.{suffix}"), source, RunOptions(durable=False)
+            )
         except UnsupportedError:
             continue
         break

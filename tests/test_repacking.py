@@ -28,6 +28,7 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs import repack
 from dsprep.verbs.convert import plan_job
 from dsprep.write import jobs, shuffle
+from dsprep.write.job import RunOptions
 from dsprep.write.jobs import run_job
 
 FIXED = Schema(
@@ -58,7 +59,7 @@ def origins(tmp_path_factory):
         else:
             batch["label"] = np.arange(COUNT, dtype="<i8") // 7
         source = MemorySource(schema, batch, directory / "memory")
-        run_job(plan_job(source, directory / "origin.h5"), source, durable=False)
+        run_job(plan_job(source, directory / "origin.h5"), source, RunOptions(durable=False))
         made[name] = schema, batch, directory / "origin.h5"
     return made
 
@@ -454,7 +455,7 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
     def die(*_):
         raise Killed
 
-    monkeypatch.setattr(jobs, "_copy_shards", die)
+    monkeypatch.setattr(jobs, "_make_shards", die)
     with pytest.raises(Killed):
         repacked(origin, tmp_path / "b.h5", **options)
     assert (tmp_path / ".b.h5.dsprep-partial" / "shuffle" / "runs").exists()
@@ -484,7 +485,7 @@ def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
     options = {"split": "a=0.5,b=0.5"}
     needed = 700 * FIXED.fixed_nbytes
     free = [needed * 3 // 4]  # for one of two
-    monkeypatch.setattr(jobs, "free_nbytes", lambda path: free[0])
+    monkeypatch.setattr("dsprep.write.job.free_nbytes", lambda path: free[0])
     with pytest.raises(TargetError, match="not enough space"):
         repacked(origin, tmp_path / "set.h5", **options)
     assert not list(tmp_path.iterdir())
@@ -561,9 +562,9 @@ def test_every_seed_is_recorded(seed, origins, tmp_path):
 @pytest.mark.parametrize("target", ["hdf5", "zarr", "zip"])
 def test_groups_of_ragged_samples_keep_within_the_bytes_asked_for(target, origins, tmp_path):
     _, _, origin = origins["mixed"]
-    options = {"buffer_size": "16KiB", "memory": 1 << 30}
+    options, memory = repack.RepackOptions(buffer_size="16KiB"), RunOptions(memory=1 << 30)
     with dsprep.open(origin) as source:
-        plan = repack.plan_repack(source, tmp_path / name_of(target), **options)
+        plan = repack.plan_repack(source, tmp_path / name_of(target), options, memory)
         assert 4096 < plan.parts[0].layout.plans[0].group_nbytes <= 16 << 10
     report = repacked(origin, tmp_path / name_of(target), buffer_size="16KiB")
     assert report.parts[0][0].layout.groups > 2

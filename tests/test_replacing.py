@@ -19,8 +19,9 @@ import dsprep
 from dsprep.core import atomic
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import TargetError
-from dsprep.verbs.convert import plan_job
+from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.write.jobs import run_job
+from dsprep.write.plan import Cut
 
 SCRIPT = Path(__file__).with_name("replacing.py")
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (3,)), Field("r", np.dtype("<u4"), (None,))))
@@ -41,7 +42,7 @@ def make(path, seed, **options):
     batch["r"].values[:] += np.uint32(seed)
     (path.parent / "memory").touch()
     source = MemorySource(SCHEMA, batch, path.parent / "memory")
-    run_job(plan_job(source, path, **options), source)
+    run_job(plan_job(source, path, ConvertOptions(**options)), source)
     (path.parent / "memory").unlink()
 
 
@@ -57,7 +58,7 @@ def test_old_or_new_whatever_fails(name, options, exchange, tmp_path):
         tmp_path / "old" / name,
         2,
         to=options.get("to"),
-        samples_per_file=options.get("samples_per_file"),
+        cut=Cut(samples_per_file=options.get("samples_per_file")),
     )
     words = [str(tmp_path / "origin.h5"), str(tmp_path), name, json.dumps(options)]
     done = subprocess.run(

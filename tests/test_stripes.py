@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 import dsprep
 from dsprep.cli import app
 from dsprep.errors import UsageError
-from dsprep.verbs.repack import plan_repack
+from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.write import stripes
+from dsprep.write.job import RunOptions
+from dsprep.write.plan import Cut
 from dsprep.write.stripes import as_asked, choose, detect, hint, parse_layout
 
 MIB = 1 << 20
@@ -629,9 +631,11 @@ def test_a_repack_expects_the_bytes_of_its_largest_file(lustre, tmp_path):
             (4 * MIB, {}),
             (MIB, {"split": "train=.4,val=.3,test=.3"}),
             (4 * MIB, {"split": "train=.4,val=.3,test=.3", "duplicate": 3}),
-            (MIB, {"samples_per_file": 100}),
-            (MIB, {"shard_nbytes": 50 * MIB}),
+            (MIB, {"cut": Cut(samples_per_file=100)}),
+            (MIB, {"cut": Cut(shard_nbytes=50 * MIB)}),
             (MIB, {"stripe_size": "1MiB"}),
         ):
-            plan = plan_repack(opened, tmp_path / "b.h5", memory=8 << 30, **options)
+            plan = plan_repack(
+                opened, tmp_path / "b.h5", RepackOptions(**options), RunOptions(memory=8 << 30)
+            )
             assert plan.stripe.nbytes == expected, options

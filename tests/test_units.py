@@ -16,6 +16,7 @@ from dsprep.reader import defaults, engines
 from dsprep.reader.engines import direct, mapped
 from dsprep.reader.engines.fallback import EngineWarning
 from dsprep.verbs.convert import plan_job
+from dsprep.write.job import RunOptions
 from dsprep.write.jobs import run_job
 
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field("y", np.dtype("<i8"))))
@@ -27,7 +28,7 @@ def origin(tmp_path_factory):
     folder = tmp_path_factory.mktemp("units")
     (folder / "memory").touch()
     source = MemorySource(SCHEMA, random_batch(SCHEMA, COUNT), folder / "memory")
-    run_job(plan_job(source, folder / "origin.h5"), source, durable=False)
+    run_job(plan_job(source, folder / "origin.h5"), source, RunOptions(durable=False))
     return folder / "origin.h5"
 
 

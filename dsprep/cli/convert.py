@@ -25,11 +25,8 @@ from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD, Command
 from dsprep.cli.verify import report_verdict, verdict_json
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor as PoolExecutor
-
     from dsprep.formats.base import OpenOptions, Source, WriteOptions
-    from dsprep.verbs.verify import Verdict
-    from dsprep.write.jobs import Job, Report
+    from dsprep.write.job import Job, Report, RunOptions
 
 WRITING = "How to write the target"
 
@@ -49,129 +46,81 @@ dsprep convert train.h5 shards --to tfrecord --shard-size 1GiB --dry-run
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
     app.command("convert", epilog=EPILOG, cls=Command)(
-        guarded(opt.distributes(opt.reads_datasets(convert)))
+        guarded(opt.writes_outputs(opt.reads_datasets(convert)))
     )
 
 
 def convert(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SRC... DST",
-            help="Files, directories, quoted globs or @list.txt, read as one dataset; "
-            "then the output.",
-            show_default=False,
-        ),
-    ],
+    paths: opt.SourcesAndTarget,
     to: Annotated[
         str | None,
-        typer.Option(
-            metavar="FORMAT",
-            help="hdf5, lmdb, tfrecord or zarr; else by the suffix of DST.",
+        opt.value(
+            "FORMAT",
+            "hdf5, lmdb, tfrecord or zarr; else by the suffix of DST.",
             autocompletion=opt.FORMATS,
         ),
     ] = None,
     samples: Annotated[
-        str | None,
-        typer.Option(metavar="START:STOP", help="Only these samples.", rich_help_panel=WRITING),
+        str | None, opt.value("START:STOP", "Only these samples.", panel=WRITING)
     ] = None,
     cast: Annotated[
         list[str],
-        typer.Option(
-            metavar="NAME=DTYPE",
-            help="Change a field's dtype; values that do not fit are refused.",
-            rich_help_panel=WRITING,
+        opt.value(
+            "NAME=DTYPE",
+            "Change a field's dtype; values that do not fit are refused.",
+            panel=WRITING,
         ),
     ] = [],  # noqa: B006
     compress: Annotated[
         str,
-        typer.Option(
-            metavar="CODEC[:LEVEL]",
-            help="none, gzip, zstd or blosc, as the target allows.",
-            rich_help_panel=WRITING,
+        opt.value(
+            "CODEC[:LEVEL]", "none, gzip, zstd or blosc, as the target allows.", panel=WRITING
         ),
     ] = "none",
     chunk: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Target: samples per chunk.", rich_help_panel=HDF5_ZARR
-        ),
+        int | None, opt.value("N", "Target: samples per chunk.", panel=HDF5_ZARR, min=1)
     ] = None,
     samples_per_file: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Write a directory of files with so many samples each.",
-            rich_help_panel=WRITING,
+        opt.value(
+            "N", "Write a directory of files with so many samples each.", panel=WRITING, min=1
         ),
     ] = None,
     shard_size: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Write a directory of files with so many bytes of values each: 4GiB.",
-            rich_help_panel=WRITING,
+        opt.value(
+            "SIZE",
+            "Write a directory of files with so many bytes of values each: 4GiB.",
+            panel=WRITING,
         ),
     ] = None,
     key_format: Annotated[
         str | None,
-        typer.Option(
-            metavar="FORMAT",
-            help="Target: keys, as in {index:08d} (the default), or u64be.",
-            rich_help_panel=LMDB,
-        ),
+        opt.value("FORMAT", "Target: keys, as in {index:08d} (the default), or u64be.", panel=LMDB),
     ] = None,
     feature: Annotated[
         list[str],
-        typer.Option(
-            metavar="NAME=TYPE",
-            help="Target: the feature list that holds a field: bytes, float or int64.",
-            rich_help_panel=TFRECORD,
+        opt.value(
+            "NAME=TYPE",
+            "Target: the feature list that holds a field: bytes, float or int64.",
+            panel=TFRECORD,
         ),
     ] = [],  # noqa: B006
-    zarr_format: Annotated[
-        int, typer.Option(metavar="2|3", help="Target: its version.", rich_help_panel=HDF5_ZARR)
-    ] = 3,
+    zarr_format: Annotated[int, opt.value("2|3", "Target: its version.", panel=HDF5_ZARR)] = 3,
     zarr_shard: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Target: samples per shard file; 0: one file per chunk.",
-            rich_help_panel=HDF5_ZARR,
+        opt.value(
+            "N", "Target: samples per shard file; 0: one file per chunk.", panel=HDF5_ZARR, min=0
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Show what would be done, and stop.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace DST once the new one is complete.")
-    ] = False,
-    restart: Annotated[
-        bool,
-        typer.Option("--restart", help="Discard what an interrupted run left; start over."),
-    ] = False,
+    dry_run: opt.DryRun = False,
     check: Annotated[
-        bool,
-        typer.Option("--verify", help="Compare the result with the source, as cast."),
+        bool, opt.switch("Compare the result with the source, as cast.", "--verify")
     ] = False,
-    workers: opt.Workers = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory for buffers; a quarter of what is free."),
-    ] = None,
-    sync: Annotated[
-        bool,
-        typer.Option(
-            "--sync/--no-sync",
-            help="Wait for the disk: a crash of the machine loses nothing.",
-        ),
-    ] = True,
     json: opt.Json = False,
     *,
     reading: OpenOptions,
-    executor: PoolExecutor | None,
+    run: RunOptions,
 ) -> None:
     """Convert a dataset between HDF5, LMDB, TFRecord and Zarr.
 
@@ -179,52 +128,40 @@ def convert(
     command again to continue it.
     """
     from dsprep.core.schema import parse_dtype
-    from dsprep.verbs.convert import plan_job
-    from dsprep.write.jobs import admit, run_job
-    from dsprep.write.plan import parse_nbytes
+    from dsprep.verbs.convert import ConvertOptions, plan_job, verify_job
+    from dsprep.write.job import admit
+    from dsprep.write.jobs import run_job
+    from dsprep.write.plan import Cut
 
-    if len(paths) < 2:
-        fail("a source and a target are needed: dsprep convert SRC... DST", 2)
-    opt.check_last(paths, overwrite or dry_run)
-    *sources, target = paths
-    writing = _write_options(compress, chunk, key_format, feature, zarr_format, zarr_shard)
+    sources, target = opt.sources_and_target("convert", paths, run.overwrite or dry_run)
+    options = ConvertOptions(
+        to=to,
+        write=_write_options(compress, chunk, key_format, feature, zarr_format, zarr_shard),
+        casts={n: parse_dtype(d) for n, d in _pairs("--cast", cast).items()},
+        samples=samples,
+        cut=Cut.of(samples_per_file, shard_size),
+    )
     with opt.opened(sources, reading, not json, marked=True) as source:
-        job = plan_job(
-            source,
-            Path(target),
-            to=to,
-            options=writing,
-            casts={n: parse_dtype(d) for n, d in _pairs("--cast", cast).items()},
-            samples=samples,
-            samples_per_file=samples_per_file,
-            shard_nbytes=parse_nbytes(shard_size) if shard_size else None,
-        )
-        limit = parse_nbytes(memory) if memory else None
+        job = plan_job(source, Path(target), options)
         if dry_run:
-            admit(job, source, workers, limit)
+            admit(job, source, run.workers, run.memory)
             _print_plan(job, source, json)
             return
+        said = (*source.notes, *job.losses)
         if not json:
-            for line in (*source.notes, *job.losses):
+            for line in said:
                 note(line)
         with progress_bar("convert", job.samples, job.payload, not json) as update:
-            report = run_job(
-                job,
-                source,
-                workers=workers,
-                memory=limit,
-                overwrite=overwrite,
-                restart=restart,
-                durable=sync,
-                progress=update,
-                executor=executor,
-            )
+            report = run_job(job, source, run, update)
         files_written(job)
         if not json:
-            for line in report.notes[len(source.notes) + len(job.losses) :]:
+            for line in report.notes[len(said) :]:
                 note(line)
             _print_report(report)
-        verdict = _verify(job, source, workers, not json, executor) if check else None
+        verdict = None
+        if check:
+            with progress_bar("verify", job.samples, job.payload, not json) as update:
+                verdict = verify_job(job, source, run, update)
         if json:
             proof = {} if verdict is None else {"verify": verdict_json(verdict)}
             print_json({**vars(report), "rate": _rate(report), **proof})
@@ -341,26 +278,3 @@ def _print_report(report: Report) -> None:
     if report.resumed:
         rows.insert(2, ("continued", f"after {report.resumed:,} samples of an interrupted run"))
     print_done(rows)
-
-
-def _verify(
-    job: Job, source: Source, workers: int | None, show: bool, executor: PoolExecutor | None
-) -> Verdict:
-    import numpy as np
-
-    from dsprep.source.dataset import open_dataset
-    from dsprep.verbs.verify import verify
-    from dsprep.write.jobs import count_workers
-    from dsprep.write.split import SelectedSource
-
-    start, stop = job.shards[0].start, job.shards[-1].stop
-    if (start, stop) != (0, len(source)):
-        source = SelectedSource(source, np.arange(start, stop, dtype=np.int64))
-    with (
-        open_dataset(job.target) as result,
-        progress_bar("verify", job.samples, job.payload, show) as update,
-    ):
-        threads = count_workers(job, workers, None)
-        return verify(
-            source, result, workers=threads, progress=update, executor=executor, casts=job.casts
-        )

@@ -73,88 +73,105 @@ def completing(*names: str) -> Callable[[str], list[str]]:
 
 FORMATS = completing("dsprep.formats:FORMATS")
 
+
+def value(metavar: str, help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """Return an option that takes a value; its name is that of the parameter if none is given."""
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, **more)
+
+
+def switch(help: str, *names: str, panel: str | None = None) -> Any:
+    """Return an option that takes no value."""
+    return typer.Option(*names, help=help, rich_help_panel=panel)
+
+
+Dataset: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="DATA...",
+        help="Files, directories, quoted globs or @list.txt, read as one dataset.",
+        show_default=False,
+    ),
+]
+SourcesAndTarget: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SRC... DST",
+        help="Files, directories, quoted globs or @list.txt, read as one dataset; then the output.",
+        show_default=False,
+    ),
+]
+DryRun: TypeAlias = Annotated[bool, switch("Show what would be done, and stop.", "--dry-run", "-n")]
+Overwrite: TypeAlias = Annotated[
+    bool, switch("Replace DST once the new one is complete.", "--overwrite")
+]
+Restart: TypeAlias = Annotated[
+    bool, switch("Discard what an interrupted run left; start over.", "--restart")
+]
+Memory: TypeAlias = Annotated[
+    str | None, value("SIZE", "Memory for buffers; a quarter of what is free.", "--memory")
+]
+Sync: TypeAlias = Annotated[
+    bool, switch("Wait for the disk: a crash of the machine loses nothing.", "--sync/--no-sync")
+]
+
 Fields: TypeAlias = Annotated[
     list[str],
-    typer.Option(
+    value(
+        "SPEC",
+        "A field to take: NAME[=PATH][@INDEX][:DTYPE[SHAPE]], as in x=climate/data or "
+        "x:int16[128,128,4]; * takes all that are not named. Repeat for more.",
         "--field",
         "-f",
-        metavar="SPEC",
-        help="A field to take: NAME[=PATH][@INDEX][:DTYPE[SHAPE]], as in x=climate/data or "
-        "x:int16[128,128,4]; * takes all that are not named. Repeat for more.",
-        rich_help_panel=READING,
+        panel=READING,
     ),
 ]
 SampleAxisOption: TypeAlias = Annotated[
     SampleAxis,
-    typer.Option(
-        "--sample-axis",
-        metavar="auto|first|none",
-        help="Source: whether first axes count samples, or a file is one sample (none).",
-        rich_help_panel=HDF5_ZARR,
+    value(
+        "auto|first|none",
+        "Source: whether first axes count samples, or a file is one sample (none).",
+        panel=HDF5_ZARR,
     ),
 ]
 OrderOption: TypeAlias = Annotated[
     Order,
-    typer.Option(
-        "--order",
-        metavar="key|file|numeric",
-        help="Source: number samples by key, by offset, or by the number in a key.",
-        rich_help_panel=LMDB,
+    value(
+        "key|file|numeric",
+        "Source: number samples by key, by offset, or by the number in a key.",
+        panel=LMDB,
     ),
 ]
 ValuesOption: TypeAlias = Annotated[
     Values,
-    typer.Option(
-        "--values",
-        metavar="opaque|datum",
-        help="Source: values are opaque byte strings, or Caffe Datum messages.",
-        rich_help_panel=LMDB,
+    value(
+        "opaque|datum",
+        "Source: values are opaque byte strings, or Caffe Datum messages.",
+        panel=LMDB,
     ),
 ]
 Database: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--db", metavar="NAME", help="Source: a named database.", rich_help_panel=LMDB),
+    str | None, value("NAME", "Source: a named database.", "--db", panel=LMDB)
 ]
 SkipKeys: TypeAlias = Annotated[
     list[str],
-    typer.Option(
-        "--skip-key",
-        metavar="KEY",
-        help="Source: a key that is not a sample, such as length.",
-        rich_help_panel=LMDB,
-    ),
+    value("KEY", "Source: a key that is not a sample, such as length.", "--skip-key", panel=LMDB),
 ]
 KeysAs: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--keys-as",
-        metavar="NAME",
-        help="Source: keep each sample's key in a field of this name.",
-        rich_help_panel=LMDB,
-    ),
+    value("NAME", "Source: keep each sample's key in a field of this name.", panel=LMDB),
 ]
 RawRecords: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--raw-records",
-        help="Source: take records whole, as opaque bytes.",
-        rich_help_panel=TFRECORD,
-    ),
+    bool, switch("Source: take records whole, as opaque bytes.", "--raw-records", panel=TFRECORD)
 ]
 CheckCrc: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--crc/--no-crc",
-        help="Source: check the CRCs of what is read.",
-        rich_help_panel=TFRECORD,
-    ),
+    bool, switch("Source: check the CRCs of what is read.", "--crc/--no-crc", panel=TFRECORD)
 ]
 FollowExternal: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    switch(
+        "hdf5, zarr: also read files outside of the dataset's directory that it refers to.",
         "--follow-external",
-        help="hdf5, zarr: also read files outside of the dataset's directory that it refers to.",
-        rich_help_panel=READING,
+        panel=READING,
     ),
 ]
 At: TypeAlias = Annotated[
@@ -251,6 +268,29 @@ def distributes(command: Callable[..., R]) -> Callable[..., R]:
     return with_options(command, "executor", _EXECUTING, run)
 
 
+def writes_outputs(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command the options on how an output is made, which it gets as one value, ``run``.
+
+    The executor comes from `distributes`.
+    """
+
+    def run(chosen: dict[str, Any], args: Any, kwargs: Any) -> R:
+        from dsprep.write.job import RunOptions
+        from dsprep.write.plan import parse_nbytes
+
+        made = RunOptions(
+            workers=chosen["workers"],
+            memory=parse_nbytes(chosen["memory"]) if chosen["memory"] else None,
+            overwrite=chosen["overwrite"],
+            restart=chosen["restart"],
+            durable=chosen["sync"],
+            executor=kwargs.pop("executor"),
+        )
+        return command(*args, run=made, **kwargs)
+
+    return distributes(with_options(command, "run", _WRITING, run))
+
+
 def with_options(
     command: Callable[..., R],
     taken: str,
@@ -261,7 +301,7 @@ def with_options(
     own = signature(command)
     hints = get_type_hints(
         command,
-        localns={"OpenOptions": object, "PoolExecutor": object},
+        localns={"OpenOptions": object, "PoolExecutor": object, "RunOptions": object},
         include_extras=True,
     )
     rest = [p.replace(annotation=hints[p.name]) for p in own.parameters.values() if p.name != taken]
@@ -280,6 +320,13 @@ def with_options(
     return run
 
 
+_WRITING: dict[str, tuple[Any, Any]] = {
+    "overwrite": (Overwrite, False),
+    "restart": (Restart, False),
+    "workers": (Workers, None),
+    "memory": (Memory, None),
+    "sync": (Sync, True),
+}
 _EXECUTING: dict[str, tuple[Any, Any]] = {
     "executor": (Executor, None),
     "scheduler": (Scheduler, None),
@@ -328,24 +375,27 @@ def open_options(
     )
 
 
-def check_last(paths: list[str], allowed: bool) -> None:
-    """Leave the command if the last path, the output, exists beside sources of its kind.
+def sources_and_target(command: str, paths: list[str], replacing: bool) -> tuple[list[str], str]:
+    """Return the sources, and the last path, which is the output.
 
-    It is one of them where a pattern was not quoted and no output was named.
+    Leaves the command if there is no source, or the output exists beside sources of its kind and
+    is not to be replaced: it is one of them where a pattern was not quoted and no output was named.
     """
     from dsprep.cli.report import fail
     from dsprep.core.atomic import partial_path
 
+    if len(paths) < 2:
+        fail(f"a source and a target are needed: dsprep {command} SRC... DST", 2)
     *_, source, last = map(Path, paths)
     alike = source.suffix == last.suffix and source.parent.resolve() == last.parent.resolve()
     alike &= source.name != last.name  # which is told to be wrong by itself
-    if allowed or not alike or not last.exists() or partial_path(last).exists():
-        return
-    fail(
-        f"{last}: the last path is the output, and it exists already: add --overwrite to replace "
-        "it, or name another output behind the sources",
-        1,
-    )
+    if not replacing and alike and last.exists() and not partial_path(last).exists():
+        fail(
+            f"{last}: the last path is the output, and it exists already: add --overwrite to "
+            "replace it, or name another output behind the sources",
+            1,
+        )
+    return paths[:-1], paths[-1]
 
 
 def for_format(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,11 +27,9 @@ from dsprep.cli.report import (
 from dsprep.cli.usage import HDF5_ZARR, LMDB, Command
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor as PoolExecutor
-
     from dsprep.formats.base import OpenOptions
-    from dsprep.verbs.repack import Part, Plan, RepackReport
-    from dsprep.write.jobs import Job
+    from dsprep.verbs.repack import Part, Plan, RepackOptions, RepackReport
+    from dsprep.write.job import Job, RunOptions
     from dsprep.write.stripes import Stripe
 
 LAYOUT = "How groups are laid out"
@@ -51,167 +51,112 @@ Exit status: 0 done, 1 bad data or target, 2 wrong usage, 130 interrupted.
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
     app.command("repack", epilog=EPILOG, cls=Command)(
-        guarded(opt.distributes(opt.reads_datasets(repack)))
+        guarded(opt.writes_outputs(opt.reads_datasets(repack)))
     )
 
 
 def repack(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SRC... DST",
-            help="Files, directories, quoted globs or @list.txt, read as one dataset; "
-            "then the output.",
-            show_default=False,
-        ),
-    ],
+    paths: opt.SourcesAndTarget,
     to: Annotated[
         str | None,
-        typer.Option(
-            metavar="FORMAT",
-            help="hdf5, lmdb, tfrecord or zarr; by the suffix of DST, else hdf5.",
+        opt.value(
+            "FORMAT",
+            "hdf5, lmdb, tfrecord or zarr; by the suffix of DST, else hdf5.",
             autocompletion=opt.FORMATS,
         ),
     ] = None,
     buffer_size: Annotated[
         str,
-        typer.Option(
+        opt.value(
+            "SIZE",
+            "What one read fetches: samples (128), bytes (256MiB) or auto.",
             "--buffer-size",
             "-b",
-            metavar="SIZE",
-            help="What one read fetches: samples (128), bytes (256MiB) or auto.",
-            rich_help_panel=LAYOUT,
+            panel=LAYOUT,
         ),
     ] = "auto",
     stripe_size: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Groups begin at its multiples; detected if not given.",
-            rich_help_panel=LAYOUT,
-        ),
+        opt.value("SIZE", "Groups begin at its multiples; detected if not given.", panel=LAYOUT),
     ] = None,
     compress: Annotated[
         str,
-        typer.Option(
-            metavar="CODEC[:LEVEL]",
-            help="Compress each group on its own: none, gzip, zstd or blosc.",
-            rich_help_panel=LAYOUT,
+        opt.value(
+            "CODEC[:LEVEL]",
+            "Compress each group on its own: none, gzip, zstd or blosc.",
+            panel=LAYOUT,
         ),
     ] = "none",
     group_values: Annotated[
-        bool,
-        typer.Option("--group-values", help="Target: one value per group.", rich_help_panel=LMDB),
+        bool, opt.switch("Target: one value per group.", "--group-values", panel=LMDB)
     ] = False,
     zipped: Annotated[
         bool,
-        typer.Option(
-            "--zip",
-            help="Target: one ZIP store of Zarr, one read per group.",
-            rich_help_panel=HDF5_ZARR,
-        ),
+        opt.switch("Target: one ZIP store of Zarr, one read per group.", "--zip", panel=HDF5_ZARR),
     ] = False,
     samples_per_file: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Write files of at most so many samples, of whole groups.",
-            rich_help_panel=LAYOUT,
+        opt.value(
+            "N", "Write files of at most so many samples, of whole groups.", panel=LAYOUT, min=1
         ),
     ] = None,
     shard_size: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Write files of at most so many bytes of values, of whole groups.",
-            rich_help_panel=LAYOUT,
+        opt.value(
+            "SIZE", "Write files of at most so many bytes of values, of whole groups.", panel=LAYOUT
         ),
     ] = None,
     shuffle: Annotated[
         str,
-        typer.Option(
-            metavar="SEED",
-            help="Shuffle all samples once with this seed; none keeps their order.",
-            rich_help_panel=ORDER,
+        opt.value(
+            "SEED", "Shuffle all samples once with this seed; none keeps their order.", panel=ORDER
         ),
     ] = "none",
     split: Annotated[
         str | None,
-        typer.Option(
-            metavar="SHARES",
-            help="Write DST-train, ...: train=0.8,val=0.1,test=0.1. Only train is shuffled and "
+        opt.value(
+            "SHARES",
+            "Write DST-train, ...: train=0.8,val=0.1,test=0.1. Only train is shuffled and "
             "duplicated.",
-            rich_help_panel=ORDER,
+            panel=ORDER,
         ),
     ] = None,
     group_by: Annotated[
         str | None,
-        typer.Option(
-            metavar="FIELD",
-            help="Samples that agree in this field land in one split.",
-            rich_help_panel=ORDER,
-        ),
+        opt.value("FIELD", "Samples that agree in this field land in one split.", panel=ORDER),
     ] = None,
     duplicate: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="Write each sample so many times.", rich_help_panel=ORDER
-        ),
+        int, opt.value("N", "Write each sample so many times.", panel=ORDER, min=1)
     ] = 1,
     ranks: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
+        opt.value(
+            "N",
+            "Processes that will read: warns if groups are too few, and fits stripes to them.",
             min=1,
-            help="Processes that will read: warns if groups are too few, and fits stripes to them.",
         ),
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Epochs of training: warns if groups are too large."),
+        opt.value("N", "Epochs of training: warns if groups are too large.", min=1),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Show what would be done, and stop.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace DST once the new one is complete.")
-    ] = False,
-    restart: Annotated[
-        bool,
-        typer.Option("--restart", help="Discard what an interrupted run left; start over."),
-    ] = False,
+    dry_run: opt.DryRun = False,
     check_order: Annotated[
         bool,
-        typer.Option(
+        opt.switch(
+            "Look whether samples lie sorted by a field.",
             "--check-order/--no-check-order",
-            help="Look whether samples lie sorted by a field.",
-            rich_help_panel=ORDER,
+            panel=ORDER,
         ),
     ] = True,
     measure: Annotated[
         bool,
-        typer.Option(
-            "--measure/--no-measure",
-            help="Measure when the rewrite has paid, for two seconds.",
-        ),
-    ] = True,
-    workers: opt.Workers = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory for buffers; a quarter of what is free."),
-    ] = None,
-    sync: Annotated[
-        bool,
-        typer.Option(
-            "--sync/--no-sync",
-            help="Wait for the disk: a crash of the machine loses nothing.",
-        ),
+        opt.switch("Measure when the rewrite has paid, for two seconds.", "--measure/--no-measure"),
     ] = True,
     json: opt.Json = False,
     *,
     reading: OpenOptions,
-    executor: PoolExecutor | None,
+    run: RunOptions,
 ) -> None:
     """Rewrite a dataset so that one read fetches a whole group of samples.
 
@@ -219,72 +164,35 @@ def repack(
     of the stripe size where the format allows. The result is an ordinary file of its format.
     """
     from dsprep.formats.base import Compression, WriteOptions
-    from dsprep.verbs.repack import plan_repack, run_repack
-    from dsprep.write.plan import parse_nbytes
+    from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
+    from dsprep.write.plan import Cut
 
-    if len(paths) < 2:
-        fail("a source and a target are needed: dsprep repack SRC... DST", 2)
-    opt.check_last(paths, overwrite or dry_run)
-    *sources, target = paths
+    sources, target = opt.sources_and_target("repack", paths, run.overwrite or dry_run)
     to, target = _target(target, to, zipped)
-    limit = parse_nbytes(memory) if memory else None
+    options = RepackOptions(
+        buffer_size=buffer_size,
+        stripe_size=stripe_size,
+        to=to,
+        write=WriteOptions(compress=Compression.parse(compress), group_values=group_values),
+        shuffle=_seed(shuffle),
+        split=split,
+        group_by=group_by,
+        duplicate=duplicate,
+        cut=Cut.of(samples_per_file, shard_size),
+        ranks=ranks,
+        epochs=epochs,
+        check_order=check_order,
+    )
     with opt.opened(sources, reading, not json, marked=True) as source:
-        plan = plan_repack(
-            source,
-            Path(target),
-            buffer_size=buffer_size,
-            stripe_size=stripe_size,
-            to=to,
-            options=WriteOptions(compress=Compression.parse(compress), group_values=group_values),
-            shuffle=_seed(shuffle),
-            split=split,
-            group_by=group_by,
-            duplicate=duplicate,
-            samples_per_file=samples_per_file,
-            shard_nbytes=parse_nbytes(shard_size) if shard_size else None,
-            memory=limit,
-            workers=workers,
-            ranks=ranks,
-            epochs=epochs,
-            check_order=check_order,
-        )
-        if json and dry_run:
-            print_json(_plan_json(plan))
-            return
+        plan = plan_repack(source, Path(target), options, run)
         if not json:
-            if dry_run or voice() > Voice.quiet:
-                _print_plan(plan, ranks)
-            else:
-                for line in plan.warnings:
-                    note(line)
-            for line in (
-                *_idle(plan, split, shuffle, duplicate),
-                *(_lacking(plan) if dry_run else ()),
-            ):
-                note(line)
+            _say_plan(plan, options, dry_run)
+        elif dry_run:
+            print_json(_plan_json(plan))
         if dry_run:
-            say("Nothing was written (--dry-run).")
             return
-        payload = sum(p.job.payload for p in plan.parts)
-        samples = sum(p.job.samples for p in plan.parts)
-        before = {id(part): (0, 0) for part in plan.parts}
-        with progress_bar("repack", samples, payload, not json) as update:
-
-            def progress(part: Part, done: int, nbytes: int) -> None:
-                before[id(part)] = done, nbytes
-                update(sum(d for d, _ in before.values()), sum(b for _, b in before.values()))
-
-            report = run_repack(
-                plan,
-                workers=workers,
-                memory=limit,
-                overwrite=overwrite,
-                restart=restart,
-                durable=sync,
-                measure=measure,
-                progress=progress,
-                executor=executor,
-            )
+        with _progress_of_all(plan, not json) as progress:
+            report = run_repack(plan, run, measure=measure, progress=progress)
     for part in plan.parts:
         files_written(part.job)
     if json:
@@ -292,9 +200,33 @@ def repack(
         return
     for line in dict.fromkeys(line for _, done in report.parts for line in done.notes):
         note(line)
-    if measure and report.break_even is None and samples:
+    if measure and report.break_even is None and any(p.job.samples for p in plan.parts):
         remark("when the rewrite pays was not measured: the sidecar has no places of such groups")
     _print_report(report)
+
+
+@contextmanager
+def _progress_of_all(plan: Plan, show: bool) -> Iterator[Callable[[Part, int, int], None]]:
+    """Show how far all outputs together are."""
+    payload, samples = (sum(getattr(p.job, n) for p in plan.parts) for n in ("payload", "samples"))
+    done = {id(part): (0, 0) for part in plan.parts}
+    with progress_bar("repack", samples, payload, show) as update:
+
+        def progress(part: Part, samples: int, nbytes: int) -> None:
+            done[id(part)] = samples, nbytes
+            update(sum(s for s, _ in done.values()), sum(b for _, b in done.values()))
+
+        yield progress
+
+
+def _say_plan(plan: Plan, options: RepackOptions, dry_run: bool) -> None:
+    """Print what is going to be done, as far as that was asked for, and what may go wrong."""
+    if dry_run or voice() > Voice.quiet:
+        _print_plan(plan, options.ranks)
+    for line in (*plan.warnings, *_idle(plan, options), *(_lacking(plan) if dry_run else ())):
+        note(line)
+    if dry_run:
+        say("Nothing was written (--dry-run).")
 
 
 def _target(target: str, to: str | None, zipped: bool) -> tuple[str | None, str]:
@@ -303,20 +235,23 @@ def _target(target: str, to: str | None, zipped: bool) -> tuple[str | None, str]
 
     named = formats.by_suffix(Path(target))
     if zipped:
-        if to not in (None, "zarr") or (named and named.name != "zarr"):
-            fail("--zip is for zarr: name the output OUT.zarr.zip, without another --to", 2)
-        return "zarr", target if target.endswith(".zip") else f"{target}.zip"
+        packed = next(f for f in map(formats.load, formats.FORMATS) if f.archive)
+        if to not in (None, packed.name) or named not in (None, packed):
+            name = f"OUT{packed.suffixes[0]}{packed.archive}"
+            fail(f"--zip is for {packed.name}: name the output {name}, without another --to", 2)
+        return packed.name, target.removesuffix(packed.archive) + packed.archive
     if to is None and named is None and Path(target).suffix:
         note(f"{target}: {Path(target).suffix} is the suffix of no format, so HDF5 is written")
     return to, target
 
 
-def _idle(plan: Plan, split: str | None, shuffle: str, duplicate: int) -> list[str]:
+def _idle(plan: Plan, options: RepackOptions) -> list[str]:
     """Return which options have no effect."""
-    options = ["--shuffle"] * (shuffle != "none") + ["--duplicate"] * (duplicate > 1)
-    if split is None or not options or "train" in [p.name for p in plan.parts]:
+    given = ["--shuffle"] * (options.shuffle is not None)
+    given += ["--duplicate"] * (options.duplicate > 1)
+    if options.split is None or not given or "train" in [p.name for p in plan.parts]:
         return []
-    return [f"no split is named train: without effect: {', '.join(options)}"]
+    return [f"no split is named train: without effect: {', '.join(given)}"]
 
 
 def _lacking(plan: Plan) -> list[str]:
@@ -376,8 +311,6 @@ def _print_plan(plan: Plan, ranks: int | None) -> None:
         )
         rows.append(("stripes", f"{told.command} ({told.why})"))
     print_rows(rows)
-    for line in plan.warnings:
-        note(line)
 
 
 def _samples(count: int) -> str:

@@ -28,7 +28,7 @@ from dsprep.executors.launched import leave
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from dsprep.write.jobs import Job
+    from dsprep.write.job import Job
 
 R = TypeVar("R")
 

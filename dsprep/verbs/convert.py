@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
 
 from dsprep import formats
 from dsprep.core.schema import DType, FieldSpec, Schema, parse_dtype
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import (
     Compression,
+    Format,
     OpenOptions,
     Source,
     WriteOptions,
     check_options,
 )
 from dsprep.source.dataset import open_dataset
-from dsprep.write.jobs import Job, Progress, Report, run_job
+from dsprep.verbs.verify import Verdict, verify
+from dsprep.write.job import Job, Progress, Report, RunOptions, count_workers
+from dsprep.write.jobs import run_job
 from dsprep.write.plan import (
+    Cut,
     Shard,
     as_nbytes,
     cast_schema,
@@ -31,72 +37,72 @@ from dsprep.write.plan import (
     shards_by_bytes,
     shards_by_samples,
 )
+from dsprep.write.split import SelectedSource
 
 
-def plan_job(
-    source: Source,
-    target: Path,
-    *,
-    to: str | None = None,
-    options: WriteOptions | None = None,
-    casts: Mapping[str, DType] | None = None,
-    samples: str | None = None,
-    samples_per_file: int | None = None,
-    shard_nbytes: int | None = None,
-) -> Job:
-    """Decide everything about a conversion; see `convert` for the parameters.
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """What a conversion makes.
+
+    Attributes
+    ----------
+    to
+        The format; None: by the suffix of the target.
+    write
+        How the format writes.
+    casts
+        Field name to new dtype.
+    samples
+        ``"START:STOP"``; all if None.
+    cut
+        Into which files.
+    """
+
+    to: str | None = None
+    write: WriteOptions = field(default_factory=WriteOptions)
+    casts: Mapping[str, DType] = field(default_factory=dict)
+    samples: str | None = None
+    cut: Cut = field(default_factory=Cut)
+
+
+def plan_job(source: Source, target: Path, options: ConvertOptions | None = None) -> Job:
+    """Decide everything about a conversion.
 
     Raises
     ------
     DsprepError
         If the target's format is unknown or cannot hold the data, or options contradict.
     """
-    options = options or WriteOptions()
-    if "\0" in str(target) or not str(target):
-        raise UsageError(f"{str(target)!r} is not a path")
-    if target.name in ("", ".."):
-        target = target.resolve()
-        if not target.name:
-            raise UsageError("the target has no name", where=target)
-    format = formats.of_target(target, to)
+    options = options or ConvertOptions()
+    target = named_target(target)
+    format = formats.of_target(target, options.to)
     if format is None:
         raise UsageError(
-            f"the name {target.name} does not tell the format",
+            f"the name {target.name} does not give the format",
             expected="a suffix such as "
             + ", ".join(formats.load(n).suffixes[0] for n in formats.FORMATS),
             fix="or name it with --to",
         )
-    check_options(options, format.write_options - {"group_values"}, format.name)
-    if samples_per_file is not None and shard_nbytes is not None:
-        raise UsageError("give either --samples-per-file or --shard-size")
-    made_casts = make_casts(source.schema, casts or {})
-    schema = cast_schema(source.schema, made_casts)
+    check_options(options.write, format.write_options - {"group_values"}, format.name)
+    casts = make_casts(source.schema, options.casts)
+    schema = cast_schema(source.schema, casts)
     if not schema.fields:
         raise FormatError("the dataset has no fields", where=source.path)
-    start, stop = parse_range(samples, len(source)) if samples else (0, len(source))
-    suffix = next((s for s in format.suffixes if target.name.endswith(s)), "")
-    sharded = samples_per_file is not None or shard_nbytes is not None
-    if samples_per_file is not None:
-        ranges = shards_by_samples(start, stop, samples_per_file)
-    elif shard_nbytes is not None:
-        ranges = shards_by_bytes(source, start, stop, shard_nbytes)
-    else:
-        ranges = [(start, stop)]
-    stem = target.name.removesuffix(suffix)
-    names = (
-        shard_names(stem, suffix or format.suffixes[0], len(ranges)) if sharded else [target.name]
-    )
-    shards = tuple(Shard(n, a, b) for n, (a, b) in zip(names, ranges, strict=True))
+    start, stop = 0, len(source)
+    if options.samples:
+        start, stop = parse_range(options.samples, len(source))
+    format.plan(schema, options.write)  # before sizes are looked at, which may take reading
+    shards = _shards(source, start, stop, target, format, options.cut)
     payload, largest = _measure(source, schema, start, stop)
-    plan = format.plan(schema, options, stop - start, payload, names[0])
+    plan = format.plan(schema, options.write, stop - start, payload, shards[0].name)
     return Job(
         target=target,
         format=format,
         schema=schema,
-        casts=made_casts,
-        options=options,
+        casts=casts,
+        options=options.write,
         shards=shards,
-        sharded=sharded,
+        sharded=options.cut.sharded,
         stored=plan.stored,
         losses=(*plan.notes, *one_each(shards)),
         payload=payload,
@@ -106,6 +112,39 @@ def plan_job(
         files=plan.files,
         largest=largest,
     )
+
+
+def named_target(target: Path) -> Path:
+    """Return the path of an output, which has a name.
+
+    Raises
+    ------
+    UsageError
+        If it has none.
+    """
+    if "\0" in str(target) or not str(target):
+        raise UsageError(f"{str(target)!r} is not a path")
+    if target.name in ("", ".."):
+        target = target.resolve()
+        if not target.name:
+            raise UsageError("the target has no name", where=target)
+    return target
+
+
+def _shards(
+    source: Source, start: int, stop: int, target: Path, format: Format, cut: Cut
+) -> tuple[Shard, ...]:
+    """Return the files of an output."""
+    if not cut.sharded:
+        return (Shard(target.name, start, stop),)
+    if cut.samples_per_file is not None:
+        ranges = shards_by_samples(start, stop, cut.samples_per_file)
+    else:
+        ranges = shards_by_bytes(source, start, stop, cut.shard_nbytes or 0)
+    suffix = next((s for s in format.suffixes if target.name.endswith(s)), "")
+    stem = target.name.removesuffix(suffix)
+    names = shard_names(stem, suffix or format.suffixes[0], len(ranges))
+    return tuple(Shard(n, a, b) for n, (a, b) in zip(names, ranges, strict=True))
 
 
 def _measure(source: Source, schema: Schema, start: int, stop: int) -> tuple[int, int]:
@@ -195,33 +234,61 @@ def convert(
     DsprepError, OSError
         If anything is wrong; nothing half-written is left under the name `target`.
     """
-    reading = open_options or OpenOptions()
-    if fields:
-        reading = replace(reading, fields=tuple(map(FieldSpec.parse, fields)))
-    writing = write_options or WriteOptions()
+    options = ConvertOptions(
+        to=to,
+        write=writing(write_options, compress=compress, chunk=chunk),
+        casts={name: parse_dtype(dtype) for name, dtype in (cast or {}).items()},
+        samples=samples,
+        cut=Cut.of(samples_per_file, shard_size),
+    )
+    run = RunOptions(
+        workers=workers,
+        memory=as_nbytes(memory) if memory is not None else None,
+        overwrite=overwrite,
+        restart=restart,
+        durable=durable,
+        executor=executor,
+    )
+    with open_dataset(source, reading(open_options, fields), marked=True) as opened:
+        return run_job(plan_job(opened, Path(target), options), opened, run, progress)
+
+
+def reading(options: OpenOptions | None, fields: Sequence[str]) -> OpenOptions:
+    """Return how to read; `fields` take precedence over those of `options`."""
+    options = options or OpenOptions()
+    return replace(options, fields=tuple(map(FieldSpec.parse, fields))) if fields else options
+
+
+def writing(
+    options: WriteOptions | None, *, compress: str | None = None, chunk: int | None = None
+) -> WriteOptions:
+    """Return how to write; `compress` and `chunk` take precedence over those of `options`."""
+    options = options or WriteOptions()
     if compress is not None:
-        writing = replace(writing, compress=Compression.parse(compress))
-    if chunk is not None:
-        writing = replace(writing, chunk=chunk)
-    with open_dataset(source, reading, marked=True) as opened:
-        job = plan_job(
-            opened,
-            Path(target),
-            to=to,
-            options=writing,
-            casts={name: parse_dtype(dtype) for name, dtype in (cast or {}).items()},
-            samples=samples,
-            samples_per_file=samples_per_file,
-            shard_nbytes=as_nbytes(shard_size) if shard_size is not None else None,
-        )
-        return run_job(
-            job,
-            opened,
-            workers=workers,
-            memory=as_nbytes(memory) if memory is not None else None,
-            overwrite=overwrite,
-            restart=restart,
-            durable=durable,
+        options = replace(options, compress=Compression.parse(compress))
+    return options if chunk is None else replace(options, chunk=chunk)
+
+
+def verify_job(
+    job: Job, source: Source, run: RunOptions | None = None, progress: Progress | None = None
+) -> Verdict:
+    """Compare the output of a job with its samples in `source`, as cast.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If either cannot be read.
+    """
+    run = run or RunOptions()
+    start, stop = job.shards[0].start, job.shards[-1].stop
+    if (start, stop) != (0, len(source)):
+        source = SelectedSource(source, np.arange(start, stop, dtype=np.int64))
+    with open_dataset(job.target) as result:
+        return verify(
+            source,
+            result,
+            workers=count_workers(job, run.workers, None),
             progress=progress,
-            executor=executor,
+            executor=run.executor,
+            casts=job.casts,
         )

@@ -13,7 +13,7 @@ from dsprep.core.storage import tree_nbytes
 from dsprep.formats.base import Layout, Source
 from dsprep.sidecar.spec import encode_attr
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.write.jobs import source_paths
+from dsprep.write.job import source_paths
 
 SAMPLED = 256
 """Samples looked at for the statistics of ragged fields in large datasets."""

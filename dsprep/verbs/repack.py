@@ -6,11 +6,12 @@ file they go; the writing is that of every job (``jobs``), by a writer of groups
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +21,10 @@ from dsprep import formats
 from dsprep.core.atomic import partial_path
 from dsprep.core.groups import Grouping, GroupPlan, even
 from dsprep.core.permutation import Permutation
-from dsprep.core.schema import Array, Batch, FieldSpec, Ints, Ragged
+from dsprep.core.schema import Array, Batch, Ints, Ragged
 from dsprep.core.storage import free_memory, total_memory
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import (
-    Compression,
     Format,
     OpenOptions,
     Source,
@@ -38,6 +38,7 @@ from dsprep.source.dataset import open_dataset
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
+from dsprep.verbs.convert import reading, writing
 from dsprep.write.buffers import (
     BufferChoice,
     BufferSize,
@@ -48,23 +49,18 @@ from dsprep.write.buffers import (
     warnings,
     within,
 )
-from dsprep.write.jobs import (
-    Job,
-    Progress,
-    Report,
-    admit,
-    check_space,
-    check_targets,
-    making,
-    source_paths,
-)
-from dsprep.write.plan import PIECE_NBYTES, Shard, as_nbytes, one_each, shard_names
+from dsprep.write.job import Job, Progress, Report, RunOptions, admit, check_space, source_paths
+from dsprep.write.jobs import check_targets, making
+from dsprep.write.plan import PIECE_NBYTES, Cut, Shard, as_nbytes, one_each, shard_names
 from dsprep.write.shuffle import ShuffledSource
 from dsprep.write.split import DuplicatedSource, SelectedSource, assign, parse_split
 from dsprep.write.stripes import Stripe, as_asked, detect
 
 STEP = 1 << 18
 """Samples whose sizes are looked at together."""
+
+TRAINING = ("", "train")
+"""The outputs that are trained on: the whole dataset, or this split of it."""
 
 LOOKED_AT = 4 << 20
 """Bytes of a run of samples that are read to see whether they are sorted, at most."""
@@ -160,92 +156,94 @@ class RepackReport:
     break_even: BreakEven | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RepackOptions:
+    """What a repack makes; see `repack`.
+
+    Attributes
+    ----------
+    buffer_size
+        Samples (``"128"``) or bytes (``"256MiB"``) of a group, or ``"auto"``.
+    stripe_size
+        At whose multiples groups begin; detected if None.
+    to
+        The format; None: by the suffix of the target, else `formats.DEFAULT`.
+    write
+        How the format writes.
+    shuffle
+        The seed of a global shuffle; None keeps the order.
+    split, group_by, duplicate
+        Which samples go where, and how often.
+    cut
+        Into which files.
+    ranks, epochs
+        Processes that will read, and how often: for warnings, and for the size of stripes.
+    check_order
+        Whether to look whether the samples are sorted by a field.
+    """
+
+    buffer_size: str = "auto"
+    stripe_size: str | None = None
+    to: str | None = None
+    write: WriteOptions = field(default_factory=WriteOptions)
+    shuffle: int | None = None
+    split: str | None = None
+    group_by: str | None = None
+    duplicate: int = 1
+    cut: Cut = field(default_factory=Cut)
+    ranks: int | None = None
+    epochs: int | None = None
+    check_order: bool = True
+
+
 def plan_repack(
     source: Source,
     target: Path,
-    *,
-    buffer_size: str = "auto",
-    stripe_size: str | None = None,
-    to: str | None = None,
-    options: WriteOptions | None = None,
-    shuffle: int | None = None,
-    split: str | None = None,
-    group_by: str | None = None,
-    duplicate: int = 1,
-    samples_per_file: int | None = None,
-    shard_nbytes: int | None = None,
-    memory: int | None = None,
-    workers: int | None = None,
-    ranks: int | None = None,
-    epochs: int | None = None,
-    check_order: bool = True,
+    options: RepackOptions | None = None,
+    run: RunOptions | None = None,
 ) -> Plan:
-    """Decide everything about a repack; see `repack` for the parameters.
+    """Decide everything about a repack.
 
     Raises
     ------
     DsprepError
         If the target's format cannot keep groups together, or options contradict.
     """
-    options = options or WriteOptions()
-    format = _format(target, to)
-    if options.compress is not None and "compress" not in format.write_options:
+    options, run = options or RepackOptions(), run or RunOptions()
+    format = _format(target, options.to)
+    _check(options, format)
+    if not source.schema.fields:
+        raise FormatError("the dataset has no fields", where=source.path)
+    asked, known = parse_buffer(options.buffer_size), all_rows(source)
+    outputs = list(_outputs(source, target, format, options, run))
+    if options.stripe_size:
+        stripe = as_asked(options.stripe_size, target)
+    else:
+        longest = max(len(o.source) for o in outputs)
+        stripe = detect(target, _file_nbytes(source, known, longest, options.cut))
+    parts, found = [], []
+    for output in outputs:
+        part = _plan_part(output, known, format, options, asked, stripe)
+        parts.append(part)
+        admit(part.job, part.source, run.workers, run.memory)
+        found += _warnings(part, options)
+        if options.check_order and part.name in TRAINING and output.recipe.get("shuffle") is None:
+            found += _sorted(part.source, part.layout.groups)
+    return Plan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
+
+
+def _check(options: RepackOptions, format: Format) -> None:
+    """Raise `UsageError` if options contradict each other or the format."""
+    if options.write.compress is not None and "compress" not in format.write_options:
         raise UsageError(
             f"{format.name} is written without compression",
             fix="leave --compress out, or write hdf5, zarr or tfrecord",
         )
-    check_options(options, format.write_options | {"group_values"}, format.name)
-    if options.chunk is not None:
+    check_options(options.write, format.write_options | {"group_values"}, format.name)
+    if options.write.chunk is not None:
         raise UsageError("a group is a chunk: --chunk does not apply to repack")
-    if samples_per_file is not None and shard_nbytes is not None:
-        raise UsageError("give either --samples-per-file or --shard-size")
-    if group_by is not None and split is None:
+    if options.group_by is not None and options.split is None:
         raise UsageError("--group-by keeps samples of one split together: it needs --split")
-    if not source.schema.fields:
-        raise FormatError("the dataset has no fields", where=source.path)
-    asked = parse_buffer(buffer_size)
-    bounded = memory if memory is not None else max(256 << 20, free_memory() // 4)
-    known = all_rows(source)
-    outputs = [
-        _output(
-            source,
-            chosen,
-            where,
-            name,
-            {"split": split, "group_by": group_by},
-            shuffle,
-            duplicate,
-            bounded,
-            workers,
-        )
-        for name, chosen, where in _splits(source, target, format, split, group_by, shuffle)
-    ]
-    if stripe_size:
-        stripe = as_asked(stripe_size, target)
-    else:
-        longest = max(len(o.source) for o in outputs)
-        expected = _file_nbytes(source, known, longest, samples_per_file, shard_nbytes)
-        stripe = detect(target, expected)
-    parts, found = [], []
-    for output in outputs:
-        parts.append(
-            _plan_part(
-                output,
-                known,
-                format,
-                options,
-                asked,
-                stripe,
-                ranks or 1,
-                samples_per_file,
-                shard_nbytes,
-            )
-        )
-        admit(parts[-1].job, output.source, workers, memory)
-        found += _warnings(parts[-1], ranks, epochs)
-        if check_order and output.name in ("", "train") and output.recipe.get("shuffle") is None:
-            found += _sorted(output.source, parts[-1].layout.groups)
-    return Plan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
 
 
 class _Output(NamedTuple):
@@ -257,48 +255,43 @@ class _Output(NamedTuple):
     recipe: dict[str, object]
 
 
-def _output(
-    source: Source,
-    chosen: Ints | None,
-    target: Path,
-    name: str,
-    recipe: dict[str, object],
-    seed: int | None,
-    duplicate: int,
-    memory: int,
-    workers: int | None,
-) -> _Output:
-    """Return the output of the `chosen` samples; only what trains is shuffled and duplicated."""
-    part: Source = source if chosen is None else SelectedSource(source, chosen)
-    words = " ".join(map(str, (*recipe.values(), duplicate)))
-    if name not in ("", "train"):
-        seed, duplicate = None, 1
-    if duplicate > 1:
-        part = DuplicatedSource(part, duplicate)
-    if seed is not None:
-        part = ShuffledSource(
-            part,
-            seed,
-            max(1 << 20, memory // 2),
-            partial_path(target) / "shuffle",
-            workers=workers or 2,
-            identity=words,
-        )
-    recipe = {**recipe, "part": name or None, "shuffle": seed}
-    recipe["duplicate"] = duplicate if duplicate > 1 else None
-    told = {key: value for key, value in recipe.items() if value is not None}
-    return _Output(name, part, target, told)
+def _outputs(
+    source: Source, target: Path, format: Format, options: RepackOptions, run: RunOptions
+) -> Iterator[_Output]:
+    """Yield the outputs: the whole, or its splits, of which only the training set is changed."""
+    memory = run.memory if run.memory is not None else max(256 << 20, free_memory() // 4)
+    asked = {"split": options.split, "group_by": options.group_by}
+    words = " ".join(map(str, (*asked.values(), options.duplicate)))
+    for name, chosen, where in _splits(source, target, format, options):
+        part: Source = source if chosen is None else SelectedSource(source, chosen)
+        trains = name in TRAINING
+        seed = options.shuffle if trains else None
+        duplicate = options.duplicate if trains and options.duplicate > 1 else None
+        if duplicate is not None:
+            part = DuplicatedSource(part, duplicate)
+        if seed is not None:
+            part = ShuffledSource(
+                part,
+                seed,
+                max(1 << 20, memory // 2),
+                partial_path(where) / "shuffle",
+                workers=run.workers or 2,
+                identity=words,
+            )
+        recipe = {**asked, "part": name or None, "shuffle": seed, "duplicate": duplicate}
+        kept: dict[str, object] = {k: value for k, value in recipe.items() if value is not None}
+        yield _Output(name, part, where, kept)
 
 
-def _warnings(part: Part, ranks: int | None, epochs: int | None) -> list[str]:
+def _warnings(part: Part, options: RepackOptions) -> list[str]:
     """Return what may go wrong with the groups of one output."""
     found = warnings(
         len(part.source),
         part.layout.groups,
         max((p.group_nbytes for p in part.layout.plans), default=0),
         memory=total_memory(),
-        ranks=ranks,
-        epochs=epochs if part.name in ("", "train") else None,
+        ranks=options.ranks,
+        epochs=options.epochs if part.name in TRAINING else None,
     )
     found += one_each(part.job.shards)
     return [f"{part.name}: {text}" if part.name else text for text in found]
@@ -331,19 +324,13 @@ def _sorted(source: Source, groups: int) -> list[str]:
     return [told]
 
 
-def _file_nbytes(
-    source: Source,
-    known: dict[str, Ints],
-    samples: int,
-    samples_per_file: int | None,
-    shard_nbytes: int | None,
-) -> int:
+def _file_nbytes(source: Source, known: dict[str, Ints], samples: int, cut: Cut) -> int:
     """Return about how many bytes the largest file will have, of so many samples in all."""
     each = source.schema.fixed_nbytes
     ragged = sum(int(n.sum()) * source.schema[f].row_nbytes for f, n in known.items())
     mean = each + ragged / max(1, len(source))
-    per_file = min(samples, samples_per_file or samples)
-    return round(min(mean * per_file, shard_nbytes or math.inf))
+    per_file = min(samples, cut.samples_per_file or samples)
+    return round(min(mean * per_file, cut.shard_nbytes or math.inf))
 
 
 def inodes(job: Job) -> int:
@@ -368,17 +355,13 @@ def _stem(target: Path, format: Format) -> tuple[str, str]:
 
 
 def _splits(
-    source: Source,
-    target: Path,
-    format: Format,
-    split: str | None,
-    group_by: str | None,
-    seed: int | None,
+    source: Source, target: Path, format: Format, options: RepackOptions
 ) -> list[tuple[str, Ints | None, Path]]:
-    """Return name, samples and place of each output."""
-    if split is None:
+    """Return name, samples and path of each output."""
+    if options.split is None:
         return [("", None, target)]
-    chosen = assign(source, parse_split(split), seed or 0, group_by)
+    shares = parse_split(options.split)
+    chosen = assign(source, shares, options.shuffle or 0, options.group_by)
     stem, ending = _stem(target, format)
     return [(n, i, target.with_name(f"{stem}-{n}{ending}")) for n, i in chosen.items()]
 
@@ -423,77 +406,105 @@ def _step(source: Source) -> int:
     return max(1, PIECE_NBYTES // max(1, int(sizes.max(initial=1)))) if sizes is not None else 16
 
 
+class _Payload(NamedTuple):
+    """How large the samples of an output are.
+
+    Attributes
+    ----------
+    rows
+        By ragged field: int64, shape ``(samples,)``.
+    sizes
+        Bytes of each sample, or of every one.
+    nbytes, largest
+        Bytes of all samples, and of the largest.
+    """
+
+    rows: dict[str, Ints]
+    sizes: int | Ints
+    nbytes: int
+    largest: int
+
+
+def _payload(source: Source, known: dict[str, Ints]) -> _Payload:
+    schema, count = source.schema, len(source)
+    rows = {name: sample_rows(source, found) for name, found in known.items()}
+    each = schema.fixed_nbytes
+    if not rows:
+        return _Payload(rows, each, each * count, each)
+    sizes = np.full(count, each, np.int64)
+    for name, number in rows.items():
+        sizes += number * schema[name].row_nbytes
+    return _Payload(rows, sizes, int(sizes.sum()), int(sizes.max(initial=0)))
+
+
+def _shards(
+    target: Path, format: Format, edges: Ints, payload: _Payload, stripe: Stripe, cut: Cut
+) -> tuple[list[Shard], list[Grouping]]:
+    """Return the files of an output, each of whole groups, and the groups of each."""
+    count = int(edges[-1])
+    per_shard = count or 1
+    if cut.samples_per_file is not None:
+        per_shard = cut.samples_per_file
+    elif cut.shard_nbytes is not None:
+        per_shard = max(1, cut.shard_nbytes // max(1, payload.nbytes // max(1, count)))
+    cuts = _whole_groups(edges, per_shard).tolist()
+    names = [target.name]
+    if cut.sharded:
+        names = shard_names(*_stem(target, format), len(cuts) - 1)
+    rows = {n: np.add.reduceat(r, edges[:-1]) if count else r for n, r in payload.rows.items()}
+    shards, groupings = [], []
+    for name, (low, high) in zip(names, itertools.pairwise(cuts), strict=True):
+        inside = edges[low : high + 1] - edges[low]
+        some = {field: r[low:high] for field, r in rows.items()}
+        groupings.append(Grouping(inside, stripe.nbytes, some))
+        shards.append(Shard(name, int(edges[low]), int(edges[high])))
+    return shards, groupings
+
+
 def _plan_part(
     output: _Output,
     known: dict[str, Ints],
     format: Format,
-    options: WriteOptions,
+    options: RepackOptions,
     asked: BufferSize,
     stripe: Stripe,
-    ranks: int,
-    samples_per_file: int | None,
-    shard_nbytes: int | None,
 ) -> Part:
     """Decide one output."""
-    source, target = output.source, output.target
+    source, target, write = output.source, output.target, options.write
     schema, count = source.schema, len(source)
-    per_sample = {name: sample_rows(source, rows) for name, rows in known.items()}
-    sizes: int | Ints = schema.fixed_nbytes
-    payload, largest = schema.fixed_nbytes * count, schema.fixed_nbytes
-    if per_sample:
-        sizes = np.full(count, schema.fixed_nbytes, np.int64)
-        for field, number in per_sample.items():
-            sizes += number * schema[field].row_nbytes
-        payload, largest = int(sizes.sum()), int(sizes.max(initial=0))
-    choice = decide(count, sizes, asked, stripe, total_memory(), ranks)
-    sharded = samples_per_file is not None or shard_nbytes is not None
-    mean = max(1, payload // max(1, count))
-    if isinstance(asked, InBytes) and per_sample and not format.uneven_groups:
-        choice = within(choice, asked.nbytes, schema, per_sample)
-    edges = _edges(count, sizes, choice, format)
-    per_shard = count or 1
-    if samples_per_file is not None:
-        per_shard = samples_per_file
-    elif shard_nbytes is not None:
-        per_shard = max(1, shard_nbytes // mean)
-    cuts = _whole_groups(edges, per_shard)
-    names = [target.name]
-    if sharded:
-        names = shard_names(*_stem(target, format), len(cuts) - 1)
-    rows = {n: np.add.reduceat(r, edges[:-1]) if count else r for n, r in per_sample.items()}
-    shards, groupings, plans = [], [], []
-    for i, shard_name in enumerate(names):
-        low, high = int(cuts[i]), int(cuts[i + 1])
-        inside = edges[low : high + 1] - edges[low]
-        some = {field: r[low:high] for field, r in rows.items()}
-        grouping = Grouping(inside, stripe.nbytes, some)
-        shards.append(Shard(shard_name, int(edges[low]), int(edges[high])))
-        groupings.append(grouping)
-        held = payload * len(shards[-1]) // max(1, count)
-        plans.append(format.plan(schema, options, grouping, held, shard_name))
+    payload = _payload(source, known)
+    choice = decide(count, payload.sizes, asked, stripe, total_memory(), options.ranks or 1)
+    if isinstance(asked, InBytes) and payload.rows and not format.uneven_groups:
+        choice = within(choice, asked.nbytes, schema, payload.rows)
+    edges = _edges(count, payload.sizes, choice, format)
+    shards, groupings = _shards(target, format, edges, payload, stripe, options.cut)
+    plans = [
+        format.plan(schema, write, g, payload.nbytes * len(s) // max(1, count), s.name)
+        for s, g in zip(shards, groupings, strict=True)
+    ]
     layout = Layout(
         choice=choice,
         groups=len(edges) - 1,
         plans=tuple(p.groups for p in plans if p.groups is not None),
     )
     group = max((p.group_nbytes for p in layout.plans), default=0)
-    whole = options.compress is not None or schema.ragged or options.group_values
+    whole = write.compress is not None or schema.ragged or write.group_values
     scratch = source.scratch_nbytes if isinstance(source, ShuffledSource) else 0
     job = Job(
         target=target,
         format=format,
         schema=schema,
         casts={},
-        options=options,
+        options=write,
         shards=tuple(shards),
-        sharded=sharded,
+        sharded=options.cut.sharded,
         stored=plans[0].stored,
         losses=plans[0].notes,
-        payload=payload,
+        payload=payload.nbytes,
         estimate=layout.nbytes,
         scratch=scratch + sum(p.scratch for p in plans),
         files=plans[0].files,
-        largest=max(largest, group if whole else 0),
+        largest=max(payload.largest, group if whole else 0),
         groupings=tuple(groupings),
         recipe=output.recipe,
     )
@@ -521,44 +532,36 @@ def _whole_groups(edges: Ints, per_shard: int) -> Ints:
 
 def run_repack(
     plan: Plan,
+    run: RunOptions | None = None,
     *,
-    workers: int | None = None,
-    memory: int | None = None,
-    overwrite: bool = False,
-    restart: bool = False,
-    durable: bool = True,
     measure: bool = True,
     progress: Callable[[Part, int, int], None] | None = None,
-    executor: Executor | None = None,
 ) -> RepackReport:
-    """Do what a plan says; see `repack` for the parameters.
+    """Do what a plan says.
+
+    Parameters
+    ----------
+    plan, run
+        What to make, and how.
+    measure
+        Whether to measure after how many epochs the rewrite has paid for itself.
+    progress
+        Called with (part, samples, payload bytes) done so far.
 
     Raises
     ------
     DsprepError, OSError
         If a target exists or is busy, space or memory do not suffice, or data are damaged.
     """
+    run = run or RunOptions()
     targets = [part.job.target for part in plan.parts]
     if len(targets) > 1:
-        check_targets(targets, overwrite=overwrite, restart=restart)
-        check_space([part.job for part in plan.parts], restart)
+        check_targets(targets, overwrite=run.overwrite, restart=run.restart)
+        check_space([part.job for part in plan.parts], run.restart)
     with ExitStack() as stack:  # all are made before one is seen, and all seen before records go
         outputs = [
-            stack.enter_context(
-                making(
-                    part.job,
-                    part.source,
-                    workers=workers,
-                    memory=memory,
-                    overwrite=overwrite,
-                    restart=restart,
-                    durable=durable,
-                    progress=_of_part(progress, part),
-                    shuffled=part.source if isinstance(part.source, ShuffledSource) else None,
-                    executor=executor,
-                )
-            )
-            for part in plan.parts
+            stack.enter_context(making(p.job, p.source, run, _of_part(progress, p)))
+            for p in plan.parts
         ]
         reports = [output.publish() for output in outputs]
         done = [
@@ -648,38 +651,25 @@ def repack(
     DsprepError, OSError
         If anything is wrong; nothing half-written is left under the name `target`.
     """
-    reading = open_options or OpenOptions()
-    if fields:
-        reading = replace(reading, fields=tuple(map(FieldSpec.parse, fields)))
-    writing = write_options or WriteOptions()
-    if compress is not None:
-        writing = replace(writing, compress=Compression.parse(compress))
-    limit = as_nbytes(memory) if memory is not None else None
-    with open_dataset(source, reading, marked=True) as opened:
-        plan = plan_repack(
-            opened,
-            Path(target),
-            buffer_size=str(buffer_size),
-            stripe_size=f"{stripe_size}B" if isinstance(stripe_size, int) else stripe_size,
-            to=to,
-            options=writing,
-            shuffle=shuffle,
-            split=split,
-            group_by=group_by,
-            duplicate=duplicate,
-            samples_per_file=samples_per_file,
-            shard_nbytes=as_nbytes(shard_size) if shard_size is not None else None,
-            memory=limit,
-            workers=workers,
-            check_order=False,
-        )
-        return run_repack(
-            plan,
-            workers=workers,
-            memory=limit,
-            overwrite=overwrite,
-            restart=restart,
-            durable=durable,
-            measure=measure,
-            executor=executor,
-        )
+    options = RepackOptions(
+        buffer_size=str(buffer_size),
+        stripe_size=f"{stripe_size}B" if isinstance(stripe_size, int) else stripe_size,
+        to=to,
+        write=writing(write_options, compress=compress),
+        shuffle=shuffle,
+        split=split,
+        group_by=group_by,
+        duplicate=duplicate,
+        cut=Cut.of(samples_per_file, shard_size),
+        check_order=False,
+    )
+    run = RunOptions(
+        workers=workers,
+        memory=as_nbytes(memory) if memory is not None else None,
+        overwrite=overwrite,
+        restart=restart,
+        durable=durable,
+        executor=executor,
+    )
+    with open_dataset(source, reading(open_options, fields), marked=True) as opened:
+        return run_repack(plan_repack(opened, Path(target), options, run), run, measure=measure)

@@ -1,242 +1,115 @@
 """Doing what a job says: copy shard by shard, publish, and write the sidecar.
 
-A job is made by ``conversion`` or ``repack``; nothing is decided here but how many threads fit.
+Shards are written one after another by threads of this process, or by the workers of an executor,
+each from its beginning in a directory of its own. ``state.json`` has the number of the shards that
+are complete from the first one on, and the position in the next; ``shard-N.json`` says of one more
+that it is complete.
 """
 
 from __future__ import annotations
 
 import errno
-import glob
-import hashlib
 import json
-import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from fnmatch import fnmatch
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-import dsprep
 from dsprep import executors
 from dsprep.core.atomic import partial_path
-from dsprep.core.groups import Grouping
-from dsprep.core.marks import Mark, sample, unchanged
-from dsprep.core.schema import Schema
-from dsprep.core.storage import (
-    data_files,
-    free_memory,
-    free_nbytes,
-    node,
-    remove,
-    sync_directory,
-    tree_nbytes,
-    wait_for,
-)
-from dsprep.errors import DsprepError, ExecutorError, TargetError, UsageError
-from dsprep.formats.base import Format, Source, State, WriteOptions, Writer
+from dsprep.core.marks import unchanged
+from dsprep.core.storage import node, remove, sync_directory, tree_nbytes, wait_for
+from dsprep.errors import DsprepError, ExecutorError
+from dsprep.formats.base import Source, State, Writer
 from dsprep.layout.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import write_json
-from dsprep.source.dataset import MultiSource, check_replaceable, marks_of
-from dsprep.source.from_sidecar import SidecarSource
-from dsprep.write.plan import (
-    PIECE_NBYTES,
-    Cast,
-    Shard,
-    group_pieces,
-    pieces,
-    show_asked,
-    show_nbytes,
+from dsprep.source.dataset import check_replaceable
+from dsprep.write.job import (
+    Job,
+    Progress,
+    Report,
+    RunOptions,
+    admit,
+    check_space,
+    fingerprint,
+    lineage,
+    marks,
+    source_paths,
 )
+from dsprep.write.plan import Shard, group_pieces, pieces
 from dsprep.write.remote import Part, deal, opened, part
 from dsprep.write.shuffle import ShuffledSource
-from dsprep.write.sidecars import Made, describe, made_by
-from dsprep.write.split import DerivedSource
-from dsprep.write.staging import STATUS, Staging, check_target, discard, published
+from dsprep.write.sidecars import Made, describe
+from dsprep.write.staging import Staging, check_target, discard, published
 from dsprep.write.transfer import CHECKPOINT_NBYTES, Done, ShardCopy
-
-COPIES_PER_WORKER = 4
-"""A worker holds a piece as read, as encoded, and what compression needs besides."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What a conversion will do; deciding is over, nothing has been written.
-
-    Attributes
-    ----------
-    target
-        The file or directory that will appear.
-    format
-        The target's format.
-    schema
-        The fields written, after casts.
-    casts
-        Changes of dtype by field name.
-    options
-        How to write.
-    shards
-        The output files; one named as `target` itself when the output is not sharded.
-    sharded
-        Whether `target` is a directory of shards.
-    stored
-        How each field will be stored, by name.
-    losses
-        What the target cannot keep, one clause each.
-    payload
-        Bytes of all values, estimated where they cannot be told without reading all.
-    estimate
-        Bytes on disk that the output will take.
-    scratch
-        Bytes that working files take besides while it is made.
-    largest
-        Bytes of the largest sample, as far as known; when whole groups are written, of a group.
-    unit
-        Samples that stay together, when no groups are written.
-    files
-        Files and directories that one shard consists of.
-    groupings
-        The groups of each shard, when the output is written in groups; else empty.
-    recipe
-        What was done to the order and choice of samples, for the lineage.
-    """
-
-    target: Path
-    format: Format
-    schema: Schema
-    casts: Mapping[str, Cast]
-    options: WriteOptions
-    shards: tuple[Shard, ...]
-    sharded: bool
-    stored: Mapping[str, str]
-    losses: tuple[str, ...]
-    payload: int
-    estimate: int
-    scratch: int
-    largest: int
-    unit: int = 1
-    files: int = 1
-    groupings: tuple[Grouping, ...] = ()
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def samples(self) -> int:
-        """Samples that will be written."""
-        return self.shards[-1].stop - self.shards[0].start
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a conversion did.
-
-    Attributes
-    ----------
-    target
-        The output.
-    sidecar
-        Its sidecar.
-    samples, files
-        Samples and files written.
-    bytes_in
-        Bytes of the source's files.
-    payload
-        Bytes of all values.
-    copied
-        Bytes of the values that this run copied.
-    bytes_out
-        Bytes of the output's files.
-    seconds
-        Wall time of this run.
-    resumed
-        Samples that an earlier, interrupted run had written.
-    notes
-        What was assumed when reading, and what the target could not keep.
-    """
-
-    target: Path
-    sidecar: Path
-    samples: int
-    files: int
-    bytes_in: int
-    payload: int
-    copied: int
-    bytes_out: int
-    seconds: float
-    resumed: int
-    notes: tuple[str, ...]
-
 
 _START: Mapping[str, Any] = {"shard": 0, "samples": 0, "writer": None}
 
-Progress = Callable[[int, int], None]
-"""Called with (samples, payload bytes) done so far."""
 
-
-def run_job(job: Job, source: Source, **options: Any) -> Report:
-    """Do what `job` says; see `making` for the parameters."""
-    with making(job, source, **options) as output:
+def run_job(
+    job: Job, source: Source, options: RunOptions | None = None, progress: Progress | None = None
+) -> Report:
+    """Do what `job` says; see `making`."""
+    with making(job, source, options, progress) as output:
         report = output.publish()
         return replace(report, notes=(*report.notes, *output.discard()))
 
 
 @contextmanager
 def making(
-    job: Job,
-    source: Source,
-    *,
-    workers: int | None = None,
-    memory: int | None = None,
-    overwrite: bool = False,
-    restart: bool = False,
-    durable: bool = True,
-    progress: Progress | None = None,
-    shuffled: ShuffledSource | None = None,
-    executor: Executor | None = None,
+    job: Job, source: Source, options: RunOptions | None = None, progress: Progress | None = None
 ) -> Iterator[Output]:
-    """Make the whole output, not yet under its name, and lock it; see `convert` for the parameters.
+    """Make the whole output, not yet under its name, and lock it.
+
+    The first pass of a shuffled source begins when the target is locked and there is enough space;
+    its temporary files are removed when the output is complete.
 
     Parameters
     ----------
-    shuffled
-        `source`, if it is shuffled: its first pass begins when the target is locked and there is
-        enough space, and its temporary files go when the output is complete.
-    executor
-        Who writes the shards, if there are several; None: this process, one after another.
+    job, source
+        What is made of which samples.
+    options
+        How.
+    progress
+        Called with (samples, payload bytes) done so far.
 
     Raises
     ------
     DsprepError, OSError
         If the target exists or is busy, space or memory do not suffice, or data are damaged.
     """
+    options = options or RunOptions()
     began = time.monotonic()
-    threads = admit(job, source, workers, memory)
-    marks = _marks(source)
-    if overwrite:
+    threads = admit(job, source, options.workers, options.memory)
+    before = marks(source)
+    if options.overwrite:
         check_replaceable(job.target)
     with Staging(
         job.target,
-        _fingerprint(job, source, marks),
-        overwrite=overwrite,
-        restart=restart,
-        durable=durable,
+        fingerprint(job, source, before),
+        overwrite=options.overwrite,
+        restart=options.restart,
+        durable=options.durable,
     ) as staging:
         check_space([job])
-        with unchanged(marks):
+        shuffled = source if isinstance(source, ShuffledSource) else None
+        with unchanged(before):
             if shuffled is not None and not (staging.state or {}).get("complete"):
-                _shuffle(shuffled, staging, executor)
-            if executor is None or len(job.shards) == 1:
-                resumed, copied = _copy_shards(job, source, staging, threads, progress)
-            else:
-                resumed, copied = _hand_out(job, source, staging, executor, progress)
-        made = None if published(job.target) else _described(job, source, staging, executor)
+                _shuffle(shuffled, staging, options.executor)
+            apart = options.executor if len(job.shards) > 1 else None
+            resumed, copied = _make_shards(job, source, staging, apart or threads, progress)
+        made = None
+        if not published(job.target):
+            made = _described(job, source, staging, options.executor)
         if shuffled is not None:
             shuffled.clean()
         report = Report(
@@ -262,7 +135,7 @@ def _described(job: Job, source: Source, staging: Staging, executor: Executor | 
         job.schema,
         [(_shard_path(job, staging.data, i), len(shard)) for i, shard in enumerate(job.shards)],
         staging.made,
-        {**_lineage(job, source), **job.recipe},
+        {**lineage(job, source), **job.recipe},
         [_saved_groups(staging, i) for i in range(len(job.groupings))],
         executor,
     )
@@ -337,56 +210,84 @@ def _discard_kept(targets: Sequence[Path]) -> None:
         discard(partial_path(target))
 
 
-def _state(root: Path) -> dict[str, Any]:
-    """Return how far a run came that worked in `root`; empty if it left no word."""
-    try:
-        state = json.loads((root / "state.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}
-
-
-def _copy_shards(
-    job: Job, source: Source, staging: Staging, threads: int, progress: Progress | None
+def _make_shards(
+    job: Job, source: Source, staging: Staging, by: int | Executor, progress: Progress | None
 ) -> tuple[int, int]:
-    """Copy all shards that are not done yet; return (samples found done, payload bytes copied)."""
+    """Write the shards that are not there yet: by so many threads, or the workers of an executor.
+
+    Returns
+    -------
+    Samples that an earlier run had written, and payload bytes that this one copied.
+    """
     state = staging.state or _START
-    first = int(state["shard"])
-    begun = None if state["writer"] is None else first
-    apart = _clean_apart(job, staging, begun) - set(range(first)) if job.sharded else set[int]()
-    resumed = sum(len(s) for s in job.shards[:first]) + int(state["samples"])
-    resumed += sum(len(job.shards[i]) for i in apart)
-    per_sample = job.payload / max(1, job.samples)
-    samples, copied = resumed, 0
-    before = round(resumed * per_sample)
-    if progress is not None:
-        progress(samples, before)
-    _make_directory(job, staging, first)
-    for index in range(first, len(job.shards)):
-        if index in apart:
-            continue
-        path = _shard_path(job, staging.data, index)
-        done, position = (int(state["samples"]), state["writer"]) if index == first else (0, None)
-        if index == first and position is None:
-            _remove_leftovers(path)
-        writer, found = _open_writer(job, path, index, done, position)
-        resumed, samples, done = resumed - (done - found), samples - (done - found), found
-
-        def save(samples: int, position: State, index: int = index) -> None:
-            staging.save({"shard": index, "samples": samples, "writer": position})
-
-        with _while_written(job.shards[index].name):
-            for piece in _write_shard(
-                job, source, writer, index, done, threads, staging.root, staging.durable, save
-            ):
-                samples, copied = samples + piece.samples, copied + piece.nbytes
-                if progress is not None:
-                    progress(samples, before + copied)
-            if staging.durable:
-                staging.save({"shard": index + 1, "samples": 0, "writer": None})
-            writer.clean()
+    first, here = int(state["shard"]), isinstance(by, int)
+    begun = state["writer"] is not None
+    if not here and (begun or (staging.durable and not state.get("complete"))):
+        # A rerun continues with other shards, and in none of which the files are removed now.
+        staging.save({**_START, "shard": first})
+    continued = first if here and begun else None
+    done = set(range(first))
+    if job.sharded:
+        done |= _clean_apart(job, staging, continued)
+    missing = [i for i in range(len(job.shards)) if i not in done]
+    if job.sharded and missing:
+        (staging.data / job.target.name).mkdir(exist_ok=True)
+    if isinstance(by, int):
+        begin = (0, None)
+        if missing[:1] == [continued]:
+            begin = int(state["samples"]), state["writer"]
+        pieces = _write_here(job, source, staging, missing, by, begin)
+    else:
+        pieces = _write_apart(job, source, staging, missing, by)
+    with closing(pieces):
+        resumed = samples = sum(len(job.shards[i]) for i in done) + next(pieces).samples
+        copied, before = 0, round(resumed * job.payload / max(1, job.samples))
+        if progress is not None:
+            progress(samples, before)
+        for piece in pieces:
+            samples, copied = samples + piece.samples, copied + piece.nbytes
+            if progress is not None:
+                progress(samples, before + copied)
     staging.save({"shard": len(job.shards), "samples": 0, "writer": None, "complete": True})
     return resumed, copied
+
+
+def _write_here(
+    job: Job,
+    source: Source,
+    staging: Staging,
+    missing: Sequence[int],
+    threads: int,
+    begin: tuple[int, State | None],
+) -> Generator[Done, None, None]:
+    """Write shards one after another; yield what the first one has already, then every piece.
+
+    `begin`: the samples that the first one has, and the position of its writer, None at its start.
+    """
+    done, writer = 0, None
+    try:
+        for index in missing:
+            path = _shard_path(job, staging.data, index)
+            if index == missing[0]:
+                writer, done = _continued(job, path, index, *begin)
+                yield Done(done, 0)
+            else:
+                writer, done = _created(job, path, index, None), 0
+
+            def save(samples: int, position: State, index: int = index) -> None:
+                staging.save({"shard": index, "samples": samples, "writer": position})
+
+            to = _Destination(index, staging.root, staging.durable, save)
+            with _while_written(path.name):
+                yield from _write_shard(job, source, writer, to, done, threads)
+                if staging.durable:
+                    staging.save({"shard": index + 1, "samples": 0, "writer": None})
+                writer.clean()
+        if not missing:
+            yield Done(0, 0)
+    finally:
+        if writer is not None:
+            writer.close()
 
 
 @contextmanager
@@ -400,42 +301,51 @@ def _while_written(name: str) -> Iterator[None]:
         raise OSError(error.errno, f"{error.strerror} (while {name} was written)") from error
 
 
+@dataclass(frozen=True)
+class _Destination:
+    """A shard being written.
+
+    Attributes
+    ----------
+    index
+        Its number in the job.
+    root
+        Where its groups are recorded.
+    durable
+        Whether to wait for the disk.
+    save
+        Called with (samples, state of the writer) when a position is durable.
+    """
+
+    index: int
+    root: Path
+    durable: bool
+    save: Callable[[int, State], None]
+
+
 def _write_shard(
-    job: Job,
-    source: Source,
-    writer: Writer,
-    index: int,
-    done: int,
-    threads: int,
-    root: Path,
-    durable: bool,
-    save: Callable[[int, State], None],
+    job: Job, source: Source, writer: Writer, to: _Destination, done: int, threads: int
 ) -> Iterator[Done]:
     """Copy the samples of a shard from `done` on; yield each piece when it has been written."""
-    writer.durable = durable
+    writer.durable = to.durable
     try:
         copy = ShardCopy(
             source,
             writer,
-            job.shards[index],
-            _ranges(job, source, writer, index, done),
-            job.casts,
-            threads,
-            save,
-            CHECKPOINT_NBYTES if durable else None,
+            job.shards[to.index],
+            _ranges(job, source, writer, to.index, done),
+            casts=job.casts,
+            workers=threads,
+            save=to.save,
+            checkpoint_nbytes=CHECKPOINT_NBYTES if to.durable else None,
         )
         yield from copy.run()
         writer.finish()
         groups = writer.groups()
         if groups is not None:
-            _save_groups(root / f"groups-{index}.json", groups, durable)
+            _save_groups(to.root / f"groups-{to.index}.json", groups, to.durable)
     finally:
         writer.close()
-
-
-def _make_directory(job: Job, staging: Staging, first: int) -> None:
-    if job.sharded and first < len(job.shards):
-        (staging.data / job.target.name).mkdir(exist_ok=True)
 
 
 def _shard_path(job: Job, data: Path, index: int) -> Path:
@@ -495,40 +405,18 @@ THREADS_PER_TASK = 2
 """One reads while another one writes."""
 
 
-def _hand_out(
-    job: Job,
-    source: Source,
-    staging: Staging,
-    executor: Executor,
-    progress: Progress | None,
-) -> tuple[int, int]:
-    """Have the shards that are not done yet written; return as `_copy_shards`."""
-    state = staging.state or _START
-    if state["writer"] is not None or (staging.durable and not state.get("complete")):
-        # A rerun goes on with other shards, and in none of which the files are removed now.
-        staging.save({**_START, "shard": state["shard"]})
-    done = _clean_apart(job, staging, None) | set(range(int(state["shard"])))
-    resumed = samples = sum(len(job.shards[i]) for i in done)
-    copied, before = 0, round(resumed * job.payload / max(1, job.samples))
-    _make_directory(job, staging, len(done))
-    if progress is not None:
-        progress(samples, before)
+def _write_apart(
+    job: Job, source: Source, staging: Staging, missing: Sequence[int], executor: Executor
+) -> Generator[Done, None, None]:
+    """Have shards written by the workers of an executor; yields as `_write_here` does."""
+    yield Done(0, 0)
     attempts = Path(tempfile.mkdtemp(prefix=_APART, dir=staging.root.absolute()))
-    tasks = (
-        _shard_task(job, source, staging, attempts, i)
-        for i in range(len(job.shards))
-        if i not in done
-    )
-    missing = len(job.shards) - len(done)
-    for task, written in executors.run(executor, _do_shard, tasks, count=missing):
+    tasks = (_shard_task(job, source, staging, attempts, i) for i in missing)
+    for task, written in executors.run(executor, _do_shard, tasks, count=len(missing)):
         wait_for(task.path, written.node, written.nbytes)
         if task.job.groupings:
             wait_for(staging.root / f"groups-{task.number}.json", written.node)
-        samples, copied = samples + len(job.shards[task.number]), copied + written.copied
-        if progress is not None:
-            progress(samples, before + copied)
-    staging.save({"shard": len(job.shards), "samples": 0, "writer": None, "complete": True})
-    return resumed, copied
+        yield Done(len(job.shards[task.number]), written.copied)
 
 
 def _shard_task(
@@ -582,10 +470,9 @@ def _copied(task: _ShardTask) -> _Written:
     own = Path(tempfile.mkdtemp(prefix=f"{task.number}-", dir=task.attempts))
     made = own / task.path.name
     with opened(task.part) as source:
-        writer, _ = _open_writer(task.job, made, 0, 0, None)
-        pieces = _write_shard(
-            task.job, source, writer, 0, 0, task.threads, own, task.durable, _save_nothing
-        )
+        writer = _created(task.job, made, 0, None)
+        to = _Destination(0, own, task.durable, _save_nothing)
+        pieces = _write_shard(task.job, source, writer, to, 0, task.threads)
         nbytes = sum(piece.nbytes for piece in pieces)
         writer.clean()
     if task.job.groupings:
@@ -665,22 +552,23 @@ def _ranges(
     return pieces(source, shard, writer.unit, after=done)
 
 
-def _open_writer(
+def _created(job: Job, path: Path, index: int, position: State | None) -> Writer:
+    """Return the writer of a shard, at its start or at a recorded position."""
+    samples = job.groupings[index] if job.groupings else len(job.shards[index])
+    return job.format.create(path, job.schema, samples, job.options, position)
+
+
+def _continued(
     job: Job, path: Path, index: int, done: int, position: State | None
 ) -> tuple[Writer, int]:
     """Return a writer at its recorded position, or at the start if that cannot be restored."""
-
-    def create(state: State | None) -> Writer:
-        samples = job.groupings[index] if job.groupings else len(job.shards[index])
-        return job.format.create(path, job.schema, samples, job.options, state)
-
     if position is not None:
         try:
-            return create(position), done
+            return _created(job, path, index, position), done
         except (DsprepError, FileNotFoundError):
-            # Killed while completing the shard, when its working files were gone: made again.
-            _remove_leftovers(path)
-    return create(None), 0
+            pass  # killed while completing the shard, when its working files were gone
+    _remove_leftovers(path)
+    return _created(job, path, index, None), 0
 
 
 def _save_groups(path: Path, groups: Groups, durable: bool) -> None:
@@ -720,179 +608,3 @@ def _remove_leftovers(path: Path) -> None:
     for leftover in path.parent.iterdir():
         if leftover.name == path.name or leftover.name.startswith(f"{path.name}."):
             remove(leftover)
-
-
-def admit(job: Job, source: Source, workers: int | None, memory: int | None) -> int:
-    """Return how many workers a job may have; nothing is written.
-
-    Raises
-    ------
-    UsageError
-        If the target is a place of the source, or the job does not fit in the memory.
-    """
-    _check_not_source(job.target, source)
-    taken = source.resident_nbytes()
-    most = job.payload + job.samples if isinstance(source, ShuffledSource) else 0
-    return count_workers(job, workers, memory, taken, most)
-
-
-def count_workers(
-    job: Job, workers: int | None, memory: int | None, resident: int = 0, most: int = 0
-) -> int:
-    """Return how many workers may run at once within `memory` bytes, `resident` of them taken.
-
-    `most`: what would be taken of any memory, though never more than half of it.
-
-    Raises
-    ------
-    UsageError
-        If not even one fits.
-    """
-    if workers is not None and workers < 1:
-        raise UsageError(f"{workers} workers are not possible", expected="at least 1")
-    if workers is None:
-        workers = min(8, len(os.sched_getaffinity(0)))
-    if memory is None:
-        memory = max(256 << 20, free_memory() // 4)
-    unit = 0
-    if not job.groupings:
-        unit = min(job.unit, max(map(len, job.shards)))
-        unit = unit * job.payload // max(1, job.samples)
-    each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
-    if each + resident > memory:
-        least = each + max(resident, min(each, most))
-        step = 10 ** max(0, (len(str(least)) - 1) // 3 * 3 - 1)  # as many digits as are shown
-        raise UsageError(
-            "one worker does not fit in the memory allowed",
-            expected=f"--memory of at least {show_nbytes(-(-least // step) * step)}",
-            found=show_asked(memory),
-            fix="raise --memory, or make chunks smaller with --chunk"
-            if not job.groupings
-            else "raise --memory, or lower --buffer-size",
-        )
-    return min(workers, (memory - resident) // each)
-
-
-def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
-    """Raise `TargetError` if what is missing of some outputs, made in turn, surely does not fit.
-
-    `restart`: what earlier runs left is discarded.
-    """
-    needed = most = 0
-    for job in jobs:
-        root = partial_path(job.target)
-        if job.options.compress is not None or (_state(root).get("complete") and not restart):
-            continue  # the estimate is an upper bound, or all has been written
-        needed += job.estimate - (tree_nbytes(root) if root.is_dir() else 0)
-        most = max(most, needed + job.scratch)
-    at = jobs[0].target.parent
-    free = free_nbytes(at)
-    if most > free:
-        raise TargetError(
-            "there is not enough space",
-            where=at,
-            expected=f"about {show_nbytes(most)}",
-            found=f"{show_nbytes(free)} free",
-        )
-
-
-def source_paths(source: Source) -> list[Path]:
-    """Return the files and stores that `source` reads."""
-    source = _bottom(source)
-    return source.paths if isinstance(source, MultiSource | SidecarSource) else [source.path]
-
-
-def _bottom(source: Source) -> Source:
-    while isinstance(source, DerivedSource):
-        source = source.base
-    return source
-
-
-def _marks(source: Source) -> tuple[Mark, ...]:
-    """Return what the files of `source` were when it was opened; those of its data come first."""
-    return marks_of(_bottom(source)) or tuple(Mark.of(p.absolute()) for p in source_paths(source))
-
-
-def _check_not_source(target: Path, source: Source) -> None:
-    final = Path(os.path.realpath(target))  # allows links that lead in circles
-    for path in source_paths(source):
-        used = path.resolve()
-        if used == final or final in used.parents or used in final.parents:
-            raise UsageError(
-                "the target is or holds the source", where=target, fix="choose another place"
-            )
-    for name in _bottom(source).named:
-        if _would_name(name, final):
-            raise UsageError(
-                f"the target lies in {name}, and would be part of the source the next time",
-                where=target,
-                fix="choose a place outside",
-            )
-
-
-def _would_name(name: str, path: Path) -> bool:
-    """Whether a directory or pattern would mean `path`, too, if that existed."""
-    if Path(name).is_dir():
-        return Path(name).resolve() in path.parents
-    parts, pattern = path.parts, (Path(name).parent.resolve() / Path(name).name).parts
-    recursive = "**" in pattern
-    if not glob.has_magic(name) or (len(parts) != len(pattern) and not recursive):
-        return False
-    if recursive:
-        return fnmatch(str(path), str(Path(*pattern)).replace("**/", "*"))
-    return all(map(fnmatch, parts, pattern))
-
-
-def _fingerprint(job: Job, source: Source, marks: Sequence[Mark]) -> dict[str, Any]:
-    """Return what decides every byte of the output, as JSON.
-
-    Data that look as they did, but were replaced or written to, have another `STATUS`; on another
-    node or mount that says nothing.
-    """
-    data, exact = hashlib.sha256(), hashlib.sha256()
-    files: list[tuple[Path, int]] = []
-    places = set[str]()
-    for mark in marks[: len(source_paths(source))]:
-        files += [(p, p.stat().st_size) for p in data_files(mark.path)]
-        line = f"{mark.path}\0{mark.lasting}\n"
-        data.update(line.encode("utf-8", "surrogateescape"))
-        exact.update(f"{mark.exact}\0{mark.sampled}\n".encode())
-        places.add(mark.at)
-    data.update(sample(files).encode())
-    nbytes = sum(size for _, size in files)
-    shards = hashlib.sha256(repr(job.shards).encode()).hexdigest()
-    return {
-        "version": dsprep.__version__,
-        "format": job.format.name,
-        "source": f"{source_paths(source)[0]}, {nbytes} bytes in all",
-        "source as it was": data.hexdigest(),
-        STATUS: [*sorted(places), exact.hexdigest()],
-        "read as": [f"{f}" for f in source.schema],
-        "fields": job.schema.to_json(),
-        "options": {k: str(v) for k, v in asdict(job.options).items()},
-        "samples": [job.shards[0].start, job.shards[-1].stop],
-        "files": [len(job.shards), shards],
-        **({"groups": _told(job.groupings), "recipe": dict(job.recipe)} if job.groupings else {}),
-    }
-
-
-def _told(groupings: Sequence[Grouping]) -> dict[str, Any]:
-    """Return groups as a person would tell them, with what tells all their edges."""
-    digest = hashlib.sha256()
-    for grouping in groupings:
-        digest.update(f"{grouping.align}\0".encode() + grouping.edges.tobytes())
-    return {
-        "number": sum(g.count for g in groupings),
-        "samples": max(g.samples for g in groupings),
-        "stripe": groupings[0].align,
-        "edges": digest.hexdigest(),
-    }
-
-
-def _lineage(job: Job, source: Source) -> dict[str, Any]:
-    paths = source_paths(source)
-    return {
-        "source": [str(p.absolute()) for p in paths[:8]],
-        "source_files": len(paths),
-        **made_by("dsprep.repack" if job.groupings else "dsprep.convert"),
-    }

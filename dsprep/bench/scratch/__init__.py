@@ -23,8 +23,9 @@ from dsprep.errors import DsprepError, UnsupportedError
 from dsprep.formats.base import Source
 from dsprep.sidecar.spec import write_json
 from dsprep.source.dataset import open_dataset
-from dsprep.verbs.convert import plan_job
-from dsprep.verbs.repack import plan_repack, run_repack
+from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
+from dsprep.write.job import RunOptions
 from dsprep.write.jobs import run_job
 from dsprep.write.sidecars import Made, dataset_of
 
@@ -157,18 +158,14 @@ def _fill(plan: Plan, item: Item, source: Source, target: Path, progress: Progre
     if item.name.startswith("own:"):
         _fill_own(item, chosen(source, plan.samples), target)
         return
+    quick = RunOptions(durable=False)
     if item.name == "groups":
-        planned = plan_repack(
-            chosen(source, plan.samples), target, buffer_size=plan.group_text, to=item.format
-        )
-        run_repack(
-            planned, durable=False, measure=False, progress=lambda part, n, size: update(n, size)
-        )
+        how = RepackOptions(buffer_size=plan.group_text, to=item.format)
+        planned = plan_repack(chosen(source, plan.samples), target, how)
+        run_repack(planned, quick, measure=False, progress=lambda part, n, size: update(n, size))
         return
-    job = plan_job(
-        source, target, to=item.format, options=item.options, samples=f"0:{plan.samples}"
-    )
-    run_job(job, source, durable=False, progress=update)
+    form = ConvertOptions(to=item.format, write=item.options, samples=f"0:{plan.samples}")
+    run_job(plan_job(source, target, form), source, quick, update)
 
 
 def _fill_own(item: Item, source: Source, target: Path) -> None:

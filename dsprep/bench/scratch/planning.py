@@ -23,7 +23,7 @@ from dsprep.formats.base import Format, OpenOptions, Source, WriteOptions
 from dsprep.sidecar.spec import SUFFIX, Content
 from dsprep.source.dataset import find_files, open_dataset
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.verbs.repack import plan_repack
+from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.write.buffers import InBytes, InSamples, parse_buffer
 from dsprep.write.plan import probe_nbytes
 from dsprep.write.sidecars import Made, dataset_of, provenance
@@ -308,8 +308,7 @@ class _Deciding:
         planned = plan_repack(
             chosen(self.source, self.samples),
             self.place / f"data{ending}",
-            buffer_size=self.text,
-            to=name,
+            RepackOptions(buffer_size=self.text, to=name),
         )
         return planned.parts[0].layout.nbytes
 
