@@ -59,65 +59,50 @@ def audit(
     ],
     ranks: Annotated[
         int,
-        typer.Option(
-            "--ranks", "-P", metavar="N", min=1, help="Processes that read.", show_default=False
-        ),
+        opt.value("N", "Processes that read.", "--ranks", "-P", min=1, show_default=False),
     ],
     batch_size: Annotated[
         int,
-        typer.Option(
-            "--batch-size",
-            "-M",
-            metavar="N",
-            min=1,
-            help="Samples per step and rank.",
-            show_default=False,
+        opt.value(
+            "N", "Samples per step and rank.", "--batch-size", "-M", min=1, show_default=False
         ),
     ],
-    epochs: Annotated[
-        int, typer.Option("--epochs", "-E", metavar="N", min=1, help="Epochs to compute.")
-    ] = 1,
+    epochs: Annotated[int, opt.value("N", "Epochs to compute.", "--epochs", "-E", min=1)] = 1,
     buffer_size: Annotated[
         str | None,
-        typer.Option(
+        opt.value(
+            "SIZE",
+            "What is read at a time: samples (4096) or bytes (64MiB). One group, or 64MiB "
+            "where there are none, if not given.",
             "--buffer-size",
             "-b",
-            metavar="SIZE",
-            help="What is read at a time: samples (4096) or bytes (64MiB). One group, or 64MiB "
-            "where there are none, if not given.",
         ),
     ] = None,
     shuffle: Annotated[
-        Shuffles, typer.Option(metavar="group|global|none", help="As the Reader's.")
+        Shuffles, opt.value("group|global|none", "As the Reader's.")
     ] = Shuffles.group,
     remainder: Annotated[
         Remainders,
-        typer.Option(
-            metavar="drop|pad|ragged",
-            help="Samples that do not fill a batch on every rank: left out (drop), batches filled "
+        opt.value(
+            "drop|pad|ragged",
+            "Samples that do not fill a batch on every rank: left out (drop), batches filled "
             "up by repeats (pad), or shorter batches (ragged).",
         ),
     ] = Remainders.ragged,
-    seed: Annotated[int, typer.Option(metavar="N", help="As the Reader's.")] = 0,
+    seed: Annotated[int, opt.value("N", "As the Reader's.")] = 0,
     buffers_mixed: Annotated[
         int | None,
-        typer.Option(
-            metavar="K",
-            min=1,
-            help="Groups that are shuffled together; those of --buffer-size if not given.",
+        opt.value(
+            "K", "Groups that are shuffled together; those of --buffer-size if not given.", min=1
         ),
     ] = None,
     resume_at: Annotated[
         int | None,
-        typer.Option(
-            metavar="STEP", min=0, help="Break off after so many steps.", rich_help_panel=RESUMING
-        ),
+        opt.value("STEP", "Break off after so many steps.", panel=RESUMING, min=0),
     ] = None,
     resume_ranks: Annotated[
         int | None,
-        typer.Option(
-            metavar="P2", min=1, help="Go on with so many ranks.", rich_help_panel=RESUMING
-        ),
+        opt.value("P2", "Go on with so many ranks.", panel=RESUMING, min=1),
     ] = None,
     sidecar: opt.At = None,
     json: opt.Json = False,

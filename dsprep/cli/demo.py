@@ -65,7 +65,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Leave the data in this new directory."),
+        opt.value("DIR", "Leave the data in this new directory."),
     ] = None,
     json: opt.Json = False,
 ) -> None:

@@ -37,10 +37,8 @@ def inspect(
             show_default=False,
         ),
     ],
-    head: Annotated[int, typer.Option(metavar="K", min=0, help="Show the first K samples.")] = 0,
-    code: Annotated[
-        bool, typer.Option("--code", help="Print a program that loads this dataset.")
-    ] = False,
+    head: Annotated[int, opt.value("K", "Show the first K samples.", min=0)] = 0,
+    code: Annotated[bool, opt.switch("Print a program that loads this dataset.", "--code")] = False,
     sidecar: opt.At = None,
     json: opt.Json = False,
     *,

@@ -176,53 +176,51 @@ FollowExternal: TypeAlias = Annotated[
 ]
 At: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
-        "--sidecar", metavar="F", help="Its sidecar, if that is not beside it.", show_default=False
-    ),
+    value("F", "Its sidecar, if that is not beside it.", "--sidecar", show_default=False),
 ]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Json: TypeAlias = Annotated[bool, switch("Print the result as JSON.", "--json")]
 Workers: TypeAlias = Annotated[
     int | None,
-    typer.Option(
+    value(
+        "N",
+        "Threads (one per core, at most 8), or processes of --executor.",
         "--workers",
         "-j",
-        metavar="N",
         min=1,
-        help="Threads (one per core, at most 8), or processes of --executor.",
     ),
 ]
 
 
 Quiet: TypeAlias = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="No progress, and no report of what was done."),
+    switch("No progress, and no report of what was done.", "--quiet", "-q"),
 ]
 Verbose: TypeAlias = Annotated[
     bool,
-    typer.Option("--verbose", "-v", help="Also each step's time and the causes of errors."),
+    switch("Also each step's time and the causes of errors.", "--verbose", "-v"),
 ]
 TALKING: dict[str, tuple[Any, Any]] = {"quiet": (Quiet, False), "verbose": (Verbose, False)}
 
 
 Executor: TypeAlias = Annotated[
     Executors | None,
-    typer.Option(
-        "--executor",
-        metavar="KIND",
-        help="threads of this process, processes of this machine, ranks of an MPI job (mpi), or "
+    value(
+        "KIND",
+        "threads of this process, processes of this machine, ranks of an MPI job (mpi), or "
         "dask workers; mpi where mpiexec or srun started several processes, else threads.",
+        "--executor",
+        panel=MANY,
         show_default=False,
-        rich_help_panel=MANY,
     ),
 ]
 Scheduler: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    value(
+        "ADDRESS",
+        "dask: tcp://host:8786, or the scheduler's file; else workers on this machine.",
         "--scheduler",
-        metavar="ADDRESS",
-        help="dask: tcp://host:8786, or the scheduler's file; else workers on this machine.",
+        panel=MANY,
         show_default=False,
-        rich_help_panel=MANY,
     ),
 ]
 

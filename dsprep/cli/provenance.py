@@ -93,62 +93,58 @@ def provenance(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="F",
-            help="Where the sidecar is, if not beside the dataset; with --export: what is written.",
+        opt.value(
+            "F", "Where the sidecar is, if not beside the dataset; with --export: what is written."
         ),
     ] = None,
     law: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The law that offsets must have: affine, runs, table, follow, periodic, tree or "
+        opt.value(
+            "NAME",
+            "The law that offsets must have: affine, runs, table, follow, periodic, tree or "
             "replay; the smallest exact one if not given.",
             autocompletion=opt.completing("dsprep.layout.laws:LAWS"),
         ),
     ] = None,
     checksums: Annotated[
-        bool, typer.Option("--checksums", help="Read all data and keep CRC-32Cs of it.")
+        bool, opt.switch("Read all data and keep CRC-32Cs of it.", "--checksums")
     ] = False,
     refresh: Annotated[
         bool,
-        typer.Option(
-            "--refresh",
-            help="Record new time stamps and inodes of data that were touched or copied, once all "
+        opt.switch(
+            "Record new time stamps and inodes of data that were touched or copied, once all "
             "checksums that there are agree.",
+            "--refresh",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Make the sidecar, and do not write it.")
+        bool, opt.switch("Make the sidecar, and do not write it.", "--dry-run")
     ] = False,
-    show: Annotated[
-        bool, typer.Option("--show", help="Explain it in words.", rich_help_panel=USING)
-    ] = False,
+    show: Annotated[bool, opt.switch("Explain it in words.", "--show", panel=USING)] = False,
     locate: Annotated[
         str | None,
-        typer.Option(
-            metavar="SAMPLES",
-            help="Print the places of samples, such as 5,100:200 or -1; --field tells of which "
-            "fields.",
-            rich_help_panel=USING,
+        opt.value(
+            "SAMPLES",
+            "Print the places of samples, such as 5,100:200 or -1; --field tells of which fields.",
+            panel=USING,
         ),
     ] = None,
     check: Annotated[
         Check | None,
-        typer.Option(
-            metavar="[full]",
-            help="Find all problems of the sidecar and its data; full: compare every place with "
+        opt.value(
+            "[full]",
+            "Find all problems of the sidecar and its data; full: compare every place with "
             "the format's own library, and every checksum.",
-            rich_help_panel=USING,
+            panel=USING,
         ),
     ] = None,
     export: Annotated[
         str | None,
-        typer.Option(
-            metavar="KIND",
-            help="Write kerchunk references, or a dali-idx or off-idx index.",
+        opt.value(
+            "KIND",
+            "Write kerchunk references, or a dali-idx or off-idx index.",
+            panel=USING,
             autocompletion=opt.completing("dsprep.sidecar.export:KINDS"),
-            rich_help_panel=USING,
         ),
     ] = None,
     json: opt.Json = False,
@@ -174,7 +170,19 @@ def provenance(
         _check(paths, out, check, json)
         return
     if not chosen:
-        made = _make(paths, reading, out, law, checksums, dry_run, json, executor)
+        from dsprep.write.sidecars import provenance as make
+
+        with count_bar("provenance", not json) as update:
+            made = make(
+                paths,
+                reading,
+                out=out,
+                law=law,
+                checksums=checksums,
+                write=not dry_run,
+                progress=update,
+                executor=executor,
+            )
         _report_made(made, dry_run, json)
         return
     with _existing(paths, reading, None if export is not None else out, json) as opened:
@@ -198,31 +206,6 @@ def _check_kind(kind: str, reading: OpenOptions) -> None:
 
 
 # --- writing ---------------------------------------------------------------------------------
-
-
-def _make(
-    paths: list[str],
-    reading: OpenOptions,
-    out: Path | None,
-    law: str | None,
-    checksums: bool,
-    dry_run: bool,
-    json: bool,
-    executor: PoolExecutor | None = None,
-) -> Made:
-    from dsprep.write.sidecars import provenance as make
-
-    with count_bar("provenance", not json) as update:
-        return make(
-            paths,
-            reading,
-            out=out,
-            law=law,
-            checksums=checksums,
-            write=not dry_run,
-            progress=update,
-            executor=executor,
-        )
 
 
 def _refresh(paths: list[str], out: Path | None, json: bool) -> None:
@@ -281,29 +264,16 @@ def _files(count: int) -> str:
 
 
 def _existing(paths: list[str], reading: OpenOptions, out: Path | None, json: bool) -> Sidecar:
-    """Return the sidecar that is there, valid, or write it if there is none.
+    """Return the sidecar that is there, or is written for this."""
+    from dsprep.verbs.find import find_or_make
 
-    Where it cannot be written, it is only made.
-    """
-    from dataclasses import replace
-
-    from dsprep.sidecar.sidecar import Sidecar
-    from dsprep.verbs.find import find
-    from dsprep.write.sidecars import ReadOnlyError
-
-    found = find(paths, reading, out)
-    if found is not None:
-        return found
-    whole = all(s.name == s.path and s.dtype is None and not s.index for s in reading.fields)
-    options = replace(reading, fields=()) if whole else reading
-    made = _make(paths, options, out, None, False, True, json)
-    try:
-        made.save()
-    except ReadOnlyError as error:
-        note(f"there is no sidecar; it is made in memory, each time: {error}")
-    else:
-        remark(f"there was no sidecar; wrote {made.path}")
-    return Sidecar(made.content, made.dataset, made.path, made.companion)
+    with count_bar("provenance", not json) as update:
+        found = find_or_make(paths, reading, out, update)
+    if found.refused is not None:
+        note(f"there is no sidecar; it is made in memory, each time: {found.refused}")
+    elif found.written is not None:
+        remark(f"there was no sidecar; wrote {found.written}")
+    return found.sidecar
 
 
 def _fields(opened: Sidecar, reading: OpenOptions) -> list[str]:

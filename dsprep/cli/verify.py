@@ -39,29 +39,19 @@ def verify(
     b: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
     fields_a: Annotated[
         list[str],
-        typer.Option(
-            "--field-a",
-            metavar="SPEC",
-            help="As --field, for A alone.",
-            rich_help_panel=opt.READING,
-        ),
+        opt.value("SPEC", "As --field, for A alone.", "--field-a", panel=opt.READING),
     ] = [],  # noqa: B006
     fields_b: Annotated[
         list[str],
-        typer.Option(
-            "--field-b",
-            metavar="SPEC",
-            help="As --field, for B alone.",
-            rich_help_panel=opt.READING,
-        ),
+        opt.value("SPEC", "As --field, for B alone.", "--field-b", panel=opt.READING),
     ] = [],  # noqa: B006
     sample: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Compare only this share of the samples, such as 0.01."),
+        opt.value("SHARE", "Compare only this share of the samples, such as 0.01."),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Chooses the samples for --sample.")] = 0,
+    seed: Annotated[int, opt.value("N", "Chooses the samples for --sample.")] = 0,
     limit: Annotated[
-        int, typer.Option("--limit", "-k", metavar="N", min=0, help="Differing samples to show.")
+        int, opt.value("N", "Differing samples to show.", "--limit", "-k", min=0)
     ] = 10,
     workers: opt.Workers = None,
     json: opt.Json = False,

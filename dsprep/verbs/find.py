@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from dsprep.errors import UsageError
 from dsprep.formats.base import OpenOptions
@@ -12,6 +13,7 @@ from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.dataset import find_files
 from dsprep.write.plan import parse_range
+from dsprep.write.sidecars import ReadOnlyError, provenance
 
 
 def find(
@@ -62,6 +64,50 @@ def find(
             fix="leave them out, or write it again with dsprep provenance and these options",
         )
     return Sidecar(content, dataset, path, follow_external=options.follow_external)
+
+
+class Found(NamedTuple):
+    """A sidecar; where it was written, if there was none; or why it could not be written."""
+
+    sidecar: Sidecar
+    written: Path | None = None
+    refused: ReadOnlyError | None = None
+
+
+def find_or_make(
+    paths: Sequence[str | Path],
+    options: OpenOptions,
+    at: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Found:
+    """Return the valid sidecar of a dataset, which is written if there is none.
+
+    Where it cannot be written it is only made.
+
+    Parameters
+    ----------
+    paths, options, at
+        As for `find`.
+    progress
+        Called with (done, in all) where making it takes long.
+
+    Raises
+    ------
+    DsprepError, OSError
+        As `find` and `provenance` raise them.
+    """
+    found = find(paths, options, at)
+    if found is not None:
+        return Found(found)
+    whole = all(s.name == s.path and s.dtype is None and not s.index for s in options.fields)
+    options = replace(options, fields=()) if whole else options
+    made = provenance(paths, options, out=at, write=False, progress=progress)
+    opened = Sidecar(made.content, made.dataset, made.path, made.companion)
+    try:
+        made.save()
+    except ReadOnlyError as error:
+        return Found(opened, refused=error)
+    return Found(opened, written=made.path)
 
 
 def unlocated(opened: Sidecar) -> dict[str, str]:
