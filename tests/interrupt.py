@@ -109,16 +109,15 @@ def main() -> None:
     around(staging.Staging, "discard")
     around(spec, "write")
     format = type(formats.load(sys.argv[1]))
-    for name in ("create", "create_groups"):
-        create = getattr(format, name)
+    create = format.create
 
-        def created(*args, create=create, **kwargs):
-            writer = create(*args, **kwargs)
-            around(writer, "finish")
-            around(writer, "clean")
-            return writer
+    def created(*args, **kwargs):
+        writer = create(*args, **kwargs)
+        around(writer, "finish")
+        around(writer, "clean")
+        return writer
 
-        setattr(format, name, created)
+    format.create = created
     print(json.dumps([killed(s, Path(t), options) for s, t, options in json.loads(sys.argv[2])]))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import dsprep
+from dsprep import formats
 
 ROOT = Path(dsprep.__file__).parent
 HEAVY = ("h5py", "lmdb", "zarr", "tensorflow", "torch", "jax", "numcodecs", "ml_dtypes")
@@ -193,3 +194,24 @@ def test_only_storage_reads_by_pread():
             assert not banned & set(found.split()), f"{name}:{node.lineno}"
             bare = found in ("libc.preadv", "libc.pread") and name != "core.pread"
             assert not bare, f"{name}:{node.lineno}"
+
+
+NAMING = {
+    "sidecar.export.dali_idx": "DALI's index is one of TFRecord files",
+    "bench": "strategies, libraries and forms that are those of one format",
+    "cli.bench": "as bench",
+    "synth": "real datasets are of one format each",
+}
+"""Modules outside of the formats that may name one, and why."""
+
+
+def test_no_format_is_named_outside_of_the_formats():
+    names = set(formats.FORMATS)
+    for name, path in modules():
+        if name.startswith("formats") or any(f"{name}.".startswith(f"{n}.") for n in NAMING):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            said = isinstance(node, ast.Constant) and node.value in names
+            assert not said, f"{name}:{node.lineno} says {node.value!r}"
+        for other in imported(path):
+            assert not (other.startswith("formats.") and other.split(".")[1] in names), name

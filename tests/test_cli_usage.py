@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from dsprep.bench.strategies import SETS, STRATEGIES
 from dsprep.cli import app
-from dsprep.cli.usage import FORMATS
+from dsprep.formats import FORMATS
 from dsprep.layout.laws import LAWS
 from dsprep.synth import names as synth_names
 
@@ -46,7 +46,8 @@ def test_a_page_of_help_fits_and_begins_with_examples(name):
 @pytest.mark.parametrize("format", FORMATS)
 def test_options_of_one_format_have_a_page_of_their_own(format):
     text = run("repack", "--help", format).out
-    assert f"Options for {FORMATS[format]}:" in text
+    panel = {"lmdb": "LMDB", "tfrecord": "TFRecord"}.get(format, "HDF5 and Zarr")
+    assert f"Options for {panel}:" in text
     assert ("--group-values" in text) == (format == "lmdb")
     assert ("--raw-records" in text) == (format == "tfrecord")
     assert ("--sample-axis" in text) == (format in ("hdf5", "zarr"))

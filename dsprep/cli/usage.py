@@ -24,7 +24,7 @@ from dsprep.errors import UsageError
 HDF5_ZARR, LMDB, TFRECORD = "HDF5 and Zarr", "LMDB", "TFRecord"
 """Groups of options of one format."""
 
-FORMATS = {"hdf5": HDF5_ZARR, "zarr": HDF5_ZARR, "lmdb": LMDB, "tfrecord": TFRECORD}
+OF_FORMATS = (HDF5_ZARR, LMDB, TFRECORD)
 
 WIDTH = 80
 LEFT = 26
@@ -40,9 +40,10 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Explain the options of a format where ``--help`` is followed by its name."""
         for word, following in pairwise(args):
-            if word in ("--help", "-h") and following.lower() in FORMATS:
-                say(*page_of(self, ctx, FORMATS[following.lower()]))
-                raise typer.Exit
+            for panel in OF_FORMATS if word in ("--help", "-h") else ():
+                if following.lower() in panel.lower().split():
+                    say(*page_of(self, ctx, panel))
+                    raise typer.Exit
         return list(super().parse_args(ctx, args))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -172,13 +173,13 @@ def page(command: Any, ctx: Any) -> list[str]:
         lines += ["Commands:", *_table(rows, width), ""]
     rows = [(f"  {p.metavar}", p.help) for p in arguments if p.help]
     panels = dict.fromkeys(["Options", *map(_panel, options)])
-    for panel in [p for p in panels if p not in FORMATS.values()]:
+    for panel in [p for p in panels if p not in OF_FORMATS]:
         rows += [(f"  {_names(p)}", _explained(p)) for p in options if _panel(p) == panel]
         lines += [f"{panel}:", *_table(rows, width), ""]
         rows = []
     rows = [
         (f"  {panel}", ", ".join(longest(p.opts) for p in options if _panel(p) == panel))
-        for panel in dict.fromkeys(FORMATS.values())
+        for panel in OF_FORMATS
         if panel in panels
     ]
     if rows:

@@ -1,0 +1,350 @@
+"""What every format promises, as one class of tests: a format's tests subclass `FormatContract`.
+
+The samples come from memory, and what was written is compared with them bit for bit: by the
+format's own source, through the sidecar, and, where the subclass has one, by a foreign library.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import warnings
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import MemorySource, assert_same_batch, random_batch, raw, take
+
+import dsprep
+from dsprep import formats
+from dsprep.core.checksums import crc32c
+from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
+from dsprep.core.storage import data_files, remove
+from dsprep.errors import DsprepError
+from dsprep.formats.base import WriteOptions
+from dsprep.sidecar.sidecar import StaleWarning
+from dsprep.source.dataset import open_dataset
+from dsprep.verbs.check import check
+from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
+from dsprep.write import jobs, staging, transfer
+from dsprep.write.job import RunOptions
+from dsprep.write.jobs import run_job
+from dsprep.write.plan import Cut
+
+FIXED = Schema((Field("x", np.dtype("<f4"), (5, 3)), Field("y", np.dtype(">i8"))))
+RAGGED = Schema((*FIXED, Field("r", np.dtype("<u2"), (None, 2)), Field.opaque("b")))
+QUICK = RunOptions(durable=False, workers=2)
+COUNT = 37
+
+
+class FormatContract:
+    """The tests. A subclass gives `format`, and changes what else differs.
+
+    Attributes
+    ----------
+    format
+        The name of the format.
+    suffix
+        Of outputs; may be another one than the first of the format's.
+    schema
+        Fields that it can hold.
+    options
+        How the format writes.
+    located
+        Whether all fields have offsets in a sidecar, of an output as `convert` and as `repack`
+        write it.
+    """
+
+    format: str
+    suffix: str = ""
+    schema: Schema = RAGGED
+    options: WriteOptions = WriteOptions()
+    located: tuple[bool, bool] = (True, True)
+
+    def oracle(self, path: Path) -> Batch | None:
+        """Return all samples as another library reads them; None: there is none."""
+        return None
+
+    @pytest.fixture(autouse=True)
+    def _samples(self, tmp_path):
+        self.known = formats.load(self.format)
+        (tmp_path / "in").mkdir()
+        self.memory = tmp_path / "in" / "memory"
+        self.memory.touch()
+        self.take(random_batch(self.schema, COUNT, seed=len(self.format), longest=9))
+        self.target = tmp_path / f"out{self.suffix or self.known.suffixes[0]}"
+
+    def take(self, batch: Batch) -> None:
+        """Let these be the samples."""
+        self.batch = batch
+        self.source = MemorySource(self.schema, batch, self.memory)
+
+    def convert(self, run: RunOptions = QUICK, **options) -> Path:
+        how = ConvertOptions(to=self.format, write=self.options, **options)
+        run_job(plan_job(self.source, self.target, how), self.source, run)
+        return self.target
+
+    def repack(self, run: RunOptions = QUICK, size: int = 8, **options) -> Path:
+        how = RepackOptions(
+            buffer_size=str(size), stripe_size="4KiB", to=self.format, write=self.options, **options
+        )
+        run_repack(plan_repack(self.source, self.target, how, run), run, measure=False)
+        return self.target
+
+    def assert_kept(self, grouped: bool = False) -> None:
+        for way in ("strict", "library") if self.located[grouped] else ("library",):
+            with open_dataset(self.target, through=way) as source:
+                assert len(source) == COUNT
+                assert_same_batch(source[:], self.batch, self.schema)
+                assert_same_batch(source[3:11], take(self.batch, 3, 11), self.schema)
+        if self.target.is_file() or not list(self.target.glob("*-of-*")):
+            found = self.oracle(self.target)
+            if found is not None:
+                assert_same_batch(found, self.batch, self.schema)
+
+    # --- what is written ---------------------------------------------------------------------
+
+    def test_round_trip(self):
+        self.convert()
+        assert formats.recognise(self.target) is self.known
+        self.assert_kept()
+        with open_dataset(self.target) as source:
+            assert set(source.layouts()) == set(self.schema.names)
+
+    def test_files(self):
+        self.convert(cut=Cut(samples_per_file=10))
+        assert len([p for p in self.target.iterdir() if not p.name.endswith(".json")]) == 4
+        self.assert_kept()
+
+    def test_no_samples(self):
+        self.take(take(self.batch, 0, 0))
+        self.convert()
+        with open_dataset(self.target) as source:
+            assert len(source) == 0
+            assert source.schema.names == self.schema.names
+
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_plan(self, grouped):
+        payload = sum(int(c.nbytes) for c in self.batch.values())
+        if grouped:
+            part = plan_repack(
+                self.source,
+                self.target,
+                RepackOptions(buffer_size="8", to=self.format, write=self.options),
+            ).parts[0]
+            expected, stored = part.job.estimate, part.job.stored
+            self.repack()
+        else:
+            plan = self.known.plan(self.schema, self.options, COUNT, payload, self.target.name)
+            expected, stored = plan.nbytes, plan.stored
+            self.convert()
+        assert set(stored) == set(self.schema.names)
+        assert sum(p.stat().st_size for p in data_files(self.target)) <= expected
+
+    # --- where it is stored ------------------------------------------------------------------
+
+    def extents(self):
+        """Yield (sample, field, file, offset, length) of what is stored as its plain bytes."""
+        with dsprep.Sidecar.open(self.target) as opened:
+            layout = opened.layout(0)
+            parts = {} if layout.records is None else layout.records.parts
+            hidden = {n for n, part in parts.items() if part.at is None}  # a recipe finds them
+            names = [n for n in self.schema.names if n not in {*layout.unlocated, *hidden}]
+            for row in opened.rows(slice(0, COUNT), names) if names else ():
+                i, name, file, offset, length, inside, _ = row
+                if inside is None:
+                    path = opened.dataset.parent / file
+                    if not path.exists():
+                        path = opened.dataset / file
+                    yield i, name, path, offset, length
+
+    @pytest.mark.parametrize("grouped", [False, True])
+    @pytest.mark.parametrize("fixed", [False, True])
+    def test_extents(self, grouped, fixed):
+        if fixed:
+            self.schema = FIXED
+            self.take(random_batch(FIXED, COUNT))
+        (self.repack if grouped else self.convert)()
+        if not self.located[grouped]:
+            return
+        found: dict[tuple[int, str], bytes] = {}
+        for i, name, path, offset, length in self.extents():
+            with path.open("rb") as file:
+                file.seek(offset)
+                found[i, name] = found.get((i, name), b"") + file.read(length)
+        for (i, name), data in found.items():
+            column = self.batch[name][i : i + 1]
+            expected = column.values if isinstance(column, Ragged) else column
+            assert data == raw(expected), (i, name)
+
+    def test_groups(self):
+        self.repack(size=8)
+        self.assert_kept(grouped=True)
+        if not self.located[1]:
+            return
+        with dsprep.Sidecar.open(self.target) as opened:
+            groups = opened.layout(0).groups
+        edges = groups.edges(COUNT)
+        assert edges[0] == 0
+        assert edges[-1] == COUNT
+        assert (np.diff(edges) > 0).all()
+        assert not check(self.target, full=True)
+        for g in range(groups.blocks.count):
+            inside = groups.path(g)
+            data = (self.target / inside if inside else self.target).read_bytes()
+            at, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
+            assert len(data[at : at + nbytes]) == nbytes
+            if groups.crc32c is not None:
+                assert crc32c(data[at : at + nbytes]) == groups.crc32c.one(g)
+
+    # --- damage ------------------------------------------------------------------------------
+
+    def damaged(self, change) -> None:
+        """Change the largest data file; whatever notices it refuses, and nothing crashes."""
+        largest = max(data_files(self.target), key=lambda p: p.stat().st_size)
+        before = largest.read_bytes()
+        largest.write_bytes(change(bytearray(before)))
+        try:
+            assert check(self.target, full=True)
+            for through in ("strict", "library"):
+                with suppress(DsprepError, OSError), warnings.catch_warnings():
+                    warnings.simplefilter("ignore", StaleWarning)
+                    with open_dataset(self.target, through=through) as source:
+                        source[:]
+        finally:
+            largest.write_bytes(before)
+
+    def test_truncated(self):
+        self.convert()
+        for share in (0.0, 0.5, 0.99):
+            self.damaged(lambda data, share=share: data[: int(len(data) * share)])
+
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_flipped_bits(self, grouped):
+        (self.repack if grouped else self.convert)()
+        if self.located[grouped]:
+            dsprep.provenance(self.target, checksums=True)
+        rng = np.random.default_rng(zlib.crc32(self.format.encode()))
+
+        def flip(data):
+            at = int(rng.integers(0, len(data)))
+            data[at] ^= 1 << int(rng.integers(0, 8))
+            return data
+
+        for _ in range(4):
+            self.damaged(flip)
+
+    # --- interruptions -----------------------------------------------------------------------
+
+    def digest(self) -> dict[str, bytes]:
+        files = data_files(self.target)
+        return {str(p.relative_to(self.target.parent)): p.read_bytes() for p in files}
+
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_continued(self, grouped, tmp_path):
+        """A writer that continues from a checkpoint ends in the same bytes."""
+        if grouped:
+            part = plan_repack(
+                self.source,
+                self.target,
+                RepackOptions(buffer_size="8", to=self.format, write=self.options),
+            ).parts[0]
+            samples, unit = part.job.groupings[0], 8
+        else:
+            samples, unit = COUNT, 1
+
+        def pieces(writer, start, stop):
+            step = -(-4 // writer.unit) * writer.unit if not grouped else unit
+            return list(itertools.pairwise([*range(start, stop, step), stop]))
+
+        def feed(writer, start, stop):
+            for a, b in pieces(writer, start, stop):
+                piece = writer.encode(take(self.batch, a, b), a, Arena())
+                writer.reserve(piece)
+                writer.write(piece)
+            writer.sync()
+
+        def end(writer):
+            writer.finish()
+            writer.close()
+            writer.clean()
+
+        whole, broken = (tmp_path / n / self.target.name for n in ("whole", "broken"))
+        for path in (whole, broken):
+            path.parent.mkdir()
+        writer = self.known.create(whole, self.schema, samples, self.options, None)
+        feed(writer, 0, COUNT)
+        end(writer)
+        half = 16 if grouped else min(COUNT, -(-16 // writer.unit) * writer.unit)
+        writer = self.known.create(broken, self.schema, samples, self.options, None)
+        feed(writer, 0, half)
+        state = writer.checkpoint()
+        if half < COUNT:
+            feed(writer, half, min(COUNT, half + unit * 4))  # is written again
+        writer.close()
+        writer = self.known.create(broken, self.schema, samples, self.options, state)
+        feed(writer, half, COUNT)
+        end(writer)
+        self.target = whole
+        expected = self.digest()
+        self.target = broken
+        assert self.digest() == expected
+
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_killed(self, grouped, tmp_path, monkeypatch):
+        """A run that is killed anywhere leaves no output, and the next one ends in its bytes."""
+        cut = jobs.group_pieces if grouped else jobs.pieces
+        name = "group_pieces" if grouped else "pieces"
+        monkeypatch.setattr(jobs, name, lambda *a, **k: cut(*a, **{**k, "target": 600}))
+        monkeypatch.setattr(jobs, "CHECKPOINT_NBYTES", 1200)
+        make = self.repack if grouped else self.convert
+        run = RunOptions(workers=1)
+        make(run)
+        expected = self.digest()
+        for fuse in (3, 8, 15, 40):
+            for path in list(tmp_path.iterdir()):
+                if path.name != "in":
+                    remove(path)
+            self.kill_after(fuse, make, run)
+            if self.target.exists():
+                assert self.digest() == expected
+            make(RunOptions(workers=2, overwrite=True))
+            assert self.digest() == expected
+            assert not [p for p in tmp_path.iterdir() if "partial" in p.name]
+
+    def kill_after(self, fuse: int, make, run: RunOptions) -> None:
+        """Make the output in a child that is killed at its step number `fuse`."""
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            return
+        left = [fuse]
+
+        def burn():
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def burning(owner, name):
+            inner = getattr(owner, name)
+
+            def outer(*args, **kwargs):
+                burn()
+                result = inner(*args, **kwargs)
+                burn()
+                return result
+
+            setattr(owner, name, outer)
+
+        try:
+            burning(transfer.ShardCopy, "_copy")
+            burning(staging.Staging, "save")
+            burning(staging.Staging, "publish")
+            burning(staging.Staging, "discard")
+            make(run)
+        finally:
+            os._exit(0)

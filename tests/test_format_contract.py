@@ -1,0 +1,61 @@
+"""Every format keeps the contract, and so does a fifth one: one file, and one line for it."""
+
+from __future__ import annotations
+
+import pytest
+from format_contract import FIXED, FormatContract
+from oracles import READ
+
+from dsprep import formats
+from dsprep.formats.base import Compression, WriteOptions
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class TestToy(FormatContract):
+    format, schema = "toy", FIXED
+
+    @pytest.fixture(autouse=True)
+    def _registered(self, monkeypatch):
+        monkeypatch.setitem(formats.FORMATS, "toy", "toy_format:Toy")
+
+
+class Read(FormatContract):
+    """A format that has a library of its own."""
+
+    def oracle(self, path):
+        return READ[self.format](path, self.schema)
+
+
+class TestHdf5(Read):
+    format = "hdf5"
+
+
+class TestLmdb(Read):
+    format = "lmdb"
+
+
+class TestTFRecord(Read):
+    format = "tfrecord"
+
+
+class TestZarr(Read):
+    format = "zarr"
+
+
+class TestZarrZip(FormatContract):
+    format, suffix = "zarr", ".zarr.zip"
+
+
+class TestHdf5Gzip(Read):
+    format, options = "hdf5", WriteOptions(compress=Compression("gzip"))
+    located = (True, False)
+
+
+class TestZarrZstd(Read):
+    format, schema, options = "zarr", FIXED, WriteOptions(compress=Compression("zstd"))
+
+
+class TestTFRecordGzip(Read):
+    format, options = "tfrecord", WriteOptions(compress=Compression("gzip"))
+    located = (False, False)
