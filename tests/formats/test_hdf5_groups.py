@@ -18,7 +18,7 @@ from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Compression, GroupWriter, OpenOptions, WriteOptions
-from dsprep.formats.hdf5 import Hdf5, allocate
+from dsprep.formats.hdf5 import Hdf5, create
 from dsprep.layout.model import Groups
 
 HDF5 = Hdf5()
@@ -296,7 +296,7 @@ def test_an_interrupted_file_continues(
 def test_a_run_that_continues_from_nothing_is_refused(tmp_path: Path) -> None:
     batch = random_batch(MIXED, 6)
     grouping = grouped(batch, 2, 64)
-    for options, state in ((PLAIN, {}), (GZIP, {"groups": 2, "bytes": 900})):
+    for options, state in ((PLAIN, {}), (GZIP, {"pieces": 2, "bytes": 900})):
         with pytest.raises((DsprepError, FileNotFoundError)):
             HDF5.create(tmp_path / "gone", MIXED, grouping, options, state)
     write_batch(HDF5, tmp_path / "other", MIXED, batch)
@@ -309,12 +309,12 @@ def test_a_run_that_continues_from_nothing_is_refused(tmp_path: Path) -> None:
 def test_irregular_places_are_told_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: Schema, options: WriteOptions
 ) -> None:
-    from dsprep.formats.hdf5.group_plan import GroupedFile
+    from dsprep.formats.hdf5.plan import FilePlan
 
-    batch = random_batch(schema, 900)
+    batch = random_batch(schema, 300)
     grouping = grouped(batch, 1, 256)
-    monkeypatch.setattr(GroupedFile, "metadata", 2048)  # too little
-    monkeypatch.setattr(allocate, "_TRIES", 1)
+    monkeypatch.setattr(FilePlan, "metadata", 2048)  # too little
+    monkeypatch.setattr(create, "_TRIES", 1)
     writer = HDF5.create(tmp_path / "a", schema, grouping, options, None)
     feed(writer, batch, cut(writer, grouping, 0, 1))
     writer.finish()
@@ -328,7 +328,7 @@ def test_irregular_places_are_told_as_they_are(
     assert_same_batch(read_all(tmp_path / "a"), batch, schema)
     offsets = groups.blocks.offsets.span(0, grouping.count)
     assert (offsets % 256).any(), "the places are regular: this shows nothing"
-    monkeypatch.setattr(allocate, "_TRIES", 8)
+    monkeypatch.setattr(create, "_TRIES", 8)
     groups = write(in_folder(tmp_path, "b"), schema, batch, grouping, options)
     check(tmp_path / "b", groups, grouping, 256)
 
@@ -382,7 +382,7 @@ def test_a_full_disk_is_an_error_of_the_system(
     schema = Schema((Field("x", F4, (1000,)),))
     batch = random_batch(schema, 40)
     grouping = even(40, 4, 4096)
-    monkeypatch.setattr(allocate, "_check_size", lambda path, nbytes: None)
+    monkeypatch.setattr(create, "_check_size", lambda path, nbytes: None)
     writer = HDF5.create(tmp_path / "a", schema, grouping, GZIP, None)
     feed(writer, batch, cut(writer, grouping, 0, 4))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -80,15 +80,14 @@ class Hdf5(Format):
     ) -> WritePlan:
         """Return how the fields will be stored; the spool has all values of unknown size."""
         from dsprep.formats.hdf5.create import check, lost_attributes
-        from dsprep.formats.hdf5.group_plan import lay_out, plan_of
-        from dsprep.formats.hdf5.plan import estimate, plan, unit
+        from dsprep.formats.hdf5.plan import estimate, lay_out, plan, plan_of_groups, unit
 
         check_options(options, self.write_options, self.name)
         plans = plan(schema, options, None)
         check(schema, plans)
         groups = None
         if isinstance(samples, Grouping):
-            groups = plan_of(lay_out(schema, options, samples))
+            groups = plan_of_groups(lay_out(schema, options, samples))
             nbytes, spooled = groups.nbytes, options.compress is not None
         else:
             nbytes = estimate(schema, samples, payload, options)
@@ -111,19 +110,10 @@ class Hdf5(Format):
         state: State | None,
     ) -> Writer:
         """Start or continue a file: in place, or by way of ``PATH.spool`` if sizes are unknown."""
-        from dsprep.formats.hdf5.group_plan import lay_out
-        from dsprep.formats.hdf5.group_spool import PackedGroups
-        from dsprep.formats.hdf5.group_writer import PlacedGroups
-        from dsprep.formats.hdf5.plan import plan, unit
+        from dsprep.formats.hdf5.plan import lay_out
         from dsprep.formats.hdf5.spool import SpoolWriter
         from dsprep.formats.hdf5.writer import PlacedWriter
 
-        if isinstance(samples, Grouping):
-            file = lay_out(schema, options, samples)
-            writer = PackedGroups if file.compressed else PlacedGroups
-            return writer(path, file, state)
         check_options(options, self.write_options, self.name)
-        plans = plan(schema, options, samples)
-        if schema.ragged or options.compress is not None:
-            return SpoolWriter(path, schema, plans, samples, unit(schema, options), state)
-        return PlacedWriter(path, schema, plans, samples, state)
+        file = lay_out(schema, options, samples)
+        return (SpoolWriter if file.spooled else PlacedWriter)(path, file, state)

@@ -2,19 +2,26 @@
 
 No object keeps a time. The bounds are those of HDF5 1.10, so that readers of that age open the
 file. Links keep the order in which they were made: that of the schema.
+
+In groups, chunks get their places in turn. HDF5 allocates a chunk when it is first written to. So
+one element of each chunk is written, group by group, before there are any samples: the chunks of a
+group are then back to back. An unnamed dataset has a chunk behind each group that fills the rest of
+the last stripe; it vanishes, and its bytes are holes. All places are read back from the file;
+nothing rests on this order but speed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import DType, Schema
-from dsprep.errors import UnsupportedError
+from dsprep.core.schema import DType, Ints, Schema
+from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.hdf5.attributes import (
     CAPACITY_ATTRIBUTE,
     KIND_ATTRIBUTE,
@@ -23,19 +30,31 @@ from dsprep.formats.hdf5.attributes import (
     write_attributes,
 )
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE
-from dsprep.formats.hdf5.plan import FieldPlan
+from dsprep.formats.hdf5.grids import chunk_table
+from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.plan import FieldPlan, FilePlan
+from dsprep.formats.hdf5.superblock import without_times
 
 _ZSTD = 32015  # registered with the HDF Group; hdf5plugin provides it
 _ALIGN_FROM = 1 << 20
 _PAGE = 4096
 
+_TRIES = 3
+_PROBE_NBYTES = 4096
+"""More than HDF5 sets aside for small pieces of data (2048), so that it ends where all others
+begin."""
 
+
+@contextmanager
 def build(
-    path: Path, schema: Schema, plans: Sequence[FieldPlan], count: int, totals: Mapping[str, int]
-) -> Any:
-    """Return a new `h5py.File` at `path` with all groups, datasets and attributes.
+    path: Path, file: FilePlan, totals: Mapping[str, int], metadata: int = 0
+) -> Iterator[Any]:
+    """Make an `h5py.File` at `path` with all groups, datasets and attributes, open in the block.
 
-    Contiguous datasets and unfiltered chunks have their place in the file already.
+    Contiguous datasets and unfiltered chunks have their place in the file already, unless it is in
+    groups: then no chunk has one, and the caller gives them in turn. What is allocated follows on
+    what was allocated before, without gaps, as long as the metadata fit in the `metadata` bytes
+    that are set aside for them at the beginning.
 
     Parameters
     ----------
@@ -44,57 +63,13 @@ def build(
     """
     # Opened by ourselves first: the system's own words for a folder without permission.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666))
-    file = _new_file(path)
-    try:
-        _fill(file, schema, plans, count, totals, 0)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def build_grouped(
-    path: Path,
-    schema: Schema,
-    plans: Sequence[FieldPlan],
-    count: int,
-    totals: Mapping[str, int],
-    group: int,
-    metadata: int,
-) -> Any:
-    """Return what `build` does, but no chunk has a place yet: the caller gives them in turn.
-
-    What is allocated from now on follows on what was allocated before, without gaps, as long as
-    the metadata fit in the `metadata` bytes that are set aside for them at the beginning.
-
-    Parameters
-    ----------
-    group
-        Samples per group, which are those per chunk of ``first`` and ``count``.
-    """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666))
-    file = _new_file(path, metadata)
-    try:
-        _fill(file, schema, plans, count, totals, group)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _fill(
-    file: Any,
-    schema: Schema,
-    plans: Sequence[FieldPlan],
-    count: int,
-    totals: Mapping[str, int],
-    group: int,
-) -> None:
-    """Add attributes and fields to an empty file."""
-    file.attrs.create(LAYOUT_ATTRIBUTE, 1, dtype="<i4")
-    write_attributes(file, schema.attrs)
-    for p in plans:
-        _add(file, p, count, totals.get(p.field.name, 0), group)
+    group = file.grouping.samples if file.grouped else 0
+    with library(path, "the file cannot be made"), _new_file(path, metadata) as made:
+        made.attrs.create(LAYOUT_ATTRIBUTE, 1, dtype="<i4")
+        write_attributes(made, file.schema.attrs)
+        for p in file.plans:
+            _add(made, p, file.count, totals.get(p.field.name, 0), group)
+        yield made
 
 
 def check(schema: Schema, plans: Sequence[FieldPlan]) -> None:
@@ -238,3 +213,214 @@ def _dataset(
     element = h5t.py_create(dtype, logical=True)
     space = h5s.create_simple(shape)
     return h5py.Dataset(h5d.create(parent.id, name.encode(), element, space, create))
+
+
+# --- places -----------------------------------------------------------------------------------
+
+
+def allocate(path: Path, file: FilePlan) -> None:
+    """Make the file with a place for every sample.
+
+    Raises
+    ------
+    OSError
+        If there is no place for it.
+    """
+    if not file.grouped:
+        _check_size(path, file.schema.fixed_nbytes * file.count)
+        with build(path, file, {}):
+            return
+    for attempt in range(_TRIES):
+        with _made(path, file, attempt) as made:
+            _touch(made, file)
+        if regular(addresses(path, file)[0], file):
+            return
+
+
+def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
+    """Return where the chunks of all parts are, those of a contiguous dataset being one.
+
+    Returns
+    -------
+    For each part ``(addresses, sizes)``, int64, shape ``(chunks,)``: their first bytes, and how
+    many they take.
+
+    Raises
+    ------
+    FormatError
+        If the file is not the one that was made for these samples.
+    """
+    import h5py
+
+    found = []
+    with (
+        library(path, "the unfinished file cannot be continued"),
+        h5py.File(path, "r", locking=False) as opened,
+    ):
+        nbytes = path.stat().st_size
+        for part in file.parts:
+            dataset = opened[part.path]
+            table = chunk_table(dataset, nbytes) if dataset.chunks else None
+            if table is not None:
+                addresses, sizes = table["address"].copy(), table["nbytes"].astype(np.int64)
+            else:
+                at = -1 if dataset.chunks else int(dataset.id.get_offset() or -1)
+                addresses = np.array([at], np.int64)
+                sizes = np.array([dataset.shape[0] * part.row_nbytes], np.int64)
+            rows = (part.chunk * file.grouping.count) if file.grouped else file.count
+            fits = dataset.shape[0] == (rows if part.role == "values" else file.count)
+            inside = (addresses > 0) & (addresses <= nbytes - sizes)
+            if not fits or bool(dataset.chunks) != bool(part.chunk) or not bool(inside.all()):
+                raise FormatError(
+                    f"the unfinished file has no place for {part.path}",
+                    where=path,
+                    fix="start again with --restart",
+                )
+            found.append((addresses, sizes))
+    return found
+
+
+def addresses(path: Path, file: FilePlan) -> tuple[Ints, Ints]:
+    """Do what `find` does for a file in groups: int64, shape ``(parts, groups)``."""
+    shape = 2, len(file.parts), file.grouping.count
+    found = np.array(find(path, file), np.int64).reshape(shape[1], 2, shape[2])
+    return found[:, 0], found[:, 1]
+
+
+def regular(found: Ints, file: FilePlan) -> bool:
+    """Whether groups lie as planned: aligned, at equal distances, without gaps inside."""
+    if not found.size:
+        return True
+    begins = np.cumsum([0, *(p.nbytes for p in file.parts[:-1])])
+    starts = found[0, 0] + np.arange(found.shape[1], dtype=np.int64) * file.stride
+    expected = starts + begins[:, None]
+    return int(found[0, 0]) % file.grouping.align == 0 and np.array_equal(found, expected)
+
+
+def place(path: Path, file: FilePlan, groups: Callable[[], Iterator[Sequence[Any]]]) -> None:
+    """Make the file from encoded chunks, whose sizes are their own.
+
+    Parameters
+    ----------
+    groups
+        Gives the groups in order, each as the bytes of its parts; may be called again.
+    """
+    for attempt in range(_TRIES):
+        with _made(path, file, attempt) as made:
+            _write(made, file, groups())
+        found, sizes = addresses(path, file)
+        if together(found, sizes) and not (found[:1] % file.grouping.align).any():
+            return
+
+
+def together(found: Ints, sizes: Ints) -> bool:
+    """Whether the chunks of every group are back to back."""
+    return np.array_equal(found[1:], found[:-1] + sizes[:-1])
+
+
+# --- in the open file -------------------------------------------------------------------------
+
+
+@contextmanager
+def _made(path: Path, file: FilePlan, attempt: int) -> Iterator[Any]:
+    """Make the file, with more space for metadata at each attempt."""
+    metadata = file.metadata << (2 * attempt)
+    groups = file.grouping.count
+    _check_size(path, metadata + file.grouping.align + groups * file.stride)
+    with build(path, file, file.totals, metadata) as made:
+        yield made
+    without_times(path)
+
+
+def _check_size(path: Path, nbytes: int) -> None:
+    """Raise `OSError` if the file system cannot hold a file of that size.
+
+    The HDF5 library crashes when it finds out by itself.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        os.ftruncate(fd, nbytes)
+    finally:
+        os.close(fd)
+
+
+def _touch(made: Any, file: FilePlan) -> None:
+    """Give the chunks their places, group by group."""
+    lead = _lead(made, file.grouping.align)
+    touches = [_toucher(made[p.path], p.chunk) for p in file.parts]
+    groups, pad = file.grouping.count, file.stride - file.group_nbytes
+    gaps = _unnamed(made, groups * pad, pad) if pad and groups > 1 else None
+    gap = None if gaps is None else _toucher(gaps, pad)
+    for g in range(groups):
+        for touch in touches:
+            touch(g)
+        if gap is not None and g + 1 < groups:
+            gap(g)
+    del lead, gaps
+
+
+def _toucher(dataset: Any, chunk: int) -> Callable[[int], None]:
+    """Return what writes the first element of a chunk."""
+    from h5py import h5s
+
+    rank = len(dataset.shape)
+    ones = (1,) * rank
+    inner = (0,) * (rank - 1)
+    one, space = h5s.create_simple(ones), dataset.id.get_space()
+    element, value = dataset.id.get_type(), np.zeros(ones, dataset.dtype)
+    select, write = space.select_hyperslab, dataset.id.write
+
+    def touch(group: int) -> None:
+        select((group * chunk, *inner), ones)
+        write(one, space, value, element)
+
+    return touch
+
+
+def _write(made: Any, file: FilePlan, groups: Iterator[Sequence[Any]]) -> None:
+    """Write all chunks, each group from the beginning of a stripe on."""
+    align, count = file.grouping.align, file.grouping.count
+    lead = _lead(made, align)
+    gaps = None
+    if align > 1 and count > 1:
+        gaps = _unnamed(made, count * align, align, filtered=True)
+    zeros = bytes(align)
+    parts = [(made[p.path].id, p.chunk, len(made[p.path].shape)) for p in file.parts]
+    at = 0
+    for g, chunks in enumerate(groups):
+        if gaps is not None and at % align:
+            gaps.id.write_direct_chunk((g * align,), zeros[: -at % align])
+        at = 0
+        for (dataset, chunk, rank), data in zip(parts, chunks, strict=True):
+            dataset.write_direct_chunk((g * chunk, *(0,) * (rank - 1)), data)
+            at += len(data)
+    del lead, gaps
+
+
+def _lead(made: Any, align: int) -> list[Any]:
+    """Fill the file up to a multiple of `align`; what does so vanishes with the result."""
+    probe = _unnamed(made, _PROBE_NBYTES)
+    end = int(probe.id.get_offset()) + _PROBE_NBYTES
+    rest = -end % align
+    return [probe, _unnamed(made, rest)] if rest else [probe]
+
+
+def _unnamed(made: Any, nbytes: int, chunk: int = 0, *, filtered: bool = False) -> Any:
+    """Return a dataset of bytes without a name: it is gone as soon as nobody holds it.
+
+    Only filtered chunks may differ in size.
+    """
+    import h5py
+    from h5py import h5d, h5p, h5s, h5t
+
+    create = h5p.create(h5p.DATASET_CREATE)
+    create.set_obj_track_times(False)
+    create.set_fill_time(h5d.FILL_TIME_NEVER)
+    if chunk:
+        create.set_chunk((chunk,))
+    else:
+        create.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    if filtered:
+        create.set_deflate(1)
+    space = h5s.create_simple((nbytes,))
+    return h5py.Dataset(h5d.create(made.id, None, h5t.STD_U8LE, space, create))

@@ -5,9 +5,11 @@ Until then the pieces are appended to two files in the folder ``PATH.spool``:
 ``data``
     Piece after piece; within a piece stream after stream. A fixed field is one stream, its rows
     or, if it is compressed, its encoded chunks; a second stream has the chunks' sizes. A ragged
-    field is two: its rows, and their numbers per sample. Numbers are little-endian int64.
+    field is two: its rows, and their numbers per sample. Numbers are little-endian int64. In groups
+    a piece is a group, and each dataset is one stream: its chunk.
 ``pieces``
-    For each piece the bytes of each of its streams, as int64.
+    For each piece the bytes of each of its streams, as int64, and the CRC-32C of them all in
+    groups (otherwise 0).
 
 `SpoolWriter.finish` makes the HDF5 file and moves the bytes to their places, within the kernel
 where they need no change. It reads the folder only, so it can be killed and repeated.
@@ -15,19 +17,22 @@ where they need no change. It reads the folder only, so it can be killed and rep
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dsprep.core.schema import Arena, Array, Batch, Ragged, Schema
+from dsprep.core.checksums import combine, crc32c
+from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged
 from dsprep.core.storage import (
     Buffer,
+    as_bytes,
     close,
     copy_range,
     pread_into,
@@ -37,11 +42,11 @@ from dsprep.core.storage import (
 )
 from dsprep.errors import FormatError, TargetError
 from dsprep.formats.base import State, Writer
-from dsprep.formats.hdf5.chunks import encode_chunk
-from dsprep.formats.hdf5.create import build
+from dsprep.formats.hdf5.create import addresses, build, place, together
 from dsprep.formats.hdf5.guard import library
-from dsprep.formats.hdf5.plan import FieldPlan
-from dsprep.formats.hdf5.writer import contiguous
+from dsprep.formats.hdf5.plan import FieldPlan, FilePlan, Part
+from dsprep.formats.hdf5.writer import Sums, contiguous, groups_of, rows_of
+from dsprep.layout.model import Groups
 
 _INT = np.dtype("<i8")
 _COUNTS_AT_ONCE = 1 << 20
@@ -57,12 +62,15 @@ class _Piece:
         The bytes, stream after stream.
     sizes
         int64, shape ``(streams,)``: the bytes of each stream.
+    crc
+        CRC-32C of all of them, in groups.
     number, offset
         Which piece it is, and its place in ``data``; given by `SpoolWriter.reserve`.
     """
 
     buffers: list[Buffer] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    crc: int = 0
     number: int = -1
     offset: int = -1
 
@@ -75,21 +83,16 @@ class _Piece:
 class SpoolWriter(Writer):
     """Writes any schema, compressed or not."""
 
-    def __init__(
-        self,
-        path: Path,
-        schema: Schema,
-        plans: Sequence[FieldPlan],
-        count: int,
-        unit: int,
-        state: State | None,
-    ) -> None:
-        self._path, self._schema, self._plans, self._count = path, schema, plans, count
-        self.unit = unit
-        self._streams = [2 if p.field.ragged or p.eager else 1 for p in plans]
+    def __init__(self, path: Path, file: FilePlan, state: State | None) -> None:
+        self._path, self._file = path, file
+        self.unit, self.whole = file.unit, file.grouped
+        self._streams = [2 if p.field.ragged or p.eager else 1 for p in file.plans]
+        # Of a row of the index: a number for each stream, and the CRC.
+        self._width = (len(file.parts) if file.grouped else sum(self._streams)) + 1
         self._folder = Path(f"{path}.spool")
         self._pieces, self._nbytes = 0, 0
         self._data, self._index = -1, -1
+        self._found: Groups | None = None
         if state is None:
             remove(self._folder)
             self._folder.mkdir(parents=True)
@@ -100,7 +103,7 @@ class SpoolWriter(Writer):
     def _open(self) -> None:
         """Open the spool, and cut off what an interrupted run wrote after its checkpoint."""
         flags = os.O_RDWR | os.O_CREAT
-        rows = self._pieces * sum(self._streams) * _INT.itemsize
+        rows = self._pieces * self._width * _INT.itemsize
         try:
             self._data = os.open(self._folder / "data", flags, 0o666)
             self._index = os.open(self._folder / "pieces", flags, 0o666)
@@ -125,20 +128,27 @@ class SpoolWriter(Writer):
     def encode(self, batch: Batch, start: int, arena: Arena) -> _Piece:
         """Return the samples as streams of bytes; compress the chunks of fixed fields."""
         piece = _Piece()
-        for p in self._plans:
+        if self._file.grouped:
+            rows = rows_of(self._file, batch, start, arena)
+            for part, values in zip(self._file.parts, rows, strict=True):
+                chunk = _encoded(part, values)
+                piece.add(chunk)
+                piece.crc = combine(piece.crc, crc32c(chunk), len(chunk))
+            return piece
+        for p in self._file.plans:
             column = batch[p.field.name]
             key = f"write.{p.field.name}"
             if isinstance(column, Ragged):
                 piece.add(contiguous(column.values, p.field.dtype, arena, key))
                 piece.add(column.lengths.astype(_INT))
                 continue
-            rows = contiguous(column, p.field.dtype, arena, key)
+            values = contiguous(column, p.field.dtype, arena, key)
             if p.eager:
-                chunks = list(_encode_chunks(rows, p, p.chunk_rows(self._count)))
+                chunks = list(_encode_chunks(values, p, p.chunk_rows(self._file.count)))
                 piece.add(*chunks)
                 piece.add(np.array([len(c) for c in chunks], _INT))
             else:
-                piece.add(rows)
+                piece.add(values)
         return piece
 
     def reserve(self, piece: _Piece) -> None:
@@ -150,7 +160,7 @@ class SpoolWriter(Writer):
     def write(self, piece: _Piece) -> None:
         """Write the piece at its place in the spool."""
         pwrite_all(self._data, piece.buffers, piece.offset)
-        sizes = np.array(piece.sizes, _INT)
+        sizes = np.array([*piece.sizes, piece.crc], _INT)
         pwrite_all(self._index, [sizes], piece.number * sizes.nbytes)
 
     def checkpoint(self) -> State:
@@ -171,20 +181,20 @@ class SpoolWriter(Writer):
 
     def finish(self) -> None:
         """Make the HDF5 file from the spool."""
-        streams = self._read_streams()
-        totals = {
-            p.field.name: streams[i][0].nbytes // max(1, p.field.row_nbytes)
-            for i, p in enumerate(self._plans)
-            if p.field.ragged
-        }
-        for i, p in enumerate(self._plans):
-            if p.field.ragged and not p.field.row_nbytes:  # rows without bytes: their number
-                totals[p.field.name] = sum(int(c.sum()) for c in _counts(streams[i][1]))
-        with (
-            library(self._path, "the file cannot be made"),
-            build(self._path, self._schema, self._plans, self._count, totals) as file,
-        ):
-            offsets = self._place(file, streams, totals)
+        table = np.empty((self._pieces, self._width), _INT)
+        pread_into(self._index, table, 0, self._folder / "pieces")
+        sizes = table[:, :-1]
+        if int(sizes.sum()) != self._nbytes:
+            raise FormatError("the list of pieces is damaged", where=self._folder)
+        offsets: list[dict[str, int]] = []
+        streams: list[list[_Stream]] = []
+        if self._file.grouped:
+            place(self._path, self._file, lambda: self._groups(sizes))
+        else:
+            streams = self._read_streams(sizes)
+            totals = self._totals(streams)
+            with build(self._path, self._file, totals) as made:
+                offsets = self._place(made, streams, totals)
         fd = os.open(self._path, os.O_RDWR)
         try:
             self._fill(fd, offsets, streams)
@@ -192,38 +202,78 @@ class SpoolWriter(Writer):
                 sync(fd)
         finally:
             close(fd)
+        if self._file.grouped:
+            self._found = self._located(table[:, -1])
         self.close()
+
+    def groups(self) -> Groups | None:
+        """Return where the groups are."""
+        return self._found
 
     def clean(self) -> None:
         """Remove the spool."""
         remove(self._folder)
 
-    def _read_streams(self) -> list[list[_Stream]]:
+    # --- in groups ---
+
+    def _groups(self, sizes: Ints) -> Iterator[list[memoryview]]:
+        """Yield the groups in order, in memory that the next one uses again."""
+        block = np.empty(int(sizes.sum(axis=1).max(initial=0)), np.uint8)
+        at = 0
+        for row in sizes:
+            ends = np.cumsum(row)
+            nbytes = int(ends[-1]) if len(ends) else 0
+            pread_into(self._data, block[:nbytes], at, self._folder / "data")
+            cuts = [0, *ends.tolist()]
+            view = block.data
+            yield [view[a:b] for a, b in itertools.pairwise(cuts)]
+            at += nbytes
+
+    def _located(self, crcs: Ints) -> Groups:
+        """Return the groups, from where their chunks are in the file."""
+        found, sizes = addresses(self._path, self._file)
+        offsets = found.min(axis=0, initial=1 << 62)
+        lengths = (found + sizes).max(axis=0, initial=0) - offsets
+        if not len(found):
+            offsets, lengths = np.zeros_like(crcs), np.zeros_like(crcs)
+        if not together(found, sizes):  # what is between the chunks is not in the sums
+            sums = Sums(offsets, lengths, np.diff(self._file.grouping.edges))
+            sums.complete(self._path)
+            crcs = sums.crcs
+        return groups_of(self._file, offsets, lengths, np.ascontiguousarray(crcs))
+
+    # --- otherwise ---
+
+    def _read_streams(self, sizes: Ints) -> list[list[_Stream]]:
         """Return, for each field, its one or two streams."""
-        width = sum(self._streams)
-        table = np.empty((self._pieces, width), _INT)
-        pread_into(self._index, table, 0, self._folder / "pieces")
-        ends = np.cumsum(table.reshape(-1)).reshape(table.shape)
-        if table.size and int(ends[-1, -1]) != self._nbytes:
-            raise FormatError("the list of pieces is damaged", where=self._folder)
-        starts = ends - table
+        starts = np.cumsum(sizes.reshape(-1)).reshape(sizes.shape) - sizes
         found, k = [], 0
         for n in self._streams:
-            found.append([_Stream(self._data, starts[:, j], table[:, j]) for j in range(k, k + n)])
+            found.append([_Stream(self._data, starts[:, j], sizes[:, j]) for j in range(k, k + n)])
             k += n
         return found
+
+    def _totals(self, streams: list[list[_Stream]]) -> dict[str, int]:
+        """Return the rows of each ragged field."""
+        totals = {}
+        for p, (values, *rest) in zip(self._file.plans, streams, strict=True):
+            if p.field.ragged and p.field.row_nbytes:
+                totals[p.field.name] = values.nbytes // p.field.row_nbytes
+            elif p.field.ragged:  # rows without bytes: their number
+                totals[p.field.name] = sum(int(c.sum()) for c in _counts(rest[0]))
+        return totals
 
     def _place(
         self, file: Any, streams: list[list[_Stream]], totals: dict[str, int]
     ) -> list[dict[str, int]]:
         """Write all chunks; return the offsets of each field's contiguous datasets, by part."""
         offsets: list[dict[str, int]] = []
-        for p, (values, *_), stream in zip(self._plans, streams, streams, strict=True):
+        for p, (values, *_), stream in zip(self._file.plans, streams, streams, strict=True):
             item = file[p.field.name]
             parts = {"values": item["values"] if p.field.ragged else item}
             if p.field.ragged:
                 parts |= {"first": item["first"], "count": item["count"]}
-            rows = totals[p.field.name] if p.field.ragged else self._count
+            rows = totals[p.field.name] if p.field.ragged else self._file.count
             if p.chunk_rows(rows):
                 dataset = parts.pop("values")
                 chunks = _eager_chunks(*stream) if p.eager else _late_chunks(values, p, rows)
@@ -249,13 +299,49 @@ class SpoolWriter(Writer):
                     rows += int(counts.sum())
 
 
+# --- chunks -----------------------------------------------------------------------------------
+
+
+def encode_chunk(rows: Array, p: FieldPlan, chunk_rows: int) -> Buffer:
+    """Return `rows` as one chunk of the dataset that `p` describes.
+
+    Parameters
+    ----------
+    rows
+        uint8, shape ``(n * row_nbytes,)``, with ``n <= chunk_rows``; zeros fill what is missing.
+    chunk_rows
+        The rows of a whole chunk.
+    """
+    missing = chunk_rows * p.field.row_nbytes - len(rows)
+    if missing:
+        rows = np.concatenate([rows, np.zeros(missing, np.uint8)])
+    if p.shuffle:
+        # First the first byte of all elements, then the second of all: filter 2 of HDF5.
+        rows = np.ascontiguousarray(rows.reshape(-1, p.carrier.stored.itemsize).T).reshape(-1)
+    if p.codec == "gzip":
+        return zlib.compress(as_bytes(rows), p.level)
+    if p.codec == "zstd":
+        from numcodecs.zstd import Zstd
+
+        return bytes(Zstd(level=p.level).encode(rows))
+    return rows
+
+
+def _encoded(part: Part, rows: Array) -> bytes:
+    """Return the chunk of a group; the tables of ragged fields are not compressed."""
+    flat = rows.reshape(-1).view(np.uint8)
+    if part.role in ("rows", "values"):
+        return bytes(encode_chunk(flat, part.plan, part.chunk))
+    return flat.tobytes() + bytes(part.nbytes - len(flat))
+
+
 def _encode_chunks(rows: Array, p: FieldPlan, chunk: int) -> Iterator[Buffer]:
     for start in range(0, len(rows), chunk):
         part = rows[start : start + chunk].reshape(-1).view(np.uint8)
         yield encode_chunk(part, p, chunk)
 
 
-def _counts(stream: _Stream) -> Iterator[NDArray[np.int64]]:
+def _counts(stream: _Stream) -> Iterator[Ints]:
     for data in stream.blocks(_COUNTS_AT_ONCE * _INT.itemsize):
         yield data.view(_INT)
 
@@ -282,6 +368,9 @@ def _late_chunks(values: _Stream, p: FieldPlan, rows: int) -> Iterator[bytes]:
             yield bytes(future.result())
 
 
+# --- streams ----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class _Stream:
     """One stream of all pieces.
@@ -295,8 +384,8 @@ class _Stream:
     """
 
     fd: int
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    starts: Ints
+    sizes: Ints
 
     @property
     def nbytes(self) -> int:
