@@ -18,7 +18,7 @@ from dsprep.core.schema import FieldSpec
 from dsprep.errors import FormatError
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.hdf5 import Hdf5
-from dsprep.formats.hdf5.heap import Heaps
+from dsprep.formats.hdf5.sequences import Heaps
 from dsprep.formats.hdf5.source import Hdf5Source
 
 READ = """

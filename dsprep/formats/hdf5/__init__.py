@@ -31,7 +31,7 @@ from dsprep.formats.base import (
     Writer,
     check_options,
 )
-from dsprep.formats.hdf5.superblock import read_superblock, signature
+from dsprep.formats.hdf5.guard import read_superblock, signature
 
 if TYPE_CHECKING:
     from dsprep.core.schema import Schema

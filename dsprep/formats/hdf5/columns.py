@@ -23,9 +23,9 @@ from dsprep.errors import FormatError
 from dsprep.formats.hdf5.datasets import Held
 from dsprep.formats.hdf5.grids import Unlocated, grid_of
 from dsprep.formats.hdf5.guard import library, need_filters
-from dsprep.formats.hdf5.lengths import Lengths
-from dsprep.formats.hdf5.ragged import Route
 from dsprep.formats.hdf5.rows import Rows, locate
+from dsprep.formats.hdf5.sequences import Lengths
+from dsprep.formats.hdf5.structure import Route
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, Grid
 from dsprep.reading.columns import Wanted, fetch

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import DType, Ints, Schema
+from dsprep.core.storage import pread_most, pwrite_all
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.hdf5.attributes import (
     CAPACITY_ATTRIBUTE,
@@ -31,9 +32,8 @@ from dsprep.formats.hdf5.attributes import (
 )
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE
 from dsprep.formats.hdf5.grids import chunk_table
-from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.guard import SIGNATURE, library
 from dsprep.formats.hdf5.plan import FieldPlan, FilePlan
-from dsprep.formats.hdf5.superblock import without_times
 
 _ZSTD = 32015  # registered with the HDF Group; hdf5plugin provides it
 _ALIGN_FROM = 1 << 20
@@ -329,7 +329,7 @@ def _made(path: Path, file: FilePlan, attempt: int) -> Iterator[Any]:
     _check_size(path, metadata + file.grouping.align + groups * file.stride)
     with build(path, file, file.totals, metadata) as made:
         yield made
-    without_times(path)
+    _without_times(path)
 
 
 def _check_size(path: Path, nbytes: int) -> None:
@@ -424,3 +424,77 @@ def _unnamed(made: Any, nbytes: int, chunk: int = 0, *, filtered: bool = False) 
         create.set_deflate(1)
     space = h5s.create_simple((nbytes,))
     return h5py.Dataset(h5d.create(made.id, None, h5t.STD_U8LE, space, create))
+
+
+# --- times ------------------------------------------------------------------------------------
+
+_TIMES, _PHASES = 0x20, 0x10
+_NONE = (1 << 64) - 1
+_MASK = (1 << 32) - 1
+_LARGEST = 1 << 16
+
+
+def _without_times(path: Path) -> None:
+    """Set the times of the superblock extension to 0, if there is one that has times.
+
+    The library keeps times in every object header unless told not to, but takes no such wish for
+    the extension, which it makes where a file has a strategy for its space. Superblock versions 2
+    and 3 have its address at byte 20; an object header of version 2 is ``OHDR``, its version,
+    flags, with flag 0x20 four times of 4 bytes, with flag 0x10 four more bytes, then the size of
+    its messages in ``1 << (flags & 3)`` bytes, the messages, and the checksum of all that.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        head = pread_most(fd, 48, 0)
+        if head[:8] != SIGNATURE or head[8] not in (2, 3):
+            return
+        address = int.from_bytes(head[20:28], "little")
+        if address == _NONE:
+            return
+        header = bytearray(pread_most(fd, _LARGEST, address))
+        if header[:5] != b"OHDR\x02" or not header[5] & _TIMES:
+            return
+        flags = header[5]
+        at = 6 + 16 + (4 if flags & _PHASES else 0)
+        width = 1 << (flags & 3)
+        end = at + width + int.from_bytes(header[at : at + width], "little")
+        if lookup3(header[:end]) != int.from_bytes(header[end : end + 4], "little"):
+            return  # not as it is understood here: it stays as it is
+        header[6:22] = bytes(16)
+        header[end : end + 4] = lookup3(header[:end]).to_bytes(4, "little")
+        pwrite_all(fd, [header[: end + 4]], address)
+    finally:
+        os.close(fd)
+
+
+def _turn(value: int, bits: int) -> int:
+    return (value << bits | value >> (32 - bits)) & _MASK
+
+
+def lookup3(data: bytes | bytearray) -> int:
+    """Return Bob Jenkins' ``hashlittle`` of `data` with an initial value of 0."""
+    a = b = c = (0xDEADBEEF + len(data)) & _MASK
+    rest = bytes(data)
+    while len(rest) > 12:
+        a, b, c = _mixed(a, b, c, rest[:12])
+        for x, y, z in ((4, 6, 8), (16, 19, 4)):
+            a = ((a - c) & _MASK) ^ _turn(c, x)
+            c = (c + b) & _MASK
+            b = ((b - a) & _MASK) ^ _turn(a, y)
+            a = (a + c) & _MASK
+            c = ((c - b) & _MASK) ^ _turn(b, z)
+            b = (b + a) & _MASK
+        rest = rest[12:]
+    if not rest:
+        return c
+    a, b, c = _mixed(a, b, c, rest.ljust(12, b"\0"))
+    for x, y, z in ((14, 11, 25), (16, 4, 14)):
+        c = ((c ^ b) - _turn(b, x)) & _MASK
+        a = ((a ^ c) - _turn(c, y)) & _MASK
+        b = ((b ^ a) - _turn(a, z)) & _MASK
+    return ((c ^ b) - _turn(b, 24)) & _MASK
+
+
+def _mixed(a: int, b: int, c: int, block: bytes) -> tuple[int, int, int]:
+    words = [int.from_bytes(block[k : k + 4], "little") for k in (0, 4, 8)]
+    return (a + words[0]) & _MASK, (b + words[1]) & _MASK, (c + words[2]) & _MASK

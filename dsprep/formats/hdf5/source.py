@@ -3,7 +3,7 @@
 Fields that can be located are read at their offsets, as a sidecar's readers read them; everything
 else goes through the library, whose lock then serialises the threads.
 
-Values that need index tables to be found (`dsprep.formats.hdf5.ragged`) are ragged fields. The
+Values that need index tables to be found (`dsprep.formats.hdf5.structure`) are ragged fields. The
 tables between the samples and the values are ragged fields too; their column of first rows is
 made to count from 0 in each sample, so that it points into the sample's own values. The first
 table is no field: it says only where samples begin.
@@ -24,10 +24,11 @@ from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
-from dsprep.formats.hdf5 import describe, per_group
+from dsprep.formats.hdf5 import describe, structure
 from dsprep.formats.hdf5.attributes import (
     KIND_ATTRIBUTE,
     LAYOUT_ATTRIBUTE,
+    Descriptors,
     has_attributes,
     read_attributes,
 )
@@ -36,11 +37,9 @@ from dsprep.formats.hdf5.datasets import Elsewhere, walk
 from dsprep.formats.hdf5.dtypes import has_enum
 from dsprep.formats.hdf5.grids import Unlocated
 from dsprep.formats.hdf5.guard import library, open_file
-from dsprep.formats.hdf5.headers import Descriptors
-from dsprep.formats.hdf5.heap import Heaps
-from dsprep.formats.hdf5.lengths import Lengths
-from dsprep.formats.hdf5.ragged import Ragged, Route, discover, table_of
 from dsprep.formats.hdf5.rows import Rows, Table
+from dsprep.formats.hdf5.sequences import Heaps, Lengths
+from dsprep.formats.hdf5.structure import Ragged, Route, discover, table_of
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.columns import fetch
 from dsprep.reading.files import File
@@ -116,7 +115,7 @@ class Hdf5Source(Source):
         self.schema = Schema(self.schema.fields, attrs)
         self.notes = tuple(self._notes)
 
-    def _per_group(self) -> per_group.Samples | None:
+    def _per_group(self) -> structure.Samples | None:
         """Return the groups that are samples, if there are such.
 
         Raises
@@ -129,9 +128,9 @@ class Hdf5Source(Source):
             return None
         if mode == "auto" and any(s.path in self._contents.datasets for s in specs):
             return None
-        found = per_group.find(self._contents)
-        sure = [f for f in found if isinstance(f, per_group.Samples)]
-        asked = [f if isinstance(f, per_group.Samples) else f.samples for f in found]
+        found = structure.sample_groups(self._contents)
+        sure = [f for f in found if isinstance(f, structure.Samples)]
+        asked = [f if isinstance(f, structure.Samples) else f.samples for f in found]
         if specs:
             spelled = mode == "groups" or any("/*/" in f"/{s.path}" for s in specs)
             fits = [f for f in (asked if spelled else sure) if f is not None and f.has(specs)]
@@ -149,7 +148,7 @@ class Hdf5Source(Source):
             return None
         raise self._doubtful(found)
 
-    def _doubtful(self, found: list[per_group.Samples | per_group.Doubt]) -> SchemaError:
+    def _doubtful(self, found: list[structure.Samples | structure.Doubt]) -> SchemaError:
         """Return the error for groups that may be samples, with what each reading gives."""
         if not found:
             return SchemaError(
@@ -161,9 +160,9 @@ class Hdf5Source(Source):
         reason = "several groups hold such groups"
         several = len(found) > 1
         for each in found:
-            if isinstance(each, per_group.Doubt):
+            if isinstance(each, structure.Doubt):
                 reason = each.reason
-            groups = each if isinstance(each, per_group.Samples) else each.samples
+            groups = each if isinstance(each, structure.Samples) else each.samples
             if groups is not None:
                 name = groups.field(next(iter(groups.members)))
                 field = f" --field NAME={name}" if several else ""
@@ -179,7 +178,7 @@ class Hdf5Source(Source):
             fix="say what they are: " + "; ".join(ways),
         )
 
-    def _group_columns(self, found: per_group.Samples) -> dict[str, FieldColumn]:
+    def _group_columns(self, found: structure.Samples) -> dict[str, FieldColumn]:
         """Return the columns of a file with a group per sample; see `_choose_axis`."""
         self._count = len(found.groups)
         datasets = self._contents.datasets
