@@ -7,10 +7,12 @@ import os
 import lmdb
 import numpy as np
 import pytest
-from support import assert_same_batch, random_batch, raw, schemas, write_batch
+from record_checks import assert_told_right as located
+from record_checks import decoded, frame_of, places, stored_at
+from support import random_batch, schemas, write_batch
 
 from dsprep.core import pread
-from dsprep.core.schema import Batch, Field, FieldSpec, Ragged, Schema
+from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import FormatError
 from dsprep.formats.base import OpenOptions, WriteOptions
 from dsprep.formats.lmdb import Lmdb
@@ -25,88 +27,13 @@ RECIPES = {"values": recipe.values, "datum": recipe.datum}
 DATUM = OpenOptions(values="datum")
 
 
-def places(layout, samples):
-    """The offsets and lengths of the records of these samples."""
-    samples = np.asarray(samples, np.int64)
-    records = layout.records
-    numbers = samples if records.order is None else records.order.at(samples)
-    return records.blocks.offsets.at(numbers), records.blocks.lengths.at(numbers)
-
-
-def stored_at(path, layout, offsets, lengths):
-    file = path / layout.records.blocks.path if layout.records.blocks.path else path
-    with file.open("rb") as opened:
-        found = [
-            os.pread(opened.fileno(), int(n), int(at))
-            for at, n in zip(offsets, lengths, strict=True)
-        ]
-    assert [len(data) for data in found] == lengths.tolist()
-    return found
-
-
-def raw_of(column, i):
-    """The bits of one value of a column; a slice keeps the byte order."""
-    if isinstance(column, Ragged):
-        return raw(column.values[column.offsets[i] : column.offsets[i + 1]])
-    return raw(column[i : i + 1])
-
-
-def decoded(path, layout, schema, samples):
-    """These samples through the recipe, from a buffer that is in another order, with gaps."""
-    offsets, lengths = places(layout, samples)
-    parts, starts, at = [], np.empty(len(samples), np.int64), 0
-    for i in RNG.permutation(len(samples)).tolist():
-        gap = int(RNG.integers(0, 5))
-        data = stored_at(path, layout, offsets[i : i + 1], lengths[i : i + 1])[0]
-        starts[i] = at + gap
-        parts += [b"\xff" * gap, data]
-        at += gap + len(data)
-    params = layout.records.recipe
-    decode = RECIPES[params["name"]](params, schema).decode
-    return decode(np.frombuffer(b"".join(parts), np.uint8), starts, lengths, "sample {}".format)
-
-
 def assert_told_right(path, source):
-    """Every field of every sample is where the layout says, or what the recipe makes of it."""
-    layout = source.extents()
-    n = len(source)
-    assert layout.count == n
-    records = layout.records
-    whole = source.read(0, n)
-    offsets, lengths = places(layout, np.arange(n))
-    values = stored_at(path, layout, offsets, lengths)
-    assert {*records.parts, *layout.unlocated} == set(source.schema.names)
-    for name, part in records.parts.items():
-        field = source.schema[name]
-        if part.at is None:
-            assert records.recipe is not None
-            continue
-        assert field.ragged or part.nbytes == field.row_nbytes
-        stop = None if part.nbytes is None else part.at + part.nbytes
-        for i, value in enumerate(values):
-            data = np.frombuffer(value[part.at : stop], np.uint8)
-            found = data.view(field.dtype) if data.size else np.empty(0, field.dtype)
-            assert raw(found) == raw_of(whole[name], i)
-    if records.recipe is not None and n:
-        inside = Schema(tuple(f for f in source.schema if f.name in records.parts))
-        for size in (1, n // 2, n):
-            some = RNG.choice(n, max(1, size))
-            found = decoded(path, layout, inside, some)
-            expected: Batch = {}
-            for f in inside:
-                column = whole[f.name]
-                if isinstance(column, Ragged):
-                    expected[f.name] = Ragged.pack([column[i] for i in some.tolist()], f)
-                else:
-                    expected[f.name] = column[some]
-            assert_same_batch(found, expected, inside)
-    if records.frame is not None:
-        assert_framed(path, layout, offsets, lengths)
-    return layout
-
-
-def assert_framed(path, layout, offsets, lengths):
-    frame = Frame(layout.records.frame)
+    """The layout is right, and so is what proves its records."""
+    layout = located(path, source)
+    if layout.records.frame is None:
+        return layout
+    offsets, lengths = places(layout)
+    frame = frame_of(layout)
     psize = layout.records.frame["psize"]
     assert (frame.before, frame.after) == (16, 0)
     heads = b"".join(stored_at(path, layout, offsets - 16, np.full(len(offsets), 16)))
@@ -121,6 +48,7 @@ def assert_framed(path, layout, offsets, lengths):
     assert (frame.wrong(other, offsets, lengths) == big).all()
     none = np.empty((len(offsets), 0), np.uint8)
     assert frame.payload_wrong(np.empty(0, np.uint8), offsets * 0, lengths * 0, none) is None
+    return layout
 
 
 def build(path, records, *, per_commit=10**9, name=None, delete=(), subdir=True):
@@ -225,7 +153,9 @@ def test_fields_renamed_and_typed(tmp_path):
         layout = assert_told_right(path, source)
         assert layout.records.recipe["fields"] == {"pts": "points", "y": "label", "what": "name"}
         only = Schema((source.schema["pts"],))
-        assert list(decoded(path, layout, only, np.array([3, 1]))) == ["pts"]
+        assert list(
+            decoded(layout, only, stored_at(path, layout, *places(layout, np.array([3, 1]))))
+        ) == ["pts"]
     path = build(tmp_path / "y", [(b"%02d" % i, RNG.bytes(36)) for i in range(30)])
     specs = tuple(map(FieldSpec.parse, ["y:>i4", "x:float32[2,4]"]))
     with LMDB.open(path, OpenOptions(fields=specs), None) as source:
@@ -290,7 +220,7 @@ def test_datum(tmp_path, kind):
             layout = assert_told_right(path, source)
             wrong = Schema((Field("pixels", np.dtype("u1"), (60,)),))
             with pytest.raises(FormatError, match="sample 1, field pixels"):
-                decoded(path, layout, wrong, np.arange(6))
+                decoded(layout, wrong, stored_at(path, layout, *places(layout, np.arange(6))))
 
 
 @pytest.mark.parametrize("kind", ["order", "replaced", "reshaped", "no datum"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from pathlib import Path
 
 import lmdb
 import numpy as np
 import pytest
-from google_crc32c import value as reference_crc
+from record_checks import group_bytes as ranges
+from record_checks import with_rows, write_groups
 from support import assert_same_batch, random_batch, schemas, take, write_batch
 
 from dsprep.core.groups import Grouping, even
@@ -19,7 +18,6 @@ from dsprep.formats import load
 from dsprep.formats.base import OpenOptions, Source, WriteOptions
 from dsprep.formats.lmdb.group_source import LmdbGroupSource
 from dsprep.formats.lmdb.values import HEAD, Packing
-from dsprep.layout.model import Groups
 
 LMDB = load("lmdb")
 ALL = dict(schemas())
@@ -27,43 +25,6 @@ SAMPLES, VALUES = WriteOptions(), WriteOptions(group_values=True)
 UNEVEN = np.array([0, 5, 6, 13, 20, 21], np.int64)
 BIG = Schema((Field("x", np.dtype("<f4"), (1200,)), Field("y", np.dtype("<i8"))))
 MIXED = Schema((Field.opaque("a"), Field("y", np.dtype("<i4"))))
-
-
-def with_rows(grouping: Grouping, batch: Batch) -> Grouping:
-    rows = {
-        name: np.add.reduceat(column.lengths, grouping.edges[:-1])
-        for name, column in batch.items()
-        if isinstance(column, Ragged) and grouping.count
-    }
-    return Grouping(grouping.edges, grouping.align, rows)
-
-
-def feed(writer, batch: Batch, edges: list[int], *, backwards: bool = False) -> None:
-    pieces = []
-    for start, stop in itertools.pairwise(edges):
-        pieces.append(writer.encode(take(batch, start, stop), start, Arena()))
-        writer.reserve(pieces[-1])
-    for piece in reversed(pieces) if backwards else pieces:
-        writer.write(piece)
-
-
-def write_groups(
-    path: Path,
-    schema: Schema,
-    batch: Batch,
-    grouping: Grouping,
-    options: WriteOptions = SAMPLES,
-    cuts: tuple[int, ...] = (),
-) -> Groups:
-    writer = LMDB.create(path, schema, with_rows(grouping, batch), options, None)
-    edges = sorted({*grouping.edges.tolist(), *(() if writer.whole else cuts)})
-    feed(writer, batch, edges, backwards=True)
-    writer.sync()
-    writer.finish()
-    groups = writer.groups()
-    writer.clean()
-    writer.close()
-    return groups
 
 
 def opened(path: Path, schema: Schema | None, **options) -> Source:
@@ -74,18 +35,6 @@ def values_of(path: Path) -> list[bytes]:
     env = lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False)
     with env, env.begin() as txn:
         return [bytes(v) for _, v in txn.cursor()]
-
-
-def ranges(path: Path, groups: Groups) -> list[bytes]:
-    file = path / groups.blocks.path if groups.blocks.path else path
-    data, out = file.read_bytes(), []
-    for g in range(groups.blocks.count):
-        at, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
-        out.append(data[at : at + nbytes])
-        assert len(out[-1]) == nbytes
-        assert groups.crc32c is not None
-        assert groups.crc32c.one(g) == reference_crc(out[-1])
-    return out
 
 
 def batch_of(schema: Schema, count: int) -> Batch:
@@ -108,7 +57,7 @@ def test_one_value_per_sample(name: str, tmp_path: Path) -> None:
     for k, edges in enumerate((even(21, 8).edges, UNEVEN, np.array([0, 21]))):
         path = tmp_path / f"{k}.lmdb"
         grouping = with_rows(Grouping(edges, 4096), batch)
-        groups = write_groups(path, schema, batch, grouping, cuts=(3, 10, 11))
+        groups = write_groups(LMDB, path, schema, batch, grouping, cuts=(3, 10, 11))
         assert values_of(path) == values
         for g, run in enumerate(ranges(path, groups)):
             assert all(v in run for v in values[edges[g] : edges[g + 1]])
@@ -134,7 +83,7 @@ def test_the_bytes_of_a_group_are_told_closely(nbytes: int, tmp_path: Path) -> N
     schema = Schema((Field("x", np.dtype("u1"), (nbytes,)),))
     batch = {"x": np.zeros((640, nbytes), np.uint8)}
     grouping = even(640, 64)
-    groups = write_groups(tmp_path / "x.lmdb", schema, batch, grouping)
+    groups = write_groups(LMDB, tmp_path / "x.lmdb", schema, batch, grouping)
     longest = int(groups.blocks.lengths.span(0, grouping.count).max())
     told = LMDB.plan(schema, SAMPLES, grouping).groups.group_nbytes
     assert longest <= told <= longest * 1.02 + 3 * 4096
@@ -147,7 +96,7 @@ def test_one_value_per_group(name: str, tmp_path: Path) -> None:
     for k, edges in enumerate((even(21, 8).edges, UNEVEN, np.array([0, 21]))):
         path = tmp_path / f"{k}.lmdb"
         grouping = with_rows(Grouping(edges), batch)
-        groups = write_groups(path, schema, batch, grouping, VALUES)
+        groups = write_groups(LMDB, path, schema, batch, grouping, VALUES)
         assert ranges(path, groups) == values_of(path)
         plan = LMDB.plan(schema, VALUES, grouping).groups
         assert int(groups.blocks.lengths.span(0, grouping.count).max()) == plan.group_nbytes
@@ -188,57 +137,6 @@ def check_columns(file: Path, schema: Schema, batch: Batch, columns) -> None:
             assert found.tobytes() == b"".join(p.data.tobytes() for p in expected)[HEAD.size :]
 
 
-@pytest.mark.parametrize("options", [SAMPLES, VALUES], ids=["samples", "values"])
-@pytest.mark.parametrize("count", [0, 1, 7])
-@pytest.mark.parametrize("per_group", [1, 3, 100])
-def test_few_samples(count: int, per_group: int, options: WriteOptions, tmp_path: Path) -> None:
-    for name in ("fixed-<f4", "mixed"):
-        batch = random_batch(ALL[name], count)
-        path = tmp_path / f"{name}.mdb"
-        groups = write_groups(path, ALL[name], batch, even(count, per_group), options)
-        assert len(ranges(path, groups)) == -(-count // per_group)
-        LMDB.plan(ALL[name], options, even(count, per_group))
-        with opened(path, ALL[name]) as source:
-            assert_same_batch(source.read(0, count), batch, ALL[name])
-
-
-@pytest.mark.parametrize("name", ["fixed-<f4", "mixed", "big", "mixed-sizes"])
-def test_bytes_do_not_depend_on_pieces(name: str, tmp_path: Path) -> None:
-    schema = CASES[name]
-    batch = batch_of(schema, 40)
-    found = set()
-    for k, cuts in enumerate([(), tuple(range(40)), (2, 17, 29, 39)]):
-        path = tmp_path / f"{k}.mdb"
-        write_groups(path, schema, batch, even(40, 9), cuts=cuts)
-        found.add(path.read_bytes())
-    assert len(found) == 1
-
-
-@pytest.mark.parametrize("options", [SAMPLES, VALUES], ids=["samples", "values"])
-@pytest.mark.parametrize("name", ["fixed-<f4", "mixed", "big"])
-def test_resumed(name: str, options: WriteOptions, tmp_path: Path) -> None:
-    schema, path, whole = CASES[name], tmp_path / "resumed.mdb", tmp_path / "whole.mdb"
-    batch = batch_of(schema, 40)
-    for edges in (even(40, 8).edges, np.array([0, 8, 17, 24, 32, 40])):
-        grouping = with_rows(Grouping(edges), batch)
-        expected = write_groups(whole, schema, batch, grouping, options)
-        writer = LMDB.create(path, schema, grouping, options, None)
-        at = edges[:4].tolist() if writer.whole else [0, 5, 8, int(edges[2]), 20]
-        feed(writer, batch, at)
-        state = json.loads(json.dumps(writer.checkpoint()))
-        writer.sync()
-        feed(writer, batch, [at[-1], int(edges[4] if writer.whole else edges[3])])
-        writer.close()
-        with path.open("ab") as file:
-            file.write(b"garbage" * 10_000)
-        writer = LMDB.create(path, schema, grouping, options, state)
-        feed(writer, batch, sorted({at[-1], *edges[edges >= at[-1]].tolist()}), backwards=True)
-        writer.finish()
-        writer.close()
-        assert path.read_bytes() == whole.read_bytes()
-        assert ranges(path, writer.groups()) == ranges(whole, expected)
-
-
 def test_options_and_limits(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         LMDB.create(tmp_path / "a.mdb", BIG, 5, VALUES, None)
@@ -251,7 +149,7 @@ def test_options_and_limits(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="group 1"):
         LMDB.plan(blob, VALUES, Grouping(np.array([0, 1, 2]), 1, rows))
     batch = random_batch(BIG, 6)
-    write_groups(tmp_path / "b.mdb", BIG, batch, even(6, 3), VALUES)
+    write_groups(LMDB, tmp_path / "b.mdb", BIG, batch, even(6, 3), VALUES)
     with pytest.raises(UsageError):
         opened(tmp_path / "b.mdb", BIG, keys_as="key")
 
@@ -260,7 +158,7 @@ def test_a_damaged_group_is_an_error(tmp_path: Path) -> None:
     schema = ALL["mixed"]
     path = tmp_path / "a.mdb"
     batch = random_batch(schema, 30)
-    groups = write_groups(path, schema, batch, even(30, 10), VALUES)
+    groups = write_groups(LMDB, path, schema, batch, even(30, 10), VALUES)
     data = path.read_bytes()
     head = HEAD.size + 10 * schema.fixed_nbytes + 8 * 10 * 4
     rng = np.random.default_rng(0)
@@ -282,7 +180,7 @@ def test_a_damaged_group_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fixed-<f4", "mixed", "scalar-bfloat16", "str"])
 def test_the_program_runs(name: str, tmp_path: Path, capsys) -> None:
     path = tmp_path / "a.lmdb"
-    write_groups(path, ALL[name], random_batch(ALL[name], 9), even(9, 4), VALUES)
+    write_groups(LMDB, path, ALL[name], random_batch(ALL[name], 9), even(9, 4), VALUES)
     with opened(path, ALL[name]) as source:
         exec(source.loading_code(), {})
     printed = capsys.readouterr().out

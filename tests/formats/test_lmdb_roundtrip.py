@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import lmdb
 import numpy as np
-import pytest
-from support import assert_same_batch, random_batch, schemas, take, write_batch
+from support import assert_same_batch, random_batch, write_batch
 
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.formats.base import OpenOptions, WriteOptions
@@ -23,42 +20,6 @@ def records(path, name=None):
         env.begin(db=env.open_db(name)) as txn,
     ):
         return list(txn.cursor())
-
-
-@pytest.mark.parametrize("schema", [pytest.param(s, id=name) for name, s in schemas()])
-def test_every_schema_comes_back(tmp_path, schema):
-    path = tmp_path / "out.lmdb"
-    batch = random_batch(schema, 37, longest=400 if "bytes" in str(schema) else 5)
-    write_batch(LMDB, path, schema, batch, cuts=(1, 5, 30))
-    assert [k for k, _ in records(path)] == [b"%08d" % i for i in range(37)]
-    with LMDB.open(path, OpenOptions(), schema) as source:
-        assert source.schema == schema
-        assert_same_batch(source.read(0, 37), batch, schema)
-        assert_same_batch(source.read(0, 37, Arena()), batch, schema)
-        assert_same_batch(source.read(11, 12), take(batch, 11, 12), schema)
-        assert_same_batch(source.read(5, 5), take(batch, 5, 5), schema)
-        sizes = source.sizes(0, 37)
-        assert sizes.tolist() == [
-            sum(
-                len(c[i]) * f.row_nbytes
-                if f.kind == "array" and f.ragged
-                else f.row_nbytes
-                if not f.ragged
-                else int(c.lengths[i])
-                for f, c in ((f, batch[f.name]) for f in schema)
-            )
-            for i in range(37)
-        ]
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_few_samples(tmp_path, count):
-    schema = Schema((Field("x", F4, (700,)), Field.opaque("b")))
-    batch = random_batch(schema, count)
-    write_batch(LMDB, tmp_path / "o.mdb", schema, batch)
-    assert len(records(tmp_path / "o.mdb")) == count
-    with LMDB.open(tmp_path / "o.mdb", OpenOptions(), schema) as source:
-        assert_same_batch(source.read(0, count), batch, schema)
 
 
 def test_a_value_of_50_mb_and_empty_values(tmp_path):
@@ -86,51 +47,6 @@ def test_strided_columns_and_padding(tmp_path):
     write_batch(LMDB, tmp_path / "p.mdb", schema, batch)
     with LMDB.open(tmp_path / "p.mdb", OpenOptions(), schema) as source:
         assert_same_batch(source.read(0, 40), batch, schema)
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        Schema((Field("x", np.dtype("u1"), (5,)),)),
-        Schema((Field("x", np.dtype("u1"), (3000,)),)),
-        Schema((Field.opaque("b"),)),
-        Schema((Field("x", F4, (4000,)), Field("p", F4, (None, 700)), Field.opaque("b"))),
-    ],
-    ids=["inline", "overflow", "bytes", "mixed"],
-)
-def test_resumed_run_ends_in_the_same_bytes(tmp_path, schema):
-    count, step = 1000, 130
-    batch = random_batch(schema, count, longest=3000 if schema.names == ("b",) else 2)
-    pieces = [(a, min(a + step, count)) for a in range(0, count, step)]
-
-    def run(writer, part):
-        for start, stop in part:
-            piece = writer.encode(take(batch, start, stop), start, Arena())
-            writer.reserve(piece)
-            writer.write(piece)
-            state = writer.checkpoint()
-        writer.sync()
-        return json.loads(json.dumps(state))
-
-    whole, broken = tmp_path / "whole.mdb", tmp_path / "broken.mdb"
-    writer = LMDB.create(whole, schema, count, WriteOptions(), None)
-    run(writer, pieces)
-    writer.finish()
-    writer = LMDB.create(broken, schema, count, WriteOptions(), None)
-    state = run(writer, pieces[:4])
-    writer.close()
-    writer.close()
-    assert not LMDB.recognises(broken)
-    with broken.open("r+b") as file:
-        file.seek(state["tree"]["next_page"] * 4096)
-        file.write(b"\xa5" * 9_000_000)
-    writer = LMDB.create(broken, schema, count, WriteOptions(), state)
-    run(writer, pieces[4:])
-    writer.finish()
-    assert broken.read_bytes() == whole.read_bytes()
-    if not schema.ragged:
-        write_batch(LMDB, tmp_path / "cuts.mdb", schema, batch, cuts=(1, 2, 500, 777))
-        assert (tmp_path / "cuts.mdb").read_bytes() == whole.read_bytes()
 
 
 def test_finish_may_be_repeated(tmp_path):

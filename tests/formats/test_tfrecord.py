@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
-import json
 import struct
 import zlib
 from pathlib import Path
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import assert_same_batch, random_batch, schemas, take, write_batch
+from support import assert_same_batch, random_batch, schemas, write_batch
 
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
@@ -68,54 +66,6 @@ def read_all(source: Source) -> Batch:
 # --- round trips ---
 
 
-@pytest.mark.parametrize("options", [WriteOptions(), GZIP], ids=["plain", "gzip"])
-@pytest.mark.parametrize("name", ALL)
-def test_every_schema_comes_back(tmp_path: Path, name: str, options: WriteOptions) -> None:
-    schema, path = ALL[name], tmp_path / "a.tfrecord"
-    batch = random_batch(schema, 23)
-    write_batch(TFR, path, schema, batch, options, cuts=(5, 14))
-    assert TFR.recognises(path)
-    with opened(path, hint=schema) as source:
-        assert len(source) == 23
-        assert source.schema == schema
-        assert_same_batch(source.read(0, 23, Arena()), batch, schema)
-        assert_same_batch(source.read(7, 19), take(batch, 7, 19), schema)
-        assert_same_batch(source.read(22, 23), take(batch, 22, 23), schema)
-        assert_same_batch(source.read(4, 4), take(batch, 4, 4), schema)
-        assert set(source.layouts()) == set(schema.names)
-        assert source.sizes(3, 9).shape == (6,)
-    if options is not GZIP:
-        payload = sum(c.nbytes for c in batch.values())
-        size, limit = path.stat().st_size, TFR.plan(schema, options, 23, payload).nbytes
-        assert size <= limit
-        assert schema.ragged or size == limit
-
-
-@pytest.mark.parametrize("name", ["mixed", "fixed-<f4", "scalar-<i8", "bytes", "ragged-struct16"])
-@pytest.mark.parametrize("count", [0, 1])
-def test_few_samples(tmp_path: Path, name: str, count: int) -> None:
-    schema, path = ALL[name], tmp_path / "a.tfrecord"
-    batch = random_batch(schema, count)
-    for options in (WriteOptions(), GZIP):
-        write_batch(TFR, path, schema, batch, options)
-        assert TFR.recognises(path)
-        with opened(path, hint=schema) as source:
-            assert_same_batch(read_all(source), batch, schema)
-
-
-def test_columns_that_are_not_contiguous(tmp_path: Path) -> None:
-    schema = Schema((Field("x", F4, (4, 3)), Field("i", I8, (2,)), Field("r", I8, (None, 2))))
-    rng = np.random.default_rng(0)
-    batch: Batch = {
-        "x": rng.random((3, 4, 9), np.float32).transpose(2, 1, 0),
-        "i": rng.integers(-9, 9, (9, 4))[:, ::2],
-        "r": Ragged.from_lengths(rng.integers(-9, 9, (36, 4))[:, ::2], np.full(9, 4)),
-    }
-    write_batch(TFR, tmp_path / "a.tfrecord", schema, batch)
-    with opened(tmp_path / "a.tfrecord", hint=schema) as source:
-        assert_same_batch(read_all(source), batch, schema)
-
-
 def test_field_names_do_not_meet_in_the_arena(tmp_path: Path) -> None:
     schema = Schema((Field.opaque("records"), Field("read", I8, (None,)), Field("write", I8)))
     batch, arena = random_batch(schema, 50), Arena()
@@ -129,55 +79,6 @@ def test_field_names_do_not_meet_in_the_arena(tmp_path: Path) -> None:
         writer.write(piece)
         writer.finish()
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_padding_bytes_of_structures_are_zero(tmp_path: Path) -> None:
-    schema = ALL["fixed-struct16"]
-    batch = random_batch(schema, 6)
-    dirty = {n: c.copy() for n, c in batch.items()}
-    for column in dirty.values():
-        column.view(np.uint8).reshape(-1, 16)[:, 12:] = 7
-    write_batch(TFR, tmp_path / "a", schema, batch)
-    write_batch(TFR, tmp_path / "b", schema, dirty)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-@pytest.mark.parametrize("name", ["mixed", "fixed-<f4"])
-def test_plain_bytes_do_not_depend_on_the_cut(tmp_path: Path, name: str) -> None:
-    batch = random_batch(ALL[name], 40)
-    write_batch(TFR, tmp_path / "a", ALL[name], batch)
-    write_batch(TFR, tmp_path / "b", ALL[name], batch, cuts=(1, 7, 33))
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-@pytest.mark.parametrize("options", [WriteOptions(), GZIP], ids=["plain", "gzip"])
-@pytest.mark.parametrize("name", ["mixed", "fixed-<f4"])
-def test_an_interrupted_run_ends_in_the_same_bytes(
-    tmp_path: Path, name: str, options: WriteOptions
-) -> None:
-    schema, path = ALL[name], tmp_path / "resumed"
-    batch = random_batch(schema, 40)
-    write_batch(TFR, tmp_path / "whole", schema, batch, options, cuts=(10, 20, 30))
-
-    def feed(writer, edges):
-        for start, stop in itertools.pairwise(edges):
-            piece = writer.encode(take(batch, start, stop), start, Arena())
-            writer.reserve(piece)
-            writer.write(piece)
-
-    writer = TFR.create(path, schema, 40, options, None)
-    feed(writer, [0, 10, 20])
-    state = json.loads(json.dumps(writer.checkpoint()))
-    writer.sync()
-    feed(writer, [20, 30])
-    writer.close()
-    with path.open("ab") as file:
-        file.write(b"garbage" * 10_000)
-    writer = TFR.create(path, schema, 40, options, state)
-    feed(writer, [20, 30, 40])
-    writer.finish()
-    writer.close()
-    assert path.read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 def test_a_field_called_record_is_written_as_raw_records(tmp_path: Path) -> None:

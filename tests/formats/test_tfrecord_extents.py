@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import assert_same_batch, random_batch, raw, schemas, take, write_batch
+from record_checks import assert_told_right as located
+from record_checks import decoded, frame_of, pick, stored_at
+from record_checks import places as blocks
+from support import assert_same_batch, random_batch, schemas, take, write_batch
 
 from dsprep.core.groups import Grouping, even
-from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
+from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
 from dsprep.formats.tfrecord import example, framing
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
-from dsprep.formats.tfrecord.framing import Frame
 from dsprep.formats.tfrecord.recipe import example as recipe
 from dsprep.formats.tfrecord.source import TFRecordSource
 from dsprep.layout.laws import Affine
@@ -69,93 +71,21 @@ def opened(path: Path, *specs: str, hint: Schema | None = None, **options: Any) 
     return TFR.open(path, OpenOptions(fields=fields, **options), hint)
 
 
-def blocks(layout: FileLayout) -> tuple[np.ndarray, np.ndarray]:
-    found = layout.records.blocks
-    return found.offsets.span(0, layout.count), found.lengths.span(0, layout.count)
-
-
-def pread(path: Path, offsets: np.ndarray, lengths: np.ndarray) -> list[bytes]:
-    with path.open("rb") as file:
-        found = [
-            os.pread(file.fileno(), int(n), int(at)) for at, n in zip(offsets, lengths, strict=True)
-        ]
-    assert [len(data) for data in found] == lengths.tolist()
-    return found
-
-
-def bits(column: Any, i: int) -> bytes:
-    if isinstance(column, Ragged):
-        return raw(column.values[column.offsets[i] : column.offsets[i + 1]])
-    return raw(column[i : i + 1])
-
-
-def pick(column: Any, field: Field, some: np.ndarray) -> Any:
-    if isinstance(column, Ragged):
-        return Ragged.pack([column[i] for i in some.tolist()], field)
-    return column[some]
-
-
-def decoded(layout: FileLayout, schema: Schema, records: list[bytes], even: bool = False) -> Batch:
-    """The records through the recipe, from a buffer that has them in another order, with gaps."""
-    starts, parts, at = np.empty(len(records), np.int64), [], 0
-    for i in np.arange(len(records)) if even else RNG.permutation(len(records)):
-        gap = 3 if even else int(RNG.integers(0, 5))
-        starts[i] = at + gap
-        parts += [b"\xff" * gap, records[i]]
-        at += gap + len(records[i])
-    lengths = np.array([len(r) for r in records], np.int64)
-    buffer = np.frombuffer(b"".join(parts), np.uint8)
-    decode = recipe(layout.records.recipe, schema).decode
-    return decode(buffer, starts, lengths, "sample {}".format)
-
-
 def assert_told_right(path: Path, source: Source) -> FileLayout:
-    """Every field of every sample is where the layout says, or what the recipe makes of it."""
-    layout = source.extents()
-    n = len(source)
-    records = layout.records
-    assert layout.count == n
-    assert records.order is None
-    assert set(records.parts) == set(source.schema.names)
-    whole = source.read(0, n)
-    offsets, lengths = blocks(layout)
-    payloads = pread(path, offsets, lengths)
-    for name, part in records.parts.items():
-        field = source.schema[name]
-        if part.at is None:
-            assert records.recipe is not None
-            continue
-        assert field.ragged or part.nbytes == field.row_nbytes
-        stop = None if part.nbytes is None else part.at + part.nbytes
-        for i, payload in enumerate(payloads):
-            data = np.frombuffer(payload[part.at : stop], np.uint8)
-            found = data.view(field.dtype) if data.size else np.empty(0, field.dtype)
-            assert raw(found) == bits(whole[name], i)
-    if records.recipe is not None and n:
-        for size in (1, n // 2 + 1, n):
-            some = RNG.choice(n, size)
-            for even in (False, True):
-                found = decoded(layout, source.schema, [payloads[i] for i in some], even)
-                expected = {f.name: pick(whole[f.name], f, some) for f in source.schema}
-                assert_same_batch(found, expected, source.schema)
-    assert_framed(path, layout)
-    return layout
-
-
-def assert_framed(path: Path, layout: FileLayout) -> None:
-    made = Frame(layout.records.frame)
+    """The layout is right, and so is what proves its records."""
+    layout = located(path, source)
+    made = frame_of(layout)
+    assert layout.records.order is None
     assert layout.records.frame == {"name": "tfrecord"}
     assert (made.before, made.after) == (12, 4)
     offsets, lengths = blocks(layout)
     n = layout.count
     if not n:
-        return
-    before = np.frombuffer(b"".join(pread(path, offsets - 12, np.full(n, 12))), np.uint8).reshape(
-        n, 12
-    )
-    after = np.frombuffer(
-        b"".join(pread(path, offsets + lengths, np.full(n, 4))), np.uint8
-    ).reshape(n, 4)
+        return layout
+    heads = b"".join(stored_at(path, layout, offsets - 12, np.full(n, 12)))
+    before = np.frombuffer(heads, np.uint8).reshape(n, 12)
+    foots = b"".join(stored_at(path, layout, offsets + lengths, np.full(n, 4)))
+    after = np.frombuffer(foots, np.uint8).reshape(n, 4)
     assert not made.wrong(before, offsets, lengths).any()
     assert made.wrong(before, offsets, lengths + 1).all()
     for k in (0, 7, 8, 11):
@@ -169,6 +99,7 @@ def assert_framed(path: Path, layout: FileLayout) -> None:
     flipped = buffer.copy()
     flipped[offsets[full]] ^= 1
     assert (made.payload_wrong(flipped, offsets, lengths, after) == full).all()
+    return layout
 
 
 # --- what dsprep writes ---
@@ -214,7 +145,7 @@ def test_fields_asked_for(tmp_path: Path) -> None:
         assert layout.records.recipe["others"] is True
         one = Schema((source.schema["y"],))
         offsets, lengths = blocks(layout)
-        assert list(decoded(layout, one, pread(path, offsets, lengths))) == ["y"]
+        assert list(decoded(layout, one, stored_at(path, layout, offsets, lengths))) == ["y"]
 
 
 def test_whole_records(tmp_path: Path) -> None:
@@ -281,13 +212,13 @@ def test_files_of_tensorflow(tmp_path: Path, tf: Any) -> None:
             offsets, _ = blocks(layout)
             for name, values in (("image", images), ("numbers", numbers)):
                 part = layout.records.parts[name]
-                found = pread(path, offsets + part.at, np.full(50, part.nbytes))
+                found = stored_at(path, layout, offsets + part.at, np.full(50, part.nbytes))
                 assert found == [bytes(v) for v in values]
         if kind != "same":
             assert not placed
         offsets, lengths = blocks(layout)
         records = [r.numpy() for r in tf.data.TFRecordDataset(str(path))]
-        assert pread(path, offsets, lengths) == records
+        assert stored_at(path, layout, offsets, lengths) == records
 
 
 def test_records_of_one_length_that_are_not_alike(tmp_path: Path) -> None:
@@ -321,7 +252,7 @@ def test_a_feature_beyond_the_schema_is_found(tmp_path: Path) -> None:
         assert source.schema.names in (("a",), ("a", "b"))
         layout = source.extents()
         offsets, lengths = blocks(layout)
-        records = pread(path, offsets[990:1010], lengths[990:1010])
+        records = stored_at(path, layout, offsets[990:1010], lengths[990:1010])
         if source.schema.names == ("a",):
             with pytest.raises(FormatError, match="sample 9: feature b"):
                 decoded(layout, source.schema, records)
@@ -334,7 +265,7 @@ def test_a_feature_beyond_the_schema_is_found(tmp_path: Path) -> None:
             source.read(0, 9)
         offsets, lengths = blocks(source.extents())
         with pytest.raises(FormatError, match="feature b"):
-            decoded(source.extents(), source.schema, pread(path, offsets, lengths))
+            decoded(source.extents(), source.schema, stored_at(path, layout, offsets, lengths))
 
 
 def test_numbers_that_are_not_packed(tmp_path: Path) -> None:
@@ -445,7 +376,7 @@ def test_last_records_of_groups_may_be_padded(tmp_path: Path, label: str) -> Non
             assert len(set(lengths.tolist())) > 1
             for f in schema:
                 assert (layout.records.parts[f.name].at is None) == (f.dtype == I8)
-            heads = {r[:4] for r in pread(path, blocks(layout)[0], lengths)}
+            heads = {r[:4] for r in stored_at(path, layout, blocks(layout)[0], lengths)}
             assert len(heads) == 1  # padding is no part of the features, nor of their length
     assert_read_back(path)
 

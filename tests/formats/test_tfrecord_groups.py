@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import json
 import os
 import warnings
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google_crc32c import value as reference_crc
+from record_checks import feed, group_bytes, with_rows, write_groups
 from support import assert_same_batch, random_batch, schemas, take
 
 from dsprep.core.groups import Grouping, even
-from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
+from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
@@ -44,43 +43,6 @@ def tf() -> Any:
     return tensorflow
 
 
-def with_rows(grouping: Grouping, batch: Batch) -> Grouping:
-    rows = {
-        name: np.add.reduceat(column.lengths, grouping.edges[:-1])
-        for name, column in batch.items()
-        if isinstance(column, Ragged) and grouping.count
-    }
-    return Grouping(grouping.edges, grouping.align, rows)
-
-
-def feed(writer, batch: Batch, edges: list[int], *, backwards: bool = False) -> None:
-    pieces = []
-    for start, stop in itertools.pairwise(edges):
-        pieces.append(writer.encode(take(batch, start, stop), start, Arena()))
-        writer.reserve(pieces[-1])
-    for piece in reversed(pieces) if backwards else pieces:
-        writer.write(piece)
-
-
-def write_groups(
-    path: Path,
-    schema: Schema,
-    batch: Batch,
-    grouping: Grouping,
-    options: WriteOptions = PLAIN,
-    cuts: tuple[int, ...] = (),
-) -> Groups:
-    writer = TFR.create(path, schema, grouping, options, None)
-    edges = sorted({*grouping.edges.tolist(), *(() if writer.whole else cuts)})
-    feed(writer, batch, edges, backwards=True)
-    writer.sync()
-    writer.finish()
-    groups = writer.groups()
-    writer.clean()
-    writer.close()
-    return groups
-
-
 def check(path: Path, schema: Schema, batch: Batch, grouping: Grouping, groups: Groups) -> None:
     """The ranges hold the samples of the groups, and their sums are right."""
     data = path.read_bytes()
@@ -88,12 +50,7 @@ def check(path: Path, schema: Schema, batch: Batch, grouping: Grouping, groups: 
     assert TFR.recognises(path)
     assert groups.blocks.count == grouping.count
     edges = grouping.edges.tolist()
-    for g in range(grouping.count):
-        at, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
-        run = data[at : at + nbytes]
-        assert len(run) == nbytes
-        assert groups.crc32c is not None
-        assert groups.crc32c.one(g) == reference_crc(run)
+    for g, run in enumerate(group_bytes(path, groups)):
         alone = path.with_name("alone.tfrecord")
         alone.write_bytes(run)
         with TFR.open(alone, OpenOptions(), schema) as source:
@@ -115,7 +72,7 @@ def test_every_schema(name: str, tmp_path: Path) -> None:
     ):
         path = tmp_path / f"{k}.tfrecord"
         grouping = with_rows(Grouping(edges, 512), batch)
-        groups = write_groups(path, schema, batch, grouping, options, cuts=(3, 10, 11))
+        groups = write_groups(TFR, path, schema, batch, grouping, options, cuts=(3, 10, 11))
         check(path, schema, batch, grouping, groups)
         plan = TFR.plan(schema, options, grouping).groups
         begins = groups.blocks.offsets.span(0, grouping.count)
@@ -133,43 +90,13 @@ def test_every_schema(name: str, tmp_path: Path) -> None:
             assert plan.padding == nbytes - 21 * Template(schema, types).nbytes
 
 
-@pytest.mark.parametrize("count", [0, 1, 7])
-@pytest.mark.parametrize("per_group", [1, 3, 7, 100])
-@pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
-def test_few_samples(count: int, per_group: int, options: WriteOptions, tmp_path: Path) -> None:
-    for name in ("fixed-<f4", "mixed"):
-        schema = ALL[name]
-        batch = random_batch(schema, count)
-        grouping = with_rows(even(count, per_group, 4096), batch)
-        plan = TFR.plan(schema, options, grouping).groups
-        path = tmp_path / f"{name}.tfrecord"
-        check(path, schema, batch, grouping, write_groups(path, schema, batch, grouping, options))
-        assert path.stat().st_size <= plan.nbytes
-
-
-@pytest.mark.parametrize("name", ["fixed-<f4", "mixed", "bytes"])
-@pytest.mark.parametrize("align", [1, 256])
-def test_bytes_do_not_depend_on_pieces(name: str, align: int, tmp_path: Path) -> None:
-    schema = ALL[name]
-    batch = random_batch(schema, 40)
-    for edges in (even(40, 9).edges, np.array([0, 1, 30, 40])):
-        grouping = Grouping(edges, align)
-        found = set()
-        for k, cuts in enumerate([(), tuple(range(40)), (2, 17, 29, 39)]):
-            path = tmp_path / f"{k}.tfrecord"
-            groups = write_groups(path, schema, batch, grouping, cuts=cuts)
-            sums = groups.crc32c.span(0, grouping.count).tolist()
-            found.add((path.read_bytes(), str(sums)))
-        assert len(found) == 1
-
-
 def test_unaligned_groups_are_what_convert_writes(tmp_path: Path) -> None:
     from support import write_batch
 
     for name in ("fixed-<f4", "mixed"):
         batch = random_batch(ALL[name], 20)
         write_batch(TFR, tmp_path / "plain.tfrecord", ALL[name], batch)
-        write_groups(tmp_path / "groups.tfrecord", ALL[name], batch, even(20, 6))
+        write_groups(TFR, tmp_path / "groups.tfrecord", ALL[name], batch, even(20, 6))
         one, other = tmp_path / "plain.tfrecord", tmp_path / "groups.tfrecord"
         assert one.read_bytes() == other.read_bytes()
 
@@ -179,7 +106,7 @@ def test_records_keep_one_size_where_that_costs_little(tmp_path: Path) -> None:
     batch = random_batch(schema, 150)
     grouping = even(150, 64, 4096)  # 64 bytes per record fill the stripe
     path = tmp_path / "a.tfrecord"
-    groups = write_groups(path, schema, batch, grouping, cuts=(10, 70, 149))
+    groups = write_groups(TFR, path, schema, batch, grouping, cuts=(10, 70, 149))
     check(path, schema, batch, grouping, groups)
     plan = TFR.plan(schema, PLAIN, grouping).groups
     assert 0 < plan.padding <= 0.02 * plan.nbytes
@@ -201,7 +128,7 @@ def test_one_byte_short_of_a_stripe_takes_a_stripe_more(tmp_path: Path) -> None:
         for edges in (even(3, 1).edges, np.array([0, 1, 3])):
             grouping = Grouping(edges, 512)
             path = tmp_path / "a.tfrecord"
-            groups = write_groups(path, schema, batch, grouping)
+            groups = write_groups(TFR, path, schema, batch, grouping)
             check(path, schema, batch, grouping, groups)
             assert groups.blocks.offsets.one(1) == 1024
         return
@@ -229,7 +156,7 @@ def test_padded_records_are_read_side_by_side(tmp_path: Path) -> None:
     schema = ALL["mixed"]
     batch = random_batch(schema, 20)
     path = tmp_path / "a.tfrecord"
-    write_groups(path, schema, batch, even(20, 6, 1024))
+    write_groups(TFR, path, schema, batch, even(20, 6, 1024))
     records = records_of(path)
     buffer = np.frombuffer(b"".join(records), np.uint8)
     lengths = np.array([len(r) for r in records])
@@ -252,43 +179,9 @@ def test_raw_records_are_not_padded(tmp_path: Path) -> None:
     assert not plan.aligned
     assert "anywhere" in plan.how
     path = tmp_path / "a.tfrecord"
-    check(path, schema, batch, grouping, write_groups(path, schema, batch, grouping))
+    check(path, schema, batch, grouping, write_groups(TFR, path, schema, batch, grouping))
     assert records_of(path) == values
     assert TFR.plan(schema, GZIP, grouping).groups.aligned
-
-
-@pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
-@pytest.mark.parametrize("name", ["fixed-<f4", "mixed"])
-@pytest.mark.parametrize("align", [1, 512])
-def test_resumed(name: str, align: int, options: WriteOptions, tmp_path: Path) -> None:
-    schema, path = ALL[name], tmp_path / "resumed.tfrecord"
-    batch = random_batch(schema, 40)
-    for edges in (even(40, 8).edges, np.array([0, 8, 17, 24, 32, 40])):
-        grouping = Grouping(edges, align)
-        whole = tmp_path / "whole.tfrecord"
-        expected = write_groups(whole, schema, batch, grouping, options)
-        writer = TFR.create(path, schema, grouping, options, None)
-        at = [0, *edges[1:4].tolist()] if writer.whole else [0, 5, 8, int(edges[2]), 20]
-        at = [a for a in at if a in edges or not writer.whole]
-        feed(writer, batch, at)
-        state = json.loads(json.dumps(writer.checkpoint()))
-        writer.sync()
-        feed(writer, batch, [at[-1], int(edges[4] if writer.whole else edges[3])])
-        writer.close()
-        with path.open("ab") as file:
-            file.write(b"garbage" * 10_000)
-        writer = TFR.create(path, schema, grouping, options, state)
-        rest = sorted({at[-1], *edges[edges >= at[-1]].tolist()})
-        feed(writer, batch, rest, backwards=True)
-        writer.finish()
-        writer.close()
-        assert path.read_bytes() == whole.read_bytes()
-        found = writer.groups()
-        for law in ("offsets", "lengths"):
-            a, b = getattr(found.blocks, law), getattr(expected.blocks, law)
-            assert a.span(0, grouping.count).tolist() == b.span(0, grouping.count).tolist()
-        sums = [g.crc32c.span(0, grouping.count).tolist() for g in (found, expected)]
-        assert sums[0] == sums[1]
 
 
 def test_a_changed_file_is_noticed_when_it_is_continued(tmp_path: Path) -> None:
@@ -351,7 +244,7 @@ def test_tensorflow_reads_groups(tf: Any, options: WriteOptions, edges, tmp_path
         batch = random_batch(part, 21)
         for align in (1, 64, 4096):
             path = tmp_path / f"{len(fields)}-{align}.tfrecord"
-            write_groups(path, part, batch, Grouping(edges, align), options)
+            write_groups(TFR, path, part, batch, Grouping(edges, align), options)
             kind = "GZIP" if options is GZIP else ""
             records = list(tf.data.TFRecordDataset(str(path), kind).as_numpy_iterator())
             assert len(records) == 21
