@@ -14,6 +14,8 @@ import resource
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from dsprep.bench.machine import text_of
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -55,7 +57,7 @@ def descendants(pid: int) -> list[int]:
     """Return the processes that `pid` started and that still run, and theirs."""
     found = []
     for thread in _threads(pid):
-        for child in _text(f"/proc/{pid}/task/{thread}/children").split():
+        for child in text_of(Path(f"/proc/{pid}/task/{thread}/children")).split():
             found += [int(child), *descendants(int(child))]
     return found
 
@@ -86,15 +88,10 @@ def peak_rss() -> int:
     return sum(_status(pid, "VmHWM") * 1024 for pid in pids)
 
 
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
-
-
 def _io(pid: str) -> Counters:
-    told = dict(line.split(": ") for line in _text(f"/proc/{pid}/io").splitlines() if ": " in line)
+    told = dict(
+        line.split(": ") for line in text_of(Path(f"/proc/{pid}/io")).splitlines() if ": " in line
+    )
     return Counters(
         calls=int(told.get("syscr", 0)),
         asked=int(told.get("rchar", 0)),
@@ -104,7 +101,7 @@ def _io(pid: str) -> Counters:
 
 def _used(pid: int) -> Counters:
     """Return faults, switches and time of another process, its own ended children included."""
-    words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    words = text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     if len(words) < 15:  # it has just ended
         return Counters()
     faults, ended, *times = (int(words[i]) for i in (9, 10, 11, 12, 13, 14))
@@ -124,7 +121,7 @@ def _threads(pid: int) -> list[str]:
 
 
 def _status(pid: str, name: str) -> int:
-    for line in _text(f"/proc/{pid}/status").splitlines():
+    for line in text_of(Path(f"/proc/{pid}/status")).splitlines():
         key, _, value = line.partition(":")
         if key == name:
             return int(value.split()[0])

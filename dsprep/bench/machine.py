@@ -119,6 +119,19 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace").strip()
 
 
+def text_of(path: Path) -> str:
+    """Return the text of a file, empty if it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def unescaped(path: str) -> str:
+    r"""Return a path of ``/proc``, in which blanks are ``\040``."""
+    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), path)
+
+
 def _numbers(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
     """Return what files of these names hold, numbers as such."""
     found: dict[str, Any] = {}
@@ -222,7 +235,7 @@ def mount_of(at: Path, lines: str | None = None) -> Mount | None:
         words, more = left.split(" "), right.split(" ")
         if len(words) < 6 or len(more) < 3:
             continue
-        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), words[4])
+        point = unescaped(words[4])
         inside = point == "/" or at == Path(point) or Path(point) in at.parents
         if inside and (best is None or len(point) >= len(best.point)):
             options = tuple(dict.fromkeys(words[5].split(",") + more[2].split(",")))

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsprep.bench.machine import Mount, mount_of
+from dsprep.bench.machine import Mount, mount_of, text_of, unescaped
 
 ROOT = Path("/")
 """Below which ``proc`` and ``sys`` are."""
@@ -72,10 +72,10 @@ def received(mount: Mount | None, root: Path = ROOT) -> Received:
     """Return what was received until now, for a mount and in all."""
     found = None
     if mount is not None and mount.kind.startswith("nfs"):
-        found = nfs(_text(root / "proc/self/mountstats"), mount.point)
+        found = nfs(text_of(root / "proc/self/mountstats"), mount.point)
     elif mount is not None and mount.kind.startswith("lustre"):
         found = _lustre(mount.source, root)
-    return Received(found, {**interfaces(_text(root / "proc/net/dev")), **_infiniband(root)})
+    return Received(found, {**interfaces(text_of(root / "proc/net/dev")), **_infiniband(root)})
 
 
 def node(root: Path = ROOT) -> str:
@@ -84,7 +84,7 @@ def node(root: Path = ROOT) -> str:
         network = str((root / "proc/self/ns/net").readlink())
     except OSError:
         network = ""
-    return f"{_text(root / 'proc/sys/kernel/random/boot_id').strip()} {network}"
+    return f"{text_of(root / 'proc/sys/kernel/random/boot_id').strip()} {network}"
 
 
 # --- what is counted where -------------------------------------------------------------------
@@ -96,8 +96,7 @@ def nfs(text: str, point: str) -> int | None:
     for line in text.splitlines():
         words = line.split()
         if words[:1] == ["device"] and words[2:4] == ["mounted", "on"] and len(words) > 4:
-            at = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), words[4])
-            there = at == point
+            there = unescaped(words[4]) == point
         elif there and words[:1] == ["bytes:"] and len(words) > 5 and words[5].isdecimal():
             return int(words[5])
     return None
@@ -121,7 +120,7 @@ def _lustre(source: str, root: Path) -> int | None:
         return None
     for folder in (root / "sys/kernel/debug/lustre", root / "proc/fs/lustre"):
         files = [p for kind in ("osc", "mdc") for p in _glob(folder, f"{kind}/{name}-*/stats")]
-        texts = [text for p in files if (text := _text(p))]
+        texts = [text for p in files if (text := text_of(p))]
         if texts:
             return lustre(texts)
     told = _lctl([f"{kind}.{name}-*.stats" for kind in ("osc", "mdc")])
@@ -162,7 +161,7 @@ def _infiniband(root: Path) -> dict[str, int]:
     """Return the bytes that came to each port, by RDMA too, which no network device counts."""
     found = {}
     for path in _glob(root / "sys/class/infiniband", "*/ports/*/counters/port_rcv_data"):
-        text = _text(path).strip()
+        text = text_of(path).strip()
         if text.isdecimal():
             found[f"{path.parts[-5]} port {path.parts[-3]}"] = WORD * int(text)
     return found
@@ -173,10 +172,3 @@ def _glob(folder: Path, pattern: str) -> list[Path]:
         return sorted(folder.glob(pattern))
     except OSError:
         return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -61,7 +61,7 @@ DUMMY = "dummy"
 
 STRATEGIES: dict[str, Entry] = {
     LIMIT: Entry("limit:Limit", "groups", "plain preadv of whole groups, nothing decoded: 100 %"),
-    DUMMY: Entry("dummy:Dummy", "groups", "no reading: the step alone, on a batch in memory"),
+    DUMMY: Entry("limit:Dummy", "groups", "no reading: the step alone, on a batch in memory"),
     "h5py": Entry("samples:H5pySamples", "hdf5", "h5py, sample by sample, shuffled"),
     "zarr": Entry("samples:ZarrSamples", "zarr", "zarr, sample by sample, shuffled"),
     "lmdb-get": Entry("lmdb_samples:LmdbGet", "lmdb", "py-lmdb get by key, shuffled"),

@@ -32,12 +32,12 @@ class Group(Strategy):
     _running: Steps | None = None
 
     def open(self) -> None:
-        """Read the sidecar, and find out how samples are dealt."""
+        """Read the sidecar, and find out how samples are assigned."""
         self.close()
         task = self.task
         self._sidecar = sidecar = Sidecar.open(task.path)
         edges, mixed = cut_units(sidecar, sidecar.schema, "group", buffer_size(task), None)
-        self._dealing = Assignment(
+        self._assignment = Assignment(
             edges, "group", task.seed, mixed, "ragged", task.world_size, task.batch_size
         )
         capacity = min(task.batch_size, max(1, len(sidecar)))
@@ -54,7 +54,7 @@ class Group(Strategy):
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield the batches, in the order of the Reader."""
-        leg = self._dealing.leg(self.task.rank, Start(number, (), 0, 1))
+        leg = self._assignment.leg(self.task.rank, Start(number, (), 0, 1))
         assert self._pools is not None, "open comes first"
         if self._running is not None:
             self._running.close()
@@ -71,10 +71,6 @@ class Group(Strategy):
                 del batch
         finally:
             running.close()
-
-    def size(self, item: Any) -> int:
-        """Return the samples of a batch."""
-        return len(next(iter(item.values())))
 
     def close(self) -> None:
         """Stop reading, close the files and let the memory go."""

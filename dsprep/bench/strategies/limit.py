@@ -1,11 +1,12 @@
-"""The 100 % line: plain ``preadv`` of whole groups, nothing decoded, nothing delivered."""
+"""What delivers nothing: plain ``preadv`` of groups, the 100 % line, and steps without reading."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import ClassVar, TypeAlias
 from weakref import WeakKeyDictionary
@@ -29,19 +30,19 @@ _ALIGN = 64 << 10
 """Bytes at whose multiples buffers begin: whole blocks of direct reads."""
 
 Job: TypeAlias = tuple[int, File, int, int]
-"""Samples, and where their bytes lie: a file, an offset, a number of bytes."""
+"""Samples, and the extent of their bytes: a file, an offset, a number of bytes."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Where the groups of a dataset lie.
+    """Where the groups of a dataset are stored.
 
     Attributes
     ----------
     edges
         int64, shape ``(groups + 1,)``: the first sample of each, and the number of samples.
     file
-        int64, shape ``(groups,)``: the file that it lies in, one of `files`.
+        int64, shape ``(groups,)``: the file that it is in, one of `files`.
     files
         Number of the file entry, and the path below it.
     offsets, lengths
@@ -112,18 +113,55 @@ class Table:
         return high - low, self.file[order], self.offsets[order] + begin, end - begin
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a group: a range of a file, and where in a buffer it goes."""
+@dataclass(eq=False)
+class Group:
+    """A group under way.
 
-    group: int
-    file: File
-    offset: int
-    nbytes: int
+    Attributes
+    ----------
+    samples, buffer
+        Its samples, and where their bytes go.
+    left
+        Parts that are not in memory yet.
+    end
+        Samples that are in memory when it is.
+    """
+
+    samples: int
     buffer: Bytes
+    left: int = 0
+    end: int = 0
 
 
-class Limit(Strategy):
+Work: TypeAlias = tuple[Group, Callable[[], None]]
+"""A part of a group, and what reads it."""
+
+
+class Counting(Strategy):
+    """A strategy that delivers nothing: its items are numbers of samples."""
+
+    delivers: ClassVar[bool] = False
+
+    def size(self, item: int) -> int:
+        """Return the samples of a step."""
+        return int(item)
+
+
+class Dummy(Counting):
+    """Nothing is read, as with the dummy data of SC18's CosmoFlow: what is left is not I/O."""
+
+    def open(self) -> None:
+        """Open nothing."""
+
+    def epoch(self, number: int) -> Iterator[int]:
+        """Yield the number of samples of each step."""
+        return map(len, self.task.batches(number))
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+class Limit(Counting):
     """As many bytes as the groups have, the groups shuffled, read into buffers used in turn.
 
     A rank reads as much as a Reader's rank: of n samples in shuffled groups a piece of n / P, and
@@ -134,7 +172,6 @@ class Limit(Strategy):
     ``buffered``.
     """
 
-    delivers: ClassVar[bool] = False
     _sidecar: Sidecar | None = None
     _buffers: Sequence[Bytes] = ()
 
@@ -156,26 +193,22 @@ class Limit(Strategy):
         """Yield the number of samples of each step, once that many are in memory."""
         task = self.task
         mine = share(task.samples, task.world_size, task.rank, task.batch_size, "ragged")
-        groups = enumerate(self._groups(number, mine.start, mine.start + mine.own))
-        work: SimpleQueue[Part | None] = SimpleQueue()
-        done: SimpleQueue[int | BaseException] = SimpleQueue()
-        left: dict[int, int] = {}  # parts that are missing of each group under way
-        samples: dict[int, int] = {}
-        used: dict[int, Bytes] = {}
+        groups = self._groups(number, mine.start, mine.start + mine.own)
+        work: SimpleQueue[Work | None] = SimpleQueue()
+        done: SimpleQueue[Group | BaseException] = SimpleQueue()
 
         def start(buffer: Bytes) -> None:
-            group, job = next(groups, (-1, None))
-            if job is None:
-                return
-            samples[group], file, offset, nbytes = job
-            used[group] = buffer
-            parts = list(self._parts(group, file, offset, nbytes, buffer))
-            left[group] = len(parts)
-            for part in parts:
-                work.put(part)
+            job = next(groups, None)
+            if job is not None:
+                samples, file, offset, nbytes = job
+                group = Group(samples, buffer)
+                parts = self._parts(file, offset, nbytes, buffer)
+                group.left = len(parts)
+                for part in parts:
+                    work.put((group, part))
 
         threads = [
-            threading.Thread(target=self._work, args=(work, done), daemon=True)
+            threading.Thread(target=_work, args=(work, done), daemon=True)
             for _ in range(task.threads)
         ]
         try:
@@ -183,23 +216,22 @@ class Limit(Strategy):
                 thread.start()
             for buffer in self._buffers:
                 start(buffer)
-            held: deque[tuple[int, int]] = deque()  # samples up to the end of a group in memory
+            held: deque[Group] = deque()  # in memory
             have = wanted = 0
             for count in mine.sizes(0, mine.steps).tolist():
                 wanted += count
                 while True:
-                    while held and held[0][0] <= wanted:
-                        start(used.pop(held.popleft()[1]))
+                    while held and held[0].end <= wanted:
+                        start(held.popleft().buffer)
                     if have >= wanted:
                         break
                     found = done.get()
                     if isinstance(found, BaseException):
                         raise found
-                    left[found] -= 1
-                    if not left[found]:
-                        del left[found]
-                        have += samples.pop(found)
-                        held.append((have, found))
+                    found.left -= 1
+                    if not found.left:
+                        have = found.end = have + found.samples
+                        held.append(found)
                 yield count
         finally:
             while not work.empty():
@@ -220,24 +252,17 @@ class Limit(Strategy):
             yield samples, self._sidecar.open_file(*table.files[file]), offset, nbytes
 
     def _parts(
-        self, group: int, file: File, offset: int, nbytes: int, buffer: Bytes
-    ) -> Iterator[Part]:
+        self, file: File, offset: int, nbytes: int, buffer: Bytes
+    ) -> list[Callable[[], None]]:
         """Cut a group into as many parts as there are threads, unless they get too small."""
         places = np.array([[0, nbytes]], np.int64)
         low = offset // _ALIGN * _ALIGN
+        found: list[Callable[[], None]] = []
         for at, part in shared(offset, places, self.task.threads, _ALIGN):
             begin = at // _ALIGN * _ALIGN if self.task.engine == "direct" else at
-            yield Part(group, file, at, int(part[:, 1].sum()), buffer[begin - low :])
-
-    def _work(self, work: SimpleQueue[Part | None], done: SimpleQueue[int | BaseException]) -> None:
-        """Read parts until there is None."""
-        while (part := work.get()) is not None:
-            try:
-                self._read(part.file, part.offset, part.nbytes, part.buffer)
-            except BaseException as error:
-                done.put(error)
-                return
-            done.put(part.group)
+            size, into = int(part[:, 1].sum()), buffer[begin - low :]
+            found.append(partial(self._read, file, at, size, into))
+        return found
 
     def _read(self, file: File, start: int, nbytes: int, buffer: Bytes) -> None:
         if self.task.engine == "direct":
@@ -259,10 +284,6 @@ class Limit(Strategy):
             least = min(size, start + nbytes - at)
             opened.read(file, buffer[at - low : at - low + size], at, least)
 
-    def size(self, item: int) -> int:
-        """Return the samples of a step."""
-        return int(item)
-
     def close(self) -> None:
         """Close the files and let the memory go."""
         if self._sidecar is not None:
@@ -270,3 +291,15 @@ class Limit(Strategy):
         self._sidecar = None
         self._buffers = ()
         self._direct = WeakKeyDictionary()
+
+
+def _work(work: SimpleQueue[Work | None], done: SimpleQueue[Group | BaseException]) -> None:
+    """Read parts until there is None."""
+    while (part := work.get()) is not None:
+        group, read = part
+        try:
+            read()
+        except BaseException as error:
+            done.put(error)
+            return
+        done.put(group)
