@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import random
@@ -13,6 +12,7 @@ import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numcodecs
@@ -22,14 +22,27 @@ import zarr
 from support import random_array, random_batch, write_batch
 from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.core.dtype import VariableLengthBytes
+from zarr_stores import (
+    F4,
+    ZARR,
+    complete,
+    create,
+    edit,
+    new_store,
+    no_waiting_for_the_disk,
+    opened,
+    zip_up,
+)
 
 from dsprep.core import filters
-from dsprep.core.schema import Arena, Field, FieldSpec, Ragged, Schema
+from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
-from dsprep.formats import load, recognise
-from dsprep.formats.base import Compression, OpenOptions, WriteOptions
+from dsprep.formats import recognise
+from dsprep.formats.base import Compression, WriteOptions
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.fields import Elements
+
+__all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
 
 pytestmark = [
     # dtypes without a v3 specification: zarr-python reads them, and warns
@@ -37,110 +50,14 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda fd: None)
-
-
-ZARR = load("zarr")
-F4 = np.dtype("<f4")
-
-
-def opened(path: Path, *fields: str, axis: str = "auto"):
-    specs = tuple(FieldSpec.parse(f) for f in fields)
-    return ZARR.open(path, OpenOptions(fields=specs, sample_axis=axis), None)
-
-
-def create(root: zarr.Group, name: str, values: np.ndarray, **how) -> None:
-    how = {"compressors": None, "filters": None, **how}
-    array = root.create_array(name, shape=values.shape, dtype=values.dtype, **how)
-    array[...] = values
-
-
-def edit(path: Path, **changes) -> None:
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps({**document, **changes}))
-
-
 X = random_array(F4, (23, 4, 6))
-
-WAYS = {
-    "plain": {"chunks": (5, 4, 6)},
-    "compressed": {"chunks": (5, 4, 6), "compressors": "auto"},
-    "split": {"chunks": (5, 3, 2)},
-    "one-chunk": {"chunks": (40, 4, 6)},
-}
-V3_WAYS = {
-    "sharded": {"chunks": (2, 4, 6), "shards": (6, 4, 6)},
-    "sharded-compressed": {"chunks": (2, 4, 6), "shards": (6, 4, 6), "compressors": "auto"},
-    "sharded-split": {"chunks": (2, 2, 6), "shards": (6, 4, 6)},
-    "big-endian": {"chunks": (5, 4, 6), "serializer": BytesCodec(endian="big")},
-    "big-endian-shards": {
-        "chunks": (2, 4, 6),
-        "shards": (6, 4, 6),
-        "serializer": BytesCodec(endian="big"),
-    },
-    "dots": {"chunks": (5, 4, 6), "chunk_key_encoding": {"name": "default", "separator": "."}},
-    "v2-keys": {"chunks": (5, 4, 6), "chunk_key_encoding": {"name": "v2", "separator": "/"}},
-}
-V2_WAYS = {
-    "fortran": {"chunks": (5, 4, 6), "order": "F"},
-    "slashes": {"chunks": (5, 4, 6), "chunk_key_encoding": {"name": "v2", "separator": "/"}},
-    "delta": {"chunks": (5, 4, 6), "filters": [numcodecs.Shuffle(4)]},
-}
-ALL_WAYS = [
-    pytest.param(v, how, zipped, id=f"v{v}-{n}{'-zip' * zipped}")
-    for v, ways in ((2, {**WAYS, **V2_WAYS}), (3, {**WAYS, **V3_WAYS}))
-    for n, how in ways.items()
-    for zipped in (False, True)
-]
-
-
-@pytest.mark.parametrize(("version", "how", "zipped"), ALL_WAYS)
-def test_arrays_of_zarr_python(tmp_path: Path, version: int, how: dict, zipped: bool) -> None:
-    path = tmp_path / ("a.zip" if zipped else "a")
-    store = zarr.storage.ZipStore(path, mode="w") if zipped else path
-    root = zarr.create_group(store, zarr_format=version, attributes={"title": "t"})
-    create(root, "deep/down/x", X, **how)
-    create(root, "y", np.arange(23, dtype="i2"), chunks=(7,))
-    root.store.close()
-    gc.collect()
-    assert recognise(path) is ZARR
-    with opened(path) as source:
-        assert source.schema.names == ("deep/down/x", "y")
-        assert source.schema.attrs == {"title": "t"}
-        arena = Arena()
-        for start, stop in ((0, 23), (4, 5), (5, 17), (22, 23)):
-            found = source.read(start, stop, arena)
-            x = found["deep/down/x"]
-            assert x.dtype == source.schema["deep/down/x"].dtype
-            assert x.astype("<f4").tobytes() == X[start:stop].tobytes()
-            assert found["y"].tolist() == list(range(start, stop))
-        assert all(layout.access for layout in source.layouts().values())
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_missing_chunks_hold_the_fill_value(tmp_path: Path, version: int) -> None:
-    root = zarr.create_group(tmp_path / "a", zarr_format=version)
-    ways = [{"chunks": (2, 3)}]
-    if version == 3:
-        ways += [{"chunks": (1, 3), "shards": (4, 3)}]
-    for i, how in enumerate(ways):
-        values = np.full((10, 3), 7.5, F4)
-        values[[0, 5, 6]] = 1
-        create(root, f"x{i}", values, fill_value=7.5, **how)
-    with opened(tmp_path / "a") as source:
-        for i in range(len(ways)):
-            assert np.array_equal(source[:][f"x{i}"], values)
-            assert np.array_equal(source.read(3, 6)[f"x{i}"], values[3:6])
 
 
 @pytest.mark.parametrize("separator", [".", "/"])
 @pytest.mark.parametrize("zipped", [False, True])
 def test_missing_chunks_are_counted(tmp_path: Path, separator: str, zipped: bool) -> None:
     path = tmp_path / ("a.zip" if zipped else "a")
-    root = zarr.create_group(zarr.storage.ZipStore(path, mode="w") if zipped else path)
+    root = new_store(path)
     values = np.ones((10, 3), F4)
     keys = {"name": "default", "separator": separator}
     create(root, "full", values, chunks=(2, 2), chunk_key_encoding=keys)
@@ -148,8 +65,7 @@ def test_missing_chunks_are_counted(tmp_path: Path, separator: str, zipped: bool
     create(root, "x", values, chunks=(2, 2), chunk_key_encoding=keys)
     create(root, "s", values, chunks=(1, 3), shards=(2, 3), chunk_key_encoding=keys)
     create(root, "none", values[:, :0], chunks=(2, 1))
-    root.store.close()
-    gc.collect()
+    complete(root)
     with opened(path) as source:
         assert source.notes == (
             "2 of 5 chunk files of s are missing and read as the fill value",
@@ -181,10 +97,7 @@ def test_a_missing_file_of_dsprep_is_damage(
     for key in lost:
         (path / key).unlink()
     if zipped:
-        path = tmp_path / "a.zip"
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
-            for member in (tmp_path / "a").rglob("*"):
-                target.write(member, member.relative_to(tmp_path / "a"))
+        path = zip_up(tmp_path / "a", tmp_path / "a.zip", how=zipfile.ZIP_DEFLATED)
     for name, key in zip(schema.names, lost, strict=True):
         with opened(path, name) as source:
             assert len(source.notes) == 1
@@ -437,21 +350,12 @@ def test_consolidated_metadata_and_prefixed_zip(tmp_path: Path) -> None:
     for version in (2, 3):
         path = tmp_path / f"v{version}"
         create(zarr.create_group(path, zarr_format=version), "x", X, chunks=(5, 4, 6))
-        with pytest.warns(UserWarning, match="Consolidated") if version == 3 else _nothing():
+        with pytest.warns(UserWarning, match="Consolidated") if version == 3 else nullcontext():
             zarr.consolidate_metadata(path)
-        with zipfile.ZipFile(tmp_path / f"{version}.zip", "w", zipfile.ZIP_DEFLATED) as target:
-            for member in sorted(path.rglob("*")):
-                if member.is_file():
-                    target.write(member, f"folder/{member.relative_to(path)}")
+        zip_up(path, tmp_path / f"{version}.zip", "folder", zipfile.ZIP_DEFLATED)
         for store in (path, tmp_path / f"{version}.zip"):
             with opened(store) as source:
                 assert source[:]["x"].tobytes() == X.tobytes()
-
-
-def _nothing():
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 def test_many_threads(tmp_path: Path) -> None:
@@ -850,10 +754,7 @@ def test_a_zip_that_has_lost_its_root_is_not_its_first_array(version: int, tmp_p
     for name in ("x", "y"):
         create(root, name, np.arange(6))
     (tmp_path / "a" / ("zarr.json" if version == 3 else ".zgroup")).unlink()
-    path = tmp_path / "a.zarr.zip"
-    with zipfile.ZipFile(path, "w") as target:
-        for member in sorted(p for p in (tmp_path / "a").rglob("*") if p.is_file()):
-            target.write(member, member.relative_to(tmp_path / "a"))
+    path = zip_up(tmp_path / "a", tmp_path / "a.zarr.zip")
     assert recognise(path) is ZARR
     with pytest.raises(FormatError, match=r"has lost the root of one .*found x, y.*unpack"):
         opened(path)
