@@ -201,14 +201,14 @@ def ways(monkeypatch, **answers):
     made = tuple(
         lambda file, offset, nbytes, a=answers[name]: a for name in ("counted", "mapped", "probed")
     )
-    monkeypatch.setattr(caches, "_WAYS", made)
+    monkeypatch.setattr(caches, "_METHODS", made)
     return made
 
 
 def test_the_ways_of_looking_agree(file):
     opened = File(file)
     os.pread(opened.fd, opened.nbytes, 0)
-    found = {way(opened, 0, opened.nbytes) for way in caches._WAYS}
+    found = {way(opened, 0, opened.nbytes) for way in caches._METHODS}
     assert found <= {1.0, None}
     assert caches.by_map(opened, 0, opened.nbytes) == 1.0
     assert caches.look([file]).held([file]) == 1.0

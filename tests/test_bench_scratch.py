@@ -158,7 +158,7 @@ def test_foreign_records_are_converted(data):
     planned = plan(data.with_name("z.tfrecord"), ["source", "tfrecord"])
     assert planned.same == {"source": "tfrecord"}
     assert planned.writes == ("tfrecord",)
-    assert any("no places" in n for n in planned.notes)
+    assert any("cannot be located" in n for n in planned.notes)
 
 
 def test_a_subset(data):
@@ -223,10 +223,21 @@ def test_changed_data_are_converted_again(data, tmp_path):
     assert not old.exists(), "what can never be used again is removed"
 
 
-def test_what_is_damaged_is_written_again(data, tmp_path):
+def truncated(content):
+    return content[:-5]
+
+
+def overwritten(content):
+    middle = len(content) // 2
+    return content[:middle] + b"\xff" * 64 + content[middle + 64 :]
+
+
+@pytest.mark.parametrize("damage", [truncated, overwritten])
+def test_what_is_damaged_is_written_again(data, tmp_path, damage):
     folder = tmp_path / "kept"
     path = scratch.prepare(plan(data, ["tfrecord"], folder=folder))["tfrecord"].path
-    path.write_bytes(path.read_bytes()[:-5])
+    assert not plan(data, ["tfrecord"], folder=folder).writes
+    path.write_bytes(damage(path.read_bytes()))
     planned = plan(data, ["tfrecord"], folder=folder)
     assert planned.writes == ("tfrecord",)
     same(values(scratch.prepare(planned)["tfrecord"].path), values(data))
@@ -321,7 +332,7 @@ def test_wrong_usage(data, tmp_path, monkeypatch):
         plan(data, ["parquet"])
     with pytest.raises(UsageError, match="--buffer-size"):
         plan(data, ["groups"], buffer_size="much")
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="not a folder"):
         plan(data, ["groups"], folder=data)
     with pytest.raises(UsageError, match="part of the dataset"):
         plan(data.parent, ["groups"], folder=data.parent / "inside")

@@ -388,7 +388,7 @@ def test_compressed_groups_are_not_mapped(tmp_path):
     write_batch(formats.load("hdf5"), tmp_path / "a.h5", schema, random_batch(schema, COUNT))
     dsprep.repack(tmp_path / "a.h5", tmp_path / "b.h5", compress="gzip", durable=False)
     strategy = strategy_of("mmap", tmp_path / "b.h5", schema)
-    with pytest.raises(UnsupportedError, match="do not lie in the file as they are"):
+    with pytest.raises(UnsupportedError, match="are not stored in the file as they are"):
         strategy.open()
     strategy.close()
     assert left_open(tmp_path) == []

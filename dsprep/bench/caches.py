@@ -61,7 +61,7 @@ class Look:
         The first that saw a page that had just been read; None: nothing saw it.
     keeps
         Whether the page cache keeps what is read from this mount. It does not where all is read
-        from the server anew (``direct_io`` of FUSE): then nothing can be held.
+        from the server again (``direct_io`` of FUSE): then nothing can be held.
     """
 
     way: Way | None
@@ -116,7 +116,7 @@ def by_map(file: File, offset: int, nbytes: int) -> float | None:
     low = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     try:
         memory = mmap.mmap(file.fd, offset + nbytes - low, prot=mmap.PROT_READ, offset=low)
-    except (OSError, ValueError):  # a file system that maps nothing; a range behind the end
+    except (OSError, ValueError):  # a file system that maps nothing; a range beyond the end
         return None
     data = np.frombuffer(memory, np.uint8)
     pages = np.zeros(-(-len(data) // mmap.PAGESIZE), np.uint8)
@@ -148,7 +148,7 @@ def by_trying(file: File, offset: int, nbytes: int) -> float | None:
     return float(np.mean(found))
 
 
-_WAYS: tuple[Way, ...] = (by_count, by_map, by_trying)
+_METHODS: tuple[Way, ...] = (by_count, by_map, by_trying)
 """From the cheapest on."""
 
 
@@ -159,8 +159,8 @@ def look(files: Sequence[Path]) -> Look:
         return Look(None)
     at = file.nbytes // 2
     pread_most(file.fd, 1, at)
-    shares = [way(file, at, 1) for way in _WAYS]
-    seen = next((w for w, share in zip(_WAYS, shares, strict=True) if share), None)
+    shares = [way(file, at, 1) for way in _METHODS]
+    seen = next((w for w, share in zip(_METHODS, shares, strict=True) if share), None)
     if seen is not None:
         return Look(seen)
     # That none is seen proves that there is none if ``mincore`` says so, or if the file cannot even

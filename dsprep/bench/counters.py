@@ -4,7 +4,7 @@
 that really were fetched from a device, page faults on mapped files included; ``stat`` and
 ``status`` have faults, context switches, processor time and memory. What processes that ended
 did is in their parent's counts once it has waited for them; of faults, switches and time,
-`getrusage` tells the same.
+`getrusage` gives the same.
 """
 
 from __future__ import annotations

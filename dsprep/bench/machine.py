@@ -1,4 +1,4 @@
-"""What the machine is, and the storage that data lie on: what a reader of figures has to know.
+"""What the machine is, and the storage of the data: what a reader of figures has to know.
 
 All of it comes from ``/proc``, ``/sys`` and the installed packages' metadata; nothing is imported
 or run for it, but ``lfs`` on Lustre. What cannot be learnt is left out. There are no names of
@@ -76,7 +76,7 @@ def describe(path: Path) -> dict[str, Any]:
     Parameters
     ----------
     path
-        The data, or where they would lie.
+        The data, or where they would be.
     """
     at = path.absolute()
     while not at.exists() and at != at.parent:
@@ -108,7 +108,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _or_none(tell: Callable[[], T]) -> T | None:
-    """Return what is told, None where the system does not have it or has it otherwise."""
+    """Return what `tell` returns, None where the system does not have it or has it otherwise."""
     try:
         return tell()
     except (OSError, ValueError, KeyError, IndexError, AttributeError, UnicodeError):
@@ -226,7 +226,7 @@ def _integers(folder: Path, name: str) -> list[int]:
 
 
 def mount_of(at: Path, lines: str | None = None) -> Mount | None:
-    """Return the mount that holds the absolute path `at`; None if that is not told."""
+    """Return the mount that holds the absolute path `at`; None if that is unknown."""
     if lines is None:
         lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     best: Mount | None = None

@@ -1,7 +1,7 @@
 """The ranks of a benchmark as those of an MPI job, on as many nodes as that has.
 
 Each MPI process starts a process that measures, as it would alone; the gate that these wait at is
-then one of all MPI processes. The first one plans, prepares the data and tells what was found.
+then one of all MPI processes. The first one plans, prepares the data and reports what was found.
 """
 
 from __future__ import annotations

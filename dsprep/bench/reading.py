@@ -78,7 +78,7 @@ LARGEST = {"ranks": 1024, "threads": 1024, "batch_size": 2**31 - 1, "timeout": 7
 """What makes no sense beyond, and would only bring the machine down, or time out at once."""
 
 ALONE = "pread-limit without steps"
-"""What the storage gives by itself, run where steps work; told in the settings, not in a row."""
+"""What the storage gives by itself, run where steps work; reported in the settings."""
 
 _SWEPT = {"buffer-size": str, "transfer-size": str, "engine": str}
 """Parameters of a sweep that stay text; all others are whole numbers."""
@@ -213,7 +213,7 @@ def bench_read(
     command
         The command line, for the report.
     progress
-        Called while it goes on.
+        Called before each run.
     runner
         Who starts the ranks of a run; by default this process.
 

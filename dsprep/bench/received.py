@@ -54,7 +54,7 @@ class Received:
 
 
 def mount_under(path: Path) -> Mount | None:
-    """Return the mount that holds a path, None if that is not told."""
+    """Return the mount that holds a path, None if that is unknown."""
     try:
         return mount_of(path.resolve())
     except OSError:

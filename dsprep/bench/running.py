@@ -82,7 +82,7 @@ def start(task: Task) -> Rank:
                 env=_environment(),
                 start_new_session=True,  # with its own workers, so that all can be ended
             )
-        with suppress(OSError):  # it has ended; what it printed tells why
+        with suppress(OSError):  # it has ended; what it printed says why
             ours.send(task)
     except BaseException:
         ours.close()
@@ -123,12 +123,12 @@ def open_gate(ranks: Sequence[Rank]) -> None:
     for rank in ranks:
         if rank.waiting and rank.outcome is None:
             rank.waiting = False
-            with suppress(OSError):  # it has ended; its line tells so next
+            with suppress(OSError):  # it has ended; its line says so next
                 rank.line.send(None)
 
 
 def _last_words(rank: Rank) -> str:
-    """Return how a process ended that told nothing."""
+    """Return how a process ended that sent no result."""
     try:
         code = rank.process.wait(5)
     except subprocess.TimeoutExpired:

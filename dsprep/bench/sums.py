@@ -118,7 +118,7 @@ def _rows(batch: Batch, field: Field) -> list[bytes]:
 
 
 def _clean(column: Array) -> Array:
-    """Return the values with whatever lies between the members of a structured dtype zeroed."""
+    """Return the values with whatever is between the members of a structured dtype zeroed."""
     if column.dtype.names is None:
         return column
     out = np.zeros(column.shape, column.dtype)

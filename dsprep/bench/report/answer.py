@@ -353,7 +353,7 @@ def _orderings(
             cause = f", by {by}" if by else ""
             shown.append(f"{old} to {new} ({seconds}{cause})")
             continue
-        word = "is no difference beyond the spread" if way == 0 else "goes the other way"
+        word = "is not a difference beyond the spread" if way == 0 else "goes the other way"
         others.append(f"{old} to {new} {word} ({seconds})")
         if new in why and not _parallel(report):
             reasons.append(why[new])

@@ -55,7 +55,7 @@ class Pair:
     old, new
         The measure; None where the row has none.
     verdict
-        ``faster``, ``slower``, ``same``; ``better``, ``worse`` for what is no rate or time;
+        ``faster``, ``slower``, ``same``; ``better``, ``worse`` for what is not a rate or time;
         ``more``, ``less`` where neither is better; ``failed`` if only the new one has no figure;
         ``mended`` if only the old one has none; ``none`` if both have none.
     problem
@@ -149,11 +149,11 @@ def load(path: Path) -> Report:
         raw = file.read(LARGEST + 1)
     fix = "write one with dsprep bench ... --json FILE"
     if len(raw) > LARGEST:
-        raise FormatError("this is no report of dsprep bench: too large", where=path, fix=fix)
+        raise FormatError("this is not a report of dsprep bench: too large", where=path, fix=fix)
     try:
         content = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise FormatError("this is no report of dsprep bench", where=path, fix=fix) from error
+        raise FormatError("this is not a report of dsprep bench", where=path, fix=fix) from error
     return Report.from_json(content, path)
 
 
@@ -166,7 +166,7 @@ def compare(old: Report, new: Report, measure: str = "samples_per_second") -> Co
         If no row has the measure.
     """
     if measure not in MEASURES:
-        raise UsageError(f"{measure!r} is no measure", expected=f"one of {', '.join(MEASURES)}")
+        raise UsageError(f"{measure!r} is not a measure", expected=f"one of {', '.join(MEASURES)}")
     before, after = _rows(old), _rows(new)
     if not any(measure in row.measures for row in (*before.values(), *after.values())):
         taken = {m for row in (*before.values(), *after.values()) for m in row.measures}

@@ -35,7 +35,7 @@ MEASURES: dict[str, Unit] = {
     "epoch_seconds": Unit("s", "one epoch, the slowest rank's", -1),
     "exposed_seconds": Unit("s", "that the consumer waited for data in an epoch", -1),
     "first_batch_seconds": Unit("s", "before the first batch", -1),
-    "exposed_after_first_seconds": Unit("s", "waited behind the first group", -1),
+    "exposed_after_first_seconds": Unit("s", "waited after the first group", -1),
     "wait_p50_seconds": Unit("s", "waited for a batch, median", -1),
     "wait_p99_seconds": Unit("s", "waited for a batch, 99th percentile", -1),
     "compute_seconds": Unit("s", "of the steps' own work"),
@@ -53,7 +53,7 @@ MEASURES: dict[str, Unit] = {
     "cpu_seconds": Unit("s", "of processors, user and system, in an epoch", -1),
     "peak_rss_bytes": Unit("B", "of memory, all processes of the slowest rank at its peak", -1),
 }
-"""Every measure there is, in the order in which they are told."""
+"""Every measure there is, in the order in which they are reported."""
 
 
 @dataclass(frozen=True)
@@ -262,5 +262,5 @@ class Report:
             )
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise FormatError(
-                "this is no report of dsprep bench", where=where, fix="write one with --json"
+                "this is not a report of dsprep bench", where=where, fix="write one with --json"
             ) from error

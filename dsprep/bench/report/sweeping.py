@@ -47,16 +47,16 @@ def parse(text: str) -> tuple[str, tuple[str, ...]]:
     Raises
     ------
     UsageError
-        If it is no sweep, the parameter or a value is unknown, or there are more than `MOST`.
+        If it is not a sweep, the parameter or a value is unknown, or there are more than `MOST`.
     """
     parameter, equals, told = text.partition("=")
     parameter, told = parameter.strip().removeprefix("--"), told.strip()
     known = (*SIZES, *COUNTS, *WORDS)
     if parameter not in known:
         expected = f"{EXPECTED}; PARAMETER is one of {', '.join(known)}"
-        raise UsageError(f"{text!r} is no sweep", expected=expected)
+        raise UsageError(f"{text!r} is not a sweep", expected=expected)
     if not equals or not told:
-        raise UsageError(f"{text!r} is no sweep", expected=EXPECTED)
+        raise UsageError(f"{text!r} is not a sweep", expected=EXPECTED)
     listed = tuple(v.strip() for v in told.split(","))
     if parameter in WORDS:
         return parameter, _words(parameter, listed)
@@ -80,7 +80,7 @@ def _words(parameter: str, listed: Sequence[str]) -> tuple[str, ...]:
     for value in listed:
         if value not in known:
             expected = f"some of {','.join(known)}"
-            raise UsageError(f"{value!r} is no value of --{parameter}", expected=expected)
+            raise UsageError(f"{value!r} is not a value of --{parameter}", expected=expected)
         if listed.count(value) > 1:
             raise UsageError(f"--sweep has the value {value} twice")
     return tuple(value for value in known if value in listed)
@@ -96,7 +96,7 @@ def _range(parameter: str, told: str) -> tuple[str, ...]:
     if star:
         factor = int(by) if _is_count(by.strip()) else 0
     if factor < 2 or at > stop:
-        raise UsageError(f"{told!r} is no range", expected="FIRST..LAST or FIRST..LAST*FACTOR")
+        raise UsageError(f"{told!r} is not a range", expected="FIRST..LAST or FIRST..LAST*FACTOR")
     values = []
     while at < stop:
         values.append(str(at) if plain else _word(at))
@@ -128,7 +128,7 @@ def amount(parameter: str, value: str) -> int:
     if parameter in SIZES and not (parameter == "buffer-size" and _is_count(text)):
         return parse_nbytes(text)
     if not _is_count(text) or int(text) < 1:
-        raise UsageError(f"{value!r} is no value of --{parameter}", expected="a count from 1 on")
+        raise UsageError(f"{value!r} is not a value of --{parameter}", expected="a count from 1 on")
     return int(text)
 
 

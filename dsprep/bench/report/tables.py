@@ -251,7 +251,7 @@ def csv_text(report: Report) -> str:
     """Return the rows as CSV: a line for each strategy, or each strategy and point of the sweep.
 
     The columns of `HEADER` come first, then the evidence of cold runs, then every measure that some
-    row has, in full precision, headed by name and unit, with its least and most behind it.
+    row has, in full precision, headed by name and unit, with its least and most after it.
     """
     taken = {name for row in report.all_rows for name in row.measures}
     names = [name for name in MEASURES if name in taken]

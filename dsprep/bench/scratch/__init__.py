@@ -1,8 +1,8 @@
 """The dataset in the forms that strategies need: in place where it has one, else written once.
 
-`plan` decides, looking at files only; `prepare` writes. Each form lies in a directory of its own,
+`plan` decides, looking at files only; `prepare` writes. Each form is in a directory of its own,
 which gets its name when all in it is on the disk: what was interrupted is never taken for whole.
-The name tells what it was made from and how, so that it is used again until that changes.
+The name states what it was made from and how, so that it is used again until that changes.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Prepared:
     Attributes
     ----------
     path
-        It; of a dataset whose sidecar lies in the scratch folder, that sidecar.
+        It; of a dataset whose sidecar is in the scratch folder, that sidecar.
     nbytes
         Bytes on disk.
     in_place
         Whether these are the user's own data.
     data
-        The dataset, where `path` is a sidecar that does not lie beside it.
+        The dataset, where `path` is a sidecar that is not beside it.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""The folder for what a benchmark writes: where it lies, who uses it, what is on the disk."""
+"""The folder for what a benchmark writes: where it is, who uses it, what is on the disk."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder_for(data: Sequence[str | Path], dataset: Path, folder: Path | None) -
         return beside / f".dsprep-bench-{secrets.token_hex(4)}", True
     folder = folder.absolute()
     if folder.exists() and not folder.is_dir():
-        raise UsageError("this is no folder", where=folder, fix="name another with --scratch")
+        raise UsageError("this is not a folder", where=folder, fix="name another with --scratch")
     if not os.access(existing(folder), os.W_OK | os.X_OK):
         raise UsageError(
             "the folder cannot be written to", where=folder, fix="name another with --scratch"
@@ -61,7 +61,7 @@ def existing(path: Path) -> Path:
 
 
 def check_free(folder: Path, needed: int) -> None:
-    """Raise `TargetError` if there are fewer than `needed` bytes free where `folder` lies."""
+    """Raise `TargetError` if there are fewer than `needed` bytes free where `folder` is."""
     free = free_nbytes(folder)
     if needed > free:
         raise TargetError(

@@ -1,6 +1,6 @@
-"""Whether a dataset already has the form that a strategy needs, so that it is read where it lies.
+"""Whether a dataset already has the form that a strategy needs, so that it is read in place.
 
-Then the benchmark tells about the user's own files, and nothing is written.
+Then the benchmark is about the user's own files, and nothing is written.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _plain_zarr(file: Path, source: Source) -> bool:
 
 
 def _fits(array: Any, field: Field, source: Source) -> bool:
-    """Whether an array holds the samples of a field, one behind the other."""
+    """Whether an array holds the samples of a field, one after another."""
     if field.ragged or field.kind != "array":
         return False
     return bool(array.shape == (len(source), *field.inner) and array.dtype == field.dtype)

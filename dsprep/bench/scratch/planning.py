@@ -261,7 +261,7 @@ class _Deciding:
                     list(self.facts.data), self.facts.reading, out=item.path, write=False
                 )
             except UnsupportedError as error:
-                self.notes.append(f"the data have no places, so a copy is read: {error}")
+                self.notes.append(f"the data cannot be located, so a copy is read: {error}")
             else:
                 if not self._partly(made.content):
                     self.items["source"] = self._item(
@@ -270,14 +270,14 @@ class _Deciding:
                     return
         self.same["source"] = self.format.name
         if self.format.name not in self.items:
-            self._format(self.format.name, anew=True)
+            self._format(self.format.name, again=True)
 
     def _partly(self, content: Content) -> bool:
-        """Tell whether fields have no places, so that a sidecar is not enough; remark it."""
+        """Tell whether fields cannot be located, so that a sidecar is not enough; remark it."""
         names = {str(n) for layout in content.layouts for n in layout.get("unlocated", ())}
         if names:
             told = ", ".join(sorted(names)[:3])
-            self.notes.append(f"not every field has places, so a copy is read: not {told}")
+            self.notes.append(f"not every field can be located, so a copy is read: not {told}")
         return bool(names)
 
     def _groups(self) -> None:
@@ -312,8 +312,8 @@ class _Deciding:
         )
         return planned.parts[0].layout.nbytes
 
-    def _format(self, name: str, anew: bool = False) -> None:
-        here = self.whole and not anew
+    def _format(self, name: str, again: bool = False) -> None:
+        here = self.whole and not again
         if here and in_place.has_form(name, self.source, self.facts.files, self.format):
             self.here.append(name)
             return

@@ -12,7 +12,7 @@ from dsprep.reader.loader import Reader
 
 
 def buffer_size(task: Task) -> str | None:
-    """Return what a Reader is told about the bytes to read at a time."""
+    """Return what a Reader gets as the bytes to read at a time."""
     return None if task.buffer_nbytes is None else f"{task.buffer_nbytes}B"
 
 

@@ -24,7 +24,7 @@ from dsprep.errors import UnsupportedError
 from dsprep.formats.base import Source
 
 PAGE = 8 << 20
-"""Bytes of a page, FFCV's own default; a sample lies on one page."""
+"""Bytes of a page, FFCV's own default; a sample is on one page."""
 
 LARGEST = 1 << 31
 """Bytes of the largest page that FFCV can write."""

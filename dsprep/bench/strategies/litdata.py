@@ -1,7 +1,7 @@
 """litdata: its own chunks, read in place by worker processes.
 
 Chunks of 64 MB, ``shuffle=True`` (chunks, and samples within them), workers that stay from epoch
-to epoch; the rest is as by default. On a local path litdata maps the chunks where they lie and
+to epoch; the rest is as by default. On a local path litdata maps the chunks in place and
 copies none to a cache. It can repeat no sample and drops none, since ``drop_last`` is False for
 one process. It shares out samples only inside ``torch.distributed``: one process is measured.
 """

@@ -175,5 +175,5 @@ class LmdbCursor(Records):
 
 
 def _walk(cursor: Any, count: int) -> bool:
-    """Step over `count` records; return whether there is one behind."""
+    """Step over `count` records; return whether there is one left."""
     return all(cursor.next() for _ in range(count))

@@ -19,7 +19,7 @@ from dsprep.sidecar.sidecar import Sidecar
 
 
 class Mapped(Strategy):
-    """As with `numpy.memmap`, in a file whose sidecar tells where every sample is."""
+    """As with `numpy.memmap`, in a file whose sidecar gives the extent of every sample."""
 
     _sidecar: Sidecar | None = None
 
@@ -29,7 +29,7 @@ class Mapped(Strategy):
         self._views: list[Bytes] = []  # emptied in place, so that no view outlives its mapping
 
     def open(self) -> None:
-        """Map the files, and see that the samples lie in them as they are.
+        """Map the files, and see that the samples are stored in them as they are.
 
         Raises
         ------
@@ -49,7 +49,7 @@ class Mapped(Strategy):
                     or (f.ragged and not f.row_nbytes)
                 ):
                     raise UnsupportedError(
-                        f"the bytes of field {f} do not lie in the file as they are", where=path
+                        f"the bytes of field {f} are not stored in the file as they are", where=path
                     )
             with path.open("rb") as opened:
                 self._maps.append(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))

@@ -53,7 +53,7 @@ class TfRecords(TensorFlow):
         self.loader = self._data()
 
     def _feature(self, field: Field) -> Any:
-        """Return how TensorFlow is told to parse a field."""
+        """Return how TensorFlow parses a field."""
         io = self._tf.io
         if self._types[field.name] == BYTES:
             return io.FixedLenFeature([], self._tf.string, "")

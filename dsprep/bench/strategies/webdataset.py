@@ -4,7 +4,7 @@ Each field of a sample is a ``.npy`` file in the tar, decoded by webdataset. Sha
 less, and there are about 16 at least, so that every worker gets some. The order of the shards is
 shuffled, then samples in a buffer of 1000 (fewer where these took more than 256 MiB). Batches are
 made by the workers, as its documentation advises. Every worker ends with a batch of fewer samples:
-these are joined, and cut anew; to unbatch and batch all of them again, which is the advice for
+these are joined, and cut again; to unbatch and batch all of them again, which is the advice for
 better shuffling, would cost more. Without ``resampled``, which repeats and leaves out samples,
 each comes exactly once. Ranks get whole shards, and so not the same number of samples: one process
 is measured.

@@ -91,7 +91,7 @@ def _share(text: str) -> float:
     except ValueError:
         percent = -1.0
     if not 0 <= percent < 1e9:
-        raise UsageError(f"{text!r} is no percentage", expected="--fail-over such as 10%")
+        raise UsageError(f"{text!r} is not a percentage", expected="--fail-over such as 10%")
     return percent / 100
 
 

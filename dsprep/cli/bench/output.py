@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import sys
-import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dsprep.bench.report.tables import Line, Table
 
 WIDTH = 100
-"""Columns of characters where the output is no terminal."""
+"""Columns of characters where the output is not a terminal."""
 STYLES: dict[str, dict[str, Any]] = {
     "": {},
     "bold": {"bold": True},
@@ -206,23 +206,14 @@ def write(path: Path, content: str) -> None:
             file.write(data)
     else:
         target = path.resolve()
-        fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
-        temporary = Path(name)
+        temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}")
         try:
-            with os.fdopen(fd, "wb") as file:
+            with temporary.open("xb") as file:
                 file.write(data)
-                os.fchmod(file.fileno(), _mode(target))
+                if target.exists():
+                    os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             temporary.replace(target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
     remark(f"wrote {path}")
-
-
-def _mode(target: Path) -> int:
-    """Return the permissions that a file has, or a new one would get."""
-    if target.exists():
-        return stat.S_IMODE(target.stat().st_mode)
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask

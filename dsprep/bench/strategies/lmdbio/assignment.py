@@ -64,7 +64,7 @@ class Assignment:
             yield Window(full * block, self.samples, 1)
 
     def span(self, window: Window, root: int) -> tuple[int, int]:
-        """Return the records that a root reads: first, and behind the last."""
+        """Return the records that a root reads: first, and after the last."""
         ranks = self.members(root)
         low, high = (self._edge(window, rank) for rank in (ranks.start, ranks.stop))
         return low, high
