@@ -42,7 +42,7 @@ from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, Values, check_fields, mapped, native
 from dsprep.reader.ledger import EpochStats
 from dsprep.reader.loader import Reader
-from dsprep.reader.memory import HUGE
+from dsprep.reader.memory import in_huge_pages
 
 try:
     import torch
@@ -546,8 +546,7 @@ class Pinned:
             If it cannot be page-locked.
         """
         memory = _PinnedMemory(-1, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
-        if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.advise_huge()
+        in_huge_pages(memory)
         memory.register(self.device)
         return memory
 
@@ -556,13 +555,6 @@ class _PinnedMemory(mmap.mmap):
     """Memory that is unlocked before it is unmapped."""
 
     locked: tuple[torch.device, int, int] | None = None  # device, address, process
-
-    def advise_huge(self) -> None:
-        """Ask for huge pages."""
-        try:
-            self.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without them
-            return
 
     def register(self, device: torch.device) -> None:
         """Lock it. This may be another thread than the program's, with no GPU chosen."""

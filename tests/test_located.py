@@ -76,11 +76,14 @@ def test_every_schema_is_read_in_any_order(format, name, tmp_path):
             slice(20, 4, -3),
             rng.permutation(count),
             rng.integers(0, count, 50),
+            5,
             [5],
+            -1,
             [-1, 0, -count],
             [],
         ):
-            indices = np.arange(count)[chosen if isinstance(chosen, slice) else list(chosen)]
+            wanted = [chosen] if isinstance(chosen, int) else chosen
+            indices = np.arange(count)[wanted if isinstance(wanted, slice) else list(wanted)]
             for verify in (None, "header", "full"):
                 found = opened.read(chosen, verify=verify, arena=Arena())
                 assert_same_batch(found, taken(batch, indices), schema)

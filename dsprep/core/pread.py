@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Array, Bytes, Ints
-from dsprep.core.storage import IOV_MAX, PAUSES
-from dsprep.errors import FormatError
+from dsprep.core.storage import IOV_MAX, PAUSES, ends_early
 
 NEAR = 16 << 10
 """Bytes between two ranges that are read and dropped rather than skipped by a second call."""
@@ -175,13 +174,8 @@ def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
                 continue
             raise OSError(number, f"{os.strerror(number)} at offset {at}", str(where))
         if got == 0 and size:
-            raise FormatError(
-                "the file ends too early",
-                where=f"{where}, offset {start}",
-                expected=f"{int(places[:, 1].sum())} bytes more",
-                found="none",
-                fix="the file is truncated or still being written",
-            )
+            rest = int(places[:, 1].sum())
+            raise ends_early(where, start, at - start + rest, at - start)
         at, pauses = at + got, iter(PAUSES)
         if got == size:
             places = places[len(part) :]

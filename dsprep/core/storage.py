@@ -54,7 +54,7 @@ def pread_into(fd: int, out: Array, offset: int, where: object) -> None:
     view = as_bytes(out)
     done = preadv_most(fd, view, offset)
     if done < len(view):
-        raise _ends_early(where, offset, len(view), done)
+        raise ends_early(where, offset, len(view), done)
 
 
 def pread_exact(fd: int, nbytes: int, offset: int, where: object) -> bytes:
@@ -67,7 +67,7 @@ def pread_exact(fd: int, nbytes: int, offset: int, where: object) -> bytes:
     """
     data = pread_most(fd, nbytes, offset)
     if len(data) < nbytes:
-        raise _ends_early(where, offset, nbytes, len(data))
+        raise ends_early(where, offset, nbytes, len(data))
     return data
 
 
@@ -141,7 +141,8 @@ def _named(error: OSError, fd: int, offset: int | None = None) -> OSError:
     return OSError(error.errno, f"{error.strerror}{at}", path)
 
 
-def _ends_early(where: object, offset: int, expected: int, found: int) -> FormatError:
+def ends_early(where: object, offset: int, expected: int, found: int) -> FormatError:
+    """Return the error for a file that has fewer bytes from ``offset`` on than expected."""
     return FormatError(
         "the file ends too early",
         where=f"{where}, offset {offset}",

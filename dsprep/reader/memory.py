@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -33,14 +34,17 @@ class Stopped(Exception):
     """The reader is being closed."""
 
 
+def in_huge_pages(memory: mmap.mmap) -> None:
+    """Ask for huge pages, where the kernel has some."""
+    if len(memory) >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+
+
 def anonymous(nbytes: int) -> mmap.mmap:
     """Return private memory, in huge pages where the kernel has some."""
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without huge pages
-            return memory
+    in_huge_pages(memory)
     return memory
 
 

@@ -449,21 +449,11 @@ def dump(content: Content) -> str:
     lines = []
     for key, value in content.to_json().items():
         if isinstance(value, list) and len(value) > 1:
-            inner = ",\n  ".join(map(_compact, value))
-            lines.append(f"{_compact(key)}: [\n  {inner}\n ]")
+            inner = ",\n  ".join(map(_text, value))
+            lines.append(f"{_text(key)}: [\n  {inner}\n ]")
         else:
-            lines.append(f"{_compact(key)}: {_compact(value)}")
+            lines.append(f"{_text(key)}: {_text(value)}")
     return "{\n " + ",\n ".join(lines) + "\n}\n"
-
-
-def _compact(value: Any) -> str:
-    """Return JSON in one line; names that are no Unicode are escaped, as is all else then."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = json.dumps(value, default=str)
-    return text
 
 
 def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) -> None:
@@ -491,12 +481,17 @@ def _replace(path: Path, content: bytes, durable: bool, within: Path | None = No
 
 
 def dump_json(content: Any) -> str:
-    """Return `content` as JSON to read; names that are no Unicode are escaped, as are all then."""
-    text = json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
+    """Return `content` as JSON to read."""
+    return _text(content, 1) + "\n"
+
+
+def _text(value: Any, indent: int | None = None) -> str:
+    """Return JSON; names that are not Unicode are escaped, and then everything else too."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
     try:
         text.encode()
     except UnicodeEncodeError:
-        text = json.dumps(content, indent=1, default=str) + "\n"
+        text = json.dumps(value, indent=indent, default=str)
     return text
 
 

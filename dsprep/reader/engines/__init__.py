@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Protocol
 
 from dsprep.core.schema import Ints
@@ -87,16 +88,7 @@ def make(name: str) -> Engine:
     UsageError
         If there is none of that name.
     """
-    if name == "buffered":
-        from dsprep.reader.engines.buffered import Buffered
-
-        return Buffered()
-    if name == "direct":
-        from dsprep.reader.engines.direct import Direct
-
-        return Direct()
-    if name == "mapped":
-        from dsprep.reader.engines.mapped import Mapped
-
-        return Mapped()
-    raise UsageError(f"engine is {name!r}", expected="one of " + ", ".join(NAMES))
+    if name not in NAMES:
+        raise UsageError(f"engine is {name!r}", expected="one of " + ", ".join(NAMES))
+    engine: Engine = getattr(import_module(f"{__name__}.{name}"), name.capitalize())()
+    return engine

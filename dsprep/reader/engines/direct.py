@@ -19,8 +19,7 @@ import numpy as np
 
 from dsprep.core.pread import fill
 from dsprep.core.schema import Bytes, Ints
-from dsprep.core.storage import as_bytes, let_go, pread_into, preadv_once
-from dsprep.errors import FormatError
+from dsprep.core.storage import as_bytes, ends_early, let_go, pread_into, preadv_once
 from dsprep.reader.engines import Unavailable, copying
 from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.reading.files import File
@@ -59,13 +58,7 @@ class Direct:
         if not nbytes:
             return 0, 0
         if start + nbytes > file.size():
-            raise FormatError(
-                "the file ends too early",
-                where=f"{file.path}, offset {start}",
-                expected=f"{nbytes} bytes more",
-                found=f"{max(0, file.size() - start)}",
-                fix="the file is truncated or still being written",
-            )
+            raise ends_early(file.path, start, nbytes, max(0, file.size() - start))
         opened = self._opened(file)
         block = opened.block
         if start % block == 0 and not (places % block).any():

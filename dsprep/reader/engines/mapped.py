@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dsprep.core.schema import Bytes, Ints
-from dsprep.errors import FormatError
+from dsprep.core.storage import ends_early
 from dsprep.reader.engines import Unavailable, copying
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
@@ -95,10 +95,4 @@ def _check_size(file: File, stop: int) -> None:
     """Raise `FormatError` if a file has less than `stop` bytes by now."""
     size = file.size()
     if size < stop:
-        raise FormatError(
-            "the file ends too early",
-            where=file.path,
-            expected=f"{stop} bytes",
-            found=f"{size}",
-            fix="the file is truncated or still being written",
-        )
+        raise ends_early(file.path, 0, stop, size)

@@ -25,7 +25,7 @@ import numpy as np
 
 from dsprep.core.packing import digest
 from dsprep.core.schema import Array
-from dsprep.reader.memory import HUGE
+from dsprep.reader.memory import in_huge_pages
 
 VERSION = 2
 
@@ -107,9 +107,7 @@ def receive(
 def map_shared(fd: int, nbytes: int) -> mmap.mmap:
     """Return a file in memory, mapped in huge pages where the kernel has some for it."""
     memory = mmap.mmap(fd, nbytes, mmap.MAP_SHARED)
-    if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    in_huge_pages(memory)
     return memory
 
 
