@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dsprep.core.schema import Array, Batch, Column, DType, Field, Ragged, is_extension
+from dsprep.core.schema import Array, Batch, Column, DType, Field, Ragged, Schema, is_extension
 from dsprep.errors import UsageError
 from dsprep.reader.adapters import check_fields, native
 from dsprep.reader.loader import Reader
@@ -88,21 +88,14 @@ def dataset(
     size = None if reader.remainder == "ragged" else batch_size
     if step and not 0 < step <= steps:
         raise UsageError(f"step is {step}", expected=f"at most {steps}, the steps of an epoch")
-    if (transform is None) != (output_signature is None):
-        raise UsageError(
-            "transform and output_signature belong together",
-            fix="give both: TensorFlow has to know in advance what the transform returns",
-        )
-    if transform is None:
-        check_fields(schema, takes, "TensorFlow")
-        output_signature = {f.name: _signature(f, size) for f in schema}
+    signature = _signatures(schema, size, transform, output_signature)
 
     def batches() -> Iterator[Any]:
         for batch in readers.loop():
             yield batch if transform is not None else _plain(batch)
             del batch
 
-    data = tf.data.Dataset.from_generator(batches, output_signature=output_signature)
+    data = tf.data.Dataset.from_generator(batches, output_signature=signature)
     if transform is None and schema.ragged:
         data = data.map(lambda batch: {f.name: _joined(f, batch[f.name]) for f in schema})
     if not step:
@@ -175,6 +168,19 @@ def takes(dtype: DType) -> bool:
 def _text(f: Field) -> bool:
     """Whether a field becomes ``tf.string``."""
     return f.kind != "array" or (f.dtype.kind in "SU" and not is_extension(f.dtype))
+
+
+def _signatures(schema: Schema, size: int | None, transform: Any, given: Any) -> Any:
+    """Return the kinds of tensors of a batch: those `given` with a transform, or by the fields."""
+    if (transform is None) != (given is None):
+        raise UsageError(
+            "transform and output_signature belong together",
+            fix="give both: TensorFlow has to know in advance what the transform returns",
+        )
+    if transform is not None:
+        return given
+    check_fields(schema, takes, "TensorFlow")
+    return {f.name: _signature(f, size) for f in schema}
 
 
 def _signature(f: Field, size: int | None) -> Any:

@@ -148,6 +148,8 @@ class Reader:
         If the sidecar is not that of the data, or damaged.
     """
 
+    _node: Client | Service | None
+
     def __init__(
         self,
         path: str | Path,
@@ -185,7 +187,6 @@ class Reader:
         self.place: Place = detect(rank, world_size)
         self.batch_size, self.seed, self.shuffle = int(batch_size), int(seed), shuffle
         self._sidecar = Sidecar.open(path, data, follow_external=follow_external)
-        self._pid = os.getpid()
         names = tuple(fields) or self._sidecar.schema.names
         self.schema: Schema = Schema(tuple(self._sidecar.schema[n] for n in names))
         mixed = None if buffers_mixed is None else int(buffers_mixed)
@@ -195,32 +196,39 @@ class Reader:
         self._check_steps()
         self._check_order()
         self._choice = self._chosen()
-        self._settings = Settings(
-            engine=self._engine(),
-            threads=self._choice.threads,
-            buffers=buffers,
-            unit_samples=int(np.diff(edges).max(initial=1)) * mixed,
-            transfer=transfer_size,
-            allocate=allocate,
-            token=self._staggered(comm),
-        )
+        self._settings = self._reading(self._engine(), comm)
         self.verified: Mapping[str, str | None] = self._check_sums() if verify else {}
-        self._ledger = Ledger()
-        self._part = (0, 1)
-        self.epoch = 0
+        self._part, self.epoch = (0, 1), 0
         self._stages: tuple[Stage, ...] = ()
         self._steps = self._done = 0  # of the last stage by all parts of this rank; since, by this
-        self._running: Steps | None = None
-        self._looping: range | None = None  # what the loop that is under way adds to `_done`
-        self._closing: weakref.finalize[Any, Any] | None = None
-        self._pools: Pools | None = None
-        self._lock = threading.Lock()
         self._is_closed = False
-        self._node: Client | Service | None = None
+        self._begin_process()
         if readers_per_node is not None:
             self._node = join(self.place, readers_per_node, node_key, self._task())
             if self._node is not None:  # also where nobody closes this
                 weakref.finalize(self, self._node.close)
+
+    def _begin_process(self) -> None:
+        """Have nothing under way: at first, and in a forked child."""
+        self._pid, self._lock, self._ledger = os.getpid(), threading.Lock(), Ledger()
+        self._running: Steps | None = None
+        self._looping: range | None = None  # what the loop that is under way adds to `_done`
+        self._closing: weakref.finalize[Any, Any] | None = None
+        self._pools: Pools | None = None
+        self._node = None
+
+    def _reading(self, engine: Engine, comm: Any) -> Settings:
+        """Return how a pipeline works."""
+        options, order = self._options, self._order
+        return Settings(
+            engine=engine,
+            threads=self._choice.threads,
+            buffers=options.buffers,
+            unit_samples=int(np.diff(order.edges).max(initial=1)) * order.mixed,
+            transfer=options.transfer_size,
+            allocate=options.allocate,
+            token=self._staggered(comm),
+        )
 
     def _staggered(self, comm: Any) -> Stagger | type[nullcontext[Any]]:
         """Return what is held while reading."""
@@ -458,10 +466,8 @@ class Reader:
         options = self._options
         follow = options.follow_external
         self._sidecar = Sidecar.open(options.path, options.data, follow_external=follow)
-        self._pid, self._running, self._pools = os.getpid(), None, None
-        self._looping = self._closing = None
-        self._ledger, self._lock, self._node = Ledger(), threading.Lock(), None
-        self._settings = replace(self._settings, engine=self._engine(), token=self._staggered(None))
+        self._begin_process()
+        self._settings = self._reading(self._engine(), None)
 
     def _transformed(self, batches: Iterator[tuple[Leg, int, Batch]]) -> Iterator[Any]:
         """Apply the transform in threads, in order, a few batches ahead."""
