@@ -1,7 +1,12 @@
-"""HDF5 files that are damaged, hostile or unfit: always one clear error of our own."""
+"""HDF5 files that are damaged, hostile or unfit: always one clear error of our own.
+
+The library holds Python's lock while it hangs in a damaged heap of variable-length values, so such
+files are read in processes of their own.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zlib
@@ -17,6 +22,7 @@ from dsprep.core.schema import FieldSpec
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.formats.hdf5 import Hdf5
+from dsprep.formats.hdf5.sequences import Heaps
 from dsprep.formats.hdf5.source import Hdf5Source
 
 HDF5 = Hdf5()
@@ -151,7 +157,7 @@ from dsprep.errors import DsprepError
 from test_hdf5_damage import read_whole
 path, seed = Path(sys.argv[1]), int(sys.argv[2])
 data, rng = path.read_bytes(), random.Random(seed)
-for _ in range(80):
+for _ in range(40):
     broken = bytearray(data)
     for _ in range(rng.choice((1, 1, 4))):
         broken[rng.randrange(min(len(broken), 9000))] = rng.randrange(256)
@@ -213,3 +219,331 @@ def test_a_chunk_without_filters_has_the_size_of_a_chunk(tmp_path: Path) -> None
         assert (source.read(0, 10)["x"] == 1).all()
         with pytest.raises(FormatError, match=r"chunk at \(10, 0\).*800 bytes, found 225"):
             source.read(8, 12)
+
+
+# --- values of variable length, and their heap ------------------------------------------------
+
+READ = """
+import faulthandler, pathlib, sys
+faulthandler.dump_traceback_later({seconds}, exit=True)
+from dsprep.errors import DsprepError
+from dsprep.formats.base import OpenOptions
+from dsprep.formats.hdf5 import Hdf5
+path = pathlib.Path(sys.argv[1])
+
+def outcome():
+    try:
+        with Hdf5().open(path, OpenOptions(), None) as source:
+            source.read(0, len(source))
+            return "; ".join(source.notes)
+    except DsprepError as error:
+        return str(error)
+"""
+
+
+def run(code: str, path: Path, seconds: int) -> str:
+    """Run `READ` and `code` on `path`; a hang or a crash fails the test."""
+    script = READ.format(seconds=seconds) + code
+    command = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds + 20, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def texts(count: int) -> list[str]:
+    return ["é☃" * (i % 4) + str(i) * (i % 7) for i in range(count)]
+
+
+def write_texts(path: Path, count: int, **how: object) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("s", data=texts(count), dtype=h5py.string_dtype(), **how)
+
+
+def damage(path: Path, at: int, value: bytes) -> None:
+    data = bytearray(path.read_bytes())
+    data[at : at + len(value)] = value
+    path.write_bytes(data)
+
+
+def last_object(path: Path, number: int) -> int:
+    """Return the offset of object `number` in the first collection."""
+    data = path.read_bytes()
+    at = data.index(b"GCOL") + 16
+    while int.from_bytes(data[at : at + 2], "little") != number:
+        at += 16 + (int.from_bytes(data[at + 8 : at + 16], "little") + 7) // 8 * 8
+    return at
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"chunks": (64,)},
+        {"chunks": (64,), "compression": "gzip", "shuffle": True},
+        {"chunks": (64,), "compression": "lzf"},
+    ],
+    ids=["contiguous", "chunks", "gzip", "lzf"],
+)
+def test_a_free_space_without_a_size(tmp_path: Path, how: dict[str, object]) -> None:
+    path = tmp_path / "a"
+    write_texts(path, 200, **how)
+    with opened(path) as source:
+        column = source.read(3, 190)["s"]
+    joined = "".join(texts(200)[3:190]).encode()
+    assert column.values.tobytes() == joined  # type: ignore[union-attr]
+    at = last_object(path, 42)
+    damage(path, at, b"\0" * 16)
+    text = run("print(outcome())", path, 20)
+    assert "the heap of variable-length values is damaged" in text
+    assert f"field s, offset {at}" in text
+
+
+def test_one_byte_in_a_file_of_many_fields(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros((50, 4, 5), "f4")
+        ragged = file.create_dataset("v", (50,), dtype=h5py.vlen_dtype("f4"))
+        string = file.create_dataset("s", (50,), dtype=h5py.string_dtype())
+        for i in range(50):
+            ragged[i] = np.arange(i % 6, dtype="f4")
+            string[i] = "é☃" * (i % 4)
+    with opened(path) as source:
+        batch = source.read(0, 50)
+    assert batch["v"].lengths.tolist() == [i % 6 for i in range(50)]  # type: ignore[union-attr]
+    damage(path, last_object(path, 42), b"\0")
+    assert "is damaged" in run("print(outcome())", path, 20)
+
+
+def test_every_byte_of_a_heap(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("s", data=texts(7), dtype=h5py.string_dtype())
+        file["x"] = np.zeros(7)
+        file["x"].attrs["unit"] = "µm"
+    code = """
+import h5py
+sound = path.read_bytes()
+heap, end = sound.index(b"GCOL"), sound.index(b"GCOL") + 330
+with h5py.File(path) as f:
+    rows = f["s"].id.get_offset()
+counts = [0, 0]
+for at in [*range(heap, end), *range(rows, rows + 7 * 16)]:
+    for value in (255 * (at % 2),):
+        data = bytearray(sound)
+        data[at] = value
+        path.write_bytes(data)
+        counts["is damaged" in outcome()] += 1
+print(*counts)
+"""
+    fine, refused = map(int, run(code, path, 40).split())
+    assert fine > 50
+    assert refused > 25
+
+
+def test_an_attribute_whose_heap_is_damaged_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros(7)
+        file["x"].attrs["unit"] = "µm"
+        file["x"].attrs["scale"] = 3
+    with opened(path) as source:
+        assert source.schema["x"].attrs == {"unit": "µm", "scale": 3}
+    damage(path, path.read_bytes().index(b"GCOL") + 16, b"\0" * 16)
+    assert "left out attributes of x: unit" in run("print(outcome())", path, 20)
+
+
+def test_values_longer_than_their_objects(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_texts(path, 9)
+    with h5py.File(path) as file:
+        rows = file["s"].id.get_offset()
+    damage(path, rows + 3 * 16, b"\1")
+    with opened(path) as source, pytest.raises(FormatError, match=r"expected object .* of 1 bytes"):
+        source.read(0, 9)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_scalars_and_what_was_never_written(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w", userblock_size=1024) as file:
+        file.create_dataset("s", shape, dtype=h5py.string_dtype())
+        file.create_dataset("t", shape, dtype=h5py.string_dtype())[...] = "long " * 2000
+    axis = "first" if shape else "none"
+    for name, text in (("s", ""), ("t", "long " * 2000)):
+        with opened(path, name, axis=axis) as source:
+            column = source.read(0, 1)[name]
+            assert column.values.tobytes().decode() == text  # type: ignore[union-attr]
+
+
+def test_values_of_many_sizes_and_rows_rewritten(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(0, 300, 3000)
+    lengths[17] = 1 << 18
+    with h5py.File(tmp_path / "a", "w") as file:
+        ragged = file.create_dataset("v", (3000,), h5py.vlen_dtype("<i2"), maxshape=(None,))
+        for i in rng.permutation(3000):
+            ragged[i] = np.arange(lengths[i])
+        for i in range(0, 3000, 7):
+            lengths[i] = i % 40
+            ragged[i] = np.arange(lengths[i])
+    with h5py.File(tmp_path / "a") as file, opened(tmp_path / "a") as source:
+        expected = np.concatenate(list(file["v"][1:2999]))
+        column = source.read(1, 2999)["v"]
+    assert column.values.tobytes() == expected.tobytes()  # type: ignore[union-attr]
+    assert column.lengths.tolist() == lengths[1:2999].tolist()  # type: ignore[union-attr]
+
+
+def test_collections_within_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    head = b"GCOL\1\0\0\0"
+    path.write_bytes((head + (4096).to_bytes(8, "little")) * 999)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        heaps = Heaps(fd, path.stat().st_size, 0, (8, 8), path)
+        rows = np.zeros((900, 16), np.uint8)
+        rows[:, 4:12] = (16 * np.arange(1, 901)).astype("<u8")[:, None].view("u1")
+        with pytest.raises(FormatError, match="is damaged"):
+            heaps.check(rows, 1, path)
+    finally:
+        os.close(fd)
+
+
+def test_missing_chunks_and_other_fill_values(tmp_path: Path) -> None:
+    """What was never written has no items, with any filter, unless the file says otherwise."""
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        for i, filters in enumerate(({}, {"compression": "gzip"}, {"compression": "lzf"})):
+            part = file.create_dataset(
+                f"s{i}", (20,), h5py.string_dtype(), chunks=(4,), maxshape=(None,), **filters
+            )
+            part[5:7] = ["a", "bc"]
+        file.create_dataset("never", (20,), h5py.vlen_dtype("f4"))
+        file.create_dataset("filled", (20,), h5py.string_dtype(), fillvalue="none", chunks=(4,))
+    with opened(path) as source:
+        assert source.schema.names == ("filled", "never", "s0", "s1", "s2")
+    with opened(path, "never", "s0", "s1", "s2") as source:
+        batch = source.read(4, 9)
+        for i in range(3):
+            assert list(batch[f"s{i}"]) == ["", "a", "bc", "", ""]
+        assert batch["never"].lengths.tolist() == [0] * 5  # type: ignore[union-attr]
+    with opened(path, "filled") as source, pytest.raises(FormatError, match="fill value"):
+        source.read(0, 1)
+
+
+def test_items_of_types_that_numpy_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    kind = h5py.h5t.STD_I32BE.copy()
+    kind.set_precision(24)
+    sequence = h5py.h5t.vlen_create(kind)
+    with h5py.File(path, "w") as file:
+        space = h5py.h5s.create_simple((4,))
+        h5py.h5d.create(file.id, b"v", sequence, space)
+        for i in range(4):
+            file["v"][i] = np.arange(-i, i, dtype="i4") * 70000
+    with opened(path) as source:
+        column = source[:]["v"]
+        assert column.values.dtype == source.schema["v"].dtype  # type: ignore[union-attr]
+        assert [c.tolist() for c in column] == [[70000 * k for k in range(-i, i)] for i in range(4)]
+
+
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+@pytest.mark.parametrize("count", [2, 40])
+def test_attributes_that_lie_in_a_heap(tmp_path: Path, version: str, count: int) -> None:
+    """All are found in the object's header or its own heap, and a damaged one is left out."""
+    path = tmp_path / "a"
+    with h5py.File(path, "w", libver=version, userblock_size=512) as file:
+        file["x"] = np.zeros(7)
+        for i in range(count):
+            file["x"].attrs[f"é{i}"] = f"text {i}" * (i % 3)
+            file["x"].attrs[f"list{i}"] = ["a", "b" * i]
+            file["x"].attrs[f"number{i}"] = i
+    with opened(path) as source, h5py.File(path) as file:
+        found = source.schema["x"].attrs
+        assert not source.notes
+        assert set(found) == set(file["x"].attrs)
+        assert all(np.array_equal(v, file["x"].attrs[k]) for k, v in found.items())  # type: ignore[arg-type]
+    data = bytearray(path.read_bytes())
+    at = data.index(b"text 1")
+    assert data[at - 8] == 6
+    data[at - 8] = 7  # the bytes of the object, where its descriptor says 6
+    path.write_bytes(data)
+    text = run("print(outcome())", path, 20)
+    assert "left out attributes of x: é1" in text
+
+
+def test_types_of_no_known_kind(tmp_path: Path) -> None:
+    """The library crashes on a type of variable length that is neither a string nor a sequence."""
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros(7)
+        file["x"].attrs["unit"] = "m"
+        file.create_dataset("s", data=["a", "b"], dtype=h5py.string_dtype())
+    data = path.read_bytes()
+    places = [i for i in range(len(data) - 12) if data[i : i + 2] == b"\x19\x01"]
+    assert len(places) >= 2
+    code = f"""
+data = path.read_bytes()
+for at in {places}:
+    path.write_bytes(data[: at + 1] + bytes([255]) + data[at + 2 :])
+    print(outcome())
+"""
+    assert len(run(code, path, 20).splitlines()) == len(places)
+
+
+def test_groups_whose_table_is_damaged(tmp_path: Path) -> None:
+    """The library crashes where it sorts the links of a large group and meets a wrong checksum."""
+    path = tmp_path / "a"
+    for tracked in (False, True):
+        with h5py.File(path, "w", libver="latest", track_order=tracked) as file:
+            names = [f"field{i}" for i in range(30)]
+            for name in reversed(names):
+                file[name] = np.arange(4)
+                file.attrs[name] = 1
+        with opened(path) as source, h5py.File(path) as file:
+            assert list(source.schema.names) == list(file)
+        data = bytearray(path.read_bytes())
+        places = [at for at in range(len(data)) if data[at : at + 4] in (b"FHDB", b"BTLF")]
+        code = f"""
+data = path.read_bytes()
+for at in {places}:
+    path.write_bytes(data[: at + 30] + bytes([data[at + 30] ^ 1]) + data[at + 31 :])
+    print(outcome())
+"""
+        assert "checksum" in run(code, path, 20)
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros(7)
+        file[b"\xff\xfe"] = np.zeros(7)
+        h5py.h5a.create(
+            file["x"].id, b"\xe9", h5py.h5t.NATIVE_INT32, h5py.h5s.create(h5py.h5s.SCALAR)
+        )
+    with opened(path) as source:
+        assert source.schema.names == ("x",)
+        assert any("\\xff\\xfe: its name is not UTF-8" in note for note in source.notes)
+        assert any("left out attributes of x: \\xe9" in note for note in source.notes)
+
+
+@pytest.mark.parametrize("kind", ["virtual", "compact"])
+def test_storage_that_only_the_library_knows(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros(7)
+        text = h5py.string_dtype()
+        if kind == "virtual":
+            file.create_dataset("t", (7,), text)
+            layout = h5py.VirtualLayout((7,), text)
+            layout[:] = h5py.VirtualSource(".", "t", (7,))
+            file.create_virtual_dataset("s", layout)
+        else:
+            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plist.set_layout(h5py.h5d.COMPACT)
+            space = h5py.h5s.create_simple((7,))
+            h5py.h5d.create(file.id, b"s", h5py.h5t.py_create(text, logical=True), space, plist)
+    with opened(path) as source:
+        assert "s" not in source.schema.names
+        assert any(n.startswith(f"left out s: it is {kind}") for n in source.notes)

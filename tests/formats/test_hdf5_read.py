@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import h5py
 import hdf5plugin
@@ -12,11 +16,13 @@ import numpy as np
 import pytest
 from support import NESTED, random_array, raw
 
+import dsprep
 from dsprep.core.schema import Arena, FieldSpec
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.hdf5 import Hdf5
 from dsprep.formats.hdf5.source import Hdf5Source
+from dsprep.reading import columns
 
 HDF5 = Hdf5()
 X = random_array(np.dtype("<f4"), (20, 6, 4))
@@ -27,6 +33,10 @@ def opened(path: Path, *fields: str, axis: str = "auto") -> Hdf5Source:
     source = HDF5.open(path, OpenOptions(fields=specs, sample_axis=axis), None)  # type: ignore[arg-type]
     assert isinstance(source, Hdf5Source)
     return source
+
+
+def named(name: str) -> OpenOptions:
+    return OpenOptions(fields=(FieldSpec.parse(name),))
 
 
 LAYOUTS = {
@@ -319,3 +329,313 @@ def test_the_reason_is_named_where_nothing_can_be_a_field(tmp_path: Path) -> Non
         file["link"] = h5py.SoftLink("/nowhere")
     with pytest.raises(FormatError, match=r"e: it holds no data, link: it is a link to /nowhere"):
         opened(tmp_path / "a")
+
+
+# --- memory and lengths -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_threads_wait_for_the_chunk_that_one_decodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    x = random_array(np.dtype("<f4"), (64, 100))
+    with h5py.File(tmp_path / "a", "w") as file:
+        dataset = file.create_dataset("x", data=x, chunks=(64, 100), compression="gzip")
+        address = dataset.id.get_chunk_info(0).byte_offset
+    if damaged:
+        with (tmp_path / "a").open("r+b") as raw_file:
+            raw_file.seek(address)
+            raw_file.write(b"\xff" * 16)
+    decoded: list[int] = []
+    decode = columns.filters.decode
+
+    def slow(*args: Any) -> Any:
+        decoded.append(1)
+        time.sleep(0.1)
+        return decode(*args)
+
+    monkeypatch.setattr(columns.filters, "decode", slow)
+    found: dict[int, object] = {}
+    with opened(tmp_path / "a") as source:
+        _ = source.resident_nbytes()  # the chunks are located
+
+        def work(k: int) -> None:
+            try:
+                found[k] = raw(source.read(8 * k, 8 * k + 8)["x"])
+            except FormatError as error:
+                found[k] = error
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(10)
+        assert not any(t.is_alive() for t in threads)
+    assert len(found) == 8
+    if damaged:
+        assert all(isinstance(f, FormatError) for f in found.values())
+    else:
+        assert decoded == [1]
+        assert all(found[k] == raw(x[8 * k : 8 * k + 8]) for k in range(8))
+
+
+def test_resident_bytes(tmp_path: Path) -> None:
+    x = random_array(np.dtype("<f4"), (20, 6))
+    with h5py.File(tmp_path / "a", "w") as file:
+        file["plain"] = x
+        file.create_dataset("chunks", data=x, chunks=(5, 6))
+        file.create_dataset("gzip", data=x, chunks=(5, 6), compression="gzip", shuffle=True)
+        file.create_dataset("lzf", data=x, chunks=(4, 3), compression="lzf")
+        file.create_dataset("values", data=np.arange(30), chunks=(10,), compression="gzip")
+        index = np.zeros(20, [("first", "<i8"), ("count", "<i8")])
+        file.create_dataset("index", data=index, chunks=(20,), compression="gzip")
+    for fields, expected in (
+        (("plain",), 0),
+        (("chunks",), 0),
+        (("gzip",), 2 * 120),
+        (("lzf",), 2 * 48),
+        (("a=values@index", "b=values@index"), 2 * 80 + 2 * 320),
+    ):
+        with opened(tmp_path / "a", *fields) as source:
+            assert source.resident_nbytes() == expected, fields
+
+
+def _sequences(path: Path, libver: Any, address_nbytes: int, options: dict[str, Any]) -> None:
+    """Write strings and numbers of variable length; element 7 of the numbers never."""
+    plist = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    plist.set_sizes(address_nbytes, 8)
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_libver_bounds(*libver)
+    made = h5py.h5f.create(bytes(path), h5py.h5f.ACC_TRUNC, plist, access)
+    with h5py.File(made) as file:
+        texts = ["", "a", "größer", "日本" * 500, *"bcdefghi"]
+        file.create_dataset("t", data=texts, dtype=h5py.string_dtype(), **options)
+        file.create_dataset("s", data=texts[:1] * 12, dtype=h5py.string_dtype("ascii"), **options)
+        numbers = file.create_dataset("n", (12,), h5py.vlen_dtype(np.dtype(">i2")), **options)
+        blobs = file.create_dataset("b", (12,), h5py.vlen_dtype(np.dtype("V1")), **options)
+        for i in range(12):
+            if i != 7:
+                numbers[i] = np.arange(i * i, dtype=">i2")
+            blobs[i] = np.frombuffer(bytes(5 * i + 1), "V1")
+
+
+@pytest.mark.parametrize("address_nbytes", [4, 8])
+@pytest.mark.parametrize("libver", [(0, 1), (2, 2)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"chunks": (5,)},
+        {"chunks": (5,), "maxshape": (None,)},
+        {"chunks": (5,), "compression": "gzip"},
+        {"chunks": (5,), "compression": "gzip", "shuffle": True},
+        {"chunks": (4,), "shuffle": True},
+    ],
+)
+def test_lengths_are_those_that_h5py_reads(
+    tmp_path: Path, options: dict[str, Any], libver: Any, address_nbytes: int
+) -> None:
+    path = tmp_path / "a"
+    _sequences(path, libver, address_nbytes, options)
+    with h5py.File(path) as file:
+        expected = np.array(
+            [
+                [len(file["t"][i]), len(file["s"][i]), 2 * len(file["n"][i]), len(file["b"][i])]
+                for i in range(12)
+            ]
+        ).sum(axis=1)
+    with opened(path) as source:
+        assert set(source.schema.names) == {"t", "s", "n", "b"}
+        for start, stop in ((0, 12), (3, 8), (11, 12), (12, 12)):
+            sizes = source.sizes(start, stop)
+            assert sizes is not None
+            assert sizes.tolist() == expected[start:stop].tolist()
+        batch = source.read(0, 12)
+        assert sum(c.nbytes for c in batch.values()) == expected.sum()
+
+
+def test_lengths_where_the_library_decodes_or_nothing_is_stored(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a", "w") as file:
+        text = h5py.string_dtype()
+        file.create_dataset("t", data=["a", "bc"], dtype=text, chunks=(1,), compression="lzf")
+        file.create_dataset("never", (2,), text)
+    with opened(tmp_path / "a") as source:
+        assert source.sizes(0, 2).tolist() == [1, 2]  # type: ignore[union-attr]
+        assert source[1] == {"t": "bc", "never": ""}
+
+
+# --- values in other files --------------------------------------------------------------------
+
+INTS = np.arange(12, dtype="<i4").reshape(6, 2)
+
+
+def write_elsewhere(kind: str, folder: Path, other: Path) -> Path:
+    """Write a file whose field ``x`` lies in `other`, and return its path."""
+    path = folder / "a.h5"
+    folder.mkdir(exist_ok=True)
+    other.parent.mkdir(exist_ok=True)
+    with h5py.File(path, "w") as file:
+        file["y"] = np.arange(600.0).reshape(6, 100)
+        if kind == "external":
+            other.write_bytes(INTS.tobytes())
+            file.create_dataset(
+                "x", INTS.shape, INTS.dtype, external=[(str(other), 0, INTS.nbytes)]
+            )
+            return path
+        with h5py.File(other, "w") as source:
+            if kind == "chain":  # a virtual dataset of one in external storage
+                raw = folder.parent / "far" / "raw"
+                raw.parent.mkdir(exist_ok=True)
+                raw.write_bytes(INTS.tobytes())
+                source.create_dataset(
+                    "d", INTS.shape, INTS.dtype, external=[(str(raw), 0, INTS.nbytes)]
+                )
+            elif kind == "linked":
+                with h5py.File(folder.parent / "far.h5", "w") as far:
+                    far["d"] = INTS
+                source["d"] = h5py.ExternalLink(str(folder.parent / "far.h5"), "d")
+            else:
+                source["d"] = INTS
+        layout = h5py.VirtualLayout(INTS.shape, INTS.dtype)
+        name = os.path.relpath(other, folder) if kind == "relative" else str(other)
+        layout[:] = h5py.VirtualSource(name, "d", INTS.shape)
+        file.create_virtual_dataset("x", layout)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["external", "virtual", "relative"])
+def test_inside_and_outside(tmp_path: Path, kind: str) -> None:
+    path = write_elsewhere(kind, tmp_path / "in", tmp_path / "in" / "sub" / "other")
+    with dsprep.open(path) as source:
+        assert source.schema.names == ("x", "y")
+        np.testing.assert_array_equal(source[:]["x"], INTS)
+        assert any("values lie in other files" in note for note in source.notes)
+    path = write_elsewhere(kind, tmp_path / "in", tmp_path / "out" / "other")
+    with dsprep.open(path) as source:
+        assert source.schema.names == ("y",)
+        assert any("out/other, outside" in n and "--follow-external" in n for n in source.notes)
+    with pytest.raises(SchemaError, match="--follow-external"):
+        dsprep.open(path, named("x"))
+    with dsprep.open(path, OpenOptions(follow_external=True)) as source:
+        np.testing.assert_array_equal(source[:]["x"], INTS)
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "out" / "other")
+    if kind != "relative":
+        path = write_elsewhere(kind, tmp_path / "in", tmp_path / "in" / "link")
+        with dsprep.open(path) as source:
+            assert source.schema.names == ("y",)
+
+
+@pytest.mark.parametrize("kind", ["chain", "linked"])
+def test_what_the_other_file_refers_to(tmp_path: Path, kind: str) -> None:
+    path = write_elsewhere(kind, tmp_path / "in", tmp_path / "in" / "other.h5")
+    with dsprep.open(path) as source:
+        assert source.schema.names == ("y",)
+    with dsprep.open(path, OpenOptions(follow_external=True)) as source:
+        np.testing.assert_array_equal(source[:]["x"], INTS)
+
+
+def test_a_virtual_dataset_of_itself(tmp_path: Path) -> None:
+    layout = h5py.VirtualLayout((4,), "i4")
+    layout[:] = h5py.VirtualSource(".", "x", (4,))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+    with pytest.raises(FormatError, match="without end"):
+        dsprep.open(tmp_path / "a.h5")
+
+
+def test_the_option_is_not_kept_in_a_sidecar(tmp_path: Path) -> None:
+    """Whoever reads decides, not whoever wrote the sidecar."""
+    path = write_elsewhere("external", tmp_path / "in", tmp_path / "out" / "other")
+    dsprep.provenance(path, OpenOptions(follow_external=True))
+    assert "follow_external" not in path.with_name("a.h5.dsprep.json").read_text()
+    with dsprep.open(path, named("y")) as source:
+        assert source.schema.names == ("y",)
+    with pytest.raises((SchemaError, FormatError)):
+        dsprep.open(path, named("x"))
+
+
+# --- byte order of sequences: h5py labels them as of the machine's order ----------------------
+
+NUMBERS = ["u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", "?"]
+DTYPES = [np.dtype(f"{order}{kind}") for kind in NUMBERS for order in "<>"]
+DTYPES += [
+    h5py.enum_dtype({"A": 1, "B": 2}, basetype=">i4"),
+    np.dtype([("a", ">i4"), ("b", "<f2")]),
+    np.dtype([("a", ">i4", (2,)), ("b", [("c", ">u8"), ("d", "S3")])]),
+    np.dtype("S5"),
+]
+
+
+def items(dtype: np.dtype, count: int = 6) -> list[np.ndarray]:
+    """Return ragged values, most of whose bytes tell the orders apart."""
+    rng = np.random.default_rng(3)
+    found = []
+    for i in range(count):
+        data = rng.integers(1, 100, (i % 4, dtype.itemsize), np.uint8)
+        rows = data.reshape(-1).view(np.dtype(dtype.str) if dtype.names is None else dtype)
+        found.append(rows.reshape(-1) if dtype.kind != "b" else rows.view("u1") % 2 == 1)
+    return found
+
+
+def write_sequences(path: Path, dtype: np.dtype, values: list[np.ndarray], **how: object) -> None:
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("v", (len(values),), h5py.vlen_dtype(dtype), **how)
+        for i, value in enumerate(values):
+            dataset[i] = value
+
+
+@pytest.mark.parametrize("how", [{}, {"chunks": (2,), "compression": "lzf"}], ids=["", "lzf"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_way_of_reading_sequences(
+    tmp_path: Path, dtype: np.dtype, how: dict[str, object]
+) -> None:
+    """Also where the library has to decode the chunks."""
+    values = items(dtype)
+    write_sequences(tmp_path / "a.h5", dtype, values, **how)
+    bits = [v.tobytes() for v in values]
+    with HDF5.open(tmp_path / "a.h5", OpenOptions(), None) as source:
+        field = source.schema["v"]
+        assert field.dtype.newbyteorder("=") == values[0].dtype.newbyteorder("=")
+        column = source[:]["v"]
+        assert column.values.dtype == field.dtype  # type: ignore[union-attr]
+        for seen in (
+            [column[i] for i in range(len(values))],
+            [source[i]["v"] for i in range(len(values))],
+            [sample["v"] for sample in source],
+        ):
+            assert [s.dtype for s in seen] == [field.dtype] * len(values)
+            assert [s.tobytes() for s in seen] == bits
+
+
+@pytest.mark.parametrize("dtype", [">u4", ">c8"])
+def test_sequences_converted_cast_and_through_a_sidecar(tmp_path: Path, dtype: str) -> None:
+    values = items(np.dtype(dtype))
+    write_sequences(tmp_path / "a.h5", np.dtype(dtype), values)
+    wide = {"u": ">i8", "c": "<c16"}[np.dtype(dtype).kind]
+    for name in ("b.h5", "b.lmdb", "b.tfrecord", "b.zarr"):
+        dsprep.convert(tmp_path / "a.h5", tmp_path / name, workers=1)
+        with dsprep.Sidecar.open(tmp_path / name) as sidecar:
+            column = sidecar.read(range(len(values)), ["v"])["v"]
+        assert [c.tobytes() for c in column] == [v.tobytes() for v in values]
+        dsprep.convert(tmp_path / "a.h5", tmp_path / f"c{name}", cast={"v": wide}, workers=1)
+        with dsprep.open(tmp_path / f"c{name}") as source:
+            cast = source[:]["v"]
+        assert cast.values.dtype == np.dtype(wide)  # type: ignore[union-attr]
+        for got, value in zip(cast, values, strict=True):
+            np.testing.assert_array_equal(got, value.astype(wide))
+
+
+def test_the_printed_program_and_attributes(tmp_path: Path) -> None:
+    write_sequences(tmp_path / "a.h5", np.dtype(">u4"), [np.array([1, 2], ">u4")] * 3)
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        kind = h5py.h5t.py_create(h5py.vlen_dtype(">u4"), logical=True)
+        space = h5py.h5s.create(h5py.h5s.SCALAR)
+        attribute = h5py.h5a.create(file["v"].id, b"scale", kind, space)
+        value = np.empty((), h5py.vlen_dtype("<u4"))
+        value[()] = np.array([1, 2], "<u4")
+        attribute.write(value)
+    with HDF5.open(tmp_path / "a.h5", OpenOptions(), None) as source:
+        assert source.schema["v"].attrs["scale"].tolist() == [1, 2]  # type: ignore[union-attr]
+        code = source.loading_code() + "print(value.tolist())\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["v >u4 (2,)", "[1, 2]"]

@@ -1,0 +1,718 @@
+"""HDF5 outputs: every schema survives, h5py agrees, and the bytes depend only on the samples.
+
+In groups, h5py reports each of them in one range.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import resource
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from support import NESTED, assert_same_batch, random_batch, raw, schemas, take, write_batch
+
+from dsprep.core.checksums import crc32c
+from dsprep.core.groups import Grouping, even
+from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
+from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
+from dsprep.formats.base import Compression, OpenOptions, WriteOptions, Writer
+from dsprep.formats.hdf5 import Hdf5, create
+from dsprep.layout.model import Groups
+
+HDF5 = Hdf5()
+SCHEMAS = dict(schemas())
+PLAIN = WriteOptions()
+GZIP = WriteOptions(compress=Compression("gzip", 1))
+OPTIONS = {
+    "plain": PLAIN,
+    "chunk": WriteOptions(chunk=3),
+    "gzip": GZIP,
+    "gzip-chunk": WriteOptions(compress=Compression("gzip"), chunk=4),
+    "zstd": WriteOptions(compress=Compression("zstd"), chunk=2),
+}
+MIXED = SCHEMAS["mixed"]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of small files: whether they survive a power cut is not the question here."""
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(f"os.{name}", lambda fd: None)
+
+
+def read_all(path: Path) -> Batch:
+    with HDF5.open(path, OpenOptions(), None) as source:
+        return source.read(0, len(source))
+
+
+def grouped(batch: Batch, per_group: int, align: int) -> Grouping:
+    edges = even(len(next(iter(batch.values()))), per_group).edges
+    ragged = {n: c for n, c in batch.items() if isinstance(c, Ragged)}
+    return Grouping(edges, align, {n: np.diff(c.offsets[edges]) for n, c in ragged.items()})
+
+
+def cut(
+    writer: Writer, samples: int | Grouping, after: int = 0, step: int = 2
+) -> list[tuple[int, int]]:
+    """Pieces of `step` samples that cross no edge of a group, or whole groups."""
+    count = samples if isinstance(samples, int) else int(samples.edges[-1])
+    edges = {0, count} if isinstance(samples, int) else set(samples.edges.tolist())
+    if not writer.whole:
+        edges |= set(range(0, count, -(-step // writer.unit) * writer.unit))
+    return list(itertools.pairwise(sorted(e for e in edges if e >= after)))
+
+
+def feed(writer: Writer, batch: Batch, cuts: list[tuple[int, int]], order: int = -1) -> None:
+    """Drive a writer as a conversion does; pieces may be written in any order."""
+    pieces = [writer.encode(take(batch, a, b), a, Arena()) for a, b in cuts]
+    for piece in pieces:
+        writer.reserve(piece)
+    for piece in pieces[::order]:
+        writer.write(piece)
+    writer.sync()
+
+
+def write(
+    path: Path,
+    schema: Schema,
+    batch: Batch,
+    samples: int | Grouping,
+    options: WriteOptions = PLAIN,
+    step: int = 2,
+    order: int = -1,
+) -> Any:
+    """Write `path` in a folder of its own, in which nothing else may be left."""
+    folder = path.parent / "new"
+    folder.mkdir(exist_ok=True)
+    writer = HDF5.create(folder / path.name, schema, samples, options, None)
+    feed(writer, batch, cut(writer, samples, 0, step), order)
+    writer.finish()
+    writer.close()
+    groups = writer.groups()
+    writer.clean()
+    assert [p.name for p in folder.iterdir()] == [path.name]
+    (folder / path.name).rename(path)
+    return groups
+
+
+def told(groups: Groups | None) -> list[list[int]]:
+    """Offsets, lengths and checksums of groups."""
+    if groups is None:
+        return []
+    assert groups.crc32c is not None
+    laws = (groups.blocks.offsets, groups.blocks.lengths, groups.crc32c)
+    return [law.span(0, groups.blocks.count).tolist() for law in laws]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_every_schema_survives(tmp_path: Path, schema: Schema) -> None:
+    for name, options in OPTIONS.items():
+        batch = random_batch(schema, 7)
+        path = tmp_path / name
+        write_batch(HDF5, path, schema, batch, options, (2, 5))
+        assert HDF5.recognises(path)
+        with HDF5.open(path, OpenOptions(), None) as source:
+            assert len(source) == 7
+            assert source.schema == schema
+            assert source.notes == ()
+            assert_same_batch(source.read(0, 7, Arena()), batch, schema)
+            assert_same_batch(source.read(1, 5), take(batch, 1, 5), schema)
+            assert_same_batch(source.read(3, 3), take(batch, 3, 3), schema)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_h5py_reads_what_was_written(tmp_path: Path, options: WriteOptions) -> None:
+    schema = MIXED.replace(*MIXED, Field("nested", NESTED, (2,)), Field("yes", np.dtype("?")))
+    batch = random_batch(schema, 9)
+    write_batch(HDF5, tmp_path / "a.h5", schema, batch, options, (3,))
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert list(file) == [
+            "image",
+            "label",
+            "points",
+            "hits",
+            "jpeg",
+            "name",
+            "group",
+            *("nested", "yes"),
+        ]
+        for f in schema:
+            column = batch[f.name]
+            if not isinstance(column, Ragged):
+                assert file[f.name].dtype == f.dtype
+                assert raw(file[f.name][()]) == raw(column), f
+                continue
+            group = file[f.name]
+            assert group.attrs["dsprep_kind"].decode() == f.kind
+            for i in range(9):
+                first, count = group["first"][i], group["count"][i]
+                assert raw(group["values"][first : first + count]) == raw(
+                    column[i].encode() if f.kind == "str" else column[i]
+                )
+
+
+def test_stand_ins_are_named(tmp_path: Path) -> None:
+    for name in ("fixed-bfloat16", "fixed-<U3"):
+        schema = SCHEMAS[name]
+        batch = random_batch(schema, 3)
+        write_batch(HDF5, tmp_path / name, schema, batch)
+        with h5py.File(tmp_path / name) as file:
+            dataset = file["x"]
+            assert json.loads(dataset.attrs["dsprep_dtype"]) in ("bfloat16", "<U3")
+            assert dataset[()].tobytes() == batch["x"].tobytes()
+    said = HDF5.plan(SCHEMAS["fixed-bfloat16"], PLAIN).stored
+    assert said["x"] == "contiguous uint16 (bfloat16 bits)"
+    small = Schema((Field("x", np.dtype("<i4")),))
+    said = HDF5.plan(small, GZIP).stored
+    assert said["x"].startswith("chunks of up to 262,144 samples, int32, shuffle, gzip:")
+
+
+@pytest.mark.parametrize(
+    "dtype", ["<M8[ns]", ">m8[s]", "V5", ">U2", "float8_e4m3fn", "<f2", "S1", "<c16"]
+)
+def test_rarer_dtypes_survive(tmp_path: Path, dtype: str) -> None:
+    import ml_dtypes
+
+    element = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    parts = [("a", element), ("b", "<i2", (2,))]
+    schema = Schema((Field("x", element, (2,)), Field("s", np.dtype(parts))))
+    rng = np.random.default_rng(0)
+    batch: Batch = {}
+    for f in schema:
+        nbytes = 5 * f.row_nbytes
+        bits = rng.integers(0, 256 if element.kind != "U" else 2, nbytes, "u1")
+        if element.kind == "U":
+            batch[f.name] = np.zeros((5, *f.inner), f.dtype)
+            batch[f.name if f.name == "x" else "s"]["a" if f.name == "s" else ...] = "é"
+        else:
+            batch[f.name] = bits.view(f.dtype).reshape(5, *f.inner)
+    write_batch(HDF5, tmp_path / "a", schema, batch)
+    assert_same_batch(read_all(tmp_path / "a"), batch, schema)
+
+
+def test_padding_is_zeroed_and_strided_columns_are_taken(tmp_path: Path) -> None:
+    padded = np.dtype({"names": ["a", "b"], "formats": ["u1", "<f8"], "offsets": [0, 8]})
+    schema = Schema((Field("s", padded), Field("x", np.dtype("<i4"), (3,))))
+    for name, filler in (("a", 0x00), ("b", 0xFF)):
+        s = np.full(6 * 16, filler, "u1").view(padded)
+        s["a"], s["b"] = np.arange(6), np.arange(6) / 7
+        x = np.full((12, 6), filler, "<i4")
+        x[::2, ::2] = np.arange(18).reshape(6, 3)
+        write_batch(HDF5, tmp_path / name, schema, {"s": s, "x": x[::2, ::2]})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+RUNS = [(name, options, 0) for name in ("mixed", "fixed-<f4") for options in OPTIONS.values()]
+RUNS += [(name, o, 5) for name in ("mixed", "fixed-<f4") for o in (PLAIN, GZIP)]
+
+
+@pytest.mark.parametrize(("name", "options", "per_group"), RUNS)
+def test_bytes_depend_on_samples_and_groups_only(
+    tmp_path: Path, name: str, options: WriteOptions, per_group: int
+) -> None:
+    batch = random_batch(SCHEMAS[name], 23)
+    samples = grouped(batch, per_group, 256) if per_group else 23
+    outputs, places = set(), []
+    for step, order in ((1, 1), (2, -1), (5, 1), (50, -1)):
+        groups = write(tmp_path / "a", SCHEMAS[name], batch, samples, options, step, order)
+        outputs.add((tmp_path / "a").read_bytes())
+        places.append(told(groups))
+    assert len(outputs) == 1
+    assert all(p == places[0] for p in places)
+
+
+@pytest.mark.parametrize(("name", "options", "per_group"), RUNS)
+def test_an_interrupted_run_continues_to_the_same_bytes(
+    tmp_path: Path, name: str, options: WriteOptions, per_group: int
+) -> None:
+    schema, count, step = SCHEMAS[name], 48, 12
+    batch = random_batch(schema, count)
+    samples = grouped(batch, per_group, 256) if per_group else count
+    whole = write(tmp_path / "whole", schema, batch, samples, options, step)
+    path = tmp_path / "broken"
+    writer = HDF5.create(path, schema, samples, options, None)
+    assert per_group or writer.unit == HDF5.plan(schema, options).unit
+    cuts = cut(writer, samples, 0, step)
+    done = len(cuts) // 2
+    feed(writer, batch, cuts[:done])
+    state = json.loads(json.dumps(writer.checkpoint()))
+    other = random_batch(schema, count, seed=5)
+    for field, column in other.items():  # as many rows, but other ones, where a killed run wrote
+        if isinstance(column, Ragged):
+            values = batch[field]
+            assert isinstance(values, Ragged)
+            other[field] = Ragged(np.zeros_like(values.values), values.offsets, values.kind)
+    feed(writer, other, cuts[done : done + 2])
+    writer.close()
+    for file in tmp_path.glob("broken.spool/*"):
+        file.write_bytes(file.read_bytes()[: -5 or None] + b"scribble" * 9)
+    writer = HDF5.create(path, schema, samples, options, state)
+    feed(writer, batch, cuts[done:])
+    writer.finish()
+    state = json.loads(json.dumps(writer.checkpoint()))
+    writer.close()
+    writer = HDF5.create(path, schema, samples, options, state)
+    writer.finish()  # killed before it was recorded, and repeated
+    writer.close()
+    groups = writer.groups()
+    writer.clean()
+    writer.close()
+    assert path.read_bytes() == (tmp_path / "whole").read_bytes()
+    assert told(groups) == told(whole)
+    assert not (tmp_path / "broken.spool").exists()
+
+
+def test_another_file_in_place_of_the_unfinished_one(tmp_path: Path) -> None:
+    schema = SCHEMAS["fixed-<f4"]
+    writer = HDF5.create(tmp_path / "a", schema, 4, PLAIN, None)
+    state = json.loads(json.dumps(writer.checkpoint()))
+    writer.close()
+    HDF5.create(tmp_path / "a", schema, 5, PLAIN, None).close()
+    with pytest.raises(DsprepError, match="start again with --restart"):
+        HDF5.create(tmp_path / "a", schema, 4, PLAIN, state)
+
+
+def test_finish_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = random_batch(MIXED, 10)
+    write_batch(HDF5, tmp_path / "whole", MIXED, batch, GZIP, (4,))
+    path = tmp_path / "x"
+    writer = HDF5.create(path, MIXED, 10, GZIP, None)
+    piece = writer.encode(batch, 0, Arena())
+    writer.reserve(piece)
+    writer.write(piece)
+    state = writer.checkpoint()
+    writer.sync()
+    with monkeypatch.context() as patch:
+        patch.setattr("dsprep.formats.hdf5.spool.pwrite_all", _no_space)
+        with pytest.raises(OSError, match="full"):
+            writer.finish()
+    writer.close()
+    for _ in range(2):  # the second time everything is done already
+        writer = HDF5.create(path, MIXED, 10, GZIP, state)
+        writer.finish()
+        writer.close()
+        assert path.read_bytes() == (tmp_path / "whole").read_bytes()
+    writer.clean()
+    assert not (tmp_path / "x.spool").exists()
+    with pytest.raises(DsprepError, match="start again with --restart"):
+        HDF5.create(path, MIXED, 10, GZIP, state)
+
+
+def _no_space(*_: object) -> int:
+    raise OSError(28, "the disk is full")
+
+
+def test_attributes_survive(tmp_path: Path) -> None:
+    attrs = {
+        "text": "wörter",
+        "number": 3,
+        "ratio": np.float32(0.1),
+        "list": np.arange(5, dtype=">i2"),
+        "names": np.array(["a", "größer"]),
+        "raw": b"bytes",
+        "zeros": b"a\0\0",
+        "large": np.zeros(20_000),
+    }
+    schema = Schema(
+        (Field("x", np.dtype("<f4"), attrs=attrs), Field.opaque("b", attrs=attrs)), attrs
+    )
+    batch = random_batch(schema, 3)
+    assert HDF5.plan(schema, PLAIN).notes == ()
+    write_batch(HDF5, tmp_path / "a", schema, batch)
+    with HDF5.open(tmp_path / "a", OpenOptions(), None) as source:
+        for found in (source.schema.attrs, *(f.attrs for f in source.schema)):
+            assert set(found) == set(attrs)
+            for key, value in attrs.items():
+                np.testing.assert_array_equal(found[key], value)
+    bad = Schema((Field("x", np.dtype("<f4"), attrs={"o": object()}),), {"nul": "a\0b", "n": 1})
+    assert HDF5.plan(bad, PLAIN).notes == ("attribute nul of the dataset", "attribute o of field x")
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "error", "said"),
+    [
+        (["x", "x/y"], PLAIN, UnsupportedError, "inside field x"),
+        (["a//b"], PLAIN, UnsupportedError, "no place"),
+        (["../x"], PLAIN, UnsupportedError, "no place"),
+        (["x"], WriteOptions(compress=Compression("blosc")), UnsupportedError, "gzip"),
+        (["x"], WriteOptions(compress=Compression("zlib")), UnsupportedError, "gzip"),
+        (["x"], WriteOptions(chunk=0), UsageError, "1 or more"),
+        (["x"], WriteOptions(chunk=1 << 31), UnsupportedError, "4 GiB"),
+        (["x"], WriteOptions(zarr_format=2), UsageError, "does not apply"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    names: list[str], options: WriteOptions, error: type[Exception], said: str
+) -> None:
+    schema = Schema(tuple(Field(n, np.dtype("<f8")) for n in names))
+    with pytest.raises(error, match=said):
+        HDF5.plan(schema, options)
+
+
+def test_too_many_axes_and_members_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="axes"):
+        HDF5.plan(Schema((Field("x", np.dtype("u1"), (1,) * 32),)), PLAIN)
+    many = np.dtype([(f"member_{i}", "u1") for i in range(5000)])
+    with pytest.raises(UnsupportedError, match="cannot hold field x"):
+        HDF5.plan(Schema((Field("x", many),)), PLAIN)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_estimate_is_close(tmp_path: Path, options: WriteOptions) -> None:
+    schema = Schema((Field("x", np.dtype("<f4"), (64, 64)), Field("y", np.dtype("u1"))))
+    batch = random_batch(schema, 64)
+    write_batch(HDF5, tmp_path / "a", schema, batch, options)
+    payload = sum(c.nbytes for c in batch.values())
+    expected = HDF5.plan(schema, options, 64, payload).nbytes
+    size = (tmp_path / "a").stat().st_size
+    assert size <= expected
+    if options.compress is None:
+        assert expected <= size + (64 << 10)
+
+
+def test_a_missing_folder_is_the_systems_own_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        HDF5.create(tmp_path / "no" / "a.h5", SCHEMAS["fixed-<f4"], 3, PLAIN, None)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("nbytes", [0, 3000, 20_000, 100_000])
+def test_a_disk_that_is_full_when_the_library_writes(ragged: bool, nbytes: int, tmp_path: Path):
+    """The library tells the system's number in a sentence, also when it closes the file."""
+    schema = Schema((Field("x", np.dtype("<f4"), (None if ragged else 1000, 10)),))
+    batch = random_batch(schema, 40, longest=1000)
+    path = tmp_path / "set.h5"
+
+    def made() -> None:
+        with closing(HDF5.create(path, schema, 40, PLAIN, None)) as writer:
+            if ragged:
+                piece = writer.encode(batch, 0, Arena())
+                writer.reserve(piece)
+                writer.write(piece)
+                limit(nbytes)
+                writer.finish()
+
+    def limit(nbytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if not ragged:
+            limit(nbytes)
+        with pytest.raises(OSError, match="large") as caught:
+            made()
+        assert caught.value.errno == errno.EFBIG
+    finally:
+        limit(soft)
+
+
+# --- in groups --------------------------------------------------------------------------------
+
+ZSTD = WriteOptions(compress=Compression("zstd"))
+F4, I8, U1 = np.dtype("<f4"), np.dtype("<i8"), np.dtype("u1")
+IMAGES = Schema((Field("label", I8), Field("image", U1, (9, 5))))
+
+
+def chunks_of(path: Path) -> dict[str, dict[int, tuple[int, int]]]:
+    """By dataset and group: the place and the size of the chunk, as h5py reports them."""
+    found: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def visit(name: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset) and item.chunks:
+            rows = item.chunks[0]
+            for i in range(item.id.get_num_chunks()):
+                info = item.id.get_chunk_info(i)
+                place = (info.byte_offset, info.size)
+                found.setdefault(name, {})[info.chunk_offset[0] // rows] = place
+
+    with h5py.File(path) as file:
+        file.visititems(visit)
+    return found
+
+
+def check(path: Path, groups: Groups, grouping: Grouping, align: int) -> None:
+    """Every group is one range: aligned, without gaps between its chunks, with the right CRC."""
+    assert groups.blocks.count == grouping.count
+    assert groups.first is None
+    indices = np.arange(grouping.count)
+    offsets, lengths = groups.blocks.offsets.at(indices), groups.blocks.lengths.at(indices)
+    assert groups.crc32c is not None
+    crcs = groups.crc32c.at(indices)
+    found = chunks_of(path)
+    with path.open("rb") as file:
+        for g in range(grouping.count):
+            mine = sorted(places[g] for places in found.values())
+            assert mine[0][0] == offsets[g]
+            assert offsets[g] % align == 0
+            for (a, size), (b, _) in itertools.pairwise(mine):
+                assert a + size == b
+            end = mine[-1][0] + mine[-1][1]
+            assert offsets[g] + lengths[g] <= end
+            assert g == 0 or offsets[g - 1] + lengths[g - 1] <= offsets[g]
+            file.seek(int(offsets[g]))
+            data = file.read(int(lengths[g]))
+            assert len(data) == lengths[g]
+            assert crc32c(data) == crcs[g]
+    end = int((offsets + lengths).max(initial=0))
+    assert path.stat().st_size >= end
+
+
+@pytest.mark.parametrize("options", [PLAIN, GZIP, ZSTD], ids=["plain", "gzip", "zstd"])
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_every_schema_survives_in_groups(
+    tmp_path: Path, schema: Schema, options: WriteOptions
+) -> None:
+    batch = random_batch(schema, 8)
+    grouping = grouped(batch, 3, 512)
+    groups = write(tmp_path / "a", schema, batch, grouping, options)
+    path = tmp_path / "a"
+    check(path, groups, grouping, 512)
+    with HDF5.open(path, OpenOptions(), None) as source:
+        assert source.schema == schema
+        assert source.notes == ()
+        assert_same_batch(source.read(0, 8, Arena()), batch, schema)
+        for a, b in ((0, 3), (1, 7), (2, 4), (5, 6), (6, 8), (4, 4)):
+            assert_same_batch(source.read(a, b), take(batch, a, b), schema)
+        assert all(layout.access for layout in source.layouts().values())
+        found = source.extents()
+        assert not found.unlocated
+        for name, column in found.columns.items():
+            values = batch[name]
+            if isinstance(values, Ragged):
+                assert column.count is not None
+                assert column.count.span(0, 8).tolist() == values.lengths.tolist()
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("per_group", [1, 3])
+@pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
+def test_few_samples_in_groups(
+    tmp_path: Path, count: int, per_group: int, options: WriteOptions
+) -> None:
+    for name in ("mixed", "empty-axis", "five-d", "scalar-|u1", "ragged-bfloat16", "str"):
+        for align in (1, 4096):
+            schema = SCHEMAS[name]
+            batch = random_batch(schema, count)
+            grouping = grouped(batch, per_group, align)
+            groups = write(tmp_path / name, schema, batch, grouping, options)
+            check(tmp_path / name, groups, grouping, align)
+            assert_same_batch(read_all(tmp_path / name), batch, schema)
+
+
+def test_samples_that_are_all_empty(tmp_path: Path) -> None:
+    schema = Schema((Field("x", F4, (None, 2)), Field("z", F4, (None, 0)), Field("y", I8)))
+    batch = random_batch(schema, 7, longest=0)
+    batch["z"] = Ragged.from_lengths(np.zeros((6, 0), F4), np.array([0, 1, 2, 0, 0, 0, 3]))
+    grouping = grouped(batch, 2, 64)
+    groups = write(tmp_path / "a", schema, batch, grouping)
+    assert groups.blocks.lengths.span(0, 4).min() > 0
+    assert_same_batch(read_all(tmp_path / "a"), batch, schema)
+
+
+def test_ties_and_small_fields_lie_side_by_side(tmp_path: Path) -> None:
+    equal = [Field(f"f{i}", F4, (300,)) for i in range(3)]
+    small = [Field("s", U1), Field("t", np.dtype("<i2"), (3,))]
+    for k, (fields, per_group, align) in enumerate(
+        itertools.product(([*equal, *small], [*small, *equal], small), (1, 7, 100), (1, 4096))
+    ):
+        schema = Schema(tuple(fields))
+        batch = random_batch(schema, 300)
+        grouping = even(300, per_group, align)
+        groups = write(tmp_path / f"{k}", schema, batch, grouping, step=200)
+        check(tmp_path / f"{k}", groups, grouping, align)
+        offsets = groups.blocks.offsets.span(0, grouping.count)
+        assert len(set(np.diff(offsets).tolist())) == 1
+        sizes = sum(f.row_nbytes for f in fields) * per_group
+        assert np.diff(offsets)[0] == -(-sizes // align) * align
+
+
+def test_a_range_is_the_rows_of_its_group(tmp_path: Path) -> None:
+    batch = random_batch(IMAGES, 11)
+    groups = write(tmp_path / "a", IMAGES, batch, even(11, 4, 1024))
+    data = (tmp_path / "a").read_bytes()
+    for g in range(2):
+        at, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
+        expected = raw(batch["image"][4 * g : 4 * g + 4]) + raw(batch["label"][4 * g : 4 * g + 4])
+        assert data[at : at + nbytes] == expected
+    at, nbytes = groups.blocks.offsets.one(2), groups.blocks.lengths.one(2)
+    assert nbytes == 4 * 45 + 3 * 8  # the chunk of the last group is as large as all
+    assert data[at : at + 3 * 45] == raw(batch["image"][8:])
+    assert data[at + 3 * 45 : at + 4 * 45] == bytes(45)
+
+
+def test_ragged_values_come_last_and_unused_space_is_not_read(tmp_path: Path) -> None:
+    schema = Schema((Field.opaque("jpeg"), Field("y", I8)))
+    items = [b"a" * n for n in (5000, 1, 2, 3, 10, 0, 7)]
+    batch: Batch = {"jpeg": Ragged.pack(items, schema["jpeg"]), "y": np.arange(7)}
+    grouping = grouped(batch, 2, 512)
+    groups = write(tmp_path / "a", schema, batch, grouping)
+    assert groups.blocks.lengths.span(0, 4).tolist() == [48 + n for n in (5001, 5, 10, 7)]
+    with HDF5.open(tmp_path / "a", OpenOptions(), None) as source:
+        assert source.layouts()["jpeg"].access.startswith("one read of 717 B")
+    with h5py.File(tmp_path / "a") as file:
+        first, count = file["jpeg/first"][:], file["jpeg/count"][:]
+        values = file["jpeg/values"]
+        assert [values[a : a + n].tobytes() for a, n in zip(first, count, strict=True)] == items
+        assert values.chunks == (5001,)
+    specs = ("jpeg=jpeg/values@jpeg/first,jpeg/count:uint8[None]",)
+    with HDF5.open(
+        tmp_path / "a", OpenOptions(fields=tuple(map(FieldSpec.parse, specs))), None
+    ) as source:
+        assert source.read(1, 6)["jpeg"][3].tobytes() == items[4]
+
+
+def test_a_run_that_continues_from_nothing_is_refused(tmp_path: Path) -> None:
+    batch = random_batch(MIXED, 6)
+    grouping = grouped(batch, 2, 64)
+    for options, state in ((PLAIN, {}), (GZIP, {"pieces": 2, "bytes": 900})):
+        with pytest.raises((DsprepError, FileNotFoundError)):
+            HDF5.create(tmp_path / "gone", MIXED, grouping, options, state)
+    write_batch(HDF5, tmp_path / "other", MIXED, batch)
+    with pytest.raises(FormatError):
+        HDF5.create(tmp_path / "other", MIXED, grouping, PLAIN, {})
+
+
+@pytest.mark.parametrize("schema", [IMAGES, MIXED], ids=["fixed", "ragged"])
+@pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
+def test_irregular_places_are_told_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: Schema, options: WriteOptions
+) -> None:
+    from dsprep.formats.hdf5.plan import FilePlan
+
+    batch = random_batch(schema, 300)
+    grouping = grouped(batch, 1, 256)
+    monkeypatch.setattr(FilePlan, "metadata", 2048)  # too little
+    monkeypatch.setattr(create, "_TRIES", 1)
+    writer = HDF5.create(tmp_path / "a", schema, grouping, options, None)
+    feed(writer, batch, cut(writer, grouping, 0, 1))
+    writer.finish()
+    groups, found = writer.groups(), chunks_of(tmp_path / "a")
+    data = (tmp_path / "a").read_bytes()
+    assert groups.crc32c is not None
+    for g in range(grouping.count):
+        at, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
+        assert at == min(places[g][0] for places in found.values())
+        assert crc32c(data[at : at + nbytes]) == groups.crc32c.one(g)
+    assert_same_batch(read_all(tmp_path / "a"), batch, schema)
+    offsets = groups.blocks.offsets.span(0, grouping.count)
+    assert (offsets % 256).any(), "the places are regular: this shows nothing"
+    monkeypatch.setattr(create, "_TRIES", 8)
+    groups = write(tmp_path / "b", schema, batch, grouping, options)
+    check(tmp_path / "b", groups, grouping, 256)
+
+
+def test_attributes_and_a_field_called_like_anything(tmp_path: Path) -> None:
+    names = ("_pad", "_lead", "a/b/c", "values")
+    fields = tuple(Field(n, F4, (3,), attrs={"unit": "m", "k": [1, 2]}) for n in names)
+    schema = Schema(fields, {"title": "é" * 70_000})
+    batch = random_batch(schema, 50)
+    grouping = even(50, 4, 4096)
+    groups = write(tmp_path / "a", schema, batch, grouping)
+    check(tmp_path / "a", groups, grouping, 4096)
+    with h5py.File(tmp_path / "a") as file:
+        assert sorted(file) == ["_lead", "_pad", "a", "values"]
+        assert file["a/b/c"].attrs["unit"] == "m"
+        assert file.attrs["title"] == "é" * 70_000
+    assert_same_batch(read_all(tmp_path / "a"), batch, schema)
+
+
+def test_the_plan_tells_the_size(tmp_path: Path) -> None:
+    for schema, options in ((IMAGES, PLAIN), (MIXED, PLAIN), (IMAGES, GZIP)):
+        batch = random_batch(schema, 200)
+        grouping = grouped(batch, 16, 4096)
+        plan = HDF5.plan(schema, options, grouping).groups
+        write(tmp_path / "a", schema, batch, grouping, options)
+        assert (tmp_path / "a").stat().st_size <= plan.nbytes
+        payload = sum(c.nbytes for c in batch.values())
+        assert plan.nbytes - plan.padding >= payload
+        assert plan.aligned
+        assert plan.reads == 1
+        if options is PLAIN:
+            assert (tmp_path / "a").stat().st_size > plan.nbytes - 4096 - plan.group_nbytes - 8192
+
+
+def test_what_hdf5_cannot_hold_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="equally many samples"):
+        HDF5.plan(IMAGES, PLAIN, Grouping(np.array([0, 3, 5, 8])))
+    large = Schema((Field("x", F4, (1 << 20,)),))
+    with pytest.raises(UnsupportedError, match="at most 1023 samples"):
+        HDF5.plan(large, PLAIN, even(10_000, 1024))
+    HDF5.plan(large, PLAIN, even(10_000, 1023))
+    with pytest.raises(UsageError, match="--chunk"):
+        HDF5.plan(IMAGES, WriteOptions(chunk=3), even(8, 4))
+    with pytest.raises(UnsupportedError, match="blosc"):
+        HDF5.plan(IMAGES, WriteOptions(compress=Compression("blosc")), even(8, 4))
+
+
+def test_a_full_disk_in_groups_is_an_error_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = Schema((Field("x", F4, (1000,)),))
+    batch = random_batch(schema, 40)
+    grouping = even(40, 4, 4096)
+    monkeypatch.setattr(create, "_check_size", lambda path, nbytes: None)
+    writer = HDF5.create(tmp_path / "a", schema, grouping, GZIP, None)
+    feed(writer, batch, cut(writer, grouping, 0, 4))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (110_000, hard))
+    try:
+        for attempt in (
+            writer.finish,
+            lambda: write(tmp_path / "b", schema, batch, grouping),
+        ):
+            with pytest.raises(OSError, match="large") as caught:
+                attempt()
+            assert caught.value.errno == errno.EFBIG
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.finish()
+    assert_same_batch(read_all(tmp_path / "a"), batch, schema)
+
+
+def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
+    batch = random_batch(MIXED, 6)
+    grouping = grouped(batch, 3, 64)
+    writer = HDF5.create(tmp_path / "a", MIXED, grouping, PLAIN, None)
+    with pytest.raises(FormatError, match="has changed"):
+        writer.encode(random_batch(MIXED, 3, seed=3), 0, Arena())
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "number", "value"),
+    [("first", 1, 1), ("first", 2, 7), ("first", 2, -1), ("count", 0, 99), ("first", 3, 10**9)],
+)
+def test_gaps_inside_groups_are_damage(tmp_path: Path, part: str, number: int, value: int) -> None:
+    schema = Schema((Field("x", F4, (None,)),))
+    items = [np.arange(n, dtype=F4) for n in (3, 2, 4, 1, 2, 2)]
+    batch: Batch = {"x": Ragged.pack(items, schema["x"])}
+    write(tmp_path / "a", schema, batch, grouped(batch, 2, 64))
+    with h5py.File(tmp_path / "a", "r+") as file:
+        assert file["x"].attrs["dsprep_capacity"] == b"5"
+        assert file["x/first"][:].tolist() == [0, 3, 5, 9, 10, 12]
+        file["x"][part][number] = value
+    with pytest.raises(FormatError):
+        read_all(tmp_path / "a")
+
+
+def test_only_groups_may_have_gaps(tmp_path: Path) -> None:
+    schema = Schema((Field("x", F4, (None,)),))
+    batch: Batch = {"x": Ragged.pack([np.ones(n, F4) for n in (3, 2, 4, 1)], schema["x"])}
+    for k, text in enumerate((None, b"many", b"-1", b"9" * 40, b"4")):
+        write(tmp_path / f"{k}", schema, batch, grouped(batch, 1, 64))
+        with h5py.File(tmp_path / f"{k}", "r+") as file:
+            del file["x"].attrs["dsprep_capacity"]
+            if text:
+                file["x"].attrs["dsprep_capacity"] = np.bytes_(text)
+        if text == b"4":
+            assert_same_batch(read_all(tmp_path / f"{k}"), batch, schema)
+        else:
+            with pytest.raises(FormatError):
+                read_all(tmp_path / f"{k}")
