@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dsprep.core.marks import Mark, Status, changed, is_coarse, same_file, status
-from dsprep.core.pread import read_spans
+from dsprep.core.pread import NEAR, read_spans
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.storage import Inside, let_go, pread_into
 from dsprep.errors import FormatError
@@ -59,9 +59,11 @@ class File:
         """Fill `out` from `offset` on."""
         pread_into(self.fd, out, offset, self.path)
 
-    def read_spans(self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints) -> None:
+    def read_spans(
+        self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, near: int = NEAR
+    ) -> None:
         """Read ranges into `out`; see `dsprep.core.pread.read_spans`."""
-        read_spans(self.fd, offsets, lengths, out, places, self.path)
+        read_spans(self.fd, offsets, lengths, out, places, self.path, near)
 
     def itself(self, path: str) -> File:
         """Return this file, whatever the path: what opens the files of a dataset of one file."""

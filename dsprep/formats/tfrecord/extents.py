@@ -15,15 +15,14 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Bytes
-from dsprep.core.storage import pread_most
-from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import example, framing, recipe
 from dsprep.formats.tfrecord.batch_parser import is_padding
 from dsprep.formats.tfrecord.example import BYTES, INT64, Value, WireError
 from dsprep.formats.tfrecord.features import Feature
-from dsprep.formats.tfrecord.framing import FRAME, HEADER, TRUNCATED, Index
-from dsprep.formats.tfrecord.stream import SPARSE, WINDOW, windows
+from dsprep.formats.tfrecord.framing import HEADER, Index
+from dsprep.formats.tfrecord.stream import SPARSE, WINDOW
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
 from dsprep.reading.files import File
 
@@ -160,40 +159,26 @@ def _place(value: Value | None, feature: Feature) -> Part | None:
 # --- every record ----------------------------------------------------------------------------
 
 
-def _all_agree(
-    file: File,
-    index: Index,
-    first: Bytes,
-    ranges: Ranges,
-    progress: Progress,
-) -> bool:
-    """Whether all payloads equal `first` in the given ranges, and end or are padded behind it."""
+def _all_agree(file: File, index: Index, first: Bytes, shared: Ranges, progress: Progress) -> bool:
+    """Whether all payloads equal `first` in the shared ranges, and end or are padded behind it."""
     count, nbytes = index.count, len(first)
     tail = [] if index.constant else [(nbytes, nbytes + TAIL)]
-    spans = _joined(ranges + tail)
-    if index.nbytes >= SPARSE * count:
-        read = _apart(file, index, spans)
-    elif index.constant:
-        spans = [(0, nbytes)]
-        read = _whole(file, count, nbytes)
-    else:
-        read = _gathered(file, index, spans)
+    spans = _joined(shared + tail)
     begins = np.cumsum([0, *(b - a for a, b in spans)])
     compared = []  # where each range lies in a row, and what has to be there
-    for a, b in ranges:
+    for a, b in shared:
         k = max(i for i, span in enumerate(spans) if span[0] <= a)
         at = int(begins[k]) + a - spans[k][0]
         compared.append((at, at + b - a, first[a:b]))
     done = 0
-    for rows in read:
+    for rows in _rows(file, index, spans):
         if any((rows[:, a:b] != expected).any() for a, b, expected in compared):
             return False
-        rest = (
-            index.lengths.span(done, done + len(rows)) - nbytes if tail else np.zeros(1, np.int64)
-        )
-        if rest.any() and not is_padding(rows[rest > 0, -TAIL:], rest[rest > 0]):
-            return False
-        done += len(rows)
+        start, done = done, done + len(rows)
+        if tail:
+            rest = index.lengths.span(start, done) - nbytes
+            if rest.any() and not is_padding(rows[rest > 0, -TAIL:], rest[rest > 0]):
+                return False
         if progress is not None:
             progress(done, count)
     return True
@@ -210,50 +195,29 @@ def _joined(ranges: Ranges) -> Ranges:
     return out
 
 
-def _whole(file: File, count: int, length: int) -> Iterator[Bytes]:
-    """Yield payloads of one length as rows, a window of the file at a time."""
-    stride = length + FRAME
-    step = max(1, WINDOW // stride) * stride
-    for _, window in windows(file, range(0, count * stride, step), step):
-        yield window.reshape(-1, stride)[:, HEADER : HEADER + length]
+def _rows(file: File, index: Index, spans: Ranges) -> Iterator[Bytes]:
+    """Yield the bytes of all payloads in `spans` as rows, some payloads at a time.
 
-
-def _gathered(file: File, index: Index, spans: Ranges) -> Iterator[Bytes]:
-    """Yield the bytes of all payloads in `spans` as rows, out of windows of the file.
-
-    What a span has behind the end of the file is anything.
+    Small records are read with all that is between the spans. What a span has behind the end of
+    the file is 0.
     """
-    columns = np.concatenate([np.arange(a, b) for a, b in spans])
-    reach, end = spans[-1][1], index.nbytes
-    window = np.zeros(max(WINDOW, reach), np.uint8)
-    step = max(1, min(_AT_ONCE, WINDOW // len(columns)))
-    start = 0
-    while start < index.count:
-        starts = index.offsets.span(start, min(start + step, index.count))
-        begin = int(starts[0])
-        near = max(1, int(np.searchsorted(starts, begin + WINDOW - reach, "right")))
-        stop = min(int(starts[near - 1]) + reach, end)
-        file.read_into(window[: stop - begin], begin)
-        yield window[(starts[:near] - begin)[:, None] + columns]
-        start += near
-
-
-def _apart(file: File, index: Index, spans: Ranges) -> Iterator[Bytes]:
-    """Yield the bytes of all payloads in `spans` as rows, each span by its own read.
-
-    What a span has behind the end of the file is 0.
-    """
-    width, end = sum(b - a for a, b in spans), index.nbytes
-    step = max(1, min(_AT_ONCE, WINDOW // max(1, width)))
-    sizes = [(a, b - a) for a, b in spans]
+    table = np.array(spans, np.int64)
+    begins, widths = table[:, 0], table[:, 1] - table[:, 0]
+    columns, reach = ranges(begins, widths), int(table[-1, 1])
+    sparse = index.nbytes >= SPARSE * index.count
+    each = len(columns) if sparse else index.nbytes // index.count
+    step = max(1, min(_AT_ONCE, WINDOW // max(1, each)))
     for start in range(0, index.count, step):
         starts = index.offsets.span(start, min(start + step, index.count))
-        data = b"".join(
-            pread_most(file.fd, size, at + offset)
-            for at in starts.tolist()
-            for offset, size in sizes
-        )
-        behind = max(0, int(starts[-1]) + spans[-1][1] - end)
-        if len(data) != len(starts) * width - behind:
-            raise FormatError("the file has become shorter", where=file.path, fix=TRUNCATED)
-        yield np.frombuffer(data + bytes(behind), np.uint8).reshape(len(starts), width)
+        first, stop = int(starts[0]), min(int(starts[-1]) + reach, index.nbytes)
+        if stop - first <= 4 * WINDOW and not sparse:
+            window = np.zeros(stop - first + TAIL, np.uint8)
+            file.read_into(window[: stop - first], first)
+            yield window[(starts - first)[:, None] + columns]
+            continue
+        offsets = (starts[:, None] + begins).reshape(-1)
+        places = packed(np.tile(widths, len(starts)))
+        lengths = np.minimum(np.diff(places), index.nbytes - offsets)
+        rows = np.zeros(int(places[-1]), np.uint8)
+        file.read_spans(offsets, lengths, rows, places[:-1], NEAR)
+        yield rows.reshape(len(starts), -1)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import (
     Arena,
     Array,
@@ -138,9 +139,6 @@ def _damaged(what: str, expected: object = None, found: object = None) -> Format
 
 
 # --- columns ---
-
-SMALL = 64
-"""Ranges shorter than this, on average, are gathered by index rather than one by one."""
 
 
 class Misfit(Exception):
@@ -339,19 +337,6 @@ def gather(
 ) -> NDArray[np.uint8]:
     """Return the bytes of all ranges, one after another."""
     lengths = places.lengths
-    total = int(lengths.sum())
-    out = new_array(arena, key, (total,), np.dtype(np.uint8))
-    if not total:
-        return out
-    if places.stride:
-        view = _even(buffer, places)
-        out.reshape(view.shape)[:] = view
-        return out
-    begins = np.cumsum(lengths) - lengths
-    if total < SMALL * len(lengths):
-        from_ = np.arange(total) + np.repeat(places.starts - begins, lengths)
-        return np.take(buffer, from_, out=out)
-    to, source = wire.view(out), wire.view(buffer)
-    for a, b, n in zip(places.starts.tolist(), begins.tolist(), lengths.tolist(), strict=True):
-        to[b : b + n] = source[a : a + n]
+    out = new_array(arena, key, (int(lengths.sum()),), np.dtype(np.uint8))
+    move_spans(buffer, places.starts, lengths, out, packed(lengths)[:-1])
     return out

@@ -349,7 +349,9 @@ class PackedFile(File):
         with self._lock:
             self._stopped = [*self._stopped[-7:], cursor]
 
-    def read_spans(self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints) -> None:
+    def read_spans(
+        self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, near: int = 0
+    ) -> None:
         """Read ranges into `out`, by way of all that lies between them."""
         if not len(offsets):
             return
