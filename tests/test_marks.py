@@ -183,7 +183,7 @@ def test_a_comparison_notices(which, executor, tmp_path):
 @pytest.mark.parametrize("beside", [True, False], ids=["sidecar", "library"])
 def test_a_file_is_replaced_before_it_is_opened_again(beside, tmp_path, monkeypatch):
     """Of many files only a few stay open."""
-    monkeypatch.setattr("dsprep.source.dataset.MAX_OPEN", 2)
+    monkeypatch.setattr("dsprep.source.many.MAX_OPEN", 2)
     monkeypatch.setattr("dsprep.reading.files.KEPT", 2)
     paths = made("hdf5", tmp_path / "one", 1, 6, beside=beside)
     others = made("hdf5", tmp_path / "two", 2, 6, beside=False)

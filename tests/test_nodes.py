@@ -27,8 +27,8 @@ from dsprep.core.storage import remove, wait_for
 from dsprep.errors import TargetError
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import sidecar_path
-from dsprep.source.dataset import MultiSource
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.source.many import MultiSource
 from dsprep.write import jobs, shuffle, staging
 
 FORMATS = sorted(SUFFIX)

@@ -24,7 +24,8 @@ from dsprep.executors.launched import launched
 from dsprep.formats.base import OpenOptions
 from dsprep.reader.defaults import cores_of, threads_by_rule
 from dsprep.reader.ranks import Place, detect
-from dsprep.source.dataset import find_files, open_dataset
+from dsprep.source.dataset import open_dataset
+from dsprep.source.files import find_files
 from dsprep.write.plan import parse_nbytes
 
 Progress: TypeAlias = Callable[[int, int, str], None]

@@ -408,7 +408,7 @@ def for_format(path: str, options: OpenOptions, fields: list[str]) -> OpenOption
     from dsprep.errors import FormatError
     from dsprep.formats.base import OpenOptions
     from dsprep.sidecar import spec
-    from dsprep.source.dataset import find_files
+    from dsprep.source.files import find_files
 
     specs = (*options.fields, *map(FieldSpec.parse, fields))
     files = find_files([path])[0]

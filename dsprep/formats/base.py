@@ -284,7 +284,7 @@ class Source(ABC):
     named
         The paths and patterns by which it was named; empty if it was opened otherwise.
     opening
-        How it was opened (`dsprep.source.dataset.Opening`), for other processes; None if it was
+        How it was opened (`dsprep.source.many.Opening`), for other processes; None if it was
         not by `dsprep.open`.
     """
 

@@ -25,7 +25,7 @@ from dsprep.core.atomic import put
 from dsprep.core.storage import remove, sync, sync_directory
 from dsprep.errors import TargetError, UsageError
 from dsprep.sidecar.spec import NAMES
-from dsprep.source.dataset import check_replaceable
+from dsprep.source.files import check_replaceable
 from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20
 from dsprep.synth.job import Hint, Job, Progress, Recipe
 

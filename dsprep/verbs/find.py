@@ -11,7 +11,7 @@ from dsprep.errors import UsageError
 from dsprep.formats.base import OpenOptions
 from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.source.dataset import find_files
+from dsprep.source.files import find_files
 from dsprep.write.plan import parse_range
 from dsprep.write.sidecars import ReadOnlyError, provenance
 

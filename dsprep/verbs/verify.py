@@ -17,8 +17,8 @@ from dsprep.core.marks import unchanged
 from dsprep.core.schema import Arena, Array, Batch, Column, Ragged, Schema, differences, has_padding
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
-from dsprep.source.dataset import MultiSource, marks_of
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.source.many import MultiSource, marks_of
 from dsprep.write.plan import Cast, Shard, apply_casts, cast_schema, pieces
 from dsprep.write.remote import Part, opened, part
 

@@ -24,8 +24,8 @@ from dsprep.core.schema import Schema
 from dsprep.core.storage import data_files, free_memory, free_nbytes, tree_nbytes
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Format, Source, WriteOptions
-from dsprep.source.dataset import MultiSource, marks_of
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.source.many import MultiSource, marks_of
 from dsprep.write.plan import PIECE_NBYTES, Cast, Shard, show_asked, show_nbytes
 from dsprep.write.shuffle import ShuffledSource
 from dsprep.write.sidecars import made_by

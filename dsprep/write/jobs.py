@@ -32,7 +32,7 @@ from dsprep.layout.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import write_json
-from dsprep.source.dataset import check_replaceable
+from dsprep.source.files import check_replaceable
 from dsprep.write.job import (
     Job,
     Progress,

@@ -19,8 +19,8 @@ from dsprep.core.marks import Mark, unchanged
 from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
-from dsprep.source.dataset import MultiSource, Opening, marks_of
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.source.many import MultiSource, Opening, marks_of
 from dsprep.write.shuffle import FirstPass, ShuffledSource
 from dsprep.write.split import DerivedSource, DuplicatedSource, SelectedSource
 

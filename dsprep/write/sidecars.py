@@ -31,7 +31,8 @@ from dsprep.reading.records import RecordReader
 from dsprep.sidecar import identity, spec
 from dsprep.sidecar.sidecar import MissingError, Sidecar, changes, stale
 from dsprep.sidecar.spec import Content, FileEntry, Identity
-from dsprep.source.dataset import MultiSource, Opening, find_files, marks_of, open_native
+from dsprep.source.files import find_dataset, find_files
+from dsprep.source.many import MultiSource, Opening, marks_of, open_native
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -134,10 +135,8 @@ def provenance(
     """
     if isinstance(paths, str | Path):
         paths = [paths]
-    files, notes = find_files(paths)
-    format, names = files[0][1], [p.absolute() for p, _ in files]
-    if any(other is not format for _, other in files):
-        raise UsageError("the dataset mixes formats", fix="name the files of one format")
+    format, found, notes = find_dataset(paths)
+    names = [path.absolute() for path in found]
     options = options or OpenOptions()
     check_options(options, format.open_options, format.name)
     dataset = dataset_of(names)

@@ -21,7 +21,8 @@ from dsprep.core.schema import Schema
 from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, OpenOptions, Source, WriteOptions
 from dsprep.sidecar.spec import SUFFIX, Content
-from dsprep.source.dataset import find_files, open_dataset
+from dsprep.source.dataset import open_dataset
+from dsprep.source.files import find_files
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.write.buffers import InBytes, InSamples, parse_buffer

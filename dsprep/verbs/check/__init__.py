@@ -26,7 +26,7 @@ from dsprep.reading.files import File
 from dsprep.sidecar import identity, spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.sidecar.spec import Content, FileEntry
-from dsprep.source.dataset import find_files
+from dsprep.source.files import find_files
 from dsprep.verbs.check.bounds import file_nbytes, outside
 from dsprep.verbs.check.full import against_files
 from dsprep.verbs.check.problems import CAUGHT, Problem, problem

@@ -17,7 +17,7 @@ from dsprep.formats.base import OpenOptions, Source
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.sidecar.spec import Content
-from dsprep.source.dataset import MultiSource, open_native
+from dsprep.source.many import MultiSource, open_native
 from dsprep.verbs.check.agreement import compare
 from dsprep.verbs.check.problems import CAUGHT, Problem, problem
 from dsprep.verbs.verify import differing_samples

@@ -1,0 +1,180 @@
+"""Which files a dataset consists of: from what the user typed to paths and their format."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsprep import formats
+from dsprep.core.atomic import restore
+from dsprep.errors import DsprepError, FormatError, TargetError, UsageError
+from dsprep.formats.base import Format
+from dsprep.formats.samples import listed, natural_key
+from dsprep.sidecar import spec
+
+MAX_LIST_NBYTES = 256 << 20
+"""No list of paths is larger."""
+
+
+def find_dataset(paths: Sequence[str | Path]) -> tuple[Format, list[Path], list[str]]:
+    """Return the format of a dataset, its files in order, and notes on what was left out.
+
+    Raises
+    ------
+    FormatError
+        If the files are of several formats.
+    DsprepError, OSError
+        As `find_files` raises them.
+    """
+    files, notes = find_files(paths)
+    first, format = files[0]
+    for path, other in files:
+        if other is not format:
+            raise FormatError(
+                "the dataset mixes formats",
+                where=path,
+                expected=f"{format.name} as {first}",
+                found=other.name,
+                fix="name the files of one format",
+            )
+    return format, [path for path, _ in files], notes
+
+
+def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], list[str]]:
+    """Return the files and stores that `paths` mean, in order, and notes on what was left out.
+
+    Raises
+    ------
+    UsageError, FormatError, FileNotFoundError
+        If a path does not exist, a pattern matches nothing, a directory holds no dataset, or a
+        named file is of no known format.
+    """
+    found: list[tuple[Path, Format]] = []
+    notes: list[str] = []
+    for text in paths:
+        for path in _expand(str(text)):
+            format = _format_of(path) if path.is_dir() else formats.recognise(path)
+            if format is None:
+                inside, skipped = _walk(path)
+                if not inside:
+                    raise FormatError(
+                        "the directory holds no dataset",
+                        where=path,
+                        expected="files of " + ", ".join(formats.FORMATS),
+                        found=f"{len(skipped)} other files" if skipped else "nothing",
+                    )
+                if skipped:
+                    names = listed([p.name for p in skipped])
+                    notes.append(f"left out {names} in {path}: of no known format")
+                found += inside
+            else:
+                found.append((path, format))
+    if not found:
+        raise UsageError("no dataset is named")
+    return found, notes
+
+
+def _expand(text: str) -> list[Path]:
+    """Return the paths that one argument means: a list file, a glob or itself."""
+    if not text.startswith("@"):
+        return _match(text)
+    listing = Path(text[1:])
+    if not listing.is_file() or listing.stat().st_size > MAX_LIST_NBYTES:
+        raise UsageError("this is no list of paths", where=listing)
+    lines = [os.fsdecode(w.strip()) for w in listing.read_bytes().splitlines()]
+    names = [w for w in lines if w and not w.startswith("#")]
+    if not names:
+        raise UsageError("the list names no file", where=listing)
+    return [path for name in names for path in _match(os.path.join(listing.parent, name))]  # noqa: PTH118 (keeps names as they are)
+
+
+def _match(text: str) -> list[Path]:
+    """Return the paths that a glob matches, in natural order, or the one that `text` is."""
+    if not text or "\0" in text:
+        raise UsageError(f"{text!r} is not a path")
+    path = Path(text)
+    missing = not os.path.lexists(path)
+    if missing and glob.has_magic(text):
+        # pathlib's ** does not follow links to directories, which may lead in circles.
+        found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+        hidden = path.name.startswith(".")
+        matches = [
+            m
+            for m in found
+            if not m.name.endswith(spec.NAMES) and (hidden or not m.name.startswith("."))
+        ]
+        if not matches:
+            raise UsageError(f"nothing matches {text!r}")
+        return sorted(matches, key=natural_key)
+    if missing:
+        restore(path)
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UsageError("it is neither a file nor a directory", where=path)
+    return [path]
+
+
+def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
+    """Return the datasets under `directory` in natural order, and the files that are none."""
+    found: list[tuple[Path, Format]] = []
+    skipped: list[Path] = []
+    waiting = [directory]
+    while waiting:
+        for entry in os.scandir(waiting.pop()):
+            path = Path(entry.path)
+            if entry.name.startswith(".") or entry.name.endswith(spec.NAMES):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if (format := _format_of(path)) is None:
+                    waiting.append(path)
+                    continue
+            elif (
+                not _is_file(entry)
+                or (format := formats.by_suffix(path) or _format_of(path)) is None
+            ):
+                skipped.append(path)
+                continue
+            found.append((path, format))
+    found.sort(key=lambda item: natural_key(item[0]))
+    return found, sorted(skipped, key=natural_key)
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a regular file, perhaps by way of links that lead to one."""
+    try:
+        return entry.is_file()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False
+
+
+def _format_of(path: Path) -> Format | None:
+    try:
+        return formats.recognise(path)
+    except FormatError:
+        return None
+
+
+def check_replaceable(target: Path) -> None:
+    """Raise `TargetError` if `target` is a directory that holds more than datasets."""
+    if not target.is_dir() or target.is_symlink() or not any(target.iterdir()):
+        return
+    try:
+        others = find_files([target])[1]
+    except DsprepError as error:
+        raise TargetError(
+            "it is a directory that holds no dataset, and is not replaced",
+            where=target,
+            fix="remove it yourself if it is not needed",
+        ) from error
+    if others:
+        raise TargetError(
+            f"it holds more than a dataset, and is not replaced: {others[0]}",
+            where=target,
+            fix="remove it yourself if it is not needed",
+        )

@@ -1,0 +1,473 @@
+"""Datasets opened by the library of their format, of one file or many.
+
+Several files are read as one dataset. How each was opened is kept, for other processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep import formats
+from dsprep.core.marks import Mark, Status, changed, same_file, status
+from dsprep.core.schema import (
+    OTHERS,
+    Arena,
+    Array,
+    Batch,
+    Ragged,
+    Schema,
+    concatenate,
+    differences,
+    empty_batch,
+    new_array,
+    with_others,
+)
+from dsprep.errors import FormatError, SchemaError
+from dsprep.formats.base import Format, Layout, OpenOptions, Settled, Source
+from dsprep.sidecar import spec
+from dsprep.source.from_sidecar import SidecarSource
+
+MAX_OPEN = 8
+"""Files of one dataset that are kept open at the same time, besides those being read."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a source was opened, so that another process can open it as well.
+
+    Attributes
+    ----------
+    paths
+        Its files.
+    options
+        How they are read.
+    format
+        By the library of which format; None: through their sidecar.
+    hint
+        Types that the format does not keep.
+    marks
+        What the files were, then the sidecar's; empty: not looked at.
+    at
+        The sidecar, if it is not beside the dataset.
+    """
+
+    paths: tuple[Path, ...]
+    options: OpenOptions
+    format: str | None = None
+    hint: Schema | None = None
+    marks: tuple[Mark, ...] = ()
+    at: Path | None = None
+
+    def open(self) -> Source:
+        """Open the source.
+
+        Raises
+        ------
+        DsprepError, OSError
+            If it has changed meanwhile, or cannot be reached from here.
+        """
+        if self.format is None:
+            from dsprep.source.dataset import open_known
+
+            return open_known(self)
+        return open_native(formats.load(self.format), self.paths, self.options, self.hint)
+
+
+def marks_of(source: Source) -> tuple[Mark, ...]:
+    """Return what the files of `source` were when it was opened, or else are now.
+
+    Those of its files come first, in their order; empty for a source made in this process.
+    """
+    opening = source.opening
+    if not isinstance(opening, Opening):
+        return ()
+    if not opening.marks:
+        marks = tuple(map(Mark.of, opening.paths))
+        more = beside(source) if isinstance(source, SidecarSource) else ()
+        source.opening = opening = replace(opening, marks=(*marks, *more))
+    return opening.marks
+
+
+def beside(source: SidecarSource) -> Iterator[Mark]:
+    """Yield the marks of the sidecar and its companion, by which the samples are found."""
+    path = source.sidecar.path
+    yield Mark.of(path.absolute())
+    if source.sidecar.content.companion is not None:
+        yield Mark.of(path.with_name(spec.companion_name(path)).absolute())
+
+
+def open_native(
+    format: Format,
+    paths: Sequence[Path],
+    options: OpenOptions,
+    schema: Schema | None = None,
+    notes: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    survey: bool = False,
+    marks: tuple[Mark, ...] = (),
+) -> Source:
+    """Open files of one format by its own library.
+
+    Parameters
+    ----------
+    schema
+        Types that the format does not keep.
+    survey
+        Whether it is for `Source.extents`.
+    marks
+        What the files were before; empty: not looked at.
+    """
+    if any(s.name == OTHERS for s in options.fields):
+        every = replace(options, fields=())
+        with open_native(format, paths, every, schema, progress=progress) as all_of_them:
+            names = all_of_them.schema.names
+            options = replace(options, fields=with_others(options.fields, names))
+            options, schema = _settled(format, (all_of_them.schema,), options, schema)[1:]
+    source: Source
+    if len(paths) == 1:
+        source = _open_file(format, paths[0], options, schema, survey)
+        source.notes = (*notes, *source.notes)
+        if schema is None:
+            found = own_names(source.schema, options)
+            options, schema = _settled(format, (found,), options, None)[1:]
+    else:
+        source = many = MultiSource(format, paths, options, schema, notes, progress, survey)
+        options, schema = many.options, many.hint
+    absolute = tuple(p.absolute() for p in paths)
+    source.opening = Opening(absolute, options, format.name, schema, marks)
+    return source
+
+
+def _settled(
+    format: Format, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
+) -> Settled:
+    """Return how files are read whose fields are known to agree."""
+    settled = format.settle(schemas, options, hint)
+    assert settled is not None
+    return settled
+
+
+def own_names(schema: Schema, options: OpenOptions) -> Schema:
+    """Return the fields of `schema` by the names that they have in the files."""
+    paths = {s.name: s.path for s in options.fields}
+    fields = {paths.get(f.name, f.name): f for f in schema}
+    return Schema(tuple(replace(f, name=name) for name, f in fields.items()), schema.attrs)
+
+
+def _open_file(
+    format: Format, path: Path, options: OpenOptions, hint: Schema | None, survey: bool
+) -> Source:
+    source = _opener(format, survey)(path, options, hint)
+    if hint is not None:
+        source.schema = _with_hinted_attrs(source.schema, hint)
+    return source
+
+
+def _opener(format: Format, survey: bool) -> Callable[[Path, OpenOptions, Schema | None], Source]:
+    """Return what opens one file."""
+
+    def open_file(path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        try:
+            return format.open(path, options, hint, survey=survey)
+        except FormatError as error:  # in directories, files are taken for what their names end in
+            raise formats.foreign(path) or error from error
+
+    return open_file
+
+
+def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
+    """Return `schema` with the attributes that only the sidecar keeps."""
+    fields = []
+    for f in schema:
+        known = hint[f.name].attrs if f.name in hint.names else {}
+        fields.append(replace(f, attrs={**known, **f.attrs}))
+    return Schema(tuple(fields), {**hint.attrs, **schema.attrs})
+
+
+class _Slot:
+    """An open file, or one that is being opened by whoever holds the lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.source: Source | None = None
+        self.users = 0
+
+
+class MultiSource(Source):
+    """Several files of one format, read as one dataset.
+
+    Opens each file once to count its samples and compare its schema with the first one's, and
+    again when samples of it are read; at most `MAX_OPEN` stay open.
+    """
+
+    def __init__(
+        self,
+        format: Format,
+        paths: Sequence[Path],
+        options: OpenOptions,
+        hint: Schema | None = None,
+        notes: Sequence[str] = (),
+        progress: Callable[[int, int], None] | None = None,
+        survey: bool = False,
+    ) -> None:
+        self._opener = _opener(format, survey)
+        self.format, self.paths = format, list(paths)
+        self.options, self.hint = options, hint
+        self.path = Path(os.path.commonpath([p.absolute().parent for p in paths]))
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, _Slot] = OrderedDict()
+        self._said: Counter[str] = Counter()
+        self._status: dict[int, Status] = {}
+        try:
+            if format.infers and hint is None:
+                counts = self._infer(progress)
+            else:
+                counts = self._check_files(progress)
+        except BaseException:
+            self.close()
+            raise
+        if hint is not None:
+            self.schema = _with_hinted_attrs(self.schema, hint)
+        self._starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])
+        self.notes = (*notes, *(self._counted(n, k) for n, k in self._said.items()))
+
+    def _counted(self, note: str, files: int) -> str:
+        return (
+            note if files == len(self.paths) else f"{note} (in {files} of {len(self.paths)} files)"
+        )
+
+    def _check_files(self, progress: Callable[[int, int], None] | None) -> NDArray[np.int64]:
+        """Set the schema and notes; return the samples of each file."""
+        counts = np.zeros(len(self.paths), np.int64)
+        for i, source in self._each(progress):
+            counts[i] = len(source)
+            if i == 0:
+                self.schema, self.version = source.schema, source.version
+            elif differences(self.schema, source.schema):
+                raise self._disagree(self.paths[i], source.schema)
+        return counts
+
+    def _infer(self, progress: Callable[[int, int], None] | None) -> NDArray[np.int64]:
+        """Set the schema, from what all files hold, and notes; return the samples of each file."""
+        counts = np.zeros(len(self.paths), np.int64)
+        options, self.options = self.options, replace(self.options, fields=())
+        known: Schema | None = None
+        for i, source in self._each(progress):
+            counts[i] = len(source)
+            if known is None or not len(source):
+                known = source.schema if len(source) else known
+                continue
+            merged = self.format.settle((known, source.schema), self.options, None)
+            if merged is None:
+                self.schema = known
+                raise self._disagree(self.paths[i], source.schema)
+            known = merged.schema
+        self.options = options
+        if known is not None:
+            _, self.options, self.hint = _settled(self.format, (known,), options, None)
+        if self.options != replace(options, fields=()) or self.hint is not None:
+            with self._lock:  # files opened so far were opened without knowing the others
+                for index in list(self._open):
+                    self._close(index)
+        first = int(np.flatnonzero(counts)[0]) if counts.any() else 0
+        with self.file(first) as source:
+            self.schema, self.version = source.schema, source.version
+            self._said |= {note: len(self.paths) for note in source.notes if options.fields}
+        return counts
+
+    def _each(self, progress: Callable[[int, int], None] | None) -> Iterator[tuple[int, Source]]:
+        """Yield every file, opened, and collect notes."""
+        first = ""
+        for i in range(len(self.paths)):
+            with self.file(i) as source:
+                self._said.update(source.notes)
+                if not len(source):
+                    self._said["there are no samples"] += 1
+                if i == 0:
+                    first = attributes_text(source.schema)
+                elif attributes_text(source.schema) != first:
+                    self._said["attributes are not those of the first file, which are kept"] += 1
+                yield i, source
+            if progress is not None:
+                progress(i + 1, len(self.paths))
+
+    def _disagree(self, path: Path, found: Schema) -> SchemaError:
+        whole = "records" in self.format.open_options
+        return SchemaError(
+            f"its fields differ from those of {self.paths[0]}: "
+            + "; ".join(differences(self.schema, found)[:3]),
+            where=path,
+            fix="name the fields that all files have with --field, or leave the file out"
+            + (", or take the records whole with --raw-records" if whole else ""),
+        )
+
+    @contextmanager
+    def file(self, index: int) -> Iterator[Source]:
+        """Lend the source of one file, opening it if need be."""
+        with self._lock:
+            slot = self._open.setdefault(index, _Slot())
+            self._open.move_to_end(index)
+            slot.users += 1
+        try:
+            with slot.lock:
+                if slot.source is None:
+                    slot.source = self._opened(index)
+            yield slot.source
+        finally:
+            with self._lock:
+                slot.users -= 1
+                self._close_some()
+
+    def _opened(self, index: int) -> Source:
+        """Open a file: the same one as before, if it was opened before."""
+        path = self.paths[index]
+        if path.is_dir():
+            return self._opener(path, self.options, self.hint)
+        before = self._status.setdefault(index, status(path.stat()))
+        source = self._opener(path, self.options, self.hint)
+        now = status(path.stat())
+        if not same_file(before, now):
+            source.close()
+            raise changed(path, before, now)
+        return source
+
+    def _close_some(self) -> None:
+        idle = [i for i, slot in self._open.items() if not slot.users]
+        for index in idle[: max(0, len(self._open) - MAX_OPEN)]:
+            self._close(index)
+
+    def _close(self, index: int) -> None:
+        source = self._open.pop(index).source
+        if source is not None:
+            source.close()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def confirm(self) -> None:
+        """See `Source.confirm`."""
+        for i in range(len(self.paths)):
+            with self.file(i) as source:
+                source.confirm()
+
+    def openings(self) -> Iterator[Opening]:
+        """Yield how to open each file by itself, with the fields of all."""
+        marks = self.opening.marks
+        for i, path in enumerate(self.paths):
+            one = (path.absolute(),)
+            yield Opening(one, self.options, self.format.name, self.hint, marks[i : i + 1])
+
+    def part(self, start: int, stop: int) -> tuple[Opening, int]:
+        """Return how to open the files that hold some samples, and the first sample in those."""
+        numbers = [i for i, _, _ in self._ranges(start, stop)] or [0]
+        some = slice(numbers[0], numbers[-1] + 1)
+        paths = tuple(p.absolute() for p in self.paths[some])
+        marks = self.opening.marks[some]
+        opening = Opening(paths, self.options, self.format.name, self.hint, marks)
+        return opening, int(self._starts[numbers[0]])
+
+    def locate(self, sample: int) -> tuple[Path, int]:
+        """Return the file that holds `sample`, and the sample's number in it."""
+        index = bisect_right(self._starts, sample) - 1
+        return self.paths[index], sample - int(self._starts[index])
+
+    def _ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (file, first, last + 1) for the files that hold samples of ``start .. stop``."""
+        index = max(0, int(np.searchsorted(self._starts, start, "right")) - 1)
+        while start < stop:
+            base, end = int(self._starts[index]), int(self._starts[index + 1])
+            if end > start:
+                yield index, start - base, min(stop, end) - base
+                start = min(stop, end)
+            index += 1
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop``; see `Source.read`."""
+        ranges = list(self._ranges(start, stop))
+        if not ranges:
+            return empty_batch(self.schema)
+        if len(ranges) == 1:
+            index, first, last = ranges[0]
+            with self.file(index) as source:
+                batch = source.read(first, last, arena)
+            return {name: batch[name] for name in self.schema.names}
+        parts: list[Batch] = []
+        fixed: dict[str, Array] = {
+            f.name: new_array(arena, f"multi.{f.name}", (stop - start, *f.inner), f.dtype)
+            for f in self.schema
+            if not f.ragged
+        }
+        done = 0
+        scratch = Arena()
+        for index, first, last in ranges:
+            with self.file(index) as source:
+                batch = source.read(first, last, scratch)
+            for name, out in fixed.items():
+                out[done : done + last - first] = batch[name]
+            done += last - first
+            parts.append({f.name: _own(batch[f.name]) for f in self.schema if f.ragged})
+        ragged = tuple(f for f in self.schema if f.ragged)
+        joined = concatenate(Schema(ragged), parts) if ragged else {}
+        return {name: fixed.get(name, joined.get(name)) for name in self.schema.names}  # type: ignore[misc]
+
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return the payload bytes of each sample; see `Source.sizes`."""
+        if not self.schema.ragged:
+            return super().sizes(start, stop)
+        parts = [np.zeros(0, np.int64)]
+        for index, first, last in self._ranges(start, stop):
+            with self.file(index) as source:
+                sizes = source.sizes(first, last)
+            if sizes is None:
+                return None
+            parts.append(sizes)
+        return np.concatenate(parts)
+
+    def resident_nbytes(self) -> int:
+        """Return what reading holds in all files that are open at once; see `Source`."""
+        with self.file(0) as source:
+            return source.resident_nbytes() * min(len(self.paths), MAX_OPEN)
+
+    def layouts(self) -> dict[str, Layout]:
+        """Return how the fields lie in the first file."""
+        with self.file(0) as source:
+            return source.layouts()
+
+    def loading_code(self) -> str:
+        """Return a program that loads sample 0 of the first file."""
+        with self.file(0) as source:
+            return source.loading_code()
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            for index in list(self._open):
+                self._close(index)
+
+
+def _own(column: Array | Ragged) -> Array | Ragged:
+    """Return the column in memory of its own, since the arena is used for the next file."""
+    if isinstance(column, Ragged):
+        return Ragged(column.values.copy(), column.offsets, column.kind)
+    return column.copy()
+
+
+def attributes_text(schema: Schema) -> str:
+    """Return all attributes as text, to compare those of two files."""
+    found = {"": schema.attrs, **{f.name: f.attrs for f in schema}}
+    return json.dumps(
+        {n: {k: spec.encode_attr(v) for k, v in a.items()} for n, a in found.items() if a},
+        sort_keys=True,
+    )
