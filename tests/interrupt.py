@@ -1,7 +1,7 @@
 """Kills conversions and repacks at every step they have, one after another, and continues each.
 
 Run as ``python interrupt.py FORMAT JOBS``; JOBS is JSON, a list of ``[source, target, options]``.
-Every fourth step is taken, which of them depends on the options; all with ``DSPREP_FULL=1``. Each
+Every eighth step is taken, which of them depends on the options; all with ``DSPREP_FULL=1``. Each
 attempt is a child process that SIGKILLs itself when its fuse has burnt down: before and after
 pieces are written, positions are recorded, the output is completed, renamed, and its sidecar is
 written. Prints, as JSON, for each job and fuse: whether what was visible after the kill was
@@ -127,7 +127,7 @@ def killed(source: str, target: Path, options: dict) -> list[dict]:
     attempt(source, target, options, -1, 2)
     expected = digest(target)
     results = []
-    stride = 1 if os.environ.get("DSPREP_FULL") == "1" else 4
+    stride = 1 if os.environ.get("DSPREP_FULL") == "1" else 8
     step = 1 + zlib.crc32(json.dumps(options).encode()) % stride
     while True:
         clear(target)

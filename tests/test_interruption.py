@@ -62,7 +62,7 @@ def test_killed_at_every_step(format, tmp_path, origin):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     for job, results in zip(jobs, json.loads(done.stdout), strict=True):
-        assert len(results) > 3
+        assert len(results) > 1
         wrong = [r for r in results if not (r["complete"] and r["same"] and r["left"])]
         assert wrong == [], job
 

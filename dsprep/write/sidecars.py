@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -148,21 +148,8 @@ def provenance(
     if old is not None and as_before:
         options, hint = OpenOptions.from_json(old.reading), old.schema
     with _open(format, names, options, hint, notes) as source:
-        lineage = _lineage(old)
-        made = make(
-            format,
-            source,
-            names,
-            dataset,
-            path,
-            schema=source.schema,
-            lineage=lineage,
-            options=options,
-            law=law,
-            checksums=checksums,
-            progress=progress,
-            executor=executor,
-        )
+        subject = Subject(format, names, dataset, path, source.schema, _lineage(old), options)
+        made = make(source, subject, Looks(law, checksums, progress, executor))
     if old is not None:
         made = replace(made, content=_with_groups(_with_unknown(made.content, old), old, dataset))
     _check_located(made)
@@ -306,17 +293,8 @@ def describe(
     marks = tuple(replace(Mark.of(p.absolute()), locked=True) for p in paths)
     try:
         with open_native(format, paths, OpenOptions(), schema, survey=True, marks=marks) as source:
-            made = make(
-                format,
-                source,
-                paths,
-                dataset,
-                path,
-                schema=schema,
-                lineage=lineage,
-                groups=groups,
-                executor=executor,
-            )
+            subject = Subject(format, paths, dataset, path, schema, lineage, groups=groups)
+            made = make(source, subject, Looks(executor=executor))
         return replace(made, content=replace(made.content, notes=()))
     except UnsupportedError:
         entries = tuple(
@@ -459,66 +437,77 @@ def made_by(function: str) -> dict[str, Any]:
 # --- making ----------------------------------------------------------------------------------
 
 
-def make(
-    format: Format,
-    source: Source,
-    files: Sequence[Path],
-    dataset: Path,
-    path: Path,
-    *,
-    schema: Schema,
-    lineage: Mapping[str, Any],
-    options: OpenOptions | None = None,
-    law: str | None = None,
-    checksums: bool = False,
-    groups: Sequence[Groups] = (),
-    progress: Progress | None = None,
-    executor: Executor | None = None,
-) -> Made:
-    """Return the sidecar of an open dataset.
+@dataclass(frozen=True)
+class Subject:
+    """What a sidecar is to describe.
 
-    Parameters
+    Attributes
     ----------
-    source
-        The dataset, opened by the format's own library.
-    files
-        Its files.
+    format, files
+        The files, and their format.
+    dataset, path
+        What they are together, and where the sidecar is to be.
     schema
-        Its fields, with the attributes that the files may have no place for.
+        The fields, with the attributes that the files may have no place for.
+    lineage
+        Who made them, and from what.
+    options
+        How they are read.
     groups
-        The groups of each file, which no file tells by itself.
-    executor
-        Who looks at the files, if there are several; None: threads of this process.
+        The groups of each file, which no file gives by itself.
     """
+
+    format: Format
+    files: Sequence[Path]
+    dataset: Path
+    path: Path
+    schema: Schema
+    lineage: Mapping[str, Any]
+    options: OpenOptions = field(default_factory=OpenOptions)
+    groups: Sequence[Groups] = ()
+
+
+@dataclass(frozen=True)
+class Looks:
+    """How files are looked at; the attributes are parameters of `provenance`."""
+
+    law: str | None = None
+    checksums: bool = False
+    progress: Progress | None = None
+    executor: Executor | None = None
+
+
+def make(source: Source, subject: Subject, looks: Looks) -> Made:
+    """Return the sidecar of a dataset that the format's own library has opened."""
     tables = Tables()
     layouts: dict[str, int] = {}
     entries = []
-    if executor is not None and isinstance(source, MultiSource):
-        looked = _look_apart(source, files, law, checksums, progress, executor)
+    if looks.executor is not None and isinstance(source, MultiSource):
+        found = _look_apart(source, subject, looks, looks.executor)
     else:
-        looked = _look(format, source, files, law, checksums, progress)
-    for i, (file, (layout, who, crcs)) in enumerate(zip(files, looked, strict=True)):
-        if groups and layout.count:
-            layout = replace(layout, groups=fit.fit_groups(groups[i]))
+        found = _look(source, subject, looks)
+    for i, (file, (layout, who, crcs)) in enumerate(zip(subject.files, found, strict=True)):
+        if subject.groups and layout.count:
+            layout = replace(layout, groups=fit.fit_groups(subject.groups[i]))
             layout = _with_rest(layout, file)
-        text = json.dumps(as_json.to_json(layout, schema, tables))
+        text = json.dumps(as_json.to_json(layout, subject.schema, tables))
         number = layouts.setdefault(text, len(layouts))
-        relative = os.path.relpath(file, dataset)
+        relative = os.path.relpath(file, subject.dataset)
         crc32c = {"block": CRC_BLOCK, "data": tables.put(crcs)} if crcs is not None else None
         entries.append(FileEntry(relative, layout.count, who, number, crc32c))
     companion = bytes(tables.written)
     known = {"nbytes": len(companion), "blake2b": digest(companion)} if companion else None
     content = Content(
-        format.name,
-        schema,
+        subject.format.name,
+        subject.schema,
         tuple(entries),
-        lineage,
+        subject.lineage,
         layouts=tuple(json.loads(text) for text in layouts),
-        reading=(options or OpenOptions()).to_json(),
+        reading=subject.options.to_json(),
         companion=known,
         notes=tuple(source.notes),
     )
-    return Made(content, companion, dataset, path)
+    return Made(content, companion, subject.dataset, subject.path)
 
 
 def _with_rest(layout: FileLayout, path: Path) -> FileLayout:
@@ -541,85 +530,48 @@ def _with_rest(layout: FileLayout, path: Path) -> FileLayout:
 Looked: TypeAlias = tuple[FileLayout, Identity, bytes | None]
 
 
-def _look(
-    format: Format,
-    source: Source,
-    files: Sequence[Path],
-    law: str | None,
-    checksums: bool,
-    progress: Progress | None,
-) -> list[Looked]:
-    """Return layout, identity and checksums of every file, several files at a time."""
-    done = 0
-    marks = marks_of(source)
-
-    def one(i: int) -> Looked:
-        nonlocal done
-        inside = progress if len(files) == 1 else None
-        with unchanged(marks[i : i + 1]):
-            who = identity.take(files[i], format.name)
-            with _file(source, i) as opened:
-                layout = _fitted(opened, source.schema, law, inside)
-            crcs = _summed(format, files[i], layout, source.schema) if checksums else None
-        done += 1
-        if progress is not None and len(files) > 1:
-            progress(done, len(files))
-        return layout, who, crcs
-
-    if len(files) == 1:
-        return [one(0)]
-    with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
-        return list(pool.map(one, range(len(files))))
-
-
 @dataclass(frozen=True)
 class _FileTask:
-    """One file to be looked at by another process; `number` is its place among all."""
+    """One file to be looked at, perhaps by another process.
+
+    Attributes
+    ----------
+    number
+        Its place among all.
+    path, format, marks
+        The file, its format, and what it was when the dataset was opened.
+    opening
+        How another process opens it; None: it is open.
+    schema
+        The fields of the dataset.
+    law, checksums
+        As in `Looks`.
+    """
 
     number: int
-    opening: Opening
+    path: Path
+    format: str
+    marks: tuple[Mark, ...]
+    opening: Opening | None
     schema: Schema
     law: str | None
     checksums: bool
 
 
-def _look_apart(
-    source: MultiSource,
-    files: Sequence[Path],
-    law: str | None,
-    checksums: bool,
-    progress: Progress | None,
-    executor: Executor,
-) -> list[Looked]:
-    """Return the same as `_look`, from other processes."""
-    marks_of(source)
-    openings = source.openings()
-    tasks = (
-        _FileTask(i, opening, source.schema, law, checksums) for i, opening in enumerate(openings)
-    )
-    found: dict[int, Looked] = {}
-    for task, looked in executors.run(executor, _look_at, tasks, count=len(files)):
-        found[task.number] = looked
-        if progress is not None:
-            progress(len(found), len(files))
-    return [found[i] for i in range(len(files))]
-
-
-def _look_at(task: _FileTask) -> Looked:
-    opening = task.opening
-    (path,) = opening.paths
-    assert opening.format is not None  # it is a file, not a dataset with a sidecar
-    format = formats.load(opening.format)
-    with unchanged(opening.marks):
-        who = identity.take(path, format.name)
-        with open_native(format, [path], opening.options, opening.hint, survey=True) as opened:
-            layout = _fitted(opened, task.schema, task.law, None)
-        crcs = _summed(format, path, layout, task.schema) if task.checksums else None
+def _looked(
+    task: _FileTask,
+    opened: Callable[[], AbstractContextManager[Source]],
+    progress: Progress | None = None,
+) -> Looked:
+    """Return layout, identity and checksums of a file."""
+    with unchanged(task.marks):
+        who = identity.take(task.path, task.format)
+        with opened() as source:
+            layout = _fitted(source, task.schema, task.law, progress)
+        crcs = None
+        if task.checksums:
+            crcs = _summed(formats.load(task.format), task.path, layout, task.schema)
     return layout, who, crcs
-
-
-def _file(source: Source, i: int) -> AbstractContextManager[Source]:
-    return source.file(i) if isinstance(source, MultiSource) else nullcontext(source)
 
 
 def _fitted(
@@ -629,6 +581,70 @@ def _fitted(
     if not len(source):
         return FileLayout(0, None, {name: Column(None) for name in schema.names})
     return fit.fit(source.extents(progress), law)
+
+
+def _task(
+    source: Source, subject: Subject, looks: Looks, i: int, opening: Opening | None = None
+) -> _FileTask:
+    return _FileTask(
+        i,
+        subject.files[i],
+        subject.format.name,
+        marks_of(source)[i : i + 1],
+        opening,
+        source.schema,
+        looks.law,
+        looks.checksums,
+    )
+
+
+def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
+    """Return layout, identity and checksums of every file, several files at a time."""
+    files = len(subject.files)
+    done = 0
+
+    def one(i: int) -> Looked:
+        nonlocal done
+        found = _looked(
+            _task(source, subject, looks, i),
+            lambda: source.file(i) if isinstance(source, MultiSource) else nullcontext(source),
+            looks.progress if files == 1 else None,
+        )
+        done += 1
+        if looks.progress is not None and files > 1:
+            looks.progress(done, files)
+        return found
+
+    if files == 1:
+        return [one(0)]
+    with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
+        return list(pool.map(one, range(files)))
+
+
+def _look_apart(
+    source: MultiSource, subject: Subject, looks: Looks, executor: Executor
+) -> list[Looked]:
+    """Return the same as `_look`, from other processes."""
+    marks_of(source)
+    openings = source.openings()
+    tasks = (_task(source, subject, looks, i, opening) for i, opening in enumerate(openings))
+    found: dict[int, Looked] = {}
+    for task, looked in executors.run(executor, _look_at, tasks, count=len(subject.files)):
+        found[task.number] = looked
+        if looks.progress is not None:
+            looks.progress(len(found), len(subject.files))
+    return [found[i] for i in range(len(subject.files))]
+
+
+def _look_at(task: _FileTask) -> Looked:
+    """Look at a file that this process has to open."""
+    opening, format = task.opening, formats.load(task.format)
+    assert opening is not None  # of every task that travels
+    (path,) = opening.paths
+    return _looked(
+        replace(task, path=path),
+        lambda: open_native(format, [path], opening.options, opening.hint, survey=True),
+    )
 
 
 # --- checksums -------------------------------------------------------------------------------
