@@ -20,6 +20,7 @@ from dsprep.verbs.audit import audit
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.write.job import RunOptions
 from dsprep.write.jobs import run_job
+from dsprep.write.plan import Cut
 from dsprep.write.sidecars import ReadOnlyError, provenance
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
@@ -36,7 +37,7 @@ def locked(request, tmp_path, monkeypatch):
     folder = tmp_path / "locked"
     folder.mkdir()
     path = folder / f"a{request.param}"
-    more = {} if request.param else {"to": "hdf5", "samples_per_file": 9}
+    more = {} if request.param else {"to": "hdf5", "cut": Cut(samples_per_file=9)}
     (tmp_path / "memory").touch()
     source = MemorySource(SCHEMA, random_batch(SCHEMA, 30), tmp_path / "memory")
     run_job(plan_job(source, path, ConvertOptions(**more)), source, RunOptions(durable=False))
@@ -104,7 +105,7 @@ def test_the_error_says_what_to_do(locked):
 @pytest.mark.parametrize("suffix", [".zarr", ".lmdb", ""])
 def test_a_sidecar_inside_does_not_change_the_dataset(suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
-    more = {} if suffix else {"to": "hdf5", "samples_per_file": 9}
+    more = {} if suffix else {"to": "hdf5", "cut": Cut(samples_per_file=9)}
     (tmp_path / "memory").touch()
     source = MemorySource(SCHEMA, random_batch(SCHEMA, 30), tmp_path / "memory")
     run_job(plan_job(source, path, ConvertOptions(**more)), source, RunOptions(durable=False))

@@ -21,7 +21,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -120,12 +120,8 @@ class FirstPass:
             lambda samples, position: None,
             None,
         )
-        try:
-            for _ in copy.run():
-                pass
-            writer.finish()
-        finally:
-            writer.close()
+        for _ in copy.complete():
+            pass
         try:
             own.rename(self.place(part))
         except OSError as error:
@@ -299,13 +295,10 @@ class ShuffledSource(DerivedSource):
             save,
             CHECKPOINT_NBYTES if self.durable else None,
         )
-        try:
-            for piece in copy.run():
+        with closing(copy.complete()) as written:
+            for piece in written:
                 done += piece.samples
                 progress(done, total)
-            writer.finish()
-        finally:
-            writer.close()
         self._save({"job": job, "samples": total, "complete": True})
 
     # --- the first pass by other processes -------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -99,6 +99,14 @@ class ShardCopy:
             self._stop()
             for thread in threads:
                 thread.join()
+
+    def complete(self) -> Generator[Done, None, None]:
+        """Copy as `run` does, and complete the output; the writer is closed in any case."""
+        try:
+            yield from self.run()
+            self._writer.finish()
+        finally:
+            self._writer.close()
 
     def _collect(self, running: int) -> Iterator[Done]:
         written: set[int] = set()
