@@ -91,16 +91,12 @@ class Work:
 
     Attributes
     ----------
-    data, reading
-        The dataset, and how to read it.
-    format
-        Its format.
     names
         The strategies, the limit first.
     points
         The values of what is swept, with the settings to measure with; one without sweep.
     plans
-        What has to be prepared for each point.
+        The dataset, and what has to be prepared of it for each point.
     sweep
         What is swept, as it was written; None if nothing is.
     notes
@@ -111,9 +107,6 @@ class Work:
         How the user reads the dataset today; None: not said.
     """
 
-    data: tuple[str | Path, ...]
-    reading: OpenOptions
-    format: str
     names: tuple[str, ...]
     points: tuple[tuple[str, Settings], ...]
     plans: tuple[scratch.Plan, ...]
@@ -143,14 +136,12 @@ def plan_read(
 
     Parameters
     ----------
-    data
-        The dataset, as `dsprep.open` takes it.
+    data, reading
+        The dataset, as `dsprep.open` takes it, and how to read it.
     strategies
         Names, or names of sets; those that suit the dataset if empty. The limit always runs.
     settings
         How to measure.
-    reading
-        How to read the dataset.
     sweep
         ``"buffer-size=1MiB,4MiB"``: run all for each value.
     limit
@@ -168,27 +159,20 @@ def plan_read(
     settings, reading = settings or Settings(), reading or OpenOptions()
     computing.parse(settings.compute)
     points = _points(settings, sweep)
-    for _, one in points:
-        _check(one)
     format = find_files(list(data))[0][0][1].name
     asked = tuple(strategies)
     if baseline is not None:
         find(baseline)
         strategies = (*(strategies or usual(format)), baseline)
     names, notes = chosen(strategies, settings, format)
-    plans: list[scratch.Plan] = []
+    forms, plans = _containers(names), list[scratch.Plan]()
     for _, one in points:
-        forms, buffer = _containers(names), one.buffer_size
-        plan = scratch.plan(
-            list(data), reading, forms, folder=folder, limit=limit, buffer_size=buffer
-        )
+        size = one.buffer_size
+        plan = scratch.plan(data, reading, forms, folder=folder, limit=limit, buffer_size=size)
         folder = plan.folder
         plans.append(plan if not plans else replace(plan, temporary=plans[0].temporary))
     notes += [n for plan in plans for n in plan.notes]
     return Work(
-        data=tuple(data),
-        reading=reading,
-        format=format,
         names=names,
         points=tuple(points),
         plans=tuple(plans),
@@ -230,14 +214,14 @@ def bench_read(
         progress(0, work.runs, "preparing")
         made = [prepare(plan) for plan in work.plans]
         progress(0, work.runs, "checksum of the dataset")
-        with open_dataset(list(work.data), work.reading) as source:
+        with open_dataset(list(first.data), first.reading) as source:
             expected = sums.of_source(source, first.samples)
         jobs = [
             (value, one, _tasks(work.names, one, plan, forms))
             for (value, one), plan, forms in zip(work.points, work.plans, made, strict=True)
         ]
         found, alone = _measured(jobs, _facts(expected, settings), progress, runner)
-        machine = describe(first.folder if first.folder.exists() else Path(work.data[0]))
+        machine = describe(first.folder if first.folder.exists() else Path(first.data[0]))
     told = {"named": list(work.named), "baseline": work.baseline}
     report = Report(
         command=command,
@@ -266,8 +250,8 @@ def _dataset(work: Work, expected: sums.Sums) -> dict[str, Any]:
     """Return the facts about the dataset for the report."""
     first = work.plans[0]
     return {
-        "name": Path(work.data[0]).name,
-        "format": work.format,
+        "name": Path(first.data[0]).name,
+        "format": first.source,
         "samples": first.samples,
         "of": first.of,
         "sample_nbytes": round(expected.nbytes / first.samples),
@@ -313,13 +297,15 @@ def usual(format: str) -> tuple[str, ...]:
 
 def _points(settings: Settings, sweep: str | None) -> list[tuple[str, Settings]]:
     """Return the settings to measure with, each with the value that is swept."""
-    if sweep is None:
-        return [("", settings)]
-    parameter, values = sweeping.parse(sweep)
-    name = parameter.replace("-", "_")
-    kind = _SWEPT.get(parameter, int)
-    changed: list[dict[str, Any]] = [{name: kind(value)} for value in values]
-    return [(v, replace(settings, **c)) for v, c in zip(values, changed, strict=True)]
+    points = [("", settings)]
+    if sweep is not None:
+        parameter, values = sweeping.parse(sweep)
+        name, kind = parameter.replace("-", "_"), _SWEPT.get(parameter, int)
+        changed: list[dict[str, Any]] = [{name: kind(value)} for value in values]
+        points = [(v, replace(settings, **c)) for v, c in zip(values, changed, strict=True)]
+    for _, one in points:
+        _check(one)
+    return points
 
 
 def _check(settings: Settings) -> None:

@@ -171,13 +171,13 @@ def plan(
     DsprepError, OSError
         If the dataset cannot be opened.
     """
-    files = tuple(path.absolute() for path, _ in find_files(data)[0])
+    found = find_files(data)[0]
+    files, format = tuple(path.absolute() for path, _ in found), found[0][1]
     dataset = dataset_of(files)
     place, temporary = folder_for(data, dataset, folder)
     with open_dataset(data, reading) as source:
         if not len(source):
             raise FormatError("the dataset has no samples", where=dataset)
-        format = find_files([files[0]])[0][0][1]
         samples, payload = first_samples(source, limit)
         whole = samples == len(source) and not reading.fields
         grouped = in_place.group_nbytes(source) if whole else None
@@ -196,10 +196,7 @@ def plan(
             buffer_nbytes=buffer,
             group_text=text,
         )
-        deciding = _Deciding(facts, source, format, whole, grouped)
-        for name in dict.fromkeys(containers):
-            deciding.decide(name)
-        return deciding.result()
+        return _Deciding(facts, source, format, whole, grouped).decided(containers)
 
 
 def _buffer(
@@ -352,8 +349,10 @@ class _Deciding:
         stem = f"{dataset_of(self.facts.files).name[:40]}-{name.replace(':', '-')}-{key}"
         return Item(name, self.place / stem, file, estimate, told, **more)
 
-    def result(self) -> Plan:
-        """Return the plan."""
+    def decided(self, containers: Sequence[str]) -> Plan:
+        """Return the plan for some forms."""
+        for name in dict.fromkeys(containers):
+            self.decide(name)
         writes = tuple(name for name, item in self.items.items() if not complete(item))
         if writes and existing(self.place).stat().st_dev != self.facts.files[0].stat().st_dev:
             self.notes.append(
