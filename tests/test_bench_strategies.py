@@ -173,8 +173,10 @@ def opened_of(path: Path) -> list[str]:
         if target.startswith(str(path)):
             found.append(target)
     found += [str(child) for child in multiprocessing.active_children()]
-    shared = {p for p in Path("/dev/shm").iterdir() if p.stat().st_uid == os.getuid()} - BEFORE
-    return found + [str(p) for p in (*shared, *Path(tempfile.gettempdir()).glob("0*_*"))]
+    if "torch" in sys.modules:  # which shares memory, and so do loaders that use it
+        found += map(str, set(Path("/dev/shm").iterdir()) - BEFORE)
+        found += map(str, Path(tempfile.gettempdir()).glob("0*_*"))
+    return found
 
 
 BEFORE = set(Path("/dev/shm").iterdir())
@@ -206,8 +208,9 @@ def test_every_sample_comes_once(datasets, name, label):
                 batch, sizes = run_epoch(strategy, number)
                 assert_same_types(batch, schema)
                 assert len(sizes) <= strategy.task.steps
-                assert sizes[:-1] == [BATCH] * (len(sizes) - 1)
-                assert 0 < sizes[-1] <= BATCH
+                assert 0 < min(sizes) <= max(sizes) <= BATCH
+                if name not in PEERS:
+                    assert sizes[:-1] == [BATCH] * (len(sizes) - 1)
                 epochs[number].append(keys(batch, schema))
                 if rank == 0 and number == 0:  # as a cold run does
                     strategy.close()
