@@ -415,13 +415,13 @@ def test_what_only_the_library_finds(tmp_path: Path) -> None:
         h5py.h5d.create(file.id, b"odd", odd, line)
     found = _unlocated(path)
     assert {n: w for n, w in found.items() if n != "odd"} == {
-        "compact": "it is compact: it lies inside the file's metadata",
+        "compact": "it is compact: its values are in the file's metadata",
         "unwritten": "nothing was ever written to it",
-        "external": "it lies in external files",
+        "external": "its values are in external files",
         "virtual": "it is virtual: it is made of parts of other datasets",
         "lzf": "its chunks are encoded by lzf, which only HDF5 libraries decode",
         "scaled": "its chunks are encoded by scaleoffset, which only HDF5 libraries decode",
-        "text": "its values lie in the global heap, each found through a descriptor; "
+        "text": "its values are in the global heap, each found through a descriptor; "
         "dsprep convert makes them addressable",
         "terminated": "the HDF5 library converts its type when it reads",
     }

@@ -183,7 +183,7 @@ def test_the_cost_of_a_sample_is_at_most_the_dataset(tmp_path: Path) -> None:
     assert access["one"] == "the only chunk (1.92 kB) is read and decoded for one sample"
     assert access["room"] == "the only chunk (6.14 kB) is read and decoded for one sample"
     assert access["wide"] == "the only chunk (4 kB) is read and decoded for one sample"
-    assert access["two"].startswith("a sample lies in 2 chunks of 768 B, each is read and decoded")
+    assert access["two"].startswith("a sample is in 2 chunks of 768 B, each is read and decoded")
     assert access["two"].endswith(": 16x the bytes that are wanted")
     with opened(tmp_path / "a", "rows@index") as source:
         access = source.layouts()["rows"].access
@@ -509,7 +509,7 @@ def test_inside_and_outside(tmp_path: Path, kind: str) -> None:
     with dsprep.open(path) as source:
         assert source.schema.names == ("x", "y")
         np.testing.assert_array_equal(source[:]["x"], INTS)
-        assert any("values lie in other files" in note for note in source.notes)
+        assert any("values are in other files" in note for note in source.notes)
     path = write_elsewhere(kind, tmp_path / "in", tmp_path / "out" / "other")
     with dsprep.open(path) as source:
         assert source.schema.names == ("y",)

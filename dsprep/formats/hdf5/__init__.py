@@ -5,7 +5,7 @@ types; ragged data by index tables; whole files as one sample. Written: one data
 field; for a ragged field, ``bytes`` or ``str`` called NAME a group NAME with
 
 ======================  =====================================================================
-``values``              the samples' rows, one after another; ``uint8`` for `bytes` and `str`
+``values``              the samples' rows, back to back; ``uint8`` for `bytes` and `str`
 ``first``, ``count``    int64, one per sample: its rows are ``first <= r < first + count``
 ``dsprep_kind``         an attribute: ``array``, ``bytes`` or ``str``
 ======================  =====================================================================

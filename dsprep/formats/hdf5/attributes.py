@@ -35,7 +35,7 @@ def read_attributes(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the attributes of an h5py object, and the names of those left out.
 
-    `sound` says whether one that lies in a heap may be read.
+    `sound` says whether one that is in a heap may be read.
 
     Left out are references, empty attributes, and what h5py cannot read.
     """
@@ -75,8 +75,8 @@ def has_attributes(item: Any) -> bool:
 def _names(item: Any) -> list[bytes]:
     """Return the names of the attributes of an h5py object, sorted as h5py lists them.
 
-    In the order in which they lie: to sort them the library makes a table, and it crashes where
-    damage stops it on the way.
+    They are walked as stored: to sort them the library makes a table, and it crashes where damage
+    stops it on the way.
     """
     from h5py import h5, h5a
 
@@ -119,7 +119,7 @@ def _plain_value(value: Any, dtype: Any) -> Any:
 def mark(item: Any, name: str, text: str) -> None:
     """Give an h5py object one of dsprep's own attributes.
 
-    As a fixed string: one of variable length lies in a heap, where damage can hang the library.
+    As a fixed string: one of variable length is in a heap, where damage can hang the library.
     """
     item.attrs.create(name, np.bytes_(text.encode()))
 
@@ -190,7 +190,7 @@ class Descriptors:
         self._recent: tuple[int, list[bytes], list[bytes]] = (-1, [], [])
 
     def sound(self, item: Any, name: str) -> bool:
-        """Whether the library may be asked for an attribute that lies in a heap.
+        """Whether the library may be asked for an attribute that is in a heap.
 
         Parameters
         ----------
@@ -282,7 +282,7 @@ class Descriptors:
                 message = data[at + skip : at + skip + size]
                 at += skip + size
                 if marks & _SHARED:
-                    continue  # it lies elsewhere
+                    continue  # it is elsewhere
                 if kind == _CONTINUATION and len(message) >= self._address_nbytes:
                     size = int.from_bytes(message[self._address_nbytes :], "little")
                     blocks.append((self._address(message, 0), size))

@@ -200,7 +200,7 @@ class Indexed:
             if grid is None:
                 return Column(None)
             if not np.array_equal(first, np.arange(len(first), dtype=np.int64) * unit):
-                raise Unlocated("its bytes are no array of the type that it was given")
+                raise Unlocated("its bytes are not an array of the type that it was given")
             return _fitting(Column(grid, unit), self.count, field)
         if grid is not None:
             cut = grid.chunk[0] % unit and grid.chunk != grid.shape
@@ -248,12 +248,15 @@ class Sequences:
     With `whole` the dataset has no axis, and is the only sample.
     """
 
-    dataset: Any
-    held: Held
     lengths: Lengths
-    where: str
+    held: Held
     attrs: Attrs
     whole: bool = False
+
+    @property
+    def dataset(self) -> Any:
+        """The `h5py.Dataset`."""
+        return self.lengths.dataset
 
     @property
     def count(self) -> int:
@@ -267,12 +270,11 @@ class Sequences:
         return Field(name, self.held.carrier.dtype, (None,), attrs=self.attrs)
 
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
-        """Return samples ``start <= i < stop``, read already: only reading tells their size."""
+        """Return samples ``start <= i < stop``, read already: only reading gives their size."""
         del arena, key
-        here = f"{self.where}, samples {start} to {stop - 1}"
-        dtype = self.held.carrier.dtype
-        with library(here, "the data cannot be read"):
-            need_filters(self.dataset, self.where)
+        where, dtype = self.lengths.where, self.held.carrier.dtype
+        with library(f"{where}, samples {start} to {stop - 1}", "the data cannot be read"):
+            need_filters(self.dataset, where)
             values, nbytes = self.lengths.values(start, stop)
         if self.held.kind == "str":
             values, nbytes = _to_zeros(values, nbytes)
@@ -296,7 +298,7 @@ class Sequences:
     def locate(self, field: Field, where: str, progress: Progress) -> Column:
         """Raise `Unlocated`."""
         raise Unlocated(
-            "its values lie in the global heap, each found through a descriptor; "
+            "its values are in the global heap, each found through a descriptor; "
             "dsprep convert makes them addressable"
         )
 
@@ -415,7 +417,7 @@ class PerGroup:
         """Return where all samples are, if they are datasets of one chunk each, all alike."""
         if self.ragged or self.held.vlen:
             raise Unlocated(
-                "its samples differ in length, and each lies in a dataset of its own; dsprep "
+                "its samples differ in length, and each is in a dataset of its own; dsprep "
                 "convert makes them addressable"
             )
         if not field.row_nbytes:
@@ -428,10 +430,10 @@ class PerGroup:
             grid = part.rows.grid() if isinstance(part, Fixed) else None
             several = grid is None or grid.blocks.count != 1
             if grid is None or several or grid.masks is not None or grid.fill is not None:
-                raise Unlocated("each of its samples lies in a dataset of several chunks")
+                raise Unlocated("each of its samples is in a dataset of several chunks")
             first = first or grid
             if (grid.filters, math.prod(grid.chunk)) != (first.filters, math.prod(first.chunk)):
-                raise Unlocated("its samples lie in datasets that are not stored alike")
+                raise Unlocated("its samples are in datasets that are not stored alike")
             begins[i] = grid.blocks.offsets.at(zero)[0]
             sizes[i] = grid.blocks.lengths.at(zero)[0]
             progress(1)

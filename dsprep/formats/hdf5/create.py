@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import DType, Ints, Schema
+from dsprep.core.schema import DType, Field, Ints, Schema
 from dsprep.core.storage import pread_most, pwrite_all
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.hdf5.attributes import (
@@ -30,7 +30,7 @@ from dsprep.formats.hdf5.attributes import (
     mark,
     write_attributes,
 )
-from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE
+from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier
 from dsprep.formats.hdf5.grids import chunk_table
 from dsprep.formats.hdf5.guard import SIGNATURE, library
 from dsprep.formats.hdf5.plan import FieldPlan, FilePlan
@@ -174,14 +174,14 @@ def _group(file: Any, path: str) -> Any:
 
 def _dataset(
     parent: Any,
-    name: str,
+    name: str | None,
     shape: tuple[int, ...],
     dtype: DType,
     chunk: int,
     p: FieldPlan | None,
     early: bool,
 ) -> Any:
-    """Add a dataset with chunks of that many rows; contiguous if 0.
+    """Add a dataset with chunks of that many rows; contiguous if 0; without a name if None.
 
     Parameters
     ----------
@@ -212,7 +212,8 @@ def _dataset(
         create.set_alloc_time(h5d.ALLOC_TIME_LATE)
     element = h5t.py_create(dtype, logical=True)
     space = h5s.create_simple(shape)
-    return h5py.Dataset(h5d.create(parent.id, name.encode(), element, space, create))
+    path = None if name is None else name.encode()
+    return h5py.Dataset(h5d.create(parent.id, path, element, space, create))
 
 
 # --- places -----------------------------------------------------------------------------------
@@ -288,7 +289,7 @@ def addresses(path: Path, file: FilePlan) -> tuple[Ints, Ints]:
 
 
 def regular(found: Ints, file: FilePlan) -> bool:
-    """Whether groups lie as planned: aligned, at equal distances, without gaps inside."""
+    """Whether groups are as planned: aligned, at equal distances, without gaps inside."""
     if not found.size:
         return True
     begins = np.cumsum([0, *(p.nbytes for p in file.parts[:-1])])
@@ -410,20 +411,9 @@ def _unnamed(made: Any, nbytes: int, chunk: int = 0, *, filtered: bool = False) 
 
     Only filtered chunks may differ in size.
     """
-    import h5py
-    from h5py import h5d, h5p, h5s, h5t
-
-    create = h5p.create(h5p.DATASET_CREATE)
-    create.set_obj_track_times(False)
-    create.set_fill_time(h5d.FILL_TIME_NEVER)
-    if chunk:
-        create.set_chunk((chunk,))
-    else:
-        create.set_alloc_time(h5d.ALLOC_TIME_EARLY)
-    if filtered:
-        create.set_deflate(1)
-    space = h5s.create_simple((nbytes,))
-    return h5py.Dataset(h5d.create(made.id, None, h5t.STD_U8LE, space, create))
+    byte = np.dtype(np.uint8)
+    p = FieldPlan(Field("x", byte), Carrier(byte, byte), chunk, "gzip" if filtered else None, 1)
+    return _dataset(made, None, (nbytes,), byte, chunk, p, early=False)
 
 
 # --- times ------------------------------------------------------------------------------------
@@ -437,7 +427,7 @@ _LARGEST = 1 << 16
 def _without_times(path: Path) -> None:
     """Set the times of the superblock extension to 0, if there is one that has times.
 
-    The library keeps times in every object header unless told not to, but takes no such wish for
+    The library keeps times in every object header unless told not to, but takes no such setting for
     the extension, which it makes where a file has a strategy for its space. Superblock versions 2
     and 3 have its address at byte 20; an object header of version 2 is ``OHDR``, its version,
     flags, with flag 0x20 four times of 4 bytes, with flag 0x10 four more bytes, then the size of

@@ -215,7 +215,7 @@ def _visit(
 def _links(group: Any) -> list[tuple[bytes, bool]]:
     """Return the names in an `h5py.Group`, and whether they are hard links, in the order of h5py.
 
-    That is by creation if it was kept. The library walks them as they lie: to sort them it makes a
+    That is by creation if it was kept. The library walks them as stored: to sort them it makes a
     table, and it crashes where damage stops it on the way.
     """
     from h5py import h5, h5l
@@ -323,12 +323,12 @@ class Elsewhere:
         return self._reason(item, path, depth + 1) if isinstance(item, h5py.Dataset) else None
 
     def _outside(self, name: str, files: list[Path]) -> str | None:
-        """Return why files that a dataset names are not read, if one lies outside."""
+        """Return why files that a dataset names are not read, if one is outside."""
         for other in files:
             inside = any(other.resolve().is_relative_to(root) for root in self._roots)
             if not inside and not self._follow:
                 return (
-                    f"its values lie in {other}, outside the directory of the file "
+                    f"its values are in {other}, outside the directory of the file "
                     "(--follow-external reads it)"
                 )
         self.read.setdefault(name)
@@ -336,7 +336,7 @@ class Elsewhere:
 
 
 def _stored(name: str, path: Path) -> list[Path]:
-    """Return the file that external storage called `name` lies in, as the library looks for it."""
+    """Return the file that external storage called `name` means, as the library looks for it."""
     prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "")
     return [Path(_origin(prefix, path), name).absolute()]
 

@@ -1,4 +1,4 @@
-"""What a person wants to know of a field: how it lies on disk, and how to load it with h5py."""
+"""What a person wants to know of a field: how it is stored, and how to load it with h5py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SOME = 1024
 
 
 def layout(column: FieldColumn, count: int) -> Layout:
-    """Return how the field of a column lies on disk, in a file of `count` samples."""
+    """Return how the field of a column is stored, in a file of `count` samples."""
     dataset = column.dataset
     storage, filters = _storage(dataset)
     stored = int(dataset.id.get_storage_size())
@@ -25,7 +25,7 @@ def layout(column: FieldColumn, count: int) -> Layout:
         access = f"a dataset of {_size(mean)} in a group of its own is looked up and read"
         return Layout(storage=f"a dataset per sample, {storage}", codecs=filters, access=access)
     if isinstance(column, Sequences):
-        access = "each sample lies in a heap, found through a descriptor of its own: slow at random"
+        access = "each sample is in a heap, found through a descriptor of its own: slow at random"
         return Layout(storage=storage, codecs=filters, stored_nbytes=None, access=access)
     if isinstance(column, Indexed):
         names = " and ".join(column.route.names)
@@ -102,12 +102,12 @@ def _access(
     if pieces < 1.05:
         text = f"a chunk of {rows} {unit} ({_size(nbytes)}) {work} for one sample{times}"
     else:
-        text = f"a sample lies in {_number(pieces)} chunks of {_size(nbytes)}, each {work}{times}"
+        text = f"a sample is in {_number(pieces)} chunks of {_size(nbytes)}, each {work}{times}"
     return text, pieces, pieces * nbytes
 
 
 def _chunks_of_sample(column: Fixed | Indexed, dataset: Any, wanted: int) -> float:
-    """Return how many chunks the rows of a sample lie in, on average."""
+    """Return how many chunks the rows of a sample are in, on average."""
     across = 1
     for n, c in zip(dataset.shape[1:], dataset.chunks[1:], strict=True):
         across *= -(-int(n) // int(c))

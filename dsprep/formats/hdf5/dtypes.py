@@ -37,7 +37,7 @@ DTYPE_ATTRIBUTE = "dsprep_dtype"
 
 @dataclass(frozen=True)
 class Carrier:
-    """How elements of `dtype` lie in a dataset.
+    """How elements of `dtype` are stored in a dataset.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ def read_carrier(text: str, stored: DType, shape: tuple[int, ...], where: object
     Raises
     ------
     FormatError
-        If the attribute is no dtype, or its size does not fit the dataset.
+        If the attribute is not a dtype, or its size does not fit the dataset.
     """
     try:
         dtype = decode_dtype(json.loads(text))
@@ -121,7 +121,7 @@ def read_carrier(text: str, stored: DType, shape: tuple[int, ...], where: object
 
 
 def check_text(values: Array, where: object) -> None:
-    """Raise `FormatError` if a ``U`` array holds a number that is no Unicode character.
+    """Raise `FormatError` if a ``U`` array holds a number that is not a Unicode character.
 
     numpy raises an unspecific error when it meets one, far from the file.
     """

@@ -143,7 +143,7 @@ def grid_of(dataset: Any) -> tuple[int, ...]:
 def chunk_table(
     dataset: Any, file_nbytes: int, progress: Callable[[int], None] | None = None
 ) -> NDArray[Any] | None:
-    """Return where the chunks of a dataset lie.
+    """Return where the chunks of a dataset are.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def chunk_table(
 def _enter(
     pending: list[Any], table: NDArray[Any], shape: Ints, grid: tuple[int, ...], where: str
 ) -> int:
-    """Put what the library told into the table; return how many chunks that are."""
+    """Put what the library stated into the table; return how many chunks that are."""
     n = len(pending)
     corners = chain.from_iterable(map(itemgetter(0), pending))
     places = np.fromiter(corners, np.int64, n * len(grid)).reshape(n, -1) // shape
@@ -241,7 +241,7 @@ def edges_unfiltered(dataset: Any, table: NDArray[Any], nbytes: int) -> bool:
     """Whether the chunks that stick out of a filtered dataset may be stored without filters.
 
     That is an option of the dataset (``H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS``) which neither h5py
-    nor the chunk's own mask tells. It is ruled out where one of these chunks has another size
+    nor the chunk's own mask states. It is ruled out where one of these chunks has another size
     than its content, which is `nbytes`.
     """
     sizes = table["nbytes"].reshape(grid_of(dataset))
@@ -308,11 +308,11 @@ def locate(
     plist = dataset.id.get_create_plist()
     found = plist.get_layout()
     if found == h5d.COMPACT:
-        raise Unlocated("it is compact: it lies inside the file's metadata")
+        raise Unlocated("it is compact: its values are in the file's metadata")
     if found == h5d.VIRTUAL:
         raise Unlocated("it is virtual: it is made of parts of other datasets")
     if plist.get_external_count():
-        raise Unlocated("it lies in external files")
+        raise Unlocated("its values are in external files")
     itemsize = raw or int(element.get_size())
     if found == h5d.CONTIGUOUS:
         return _contiguous(dataset, shape, itemsize, file, where, raw=raw is not None)
@@ -339,7 +339,7 @@ def _contiguous(
         return Grid(Blocks(Affine(1, -1), Affine(1, 0)), shape, itemsize, shape, fill=fill)
     if not 0 < offset <= file.nbytes - nbytes:
         raise Outside(
-            "the data lie outside the file",
+            "the data are outside the file",
             where=where,
             expected=f"{nbytes} bytes from {offset} on",
             found=f"a file of {file.nbytes} bytes",
@@ -370,7 +370,7 @@ def _chunked(
         raise Unlocated("chunks at its edges may be stored without its filters")
     stored = table["address"] >= 0
     if dataset.file.id.get_create_plist().get_userblock() and not _believed(dataset, table, file):
-        raise Unlocated("the HDF5 library tells wrong addresses behind a user block")
+        raise Unlocated("the HDF5 library gives wrong addresses behind a user block")
     blocks = Blocks(
         Explicit(np.ascontiguousarray(table["address"])),
         Explicit(table["nbytes"].astype(np.int64)),
@@ -390,7 +390,7 @@ def _check(table: NDArray[Any], nbytes: int | None, file: File, where: str) -> N
     if bool(wrong.any()):
         i = int(wrong.argmax())
         raise Outside(
-            "a chunk lies outside the file, or has a wrong size",
+            "a chunk is outside the file, or has a wrong size",
             where=f"{where}, offset {int(address[i])}",
             expected=None if nbytes is None else f"{nbytes} bytes",
             found=f"{int(sizes[i])} bytes in a file of {file.nbytes} bytes",
@@ -398,7 +398,7 @@ def _check(table: NDArray[Any], nbytes: int | None, file: File, where: str) -> N
 
 
 def _believed(dataset: Any, table: NDArray[Any], file: File) -> bool:
-    """Whether a chunk lies where the library says: some releases forget the user block."""
+    """Whether a chunk is where the library says: some releases forget the user block."""
     stored = np.flatnonzero(table["address"] >= 0)
     if not len(stored):
         return True

@@ -68,7 +68,7 @@ def library(where: object, doing: str) -> Iterator[None]:
 
 
 def _check_place(error: Exception, where: object) -> None:
-    """Raise `OSError` if the library could not write: it tells the number in its text only."""
+    """Raise `OSError` if the library could not write: it gives the number in its text only."""
     found = _ERRNO.search(str(error))
     if found is not None and int(found[1]) in _NO_PLACE:
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(where)) from error
@@ -172,7 +172,7 @@ _LONGEST = 28 + 4 * max(_SIZES)
 
 @dataclass(frozen=True)
 class Superblock:
-    """What the superblock tells.
+    """What the superblock states.
 
     Attributes
     ----------

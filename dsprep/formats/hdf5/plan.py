@@ -170,7 +170,7 @@ def _codec(compress: Compression | None) -> tuple[str | None, int]:
 
 
 def _check_names(schema: Schema) -> None:
-    """Raise `UnsupportedError` for names that are no HDF5 paths, or that lie in one another."""
+    """Raise `UnsupportedError` for names that are not HDF5 paths, or inside one another."""
     names = set(schema.names)
     for name in schema.names:
         parts = name.split("/")
@@ -393,7 +393,7 @@ def _check_chunk(p: FieldPlan, rows: int, grouping: Grouping) -> None:
 
 
 def plan_of_groups(file: FilePlan) -> GroupPlan:
-    """Return how the groups will lie, for a person and for the space check."""
+    """Return how the groups will be stored, for a person and for the space check."""
     grouping = file.grouping
     groups, align, nbytes = grouping.count, grouping.align, file.group_nbytes
     before = file.metadata + 4096 + align
@@ -401,7 +401,7 @@ def plan_of_groups(file: FilePlan) -> GroupPlan:
     between = max(0, groups - 1) * (stride - nbytes)
     unused = 0 if file.compressed else sum(p.unused for p in file.parts)
     order = ", ".join(p.path for p in file.parts)
-    how = f"a group is one chunk of each dataset, one behind another: {order}"
+    how = f"a group is one chunk of each dataset, back to back: {order}"
     if file.compressed:
         codec = next(str(p.codec) for p in file.plans if p.codec)
         how += f"; {codec} makes groups of different sizes"

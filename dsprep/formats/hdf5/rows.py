@@ -4,7 +4,7 @@ Rows are read at their offsets in the file, or by the library where only it find
 
 A table has, for each of its rows, the first row and the number of rows of something else: another
 table, or the values. Only partitions are taken: each row begins where the one before it ends. So
-a range of samples is one range of rows however many tables lie between, and the lengths of the
+a range of samples is one range of rows however many tables are between, and the lengths of the
 samples follow from the last table's numbers.
 
 The one exception is what dsprep writes in groups: a group's rows follow each other, and each group
@@ -236,7 +236,7 @@ class Table:
         Parameters
         ----------
         target
-            The number of rows that they tell of.
+            The number of rows that they point to.
         gaps
             Whether there may be gaps between groups.
 
@@ -325,7 +325,7 @@ def _integers(
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """Where consecutive samples lie in the values.
+    """Where consecutive samples are in the values.
 
     Attributes
     ----------
@@ -352,7 +352,7 @@ class Located:
 
 
 def locate(tables: Sequence[Table], target: int, start: int, stop: int) -> Located:
-    """Return where samples ``start <= i < stop`` lie in the values.
+    """Return where samples ``start <= i < stop`` are in the values.
 
     Parameters
     ----------

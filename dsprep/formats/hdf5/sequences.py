@@ -48,7 +48,7 @@ class Lengths:
     """
 
     def __init__(self, dataset: Any, file: File, where: str, heaps: Heaps) -> None:
-        self._dataset, self._file, self._where, self._heaps = dataset, file, where, heaps
+        self.dataset, self.where, self._file, self._heaps = dataset, where, file, heaps
         self._reader: ColumnReader | _Foreign | None = None
         self._width = 0
         self._lock = threading.Lock()
@@ -83,15 +83,15 @@ class Lengths:
             raise FormatError(
                 "only the HDF5 library could find these values of variable length, and it follows "
                 "damaged ones without end",
-                where=self._where,
+                where=self.where,
                 expected="plain or chunked storage without a fill value of its own",
                 fix="write the dataset again, with h5repack or h5py",
             )
-        element = self._dataset.id.get_type()
+        element = self.dataset.id.get_type()
         if not isinstance(element, h5t.TypeVlenID):
-            return self._heaps.read(rows, 1, self._where)
+            return self._heaps.read(rows, 1, self.where)
         items = element.get_super()
-        values, nbytes = self._heaps.read(rows, items.get_size(), self._where)
+        values, nbytes = self._heaps.read(rows, items.get_size(), self.where)
         return _as_numpy(values, nbytes, items)
 
     def _descriptors(self, start: int, stop: int) -> Array | None:
@@ -100,7 +100,7 @@ class Lengths:
         if reader is None:
             return None
         if isinstance(reader, _Foreign):
-            return reader.read(start, stop, self._where)
+            return reader.read(start, stop, self.where)
         first, count = np.array([start], np.int64), np.array([stop - start], np.int64)
         found: Any = fetch({"": reader.begin_rows(first, count, None, "")}, None)[""]
         rows: Array = found.reshape(-1, self._width)
@@ -116,21 +116,21 @@ class Lengths:
         """Return what reads the descriptors; None if only the library finds them."""
         with self._lock:
             if not self._width:
-                with library(self._where, "the dataset cannot be located"):
-                    address_nbytes = self._dataset.file.id.get_create_plist().get_sizes()[0]
+                with library(self.where, "the dataset cannot be located"):
+                    address_nbytes = self.dataset.file.id.get_create_plist().get_sizes()[0]
                     width = 4 + int(address_nbytes) + 4
                     self._reader = self._open(width)
                     self._width = width
         return self._reader
 
     def _open(self, width: int) -> ColumnReader | _Foreign | None:
-        field = Field(self._dataset.name.strip("/"), np.dtype(np.uint8), (width,))
-        if self._dataset.chunks and isinstance(
-            grids.filters_of(self._dataset.id.get_create_plist()), str
+        field = Field(self.dataset.name.strip("/"), np.dtype(np.uint8), (width,))
+        if self.dataset.chunks and isinstance(
+            grids.filters_of(self.dataset.id.get_create_plist()), str
         ):
-            return _Foreign.of(self._dataset, self._file, width)
+            return _Foreign.of(self.dataset, self._file, width)
         try:
-            grid = grids.locate(self._dataset, self._file, self._where, raw=width)
+            grid = grids.locate(self.dataset, self._file, self.where, raw=width)
         except (grids.Unlocated, grids.Outside):
             return None
         return ColumnReader(Column(grid), field, self._file.itself)
@@ -246,7 +246,7 @@ _SMALLEST = 4096
 _WINDOW = 64 << 10
 _REMEMBERED = 32
 _OVERLAP = 4
-"""How often a byte may belong to a collection: files lie within files, but not without end."""
+"""How often a byte may belong to a collection: files may be within files, but not without end."""
 
 
 class Heaps:
@@ -289,7 +289,7 @@ class Heaps:
 
         Returns
         -------
-        The bytes of all rows, one after another, and those of each row.
+        The bytes of all rows, back to back, and those of each row.
 
         Raises
         ------
@@ -312,7 +312,7 @@ class Heaps:
     def _follow(
         self, rows: Array, itemsize: int, where: object
     ) -> tuple[NDArray[np.int64], tuple[int, ...], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows that have items, in the order of the heap, and where these lie.
+        """Return the rows that have items, in the order of the heap, and where these are.
 
         Returns
         -------

@@ -6,7 +6,7 @@ else goes through the library, whose lock then serialises the threads.
 Values that need index tables to be found (`dsprep.formats.hdf5.structure`) are ragged fields. The
 tables between the samples and the values are ragged fields too; their column of first rows is
 made to count from 0 in each sample, so that it points into the sample's own values. The first
-table is no field: it says only where samples begin.
+table is not a field: it says only where samples begin.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Hdf5Source(Source):
         elsewhere = Elsewhere(self.path, self._options.follow_external)
         self._contents = walk(self._file, self.path, elsewhere)
         if elsewhere.read:
-            self._notes.append(f"values lie in other files: {samples.listed([*elsewhere.read])}")
+            self._notes.append(f"values are in other files: {samples.listed([*elsewhere.read])}")
         if not self._contents.datasets:
             why = [f"{p}: {reason}" for p, reason in self._contents.left_out.items()]
             raise FormatError(
@@ -196,7 +196,7 @@ class Hdf5Source(Source):
                 where = f"{self.path}, field {paths[i]}"
                 if what.vlen:
                     lengths = Lengths(dataset, self._disk, where, self._heaps)
-                    return Sequences(dataset, what, lengths, where, {}, whole=True)
+                    return Sequences(lengths, what, {}, whole=True)
                 return Fixed(Rows(dataset, what, self._disk, where, whole=True), {})
 
             if datasets[paths[0]][1].vlen and shapes.shape[1]:
@@ -296,7 +296,7 @@ class Hdf5Source(Source):
         table = table_of(parts, self._contents, self._open_rows) if len(parts) <= 2 else None
         if table is None:
             raise UsageError(
-                f"{entry} is no index table",
+                f"{entry} is not an index table",
                 where=self.path,
                 expected="a table with members such as first and count, one of (first, count) "
                 "rows, or FIRST,COUNT",
@@ -385,7 +385,7 @@ class Hdf5Source(Source):
             return None
         where = f"{self.path}, field {path}"
         lengths = Lengths(dataset, self._disk, where, self._heaps)
-        return Sequences(dataset, what, lengths, where, self._attributes(path), whole)
+        return Sequences(lengths, what, self._attributes(path), whole)
 
     def _choose_fields(
         self, columns: dict[str, FieldColumn], explicit: dict[str, FieldColumn]
@@ -443,7 +443,7 @@ class Hdf5Source(Source):
         return sum(dataset.resident for dataset in used)
 
     def layouts(self) -> dict[str, Layout]:
-        """Return how each field lies on disk."""
+        """Return how each field is stored."""
         with library(self.path, "the layout cannot be read"):
             return {
                 name: describe.layout(column, self._count)
@@ -451,7 +451,7 @@ class Hdf5Source(Source):
             }
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        """Return where every sample lies; see `Source.extents`."""
+        """Return where every sample is; see `Source.extents`."""
         total, done = sum(column.steps for column, _ in self._columns.values()), 0
 
         def step(steps: int) -> None:

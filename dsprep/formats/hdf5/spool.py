@@ -380,7 +380,7 @@ class _Stream:
     fd
         The file ``data``.
     starts, sizes
-        int64, shape ``(pieces,)``: where its bytes lie.
+        int64, shape ``(pieces,)``: where its bytes are.
     """
 
     fd: int

@@ -165,7 +165,7 @@ def _capacity(paths: list[str], contents: Contents) -> int:
     Raises
     ------
     FormatError
-        If it is no number of rows.
+        If it is not a number of rows.
     """
     folders = {path.rpartition("/")[0] for path in paths}
     group = contents.groups.get(folders.pop()) if len(folders) == 1 else None
@@ -174,7 +174,9 @@ def _capacity(paths: list[str], contents: Contents) -> int:
         return 0
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise FormatError(
-            f"attribute {CAPACITY_ATTRIBUTE} is no number of rows", where=paths[0], found=text[:40]
+            f"attribute {CAPACITY_ATTRIBUTE} is not a number of rows",
+            where=paths[0],
+            found=text[:40],
         )
     return int(text)
 
@@ -341,7 +343,7 @@ _MANY = 10
 """So many groups that are alike are samples, whatever their names and shapes."""
 
 _ODD = 0.1
-"""Groups that differ from the others, as a share; where there are more, they are no samples."""
+"""Groups that differ from the others, as a share; where there are more, they are not samples."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +353,7 @@ class Samples:
     Attributes
     ----------
     parent
-        The group that they lie in; ``""`` is the root.
+        The group that they are in; ``""`` is the root.
     groups
         Their paths, in natural order.
     members
