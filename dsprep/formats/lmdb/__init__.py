@@ -116,7 +116,7 @@ class Lmdb(Format):
         payload: int = 0,
         name: str = "",
     ) -> WritePlan:
-        """Return where each field lies in a value; names and types are kept by the sidecar."""
+        """Return where each field is in a value; names and types are kept by the sidecar."""
         stored, lost = _stored(schema, options), []
         if [f.kind for f in schema] != ["bytes"]:
             lost.append("LMDB keeps no field names and types: only the sidecar has them")
@@ -153,7 +153,7 @@ class Lmdb(Format):
 
 
 def _stored(schema: Schema, options: WriteOptions) -> dict[str, str]:
-    """Return where each field lies in a sample's value."""
+    """Return where each field is in a sample's value."""
     values = Values(schema)
     plan_keys(options.key_format, 1)
     if options.group_values:

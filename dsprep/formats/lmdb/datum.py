@@ -30,7 +30,7 @@ LABEL_FIELD = Field("label", np.dtype(np.int32))
 
 @dataclass
 class Message:
-    """Where the parts of one message lie in it, in bytes from its start.
+    """The offsets of the parts of one message, in bytes from its start.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Message:
 
 
 def parse(message: bytes) -> Message:
-    """Return where the parts of `message` lie.
+    """Return the offsets of the parts of `message`.
 
     Raises
     ------

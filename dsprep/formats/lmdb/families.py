@@ -343,7 +343,7 @@ def _templates(flat: Bytes, key_at: Ints, key_size: Ints, last: bool) -> _Templa
     Returns
     -------
     ``(names, which, at, size)``: the different bytes before and after it, which of them each key
-    has, and where its number lies in `flat`; None if a key has no number or they are too many.
+    has, and the offset of its number in `flat`; None if a key has no number or they are too many.
     """
     n, width = len(key_at), int(key_size.max())
     places = packed(key_size)[:-1]

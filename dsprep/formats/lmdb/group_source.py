@@ -25,7 +25,7 @@ from dsprep.layout import model
 from dsprep.layout.laws import Affine, Computed, Explicit
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part
 
-VARIES = "it lies inside its group's value, at a place that only the value tells"
+VARIES = "it is inside its group's value, at an offset that only the value states"
 
 
 def grouped(records: Records, options: OpenOptions, hint: Schema | None) -> LmdbGroupSource | None:
@@ -99,7 +99,7 @@ class LmdbGroupSource(RecordsSource):
         fits = bodies <= self._lengths if self._packing.ragged else bodies == self._lengths
         fits &= firsts == edges[:-1].astype(np.uint64)
         if not fits.all():
-            self._refuse(int((~fits).argmax()), "does not hold the samples that its head tells")
+            self._refuse(int((~fits).argmax()), "does not hold the samples that its head states")
         return counts.astype(np.int64), capacities.astype(np.int64)
 
     def _bodies(self, capacities: Ints) -> Ints:
@@ -186,7 +186,7 @@ class LmdbGroupSource(RecordsSource):
     # --- describing --------------------------------------------------------------------------
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        """Return where every sample lies: fixed fields of even groups are arrays in chunks."""
+        """Return where every sample is stored: fixed fields of even groups are arrays in chunks."""
         capacities, counts = self._capacities, self._counts
         n = len(capacities)
         even = bool((capacities == capacities[:1]).all()) and bool(
@@ -212,7 +212,7 @@ class LmdbGroupSource(RecordsSource):
         return FileLayout(len(self), columns=columns, unlocated=unlocated)
 
     def layouts(self) -> dict[str, Layout]:
-        """Return how each field lies: all of a group's samples together."""
+        """Return how each field is stored: all of a group's samples together."""
         most = int(self._counts.max(initial=0))
         access = "one contiguous read per field, also for all samples of a group"
         storage = f"values of up to {most} samples, field by field"

@@ -51,7 +51,7 @@ class Index:
         Bytes of the smallest and the largest value and of all values together, and how many are on
         overflow pages: of all samples.
     backward
-        How many values lie before that of the record before.
+        How many values are stored before that of the record before.
     """
 
     leaves: Ints
@@ -154,13 +154,16 @@ def build(
         )
     index.counter = index.keys.counter
     if order != "key":
-        kept = index.records(np.arange(len(index)))
-        rank = np.concatenate([np.zeros(0, np.int64), *ranks])
-        chosen = np.argsort(rank, kind="stable")
-        index.order = kept[chosen]
-        if order == "numeric":
-            index.counter = bool((np.diff(rank[chosen]) == 1).all())
+        _sort(index, np.concatenate([np.zeros(0, np.int64), *ranks]), order)
     return index
+
+
+def _sort(index: Index, ranks: Ints, order: Literal["file", "numeric"]) -> None:
+    """Put the samples in the order of these ranks, one for each in key order."""
+    chosen = np.argsort(ranks, kind="stable")
+    index.order = index.records(np.arange(len(index)))[chosen]
+    if order == "numeric":
+        index.counter = bool((np.diff(ranks[chosen]) == 1).all())
 
 
 def _left_out(nodes: Nodes, skip: Sequence[bytes], index: Index) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Where every value of a database lies in its file: the truth that a sidecar is made from.
+"""Where every value of a database is stored: the truth that a sidecar is made from.
 
 The leaf pages alone are read, each of them once; and of Caffe's Datum messages what surrounds the
 image. Of each sample stay 16 bytes, and 8 more if they are not in key order. Whether a field has a
@@ -38,7 +38,7 @@ from dsprep.layout import model
 from dsprep.layout.laws import Affine, Computed, Explicit, Law, affine
 from dsprep.layout.model import Blocks, FileLayout, Part
 
-KEYS = "keys lie in the leaf pages of the tree, not in the values"
+KEYS = "keys are in the leaf pages of the tree, not in the values"
 _SLICE = 1 << 20
 _AT_ONCE = 1 << 16
 _MARGIN = 256  # bytes of a message on either side of its image that are read of every one
@@ -173,7 +173,7 @@ def _parts(decoder: Values, fields: Sequence[tuple[str, Field]]) -> dict[str, Pa
 def _data_part(fd: int, found: Found, decoder: Datum) -> Part:
     """Return the place of the image in every message, if it is one and that is proven.
 
-    A message is its fields one after another. If all begin with the same bytes, up to the image,
+    A message is its fields, back to back. If all begin with the same bytes, up to the image,
     and none has a field behind it that would replace or reshape it, the image is there in all.
     """
     n, lengths = len(found.sizes), found.sizes
@@ -293,7 +293,7 @@ class Recipe:
 
 
 def _together(buffer: Bytes, starts: Ints, lengths: Ints) -> Bytes:
-    """Return the bytes of all values, one after another; the buffer itself if they are so."""
+    """Return the bytes of all values back to back; the buffer itself if they are contiguous."""
     places = packed(lengths)
     first = int(starts[0]) if len(starts) else 0
     if np.array_equal(starts, places[:-1] + first):

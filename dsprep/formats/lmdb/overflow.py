@@ -60,7 +60,7 @@ class Frame:
     Raises
     ------
     FormatError
-        If the page size is none that LMDB can have.
+        If the page size is not one that LMDB can have.
     """
 
     before = HEADER
@@ -79,7 +79,7 @@ class Frame:
     def wrong(self, before: Bytes, offsets: Ints, lengths: Ints) -> NDArray[np.bool_]:
         """Return which values at these offsets are not on overflow pages that are theirs.
 
-        A value that does not begin right behind a page's header lies inside a leaf page, where
+        A value that does not begin right behind a page's header is inside a leaf page, where
         nothing of the kind is before it; it is never wrong.
         """
         alone = offsets % self._psize == HEADER
@@ -99,7 +99,7 @@ def wrong_headers(headers: Bytes, offsets: Ints, lengths: Ints, psize: int) -> N
     headers
         uint8, shape ``(n, HEADER)``.
     offsets
-        int64, shape ``(n,)``: where each of them lies in the file.
+        int64, shape ``(n,)``: their offsets in the file.
     lengths
         int64, shape ``(n,)``: bytes of the values.
     psize
@@ -119,7 +119,7 @@ def wrong_headers(headers: Bytes, offsets: Ints, lengths: Ints, psize: int) -> N
 
 @dataclass(frozen=True, eq=False)
 class EvenRuns:
-    """Values of one size, each of parts that lie evenly in memory.
+    """Values of one size, each of parts that are evenly spaced in memory.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class EvenRuns:
         held = arena.empty("write.pages", (most, self.run * PSIZE), np.dtype(np.uint8))
         held[:] = 0
         heads = headers(pages, np.full(len(pages), self.run, np.int64))
-        # Where a leaf or branch lies between two values, a new range of the file begins.
+        # Where a leaf or branch is between two values, a new range of the file begins.
         gaps = np.flatnonzero(np.diff(pages) != self.run) + 1
         for begin, end in zip([0, *gaps.tolist()], [*gaps.tolist(), len(pages)], strict=True):
             for start in range(begin, end, most):

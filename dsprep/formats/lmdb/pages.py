@@ -1,4 +1,4 @@
-"""The pages of an LMDB file: the newest tree, its leaves, and where every key and value lies.
+"""The pages of an LMDB file: the newest tree, its leaves, and the offset of every key and value.
 
 Reads with ``pread`` only. A file that is damaged or made to harm gives `FormatError`: every page
 number, pointer and size is compared with the file before it is used, and no page is visited twice.
@@ -416,7 +416,7 @@ class Pages:
             first = flat[inline_at[big][:, None] + np.arange(8)].view("<u8")[:, 0]
             last = (self.nbytes - HEADER - size[big]) // self.psize  # at which it still fits
             wrong = (first < 2) | (first >= self.count) | (first.view(np.int64) > last)
-            self._check(whose[big], wrong, "a value lies beyond the end of the file")
+            self._check(whose[big], wrong, "a value reaches beyond the end of the file")
             offset[big] = first.view(np.int64) * self.psize + HEADER
         database = (flags & F_SUBDATA) != 0
         return Nodes(pages, at + NODE, key_size, inline_at, offset, size, big, database)

@@ -1,8 +1,9 @@
-"""How an LMDB file was made, recovered from where its values lie.
+"""How an LMDB file was made, recovered from the offsets of its values.
 
-A database whose keys rose as it was written lies as a few numbers say: page size, key size, value
-size, records per transaction, ``MDB_APPEND`` or not, main or named database, copied compactly or
-not. `recover` tries what can be, and believes only what gives the place of every single value.
+A database whose keys rose as it was written is laid out as a few numbers say: page size, key size,
+value size, records per transaction, ``MDB_APPEND`` or not, main or named database, copied
+compactly or not. `recover` tries what can be, and believes only what gives the offset of every
+single value.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def recover(found: Found) -> tuple[tuple[Law, ...], dict[str, Any]]:
     facts
         How the file was made, for a person and for JSON; empty if there is no law. ``commit
         interval`` (a number of records or ``"one transaction"``), ``append`` and ``copied
-        compactly`` are there only if the file tells; a compact copy does not tell the first. The
-        commit interval is the roundest number where several give the same places, and ``commit
+        compactly`` are there only if the file states them; a compact copy does not state the first.
+        The commit interval is the roundest number where several give the same places, and ``commit
         interval range`` is then the smallest and the largest of them.
     """
     n = len(found)
@@ -134,7 +135,7 @@ def _plans(count: int, each: int) -> Iterator[Plan]:
 
 
 def _parts(tree: Tree, offsets: Ints) -> int:
-    """Return the first record that does not lie where one transaction would have put it."""
+    """Return the first record that is not stored where one transaction would have put it."""
     step = 256
     start = 0
     while start < len(offsets):
@@ -149,11 +150,11 @@ def _parts(tree: Tree, offsets: Ints) -> int:
 def _intervals(tree: Tree, parted: int, times: int) -> list[int]:
     """Return the records per transaction that the file leaves open, the likeliest first.
 
-    The first transaction lies as one transaction does. The second begins with copies of the pages
-    at the right edge of the tree. They push the next value on overflow pages away from its place,
-    so that the first such value tells. Values in leaves are pushed away with the leaf that was
-    open, so any of its records may have been the last one; or one before, as a leaf can come back
-    to its place later; how many `times` records were put tells the rest.
+    The first transaction is laid out as one transaction is. The second begins with copies of the
+    pages at the right edge of the tree. They push the next value on overflow pages away from its
+    place, so that the first such value gives it. Values in leaves are pushed away with the leaf
+    that was open, so any of its records may have been the last one; or one before, as a leaf can
+    come back to its place later; how many `times` records were put gives the rest.
     """
     n, shape = tree.count, tree.shape
     if shape.big:
@@ -206,10 +207,10 @@ def _facts(exact: list[Law], found: Found) -> dict[str, Any]:
         "meta pages": 2,
         "database": "named" if shape.named else "main",
     }
-    told = [each for each in exact if isinstance(each, Tree | Replay)]
-    if len({each.shape.append for each in told}) == 1:
+    known = [each for each in exact if isinstance(each, Tree | Replay)]
+    if len({each.shape.append for each in known}) == 1:
         facts["append"] = shape.append
-    kinds = {each.kind if isinstance(each, Tree) else each.name for each in told}
+    kinds = {each.kind if isinstance(each, Tree) else each.name for each in known}
     if len(kinds) == 1:
         facts["copied compactly"] = kinds == {"compact"}
     if isinstance(law, Replay):

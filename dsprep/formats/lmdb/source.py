@@ -379,7 +379,7 @@ class LmdbSource(RecordsSource):
     # --- describing --------------------------------------------------------------------------
 
     def layouts(self) -> dict[str, Layout]:
-        """Return how the values lie; all fields of a sample are in one."""
+        """Return how the values are stored; all fields of a sample are in one."""
         if self.families:
             access = "a page of the tree and a value per field: their offsets are not computed"
             own = Layout(storage="a record per field", access=access)
@@ -398,15 +398,15 @@ class LmdbSource(RecordsSource):
                 "a read of a leaf page, then one of the value (with a sidecar: of that alone); "
             )
             if index.order is not None and self._options.order == "file":
-                access += "samples are numbered as they lie in the file"
+                access += "samples are numbered in the order of the file"
             elif index.order is not None:
-                access += "samples are numbered by their keys' numbers, however they lie"
+                access += "samples are numbered by their keys' numbers, wherever they are stored"
             elif scattered < 0.01:
                 access += "neighbours in key order are neighbours in the file"
             else:
                 access += (
-                    f"but {scattered:.0%} of them lie before the sample before, so ranges are "
-                    "scattered (--order file reads them as they lie)"
+                    f"but {scattered:.0%} of them are stored before the sample before, so ranges "
+                    "are scattered (--order file reads them as stored)"
                 )
         if self.key:
             access += "; keys are in the leaf pages"

@@ -2,15 +2,15 @@
 
 The tree is the one that LMDB itself builds from sorted keys with ``MDB_APPEND``: a leaf takes
 nodes until the next one does not fit, and a branch that would get child B + 1 keeps B - 1 and
-leaves 2 to its new neighbour, where B children fill a page. The pages lie as ``mdb_copy -c`` would
-lay them: the overflow pages of a leaf's values in key order, the leaf, and after the last child of
-a branch the branch.
+leaves 2 to its new neighbour, where B children fill a page. The pages are in the order of
+``mdb_copy -c``: the overflow pages of a leaf's values in key order, the leaf, and after the last
+child of a branch the branch.
 
 A branch with B - 1 children is therefore written at once only if at least two more children are to
 come. That is known from the number of samples when all values have one size, and from the rest of
 the piece otherwise. Where it cannot be known (values of many sizes, the last leaves of the output,
 and a piece that ends among them) the branch is written when its child B + 1 is: the tree is the
-same, this one page lies later than in a copy by LMDB.
+same, this one page is later than in a copy by LMDB.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ be empty. ``decode(encode(batch)) == batch``, bit for bit.
 With one value per group (`Packing`), a value is, integers little-endian:
 
 1. a head of 48 bytes: ``dsprepG`` and the byte 1; the samples of the group, its capacity, and the
-   number of its first sample, u64 each; 16 bytes that tell the schema (BLAKE2b of its JSON);
+   number of its first sample, u64 each; 16 bytes that stand for the schema (BLAKE2b of its JSON);
 2. for each fixed field, in schema order: its values of all samples in C order, as one array of
    shape ``(capacity, *shape)``, with the dtype's own bits; padding in structured dtypes is zero;
 3. for each ragged field (`bytes` and `str` too): the bytes of each sample's value as u64, shape
@@ -23,7 +23,7 @@ With one value per group (`Packing`), a value is, integers little-endian:
 4. for each ragged field: the values of all samples one after another.
 
 Where groups are even, the capacity of all is that of the first. The last one may have fewer
-samples, and zeros in the places of the others: so a field lies at the same place in every value,
+samples, and zeros in the places of the others: so a field has the same offset in every value,
 and is an array in chunks for the sidecar. Otherwise the capacity is the number of samples.
 
 The sidecar has the fields; the head makes sure that they are those of the file.
@@ -141,13 +141,10 @@ class Values:
             at += f.row_nbytes
         starts = offsets[:-1] + self.head
         for f, length in zip(self.ragged, sizes, strict=True):
-            if len(self.schema) == 1:
-                flat = data
-            else:
-                ends = packed(length)
-                flat = np.empty(int(ends[-1]), np.uint8)
-                move_spans(data, starts, length, flat, ends[:-1])
-                starts = starts + length
+            ends = packed(length)
+            flat = np.empty(int(ends[-1]), np.uint8)
+            move_spans(data, starts, length, flat, ends[:-1])
+            starts = starts + length
             rows = flat.view(f.dtype).reshape(-1, *f.inner)
             columns[f.name] = Ragged.from_lengths(rows, length // f.row_nbytes, f.kind)
         return {f.name: columns[f.name] for f in self.schema}
@@ -199,8 +196,6 @@ class Values:
     def _heads(self, data: Bytes, offsets: Ints) -> Bytes:
         """Return the first `head` bytes of each value: uint8, shape ``(n, head)``."""
         n = len(offsets) - 1
-        if not self.ragged:
-            return data.reshape(n, self.head)
         out = np.empty(n * self.head, np.uint8)
         places = np.arange(n, dtype=np.int64) * self.head
         move_spans(data, offsets[:-1], np.full(n, self.head, np.int64), out, places)
@@ -216,7 +211,7 @@ def total_lengths(parts: list[Part]) -> Ints:
 
 
 def join(parts: list[Part], sizes: Ints, arena: Arena) -> Bytes:
-    """Return the values one after another: uint8, shape ``(sum(sizes),)``."""
+    """Return the values back to back: uint8, shape ``(sum(sizes),)``."""
     n = len(sizes)
     if len(parts) == 1:
         part = parts[0]
@@ -295,14 +290,14 @@ class Packing:
     schema, fixed, ragged
         All fields, and those of either kind.
     digest
-        What tells the schema.
+        What stands for the schema.
     """
 
     def __init__(self, schema: Schema) -> None:
         values = Values(schema)  # what a sample cannot hold, a group cannot
         self.schema, self.fixed, self.ragged = schema, values.fixed, values.ragged
-        told = json.dumps(schema.to_json(), sort_keys=True).encode()
-        self.digest = hashlib.blake2b(told, digest_size=16).digest()
+        text = json.dumps(schema.to_json(), sort_keys=True).encode()
+        self.digest = hashlib.blake2b(text, digest_size=16).digest()
 
     def places(self, capacity: int) -> dict[str, int]:
         """Return where each fixed field, and the lengths of each ragged one, begin in a value."""
@@ -381,7 +376,7 @@ def capacities(grouping: Grouping) -> Ints:
 
 
 def _flat(values: Array, name: str, arena: Arena) -> Bytes:
-    """Return the bytes of `values` in C order, copied only if they do not lie so."""
+    """Return the bytes of `values` in C order, copied only if they are not contiguous."""
     if not values.size:
         return np.zeros(0, np.uint8)
     values = without_padding(values)

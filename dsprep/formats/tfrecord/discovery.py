@@ -87,7 +87,7 @@ class Discovery:
     why
         Why the first records cannot be taken apart; None if they can.
     damaged
-        Where the first record lies that was passed over, for its CRC is wrong: number and offset.
+        The number and the offset of the first record that was passed over, as its CRC is wrong.
     """
 
     def __init__(self, stream: File, check_crc: bool, where: object) -> None:

@@ -1,4 +1,4 @@
-"""The wire format of ``tf.train.Example``: where the values lie in a record, and how to write them.
+"""The wire format of ``tf.train.Example``: where values are in a record, and how to write them.
 
 ::
 
@@ -50,7 +50,7 @@ class Value:
 
     For `BYTES` each range is one value. For `FLOAT` and `INT64` the ranges, joined, are the
     packed values, whether the record has them packed or not; `loose` says that an int64 is not, so
-    that its own bytes tell where it ends.
+    that its own bytes state where it ends.
     """
 
     type: int

@@ -1,11 +1,11 @@
-"""Where every record lies, and which fields have one place in all of them.
+"""Where every record is stored, and which fields have the same offset in all of them.
 
 The headers were read when the file was opened. A field of a ``tf.train.Example`` has a constant
 place if all records have one length and agree in every byte that is not part of a value: tags,
 lengths and names. Where they differ in length, they have to agree up to the end of the features,
 and behind it there has to be nothing, or padding up to the end of the record (`group`). That is
 proven for every record. Of records from `SPARSE` bytes on only these bytes are read; shorter ones
-are read as they lie, which is faster.
+are read with all that is between them, which is faster.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _common(file: File, index: Index) -> int:
 
 
 def _place(value: Value | None, feature: Feature) -> Part | None:
-    """Return where a feature lies in a record, if its bits there are those of the field."""
+    """Return where a feature is in a record, if its bits there are those of the field."""
     if value is None or value.type != feature.type or feature.type == INT64:
         return None
     if value.type == BYTES and len(value.ranges) != 1:
@@ -165,7 +165,7 @@ def _all_agree(file: File, index: Index, first: Bytes, shared: Ranges, progress:
     tail = [] if index.constant else [(nbytes, nbytes + TAIL)]
     spans = _joined(shared + tail)
     begins = np.cumsum([0, *(b - a for a, b in spans)])
-    compared = []  # where each range lies in a row, and what has to be there
+    compared = []  # where each range is in a row, and what has to be there
     for a, b in shared:
         k = max(i for i, span in enumerate(spans) if span[0] <= a)
         at = int(begins[k]) + a - spans[k][0]

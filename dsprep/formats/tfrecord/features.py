@@ -132,7 +132,7 @@ def growth(f: Field, type_: int) -> float:
 
 
 def loses_type(f: Field, type_: int) -> bool:
-    """Whether the file alone does not tell the field's dtype and shape."""
+    """Whether the file alone does not state the field's dtype and shape."""
     if f.kind != "array" or type_ == BYTES:
         return f.kind != "bytes"
     return len(f.shape) > 1 or f.shape in ((0,), (1,)) or f.dtype not in (FLOAT32, INT)

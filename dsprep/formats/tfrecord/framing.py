@@ -1,6 +1,6 @@
-"""Records: where each one lies, and whether its bytes are the ones that were written.
+"""Records: where each one is stored, and whether its bytes are the ones that were written.
 
-A TFRecord file is records one after another, nothing before, between or behind them::
+A TFRecord file is records back to back, nothing before, between or behind them::
 
     uint64  length of the payload, little-endian
     uint32  masked CRC32C of these 8 bytes
@@ -9,7 +9,7 @@ A TFRecord file is records one after another, nothing before, between or behind 
 
 (``tensorflow/core/lib/io/record_writer.h``). There is no table of contents: `Scan` reads every
 header once, trusts no length before its CRC has been compared, and gives an `Index` that then
-tells the place of any record without I/O.
+gives the offset of any record without I/O.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class Scan:
         self._first: int | None = None  # the length of all so far, while they are the same
 
     def take(self, window: NDArray[np.uint8], at: int) -> None:
-        """Take every header that lies completely in `window`, the bytes from offset `at` on."""
+        """Take every header that is completely in `window`, the bytes from offset `at` on."""
         last = len(window) - HEADER
         pos = self.position - at
         if pos > last:

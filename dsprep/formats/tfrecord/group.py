@@ -1,4 +1,4 @@
-"""Where groups of records lie, and how they come to begin at multiples of the stripe size.
+"""How groups of records are laid out, and how they come to begin at multiples of the stripe size.
 
 Records follow one another without gaps, so a group is a run of bytes by itself. To align groups,
 padding goes into records (`example.padding_head`: a field that every parser of Examples skips):
@@ -39,7 +39,7 @@ LEAST_PADDING = 2
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How the groups of one file lie.
+    """How the groups of one file are laid out.
 
     Attributes
     ----------
@@ -161,7 +161,7 @@ def _most(schema: Schema, types: dict[str, int], grouping: Grouping) -> Ints:
 
 
 def _how(arrangement: Arrangement, grouping: Grouping) -> str:
-    """Return how groups lie, for a person."""
+    """Return how groups are laid out, for a person."""
     if arrangement.level is not None:
         filled = ", filled up to the stripe" if arrangement.align > 1 else ""
         return f"a group is one GZIP member of records{filled}"

@@ -4,7 +4,7 @@
 each field is read from, and the list it has, ``"bytes"``, ``"float"`` or ``"int64"``. Features
 that are none of these are an error unless there are ``others``.
 
-Ranges that lie evenly, one per record, become a view; everything else is gathered into one array.
+Evenly spaced ranges, one per record, become a view; everything else is gathered into one array.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def locate(
     wanted: Sequence[Feature],
     known: frozenset[str] | None = None,
 ) -> Mapping[str, Places]:
-    """Return where the wanted features lie in the payloads ``buffer[start:start + length]``.
+    """Return where the wanted features are in the payloads ``buffer[start:start + length]``.
 
     Records may have other features if they are `known`, or if `known` is None.
 
@@ -217,7 +217,7 @@ def locate(
 
 
 def _stride(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
-    """Return how far apart the payloads are, or 0 if they do not lie evenly one after another."""
+    """Return how far apart the payloads are, or 0 if they are not evenly spaced."""
     steps = np.diff(starts)
     if not len(steps):
         return int(lengths[0]) + FRAME

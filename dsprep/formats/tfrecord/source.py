@@ -127,7 +127,7 @@ class TFRecordSource(Source):
         """Return the records to look into: spread over the file, shortest and longest included."""
         index, count = self._index, self._index.count
         nbytes = index.nbytes
-        if self._codec:  # what lies further back takes unpacking all before it
+        if self._codec:  # what is further back takes unpacking all before it
             near = bisect_right(range(count), INSPECTED_NBYTES, key=index.offsets.one)
             count = max(1, near)
             nbytes = min(nbytes, INSPECTED_NBYTES)
@@ -187,7 +187,7 @@ class TFRecordSource(Source):
         features.choose(found, (), known, self.path)
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        """Return where every record lies, and the fields that have one place in all of them.
+        """Return where every record is stored, and the fields with the same offset in all of them.
 
         See `Source.extents`, and `dsprep.formats.tfrecord.extents`.
         """
@@ -207,7 +207,7 @@ class TFRecordSource(Source):
     # --- what a person sees ---
 
     def layouts(self) -> dict[str, Layout]:
-        """Return how the records lie, which is the same for each field of them."""
+        """Return how the records are stored, which is the same for each field of them."""
         index, codec = self._index, self._codec
         low, high, total = 0, 0, index.nbytes
         if index.count:
@@ -220,7 +220,7 @@ class TFRecordSource(Source):
             storage = f"records of {max(low, framing.FRAME):,} bytes, constant stride"
             access = "one read at a computed offset"
         if codec:
-            access = f"slow: {codec} runs over the whole file, so what lies before is unpacked too"
+            access = f"slow: {codec} runs over the whole file, so what is before is unpacked too"
         alone = self._stream.status[1] if len(self._features) == 1 else None
         codecs = (codec,) if codec else ()
         mean = total / max(1, index.count)

@@ -34,7 +34,7 @@ Packing: TypeAlias = Literal["gzip", "zlib"]
 WINDOW = 4 << 20
 """Bytes of one read while the headers are collected."""
 SPARSE = 64 << 10
-"""From this record size on, headers are read one by one; below, the file is read as it lies."""
+"""From this record size on, headers are read one by one; below, the whole file is read."""
 READERS = 2
 """Threads that read windows of a file."""
 AHEAD = 3
@@ -352,7 +352,7 @@ class PackedFile(File):
     def read_spans(
         self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, near: int = 0
     ) -> None:
-        """Read ranges into `out`, by way of all that lies between them."""
+        """Read ranges into `out`, by way of all that is between them."""
         if not len(offsets):
             return
         begin, end = int(offsets.min()), int((offsets + lengths).max())

@@ -1,4 +1,4 @@
-"""Layout laws: the rules from which the places of all samples are computed.
+"""Layout laws: the rules from which the offsets of all samples are computed.
 
 A law gives int64 numbers, by name:
 
@@ -7,7 +7,7 @@ a number      the same for every index
 ``affine``    ``base + i * stride``: contiguous rows, records of one size
 ``runs``      affine runs: nearly everything that was written in some order
 ``table``     a number for each index: lengths that vary
-``follow``    offsets of blocks one behind another, from their lengths
+``follow``    offsets of blocks back to back, from their lengths
 ``periodic``  a law that begins again every so many indices: the chunks of equal shards
 ``tree``      LMDB: a database written in one transaction, or copied compactly (closed form)
 ``replay``    LMDB: a database written in key order in several transactions

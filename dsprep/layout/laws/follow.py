@@ -1,9 +1,9 @@
-"""Blocks that follow one another: each begins where the one before ends, plus what lies between.
+"""Blocks that follow one another: each begins where the one before ends, plus what is between.
 
 The offset of block i is ``rest(i)`` plus the sizes of all blocks before it, where a block of
 length n has the size ``n + frame``, rounded up to a multiple of ``align``. So the offsets of
 records of any lengths cost nothing beyond the lengths; ``rest`` is a law of its own, a constant
-where nothing else lies between the blocks, and steps where pages or padding do.
+where nothing else is between the blocks, and steps where pages or padding do.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Shape:
 
     @property
     def big(self) -> bool:
-        """Whether values lie on overflow pages."""
+        """Whether values are on overflow pages."""
         return NODE + self.key + self.value > self.node_max
 
     @property
@@ -96,11 +96,11 @@ class Shape:
 
     @property
     def inside(self) -> int:
-        """Where the value of a leaf's first node begins in the page, if it lies there."""
+        """Where the value of a leaf's first node begins in the page, if it is there."""
         return self.psize - self.node + NODE + self.key
 
     def to_json(self) -> dict[str, Any]:
-        """Return the parameters of a law, without the value's bytes, which its lengths tell."""
+        """Return the parameters of a law, without the value's bytes, which its lengths state."""
         return {"psize": self.psize, "key": self.key, "append": self.append, "named": self.named}
 
     def words(self) -> str:

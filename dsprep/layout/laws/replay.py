@@ -41,7 +41,7 @@ class Replay(Law):
     "commit": 1000}``, the last transaction with what remains; or ``"commit": [[10, 1000], [1,
     57]]``, transactions and the records of each. ``"together": true`` where the named database was
     created in the transaction that put the first records, not in one before it. The law of the
-    lengths beside it tells the rest.
+    lengths beside it gives the rest.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ class Build:
 
     @property
     def fixed(self) -> int:
-        """How many records lie where they will always be."""
+        """How many records are where they will stay."""
         return self.put if self._big else self._first
 
     def commit(self, records: int) -> None:
@@ -303,7 +303,7 @@ class Build:
             start = until
 
     def _close(self) -> None:
-        """Note where the open leaf's records lie, if values lie in leaves."""
+        """Note where the open leaf's records are, if values are in leaves."""
         shape = self._shape
         base = self.pages[0] * shape.psize + shape.inside
         self._run(self._first, base + self._first * shape.node)
@@ -331,7 +331,7 @@ class Build:
         return self._even * self._shape.psize if self._big else -self._shape.node
 
     def same(self, values: Ints, start: int) -> bool:
-        """Whether the records ``start .. fixed`` lie at these offsets."""
+        """Whether the records ``start .. fixed`` have these offsets."""
         stop = self.fixed
         if stop <= start:
             return True

@@ -90,7 +90,7 @@ class Runs(Law):
             raise damaged("the runs of a law do not add up", tables, count)
         stride, jump = unzigzag(rows[:, 1].copy()), unzigzag(rows[:, 2].copy())
         steps = np.concatenate([np.zeros(1, np.int64), (stride * (counts - 1))[:-1]])[: len(counts)]
-        # Bounded by floats first: these sums may lie far beyond int64.
+        # Bounded by floats first: these sums may be far beyond int64.
         reach = np.abs(stride).astype(float) * counts
         total = np.abs(jump).astype(float) + np.concatenate([[0.0], reach[:-1]])[: len(counts)]
         if float(total.sum()) + float(reach.max(initial=0)) > LARGEST * 64:

@@ -1,6 +1,6 @@
 """LMDB written in one transaction, or copied compactly: the place of every record in closed form.
 
-Records lie in key order, their keys have one size, and their values have one size or all lie on
+Records are in key order, their keys have one size, and their values have one size or all are on
 overflow pages. Then the tree and the order in which its pages are taken depend on nothing but the
 numbers in `dsprep.layout.laws.lmdb.Shape`, and the page of a record is the sum of what comes before
 it:
@@ -39,9 +39,9 @@ class Tree(Law):
 
     In a sidecar: ``{"law": "tree", "kind": "compact", "psize": 4096, "key": 8, "append": true,
     "named": false}``. How long the values are is not said again: the law of the lengths beside it
-    tells. ``moved``, where it is there, is a list of ``[record, pages]``: from this record on the
-    values lie so many pages behind (or before) where the rules put them. dsprep itself puts a few
-    branches later than a copy by LMDB when it cannot yet know whether another page follows.
+    states it. ``moved``, where it is there, is a list of ``[record, pages]``: from this record on
+    the values are so many pages behind (or before) where the rules put them. dsprep itself puts a
+    few branches later than a copy by LMDB when it cannot yet know whether another page follows.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class Tree(Law):
         return total
 
     def _inside(self, i: Ints, leaf: Ints, pages: Ints) -> Ints:
-        """Return the offsets of values that lie in these leaves; `leaf` and `pages` are used up."""
+        """Return the offsets of values in these leaves; `leaf` and `pages` are used up."""
         shape = self.shape
         leaf *= shape.step
         pages *= shape.psize
