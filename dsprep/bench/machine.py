@@ -115,10 +115,6 @@ def _or_none(tell: Callable[[], T]) -> T | None:
         return None
 
 
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace").strip()
-
-
 def text_of(path: Path) -> str:
     """Return the text of a file, empty if it cannot be read."""
     try:
@@ -136,7 +132,7 @@ def _numbers(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
     """Return what files of these names hold, numbers as such."""
     found: dict[str, Any] = {}
     for name in names:
-        text = _or_none(lambda name=name: _text(folder / name))  # type: ignore[misc]
+        text = text_of(folder / name).strip()
         if text:
             found[name] = int(text) if text.lstrip("-").isdecimal() else text
     return found
@@ -147,7 +143,7 @@ def _numbers(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
 
 def _cpu() -> str:
     facts: dict[str, str] = {}
-    for line in _text(Path("/proc/cpuinfo")).splitlines():
+    for line in text_of(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
         facts.setdefault(key.strip(), value.strip())
     name = facts.get("model name") or facts.get("cpu") or facts.get("Processor")
@@ -159,7 +155,7 @@ def _cpu() -> str:
 def _virtual() -> list[str]:
     """Return what stands between this process and the hardware."""
     found = []
-    flags = re.search(r"^flags\s*:(.*)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    flags = re.search(r"^flags\s*:(.*)$", text_of(Path("/proc/cpuinfo")), re.MULTILINE)
     if flags and "hypervisor" in flags[1].split():
         found.append("virtual machine")
     if "APPTAINER_CONTAINER" in os.environ or "SINGULARITY_CONTAINER" in os.environ:
@@ -185,12 +181,12 @@ def _limits(
     """Return the least limits of the control groups (cgroups(7)) that this process is in."""
     memory: list[int] = []
     cores: list[float] = []
-    for line in _text(own).splitlines():
+    for line in text_of(own).splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":  # version 2
             for folder in _upwards(root, path):
                 memory += _integers(folder, "memory.max") + _integers(folder, "memory.high")
-                words = (_or_none(lambda f=folder: _text(f / "cpu.max")) or "").split()  # type: ignore[misc]
+                words = text_of(folder / "cpu.max").split()
                 if len(words) == 2 and words[0].isdecimal():
                     cores.append(int(words[0]) / int(words[1]))
             continue
@@ -218,7 +214,7 @@ def _upwards(root: Path, path: str) -> Iterator[Path]:
 
 
 def _integers(folder: Path, name: str) -> list[int]:
-    text = _or_none(lambda: _text(folder / name)) or ""
+    text = text_of(folder / name).strip()
     return [int(text)] if text.isdecimal() else []
 
 
@@ -283,7 +279,7 @@ def _block(link: Path) -> dict[str, Any]:
     if (folder / "partition").exists():
         folder = folder.parent
     found: dict[str, Any] = {"name": folder.name}
-    model = _or_none(lambda: " ".join(_text(folder / "device" / "model").split()))
+    model = " ".join(text_of(folder / "device" / "model").split())
     if model:
         found["model"] = model
     found.update(_numbers(folder / "queue", QUEUE))
