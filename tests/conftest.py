@@ -1,10 +1,14 @@
-"""What all tests share: nothing but quick garbage collections."""
+"""What all tests share: quick garbage collections, and examples that may take their time."""
 
 from __future__ import annotations
 
 import gc
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("patient", deadline=None)  # other processes may have the cores
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -84,7 +84,8 @@ def test_every_schema_is_read_in_any_order(format, name, tmp_path):
         ):
             wanted = [chosen] if isinstance(chosen, int) else chosen
             indices = np.arange(count)[wanted if isinstance(wanted, slice) else list(wanted)]
-            for verify in (None, "header", "full"):
+            all_or_none = len(indices) in (0, count)  # all as stored and in another order, or none
+            for verify in (None, "header", "full") if all_or_none else (None,):
                 found = opened.read(chosen, verify=verify, arena=Arena())
                 assert_same_batch(found, taken(batch, indices), schema)
         for field in schema:

@@ -297,13 +297,10 @@ class _Session:
         arrays: list[Array] = []
         for column in batch.values():
             arrays += (column.values, column.offsets) if isinstance(column, Ragged) else (column,)
-        lease = self._share(arrays)
+        places, lease = self._placed(arrays)
         number, self._sent = self._sent, self._sent + 1
         self._held[number] = (arrays, lease)
-        where = [
-            (*(place if array.nbytes and place is not None else (-1, 0)), len(array))
-            for array, place in zip(arrays, self._shared.find(arrays), strict=True)
-        ]
+        where = [(*place, len(array)) for array, place in zip(arrays, places, strict=True)]
         alive = self._shared.hand_over(self._sock)
         facts = {"batch": number, "epoch": leg.number, "step": step, "where": where}
         message = {"loop": self._loop, **facts, "alive": alive, "read": self._read()}
@@ -314,22 +311,29 @@ class _Session:
         found = self._ledger.take()
         return [(each.epoch, {name: getattr(each, name) for name in READ}) for each in found]
 
-    def _share(self, arrays: list[Array]) -> Bytes | None:
-        """Copy arrays that are not in shared memory into some, which is returned."""
+    def _placed(self, arrays: list[Array]) -> tuple[list[tuple[int, int]], Bytes | None]:
+        """Return where arrays are in shared memory, into which those that are not are copied.
+
+        Returns
+        -------
+        The number of the memory and the first byte in it of each array, (-1, 0) if it is empty;
+        and what copies are in.
+        """
         places = self._shared.find(arrays)
         private = [i for i, p in enumerate(places) if p is None and arrays[i].nbytes]
-        sizes = [-(-arrays[i].nbytes // 64) * 64 for i in private]
-        if not private:
-            return None
-        _, memory = self._extra.take(sum(sizes), lambda: True)
-        at = 0
-        for i, nbytes in zip(private, sizes, strict=True):
-            array = np.ascontiguousarray(arrays[i])
-            to = memory[at : at + array.nbytes]
-            to[:] = array.reshape(-1).view(np.uint8)
-            arrays[i] = to.view(array.dtype).reshape(array.shape)
-            at += nbytes
-        return memory
+        memory, at = None, 0
+        if private:
+            sizes = [-(-arrays[i].nbytes // 64) * 64 for i in private]
+            _, memory = self._extra.take(sum(sizes), lambda: True)
+            for i, nbytes in zip(private, sizes, strict=True):
+                array = np.ascontiguousarray(arrays[i])
+                to = memory[at : at + array.nbytes]
+                to[:] = array.reshape(-1).view(np.uint8)
+                arrays[i] = to.view(array.dtype).reshape(array.shape)
+                at += nbytes
+            places = self._shared.find(arrays)
+        known = zip(arrays, places, strict=True)
+        return [p if array.nbytes and p is not None else (-1, 0) for array, p in known], memory
 
 
 def _all_batches(steps: Steps) -> Iterator[tuple[Leg, int, Batch]]:

@@ -74,7 +74,11 @@ def send(
     sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = (), flags: int = 0
 ) -> None:
     """Send a message, and files with it."""
-    socket.send_fds(sock, [json.dumps(message).encode()], fds, flags)
+    data = json.dumps(message).encode()
+    if fds:
+        socket.send_fds(sock, [data], fds, flags)
+    else:
+        sock.send(data, flags)
 
 
 def receive(
@@ -87,11 +91,12 @@ def receive(
     ValueError
         If it is not a JSON object.
     """
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    while ended is not None and not poll.poll(200):
-        if ended():
-            return None
+    if ended is not None:
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        while not poll.poll(200):
+            if ended():
+                return None
     try:
         data, fds, _, _ = socket.recv_fds(sock, LARGEST, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
