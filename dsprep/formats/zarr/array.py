@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +18,7 @@ from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Schema
 from dsprep.errors import FormatError, MissingExtra
 from dsprep.formats.zarr.attributes import FIELDS
 from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, translated
-from dsprep.formats.zarr.locations import NUMCODECS, Step, Unlocated, locate
+from dsprep.formats.zarr.locations import NUMCODECS, Lines, Step, Unlocated, locate
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.store import Store, join
 from dsprep.layout.model import Column, FileLayout
@@ -70,7 +70,9 @@ class StoredArray:
         self.complete = False
         self._array: Any = None
         self._opening, self._lock = threading.Lock(), threading.Lock()
-        self._located: tuple[LayoutReader | None, Mapping[int, FormatError]] | None = None
+        self._lines: Lines | None = None
+        self._located: LayoutReader | None = None
+        self._unlocated = False
         self._block: LastBlock[Array] = LastBlock()
 
     def __len__(self) -> int:
@@ -90,10 +92,7 @@ class StoredArray:
         """
         if 0 in self.meta.shape:
             return Column(None, lines)
-        grid, damage = locate(self, step)
-        for line in sorted(damage):
-            raise damage[line]
-        return Column(grid, lines)
+        return Column(locate(self, step), lines)
 
     def begin(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> Wanted:
         """Return what reading ranges of rows needs; see `ColumnReader.begin_rows`.
@@ -112,21 +111,36 @@ class StoredArray:
             return Wanted(0, [], lambda _: np.empty(0, np.uint8))
         low, high = int(first[0]), int((first + count).max())
         self._check_stored(low, high)
-        with self._lock:
-            if self._located is None:
-                self._located = self._locate()
-            reader, damage = self._located
+        reader = self._reader(low, high)
         if reader is None:
             ranges = list(zip(first.tolist(), count.tolist(), strict=True))
             return Wanted(0, [], lambda _: self._by_library(ranges))
         if self.meta.shape:
-            grid = self.meta.grid[0]
-            for line in sorted(damage):
-                if low < (line + 1) * grid and line * grid < high:
-                    raise damage[line]
             self.store.prove(self.meta.file_keys(low, high))
         (column,) = reader.columns.values()
         return column.begin_rows(first, count, arena, key)
+
+    def _reader(self, low: int, high: int) -> LayoutReader | None:
+        """Return the reader of rows ``low <= i < high``; None if only zarr reads them."""
+        meta, files = self.meta, (self.meta.grid or (1,))[0]
+        with self._lock:
+            if self._unlocated:
+                return None
+            try:
+                if self._lines is None:
+                    self._lines = Lines(self)
+                known = self._lines.grid
+                self._lines.find(low // files, -(-high // files))
+            except Unlocated:
+                self._unlocated = True
+                return None
+            if self._located is None or known is not self._lines.grid:
+                field = Field(meta.path or "/", meta.dtype, meta.shape[1:])
+                grid = self._lines.grid
+                layout = FileLayout(grid.shape[0], columns={field.name: Column(grid)})
+                schema = Schema((field,))
+                self._located = LayoutReader(layout, schema, self.store.open, self.where)
+            return self._located
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``, as stored."""
@@ -138,17 +152,7 @@ class StoredArray:
     def forget(self) -> None:
         """Look for the chunks again before the next read: they were not as expected."""
         with self._lock:
-            self._located = None
-
-    def _locate(self) -> tuple[LayoutReader | None, Mapping[int, FormatError]]:
-        meta = self.meta
-        try:
-            grid, damage = locate(self, lambda _: None)
-        except Unlocated:
-            return None, {}
-        field = Field(meta.path or "/", meta.dtype, meta.shape[1:])
-        layout = FileLayout(grid.shape[0], columns={field.name: Column(grid)})
-        return LayoutReader(layout, Schema((field,)), self.store.open, self.where), damage
+            self._lines = self._located = None
 
     def resident_nbytes(self) -> int:
         """Return the bytes of decoded chunks that reading holds: those of a row, and one more."""
@@ -237,9 +241,9 @@ class StoredArray:
             return found
 
     def element(self, at: tuple[int, ...]) -> Array:
-        """Return the element at a place of the array, as shape ``()``."""
+        """Return an element, as shape ``()``; of an array without axes, its value."""
         with translated(self.where):
-            found = np.asarray(self.library()[at])
+            found = np.asarray(self.library()[at if self.meta.shape else ()])
             return found.astype(self.meta.dtype, copy=False).reshape(())
 
     def library(self) -> Any:

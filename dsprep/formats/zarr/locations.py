@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,27 +53,15 @@ NUMCODECS = "numcodecs."
 """What v3 puts before the names of codecs that have no specification."""
 
 
+COMPRESSED = "only zarr reads chunks that the ZIP file has compressed"
+
+
 class Unlocated(Exception):
     """Only zarr reads this; the text is the reason, a clause."""
 
 
-class Damage(dict[int, FormatError]):
-    """What is wrong with an array, by the number of the file along its first axis."""
-
-    def __init__(self, frame: Frame) -> None:
-        self._beside = math.prod(frame.along[1:])
-
-    def note(self, number: int, error: FormatError) -> None:
-        """Add what is wrong with a file, unless an error is known of a file beside it."""
-        self.setdefault(number // self._beside, error)
-
-    def has(self, number: int) -> bool:
-        """Whether an error is known of a file, or of one beside it."""
-        return number // self._beside in self
-
-
-def locate(array: StoredArray, step: Step) -> tuple[Grid, Damage]:
-    """Return the chunks of an array, none of whose axes is 0, and what is wrong with them.
+def locate(array: StoredArray, step: Step) -> Grid:
+    """Return the chunks of an array, none of whose axes is 0: all of its files are looked for.
 
     Chunks beyond the array's edge belong to no sample and may have any offset: they get the one
     that leaves the laws of the others simple.
@@ -87,38 +76,99 @@ def locate(array: StoredArray, step: Step) -> tuple[Grid, Damage]:
     Unlocated
         If only zarr reads the chunks.
     FormatError
-        If the metadata are damaged, or most files of an array that dsprep wrote are missing.
+        If a chunk has a wrong size or leaves its file, or a file is missing that dsprep wrote.
     """
     meta, store = array.meta, array.store
     known = chunk_filters(store, meta)
     frame = Frame(meta)
-    damage = Damage(frame)
-    if frame.chunk_nbytes > MAX_CHUNK or frame.nbytes > LARGEST:
-        raise Unlocated("only zarr reads arrays as large as this says to be")
-    numbers, starts, sizes = _files(array, frame, damage)
-    _check_count(array, frame, numbers, damage)
-    if meta.sharding is None:
-        _check_sizes(array, frame, numbers, sizes, bool(known), damage)
-        offsets = np.full((frame.files, 1), -1, np.int64)
-        lengths = np.zeros((frame.files, 1), np.int64)
-        offsets[numbers, 0], lengths[numbers, 0] = starts, sizes
-        step(frame.files)
-    else:
-        offsets, lengths = _shards(array, frame, numbers, starts, bool(known), step, damage)
-    fill = _fill(array, frame, offsets, damage)
-    path, per = template(meta), None
-    if isinstance(store, Zip):
-        path = ""
-    elif frame.files == 1:
-        path = file_path(path, (0,) * len(frame.shape))
-    else:
-        per = frame.per
-        _fill_free(offsets, lengths, frame, bool(known))
+    files = _files(array, frame)
+    _check_count(array, frame, files[0])
+    offsets, lengths = _chunks(array, frame, files, bool(known), step)
+    missing = frame.missing(offsets)
+    fill = None if missing is None else array.element(missing).tobytes()
+    path, per = _path(array, frame)
     if per is None:
         offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
+    else:
+        _fill_free(offsets, lengths, frame, bool(known))
     blocks = Blocks(_law(offsets.reshape(-1)), _law(lengths.reshape(-1)), path)
-    grid = Grid(blocks, frame.shape, meta.dtype.itemsize, frame.chunk, per, known, None, fill)
-    return grid, damage
+    return Grid(blocks, frame.shape, meta.dtype.itemsize, frame.chunk, per, known, None, fill)
+
+
+class Lines:
+    """The chunks of an array, looked for when they are needed: by files along the first axis.
+
+    Raises
+    ------
+    Unlocated, FormatError
+        As from `locate`; by `find` of the files that are needed.
+
+    Attributes
+    ----------
+    grid
+        Its laws hold for what `find` was called for.
+    """
+
+    def __init__(self, array: StoredArray) -> None:
+        meta = array.meta
+        known = chunk_filters(array.store, meta)
+        self._array, self._frame = array, Frame(meta)
+        self._encoded, self._beside = bool(known), math.prod(self._frame.along[1:])
+        path, per = _path(array, self._frame)
+        self._ordered = per is None
+        blocks = self._frame.files * self._frame.inside
+        if blocks > MAX_BLOCKS or self._beside * self._frame.inside > FEW_BLOCKS:
+            raise Unlocated(f"only zarr reads arrays of {blocks} chunks")
+        if self._ordered:
+            blocks = math.prod(self._frame.chunks)
+        self._offsets, self._lengths = np.zeros((2, blocks), np.int64)  # no memory until it is used
+        self._found = np.zeros(self._frame.along[0], bool)
+        laws = Blocks(Explicit(self._offsets), Explicit(self._lengths), path)
+        frame = self._frame
+        self.grid = Grid(laws, frame.shape, meta.dtype.itemsize, frame.chunk, per, known)
+
+    def find(self, first: int, last: int) -> None:
+        """Look for the files ``first <= i < last`` along the first axis."""
+        new = np.flatnonzero(~self._found[first:last])
+        if not len(new):
+            return
+        first, last = first + int(new[0]), first + int(new[-1]) + 1
+        array, whole = self._array, self._frame
+        frame = Frame(array.meta, (first, last))
+        found = []
+        rows = first * whole.step, min(last * whole.step, whole.shape[0])
+        keys = array.meta.file_keys(*rows) if array.meta.shape else [template(array.meta)]
+        for number, key in enumerate(keys):
+            extent = array.store.extent(key)
+            if extent is None and array.complete:
+                raise array.missing(key)
+            if extent is not None and extent[1] < 0:
+                raise Unlocated(COMPRESSED)
+            if extent is not None:
+                found.append((number, *extent))
+        files = np.array(found, np.int64).reshape(-1, 3).T
+        offsets, lengths = _chunks(array, frame, files, self._encoded, lambda _: None)
+        missing = frame.missing(offsets)
+        if missing is not None and self.grid.fill is None:
+            fill = array.element((missing[0] + first * whole.step, *missing[1:])).tobytes()
+            self.grid = replace(self.grid, fill=fill)
+        start = first * self._beside * whole.inside
+        if self._ordered:
+            offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
+            start = first * whole.per[0] * math.prod(whole.chunks[1:])
+        self._offsets[start : start + offsets.size] = offsets.reshape(-1)
+        self._lengths[start : start + offsets.size] = lengths.reshape(-1)
+        self._found[first:last] = True
+
+
+def _path(array: StoredArray, frame: Frame) -> tuple[str, tuple[int, ...] | None]:
+    """Return the path of the files in the layout, and chunks per file where they are several."""
+    path = template(array.meta)
+    if isinstance(array.store, Zip):
+        return "", None
+    if frame.files == 1:
+        return file_path(path, (0,) * len(frame.shape)), None
+    return path, frame.per
 
 
 def template(meta: ArrayMeta) -> str:
@@ -149,17 +199,27 @@ class Frame:
         Files along each axis, and chunks per file.
     files, inside
         All files, and chunks in each.
+    step, begin
+        Rows in a file, and the number of the first file along the first axis.
+    chunks
+        Chunks along each axis.
     """
 
-    def __init__(self, meta: ArrayMeta) -> None:
+    def __init__(self, meta: ArrayMeta, lines: tuple[int, int] | None = None) -> None:
+        """Take the whole array, or the part of it in these files along the first axis."""
         self.shape, self.chunk = meta.shape or (1,), meta.chunk or (1,)
         grid = meta.grid or (1,)
+        self.step, self.begin = grid[0], 0 if lines is None else lines[0]
+        if lines is not None:
+            rows = min(self.shape[0], lines[1] * grid[0]) - lines[0] * grid[0]
+            self.shape = (rows, *self.shape[1:])
         self.along = tuple(-(-n // g) for n, g in zip(self.shape, grid, strict=True))
         self.per = tuple(g // c for g, c in zip(grid, self.chunk, strict=True))
         self.files, self.inside = math.prod(self.along), math.prod(self.per)
         self.chunk_nbytes = math.prod(self.chunk) * meta.dtype.itemsize
-        self.nbytes = math.prod(self.shape) * meta.dtype.itemsize
-        self._chunks = tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
+        self.chunks = tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
+        if self.chunk_nbytes > MAX_CHUNK or math.prod(self.shape) * meta.dtype.itemsize > LARGEST:
+            raise Unlocated("only zarr reads arrays as large as this says to be")
 
     def real(self) -> NDArray[np.bool_] | None:
         """Return which chunks are not beyond the array's edge: shape ``(files, inside)``.
@@ -168,7 +228,7 @@ class Frame:
         """
         axes = len(self.shape)
         found: NDArray[np.bool_] | None = None
-        for axis, (a, p, n) in enumerate(zip(self.along, self.per, self._chunks, strict=True)):
+        for axis, (a, p, n) in enumerate(zip(self.along, self.per, self.chunks, strict=True)):
             if a * p == n:
                 continue
             sizes = [1] * (2 * axes)
@@ -185,10 +245,16 @@ class Frame:
         order = [k for axis in range(axes) for k in (axis, axes + axis)]
         tall = values.reshape(self.along + self.per).transpose(order)
         joined = tall.reshape([a * p for a, p in zip(self.along, self.per, strict=True)])
-        return np.ascontiguousarray(joined[tuple(slice(n) for n in self._chunks)])
+        return np.ascontiguousarray(joined[tuple(slice(n) for n in self.chunks)])
 
-    def origin(self, block: int) -> tuple[int, ...]:
-        """Return the first element of a block by its number, file by file."""
+    def missing(self, offsets: Ints) -> tuple[int, ...] | None:
+        """Return the first element of a chunk that is missing, by offsets file by file."""
+        missing, real = offsets < 0, self.real()
+        if real is not None:
+            missing &= real
+        if not missing.any():
+            return None
+        block = int(missing.reshape(-1).argmax())
         file = np.unravel_index(block // self.inside, self.along)
         chunk = np.unravel_index(block % self.inside, self.per)
         every = zip(file, chunk, self.per, self.chunk, strict=True)
@@ -198,8 +264,8 @@ class Frame:
 # --- files -----------------------------------------------------------------------------------
 
 
-def _files(array: StoredArray, frame: Frame, damage: Damage) -> tuple[Ints, Ints, Ints]:
-    """Return number, offset and bytes of each file that is there, in the order of the numbers."""
+def _files(array: StoredArray, frame: Frame) -> Ints:
+    """Return number, offset and bytes of each file that is there: shape ``(3, n)``, by number."""
     start, separator = array.meta.keys
     folder, axes = array.meta.path, len(array.meta.shape)
     if separator == "/" and axes:
@@ -215,14 +281,13 @@ def _files(array: StoredArray, frame: Frame, damage: Damage) -> tuple[Ints, Ints
         if number is None:
             continue
         if nbytes < 0 and isinstance(array.store, Zip):
-            raise Unlocated("only zarr reads chunks that the ZIP file has compressed")
+            raise Unlocated(COMPRESSED)
         if nbytes < 0:
             where = f"{array.store.path}/{join(folder, name)}"
-            damage.note(number, FormatError("this is not a regular file", where=where))
+            raise FormatError("this is not a regular file", where=where)
         found.append((number, at, nbytes))
     table = np.array(found, np.int64).reshape(-1, 3)
-    numbers, starts, sizes = table[np.argsort(table[:, 0])].T
-    return numbers, starts, sizes
+    return table[np.argsort(table[:, 0])].T
 
 
 def _number(name: str, start: str, separator: str, along: tuple[int, ...]) -> int | None:
@@ -240,67 +305,71 @@ def _number(name: str, start: str, separator: str, along: tuple[int, ...]) -> in
     return number
 
 
-def _check_count(array: StoredArray, frame: Frame, numbers: Ints, damage: Damage) -> None:
-    """Note the files of dsprep's that are missing; see that the chunks are not too many to list."""
+def _check_count(array: StoredArray, frame: Frame, numbers: Ints) -> None:
+    """See that no file of dsprep's is missing, and that the chunks are not too many to list."""
     found = len(numbers)
     missing, blocks = frame.files - found, frame.files * frame.inside
-    if blocks > max(FEW_BLOCKS, SPARSE * found * frame.inside) or blocks > MAX_BLOCKS:
-        if missing and array.complete:
-            raise array.missing(template(array.meta), f"{missing} of {frame.files} files")
-        few = f"of which {missing} of {frame.files} files are missing"
-        what = few if blocks <= MAX_BLOCKS else f"of {blocks} chunks"
-        raise Unlocated(f"only zarr reads arrays {what}")
     if missing and array.complete:
-        for number in np.setdiff1d(np.arange(frame.files), numbers).tolist():
-            if not damage.has(number):
-                damage.note(number, array.missing(_key(array.meta, frame, number)))
+        there = np.append(numbers, frame.files)
+        first = int((there != np.arange(found + 1)).argmax())
+        key = _key(array.meta, frame, first)
+        raise array.missing(key, f"{missing} of {frame.files} files are missing")
+    if blocks > max(FEW_BLOCKS, SPARSE * found * frame.inside):
+        gone = f"{missing} of {frame.files} files"
+        raise Unlocated(f"only zarr reads arrays of which {gone} are missing")
+    if blocks > MAX_BLOCKS:
+        raise Unlocated(f"only zarr reads arrays of {blocks} chunks")
 
 
-def _check_sizes(
-    array: StoredArray, frame: Frame, numbers: Ints, sizes: Ints, encoded: bool, damage: Damage
-) -> None:
-    """Compare the sizes of chunk files with the metadata, as far as these give them."""
+def _chunks(
+    array: StoredArray, frame: Frame, files: Ints, encoded: bool, step: Step
+) -> tuple[Ints, Ints]:
+    """Return offset and bytes of each chunk, -1 and 0 where it is missing: ``(files, inside)``.
+
+    Parameters
+    ----------
+    files
+        As from `_files`, of those in the frame.
+    """
+    numbers, starts, sizes = files
+    if array.meta.sharding is not None:
+        return _shards(array, frame, numbers, starts, encoded, step)
     wrong = sizes == 0 if encoded else sizes != frame.chunk_nbytes
-    for number, size in zip(numbers[wrong].tolist(), sizes[wrong].tolist(), strict=True):
-        if not damage.has(number):
-            error = FormatError(
-                "the chunk has a wrong size",
-                where=f"{array.where}, {_key(array.meta, frame, number)}",
-                expected="some bytes" if encoded else f"{frame.chunk_nbytes} bytes",
-                found=f"{size}",
-                fix="the file is truncated, still being written, or not of this array",
-            )
-            damage.note(number, error)
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise FormatError(
+            "the chunk has a wrong size",
+            where=f"{array.where}, {_key(array.meta, frame, int(numbers[i]))}",
+            expected="some bytes" if encoded else f"{frame.chunk_nbytes} bytes",
+            found=f"{sizes[i]}",
+            fix="the file is truncated, still being written, or not of this array",
+        )
+    offsets = np.full((frame.files, 1), -1, np.int64)
+    lengths = np.zeros((frame.files, 1), np.int64)
+    offsets[numbers, 0], lengths[numbers, 0] = starts, sizes
+    step(frame.files)
+    return offsets, lengths
 
 
 def _key(meta: ArrayMeta, frame: Frame, number: int) -> str:
-    return file_path(template(meta), [int(n) for n in np.unravel_index(number, frame.along)])
+    file = [int(n) for n in np.unravel_index(number, frame.along)]
+    return file_path(template(meta), [file[0] + frame.begin, *file[1:]])
 
 
 # --- shards ----------------------------------------------------------------------------------
 
 
 def _shards(
-    array: StoredArray,
-    frame: Frame,
-    numbers: Ints,
-    starts: Ints,
-    encoded: bool,
-    step: Step,
-    damage: Damage,
+    array: StoredArray, frame: Frame, numbers: Ints, starts: Ints, encoded: bool, step: Step
 ) -> tuple[Ints, Ints]:
-    """Return offset and bytes of each chunk, shape ``(files, inside)``, from the indexes."""
+    """Return what `_chunks` does, from the indexes of shards."""
     offsets = np.full((frame.files, frame.inside), -1, np.int64)
     lengths = np.zeros((frame.files, frame.inside), np.int64)
 
     def read(first: int) -> int:
         some = slice(first, first + AT_ONCE)
         for number, start in zip(numbers[some].tolist(), starts[some].tolist(), strict=True):
-            try:
-                at, nbytes = _index(array, frame, number, encoded)
-            except FormatError as error:
-                damage.note(number, error)
-                continue
+            at, nbytes = _index(array, frame, number, encoded)
             offsets[number] = np.where(at < 0, -1, at + start)
             lengths[number] = nbytes
         return len(numbers[some])
@@ -335,19 +404,6 @@ def _index(array: StoredArray, frame: Frame, number: int, encoded: bool) -> tupl
 
 def _law(values: Ints) -> Law:
     return affine.fit(values) or Explicit(values)
-
-
-def _fill(array: StoredArray, frame: Frame, offsets: Ints, damage: Damage) -> bytes | None:
-    """Return one element of what zarr reads where a chunk is missing, or None if none is."""
-    missing, real = offsets < 0, frame.real()
-    for line in damage:
-        missing.reshape(frame.along[0], -1)[line] = False
-    if real is not None:
-        missing &= real
-    if not missing.any():
-        return None
-    at = frame.origin(int(missing.reshape(-1).argmax())) if array.meta.shape else ()
-    return array.element(at).tobytes()
 
 
 def _fill_free(offsets: Ints, lengths: Ints, frame: Frame, encoded: bool) -> None:

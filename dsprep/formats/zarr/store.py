@@ -77,9 +77,19 @@ class Store(ABC):
     def nbytes(self, node: str) -> int:
         """Return the bytes of all chunks under `node`."""
 
-    @abstractmethod
     def has(self, key: str) -> bool:
         """Return whether there is a key."""
+        return self.extent(key) is not None
+
+    @abstractmethod
+    def extent(self, key: str) -> tuple[int, int] | None:
+        """Return offset and bytes of a key as `listed` does; None if it is not there.
+
+        Raises
+        ------
+        FormatError
+            If what is there is not a regular file, or leaves the ZIP file.
+        """
 
     @abstractmethod
     def count_missing(self, keys: Iterable[str]) -> int:
@@ -165,13 +175,15 @@ class Directory(Store):
                         total += entry.stat().st_size
         return total
 
-    def has(self, key: str) -> bool:
-        """See `Store.has`."""
+    def extent(self, key: str) -> tuple[int, int] | None:
+        """See `Store.extent`."""
         try:
-            (self.path / key).stat()
+            facts = (self.path / key).stat()
         except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+            return None
+        if not stat.S_ISREG(facts.st_mode):
+            raise FormatError("this is not a regular file", where=f"{self.path}/{key}")
+        return 0, facts.st_size
 
     def count_missing(self, keys: Iterable[str]) -> int:
         """See `Store.count_missing`: every directory is listed once."""
@@ -329,9 +341,23 @@ class Zip(Store):
             and info.filename.rpartition("/")[2] not in DOCUMENTS
         )
 
-    def has(self, key: str) -> bool:
-        """See `Store.has`."""
-        return join(self._root, key) in self._zip.NameToInfo
+    def extent(self, key: str) -> tuple[int, int] | None:
+        """See `Store.extent`."""
+        info = self._zip.NameToInfo.get(join(self._root, key))
+        return None if info is None else self._extent(info)
+
+    def _extent(self, info: zipfile.ZipInfo) -> tuple[int, int]:
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            return 0, -1
+        start = self._start(info)
+        if info.compress_size != info.file_size or start + info.file_size > self._size:
+            raise FormatError(
+                "the ZIP member leaves the file",
+                where=f"{self.path}, {info.filename}",
+                expected=f"{info.file_size} bytes at {start}",
+                found=f"{self._size} bytes in all",
+            )
+        return start, info.file_size
 
     def count_missing(self, keys: Iterable[str]) -> int:
         """See `Store.count_missing`."""
@@ -350,18 +376,7 @@ class Zip(Store):
         for name, info in self._zip.NameToInfo.items():
             if not name.startswith(prefix) or name.count("/", len(prefix)) != depth:
                 continue
-            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-                yield name[len(prefix) :], 0, -1
-                continue
-            start = self._start(info)
-            if info.compress_size != info.file_size or start + info.file_size > self._size:
-                raise FormatError(
-                    "the ZIP member leaves the file",
-                    where=f"{self.path}, {name}",
-                    expected=f"{info.file_size} bytes at {start}",
-                    found=f"{self._size} bytes in all",
-                )
-            yield name[len(prefix) :], start, info.file_size
+            yield name[len(prefix) :], *self._extent(info)
 
     @contextmanager
     def chunk(self, key: str) -> Iterator[Chunk | None]:
