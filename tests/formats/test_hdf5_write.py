@@ -269,14 +269,18 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     assert not (tmp_path / "broken.spool").exists()
 
 
-def test_another_file_in_place_of_the_unfinished_one(tmp_path: Path) -> None:
-    schema = SCHEMAS["fixed-<f4"]
-    writer = HDF5.create(tmp_path / "a", schema, 4, PLAIN, None)
+@pytest.mark.parametrize("options", [PLAIN, OPTIONS["chunk"]], ids=["plain", "chunk"])
+@pytest.mark.parametrize(("dtype", "count"), [("<f4", 5), ("<f8", 4)])
+def test_another_file_in_place_of_the_unfinished_one(
+    tmp_path: Path, options: WriteOptions, dtype: str, count: int
+) -> None:
+    schema, other = (Schema((Field("x", np.dtype(d), (3,)),)) for d in ("<f4", dtype))
+    writer = HDF5.create(tmp_path / "a", schema, 4, options, None)
     state = json.loads(json.dumps(writer.checkpoint()))
     writer.close()
-    HDF5.create(tmp_path / "a", schema, 5, PLAIN, None).close()
+    HDF5.create(tmp_path / "a", other, count, options, None).close()
     with pytest.raises(DsprepError, match="start again with --restart"):
-        HDF5.create(tmp_path / "a", schema, 4, PLAIN, state)
+        HDF5.create(tmp_path / "a", schema, 4, options, state)
 
 
 def test_finish_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,24 +260,29 @@ def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
     ):
         nbytes = path.stat().st_size
         for part in file.parts:
-            dataset = opened[part.path]
+            dataset, chunks = opened[part.path], 0
             table = chunk_table(dataset, nbytes) if dataset.chunks else None
             if table is not None:
-                addresses, sizes = table["address"].copy(), table["nbytes"].astype(np.int64)
+                chunks = int(dataset.chunks[0])
+                at, sizes = table["address"].copy(), table["nbytes"].astype(np.int64)
             else:
-                at = -1 if dataset.chunks else int(dataset.id.get_offset() or -1)
-                addresses = np.array([at], np.int64)
-                sizes = np.array([dataset.shape[0] * part.row_nbytes], np.int64)
-            rows = (part.chunk * file.grouping.count) if file.grouped else file.count
-            fits = dataset.shape[0] == (rows if part.role == "values" else file.count)
-            inside = (addresses > 0) & (addresses <= nbytes - sizes)
-            if not fits or bool(dataset.chunks) != bool(part.chunk) or not bool(inside.all()):
+                at = np.array([dataset.id.get_offset() or -1], np.int64)
+                sizes = np.array([dataset.id.get_storage_size()], np.int64)
+            rows = part.chunk * file.grouping.count if part.role == "values" else file.count
+            shape = (rows,) if part.role in ("first", "count") else part.plan.shape(rows)
+            stored = part.nbytes if part.chunk else rows * part.row_nbytes
+            if (
+                (dataset.shape, dataset.nbytes, chunks)
+                != (shape, rows * part.row_nbytes, part.chunk)
+                or bool(((at <= 0) | (at > nbytes - sizes)).any())
+                or not (file.compressed or bool((sizes == stored).all()))
+            ):
                 raise FormatError(
                     f"the unfinished file has no place for {part.path}",
                     where=path,
                     fix="start again with --restart",
                 )
-            found.append((addresses, sizes))
+            found.append((at, sizes))
     return found
 
 
