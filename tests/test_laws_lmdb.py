@@ -108,17 +108,9 @@ def test_matrix(tmp_path, size, commit, append):
 def test_keys_and_compact_copies(tmp_path, key, size, append):
     for n, commit, named in ((900, 70, False), (500, None, True)):
         for compact in (False, True):
-            path = build(
-                tmp_path / "a",
-                n,
-                size,
-                key=key,
-                commit=commit,
-                append=append,
-                named=named,
-                compact=compact,
-            )
-            found = assert_recovered(path, n, commit, append, named, compact)
+            made = {"commit": commit, "append": append, "named": named, "compact": compact}
+            path = build(tmp_path / "a", n, size, key=key, **made)
+            found = assert_recovered(path, n, **made)
             assert not read_back(path, found.offsets, named)
 
 
@@ -142,16 +134,9 @@ def test_values_of_many_sizes(tmp_path, commit, append):
     sizes = np.random.default_rng(3).integers(2100, 30000, 700)
     for named in (False, True):
         for compact in (False, True):
-            path = build(
-                tmp_path / "a",
-                len(sizes),
-                sizes,
-                commit=commit,
-                append=append,
-                named=named,
-                compact=compact,
-            )
-            found = assert_recovered(path, len(sizes), commit, append, named, compact)
+            made = {"commit": commit, "append": append, "named": named, "compact": compact}
+            path = build(tmp_path / "a", len(sizes), sizes, **made)
+            found = assert_recovered(path, len(sizes), **made)
             assert not read_back(path, found.offsets, named)
 
 
@@ -209,20 +194,16 @@ def test_pages_of_16_kib(tmp_path):
         commits, both = (None, 1000, 100, 10, 1), (False, True)
         some = list(itertools.product(commits, both, both, both))
         sizes = (8, 100, 784, 3072, 8164, 8170, 9000, 16368, 16369, 196608)
-    jobs = []
-    for size in sizes:
-        for commit, append, named, compact in some:
-            jobs.append(
-                {
-                    "path": str(tmp_path / f"{len(jobs)}.mdb"),
-                    "n": 3000 if size == 8 else 1500 if size < 16000 else 300,
-                    "size": size,
-                    "commit": commit,
-                    "append": append,
-                    "named": named,
-                    "compact": compact,
-                }
-            )
+    jobs = [
+        {
+            "path": str(tmp_path / f"{size}-{k}.mdb"),
+            "n": 3000 if size == 8 else 1500 if size < 16000 else 300,
+            "size": size,
+            **dict(zip(("commit", "append", "named", "compact"), way, strict=True)),
+        }
+        for size in sizes
+        for k, way in enumerate(some)
+    ]
     subprocess.run(
         [sys.executable, lmdb_builds.__file__],
         input=json.dumps(jobs),
@@ -366,7 +347,7 @@ def builds(draw):
     return psize, key, sizes, plan, draw(st.booleans()), draw(st.booleans())
 
 
-@settings(max_examples=3000 if FULL else 150, deadline=None)
+@settings(max_examples=3000 if FULL else 100, deadline=None)
 @given(builds())
 def test_laws_against_the_simulator(parameters):
     psize, key, sizes, plan, append, named = parameters
@@ -507,7 +488,7 @@ ANYTHING = st.recursive(
 LIKELY = st.sampled_from([1, 8, 100, 1000, 4096, 1 << 63, -1, True, [[10, 100]], [[5, 1]]])
 
 
-@settings(max_examples=5000 if FULL else 200, deadline=None)
+@settings(max_examples=5000 if FULL else 100, deadline=None)
 @given(
     st.sampled_from([TREE, {**TREE, "kind": "compact"}, REPLAY]),
     st.dictionaries(
@@ -584,17 +565,9 @@ def test_full_matrix(tmp_path, size, n, commit):
         kinds += [("be4", False, True), ("dec8", False, False), ("dec20", True, False)]
     for key, append, named in kinds:
         for compact in (False, True) if commit in (None, 100) else (False,):
-            path = build(
-                tmp_path / "a",
-                n,
-                size,
-                key=key,
-                commit=commit,
-                append=append,
-                named=named,
-                compact=compact,
-            )
-            found = assert_recovered(path, n, commit, append, named, compact)
+            made = {"commit": commit, "append": append, "named": named, "compact": compact}
+            path = build(tmp_path / "a", n, size, key=key, **made)
+            found = assert_recovered(path, n, **made)
             sample = None if n * size < 1 << 28 else 4000
             assert not read_back(path, found.offsets, named, sample)
             path.unlink()

@@ -86,13 +86,13 @@ def test_flipped_bytes(tmp_path, good):
     rng = np.random.default_rng(1)
     pages = len(good) // PSIZE
     heads = np.concatenate([np.arange(16, 160), PSIZE + np.arange(160)])
-    for trial in range(280):
+    for trial in range(150):
         data = bytearray(good)
-        if trial < 120:  # the metas
+        if trial < 60:  # the metas
             places = rng.choice(heads, 2)
         else:  # headers and pointers of pages, then anywhere
             page = rng.integers(2, pages, 12)
-            places = page * PSIZE + rng.integers(0, 64 if trial < 250 else PSIZE, 12)
+            places = page * PSIZE + rng.integers(0, 64 if trial < 130 else PSIZE, 12)
         for at in places.tolist():
             data[at] = int(rng.integers(0, 256))
         path.write_bytes(data)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from dsprep.core.schema import DType, is_extension
+from dsprep.core.schema import DType, Field, is_extension
 from dsprep.formats.lmdb.datum import Datum
 from dsprep.formats.lmdb.values import Packing, Values
 
@@ -106,12 +107,7 @@ def group_loading_code(
         lines.append(f"at = {packing.body(capacity)}")
     for f in packing.ragged:
         lines.append(f"sizes = np.frombuffer(value, '<u8', capacity, {places[f.name]}).tolist()")
-        part = "value[at:at + sizes[0]]"
-        if f.kind == "array":
-            part = f"np.frombuffer({part}, {dtype_code(f.dtype)}).reshape({(-1, *f.inner)!r})"
-        elif f.kind == "str":
-            part += ".decode('utf-8', 'surrogateescape')"
-        lines += [f"sample[{f.name!r}] = {part}", "at += sum(sizes)"]
+        lines += [_ragged(f, "value[at:at + sizes[0]]"), "at += sum(sizes)"]
     return "\n".join(lines) + "\n" + _PRINT
 
 
@@ -122,9 +118,7 @@ def _decode(values: Values) -> str:
         lines.append(f"sizes = np.frombuffer(value, '<u8', {len(values.ragged)}).tolist()")
     at = values.table
     for f in values.fixed:
-        count = 1
-        for n in f.inner:
-            count *= n
+        count = math.prod(f.inner)
         read = (
             f"np.frombuffer(value, {dtype_code(f.dtype)}, {count}, {at})"
             if f.row_nbytes
@@ -136,15 +130,19 @@ def _decode(values: Values) -> str:
         lines.append(f"at = {at}")
     for k, f in enumerate(values.ragged):
         stop = f"at + sizes[{k}]" if values.table else "len(value)"
-        part = f"value[at:{stop}]"
-        if f.kind == "array":
-            part = f"np.frombuffer({part}, {dtype_code(f.dtype)}).reshape({(-1, *f.inner)!r})"
-        elif f.kind == "str":
-            part += ".decode('utf-8', 'surrogateescape')"
-        lines.append(f"sample[{f.name!r}] = {part}")
+        lines.append(_ragged(f, f"value[at:{stop}]"))
         if values.table:
             lines.append(f"at += sizes[{k}]")
     return "\n".join(lines) + "\n"
+
+
+def _ragged(field: Field, part: str) -> str:
+    """Return the line that takes a ragged field out of `part`, the code of its bytes."""
+    if field.kind == "array":
+        part = f"np.frombuffer({part}, {dtype_code(field.dtype)}).reshape({(-1, *field.inner)!r})"
+    elif field.kind == "str":
+        part += ".decode('utf-8', 'surrogateescape')"
+    return f"sample[{field.name!r}] = {part}"
 
 
 def dtype_code(dtype: DType) -> str:
