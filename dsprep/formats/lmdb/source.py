@@ -389,7 +389,10 @@ class LmdbSource(RecordsSource):
         n = max(1, len(index))
         if not index.big:
             storage = "values inside the leaf pages"
-            access = "one page read per sample, and samples share their pages"
+            access = (
+                "a read of a leaf page, then one of the value in it (with a sidecar: of that "
+                "alone); samples share their pages"
+            )
         else:
             rest = "" if index.big >= n else f" ({index.big} of {n}; the others in leaf pages)"
             storage = f"values in overflow pages{rest}"
@@ -417,8 +420,8 @@ class LmdbSource(RecordsSource):
             storage=where,
             stored_nbytes=stored,
             access=access,
-            reads=1 + index.big / n,
-            read_nbytes=self.records.pages.psize + index.payload / n * (index.big > 0),
+            reads=2,
+            read_nbytes=self.records.pages.psize + index.payload / n,
         )
         key = Layout(storage="keys in the leaf pages", access=access)
         return {f.name: key if p == self.key else layout for p, f in self._fields}
