@@ -3,7 +3,7 @@
 `reading`
     ``dsprep bench read``: plans, prepares, runs all in turn.
 `strategies`
-    One file per way of reading; the table of them is in its ``__init__``.
+    Ways of reading, a class each; the table of them is in its ``__init__``.
 `scratch`
     The dataset in the form that a strategy needs.
 `task`, `running`, `mpi`, `child`

@@ -1,4 +1,4 @@
-"""The table of strategies: ways of reading that can be measured, one file each.
+"""The table of strategies: ways of reading that can be measured, a class each.
 
 Nothing is imported until one is run.
 """
