@@ -13,6 +13,7 @@ from dsprep.core.groups import Grouping
 from dsprep.core.schema import Arena, Ragged, Schema
 from dsprep.formats import decoders
 from dsprep.formats.base import WriteOptions
+from dsprep.formats.tfrecord import example, framing
 
 RNG = np.random.default_rng(12)
 
@@ -97,6 +98,32 @@ def assert_told_right(path, source):
 def frame_of(layout):
     """What proves the records of a layout."""
     return decoders(layout.records, Schema(()))[0]
+
+
+# --- TFRecord ---
+
+
+def frame(payload):
+    """A payload as a record."""
+    data = np.frombuffer(payload, np.uint8)
+    crc = framing.payload_crcs(data, np.array([0]), np.array([len(data)]))
+    return framing.headers(np.array([len(data)])).tobytes() + payload + crc.tobytes()
+
+
+def write_records(path, *payloads):
+    """Write a TFRecord file."""
+    path.write_bytes(b"".join(map(frame, payloads)))
+    return path
+
+
+def entry(name, type_, data):
+    """A feature of an Example that has one range of values."""
+    return example.entry_head(name.encode(), type_, len(data)) + data
+
+
+def message(*entries):
+    """An Example of these features."""
+    return example.example_head(sum(map(len, entries))) + b"".join(entries)
 
 
 # --- groups ---

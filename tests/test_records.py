@@ -10,6 +10,7 @@ import h5py
 import lmdb
 import numpy as np
 import pytest
+from record_checks import frame
 from support import random_batch, write_batch
 from typer.testing import CliRunner
 
@@ -19,7 +20,7 @@ from dsprep.cli import app
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.base import OpenOptions
-from dsprep.formats.tfrecord import example, framing
+from dsprep.formats.tfrecord import example
 
 SUFFIX = {"hdf5": ".h5", "lmdb": ".mdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
 F4 = np.dtype("<f4")
@@ -76,12 +77,6 @@ def test_the_advice_for_a_clash_of_names_keeps_every_field(tmp_path: Path, suffi
 # --- optional features ---
 
 BYTES, FLOAT, INT64 = 1, 2, 3
-
-
-def frame(payload: bytes) -> bytes:
-    data = np.frombuffer(payload, np.uint8)
-    crc = framing.payload_crcs(data, np.array([0]), np.array([len(data)]))
-    return framing.headers(np.array([len(data)])).tobytes() + payload + crc.tobytes()
 
 
 def record(**features: tuple[int, bytes] | None) -> bytes:

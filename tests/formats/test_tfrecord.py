@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_checks import entry, frame, message, write_records
 from support import assert_same_batch, random_batch, schemas, write_batch
 
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
@@ -27,18 +28,9 @@ GZIP = WriteOptions(compress=Compression("gzip"))
 F4, I8 = np.dtype("<f4"), np.dtype("<i8")
 
 
-def frame(payload: bytes) -> bytes:
-    data = np.frombuffer(payload, np.uint8)
-    crc = framing.payload_crcs(data, np.array([0]), np.array([len(data)]))
-    return framing.headers(np.array([len(data)])).tobytes() + payload + crc.tobytes()
-
-
 def build(**features: tuple[int, bytes]) -> bytes:
     """One Example of features that have one range of values each."""
-    entries = b"".join(
-        example.entry_head(n.encode(), t, len(data)) + data for n, (t, data) in features.items()
-    )
-    return example.example_head(len(entries)) + entries
+    return message(*(entry(name, type_, data) for name, (type_, data) in features.items()))
 
 
 def ints(*values: int) -> bytes:
@@ -47,11 +39,6 @@ def ints(*values: int) -> bytes:
 
 def floats(*values: float) -> bytes:
     return struct.pack(f"<{len(values)}f", *values)
-
-
-def write_records(path: Path, *payloads: bytes) -> Path:
-    path.write_bytes(b"".join(map(frame, payloads)))
-    return path
 
 
 def opened(path: Path, *specs: str, hint: Schema | None = None, **options: object) -> Source:

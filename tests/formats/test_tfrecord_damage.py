@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from record_checks import frame
 from support import assert_same_batch, random_batch, raw, schemas, take, write_batch
 
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema
@@ -24,12 +25,6 @@ ALL = dict(schemas())
 
 def header(length: int) -> bytes:
     return framing.headers(np.array([length], np.uint64).view(np.int64)).tobytes()
-
-
-def frame(payload: bytes) -> bytes:
-    data = np.frombuffer(payload, np.uint8)
-    crc = framing.payload_crcs(data, np.array([0]), np.array([len(data)]))
-    return header(len(payload)) + payload + crc.tobytes()
 
 
 def read(path: Path, hint: Schema | None = None, **options: object) -> Batch:

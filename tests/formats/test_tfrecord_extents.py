@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from record_checks import assert_told_right as located
-from record_checks import decoded, frame_of, pick, stored_at
+from record_checks import decoded, entry, frame_of, message, pick, stored_at
 from record_checks import places as blocks
+from record_checks import write_records as write
 from support import assert_same_batch, random_batch, schemas, take, write_batch
 
 from dsprep.core import pread
@@ -21,7 +22,7 @@ from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
-from dsprep.formats.tfrecord import example, framing
+from dsprep.formats.tfrecord import example
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
 from dsprep.formats.tfrecord.recipe import example as recipe
 from dsprep.formats.tfrecord.source import TFRecordSource
@@ -45,25 +46,6 @@ def tf() -> Any:
         warnings.simplefilter("ignore")
         import tensorflow
     return tensorflow
-
-
-def frame(payload: bytes) -> bytes:
-    data = np.frombuffer(payload, np.uint8)
-    crc = framing.payload_crcs(data, np.array([0]), np.array([len(data)]))
-    return framing.headers(np.array([len(data)])).tobytes() + payload + crc.tobytes()
-
-
-def entry(name: str, type_: int, data: bytes) -> bytes:
-    return example.entry_head(name.encode(), type_, len(data)) + data
-
-
-def message(*entries: bytes) -> bytes:
-    return example.example_head(sum(map(len, entries))) + b"".join(entries)
-
-
-def write(path: Path, *payloads: bytes) -> Path:
-    path.write_bytes(b"".join(map(frame, payloads)))
-    return path
 
 
 def opened(path: Path, *specs: str, hint: Schema | None = None, **options: Any) -> Source:
