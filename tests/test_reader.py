@@ -250,7 +250,7 @@ def test_many_files(format, per, tmp_path):
     origin = written("hdf5", tmp_path, MIXED, batch, count)
     target = tmp_path / "shards"
     dsprep.convert(origin, target, to=format, samples_per_file=per, workers=1)
-    for k, setting in enumerate(settings(f"{format} {per}", 4)):
+    for k, setting in enumerate(settings(f"{format} {per}", 4 if per > 1 else 2)):
         size = (3, 40, "1MiB", None)[k]
         check(target, batch, MIXED, replace(setting, buffer_size=size, verify=False))
 

@@ -159,7 +159,7 @@ def test_held_in_other_threads_and_dropped_in_odd_orders(data):
         assert free == made
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(draws=st.data())
 def test_any_pattern_of_holding(draws, data):
     """Some batches are kept, some dropped, in any order; collections come at any time."""
