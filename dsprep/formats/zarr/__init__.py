@@ -3,7 +3,7 @@
 Read
     Groups at any depth, shards, every codec that zarr-python knows, strings of varying length.
     A field's name is its path. Ragged fields are groups of ``values``, ``first`` and ``count``
-    (`columns.Parts`); dtypes that Zarr does not specify have stand-ins (`carriers`).
+    (`fields.Parts`); dtypes that Zarr does not specify have stand-ins (`attributes`).
 Written
     v3 with shards, or v2. Everything dsprep writes opens in zarr-python as it is.
 

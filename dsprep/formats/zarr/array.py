@@ -149,6 +149,11 @@ class StoredArray:
         rows: Bytes = fetch({self.meta.path: wanted}, None)[self.meta.path]  # type: ignore[assignment]
         return rows.view(self.meta.dtype).reshape(stop - start, *self.meta.shape[1:])
 
+    def release(self) -> None:
+        """Free the chunks that are kept decoded."""
+        with self._lock:
+            self._located = None
+
     def forget(self) -> None:
         """Look for the chunks again before the next read: they were not as expected."""
         with self._lock:

@@ -71,18 +71,6 @@ def translated(where: object) -> Iterator[None]:
         raise FormatError(f"the data cannot be read ({reason})", where=where) from error
 
 
-def check_size(store: Store, meta: ArrayMeta) -> None:
-    """Raise `FormatError` if chunks are too large to decode."""
-    expected = math.prod(meta.chunk) * meta.dtype.itemsize
-    if meta.outer not in ("", "bytes") and expected > MAX_CHUNK:
-        raise FormatError(
-            "the chunks are too large to decode",
-            where=f"{store.path}, array {meta.path or '/'}",
-            expected=f"at most {MAX_CHUNK} bytes",
-            found=f"{expected}",
-        )
-
-
 def check_chunks(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
     """Look at the encoded chunks with rows ``start <= i < stop`` before they are decoded.
 
@@ -91,7 +79,14 @@ def check_chunks(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
     FormatError
         If a header contradicts the metadata or the file, or chunks are too large to decode.
     """
-    check_size(store, meta)
+    expected = math.prod(meta.chunk) * meta.dtype.itemsize
+    if meta.outer not in ("", "bytes") and expected > MAX_CHUNK:
+        raise FormatError(
+            "the chunks are too large to decode",
+            where=f"{store.path}, array {meta.path or '/'}",
+            expected=f"at most {MAX_CHUNK} bytes",
+            found=f"{expected}",
+        )
     if meta.outer not in ("blosc", "zstd") or stop <= start or not all(meta.shape):
         return
     for key in meta.file_keys(start, stop):

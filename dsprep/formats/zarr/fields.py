@@ -505,7 +505,7 @@ def _load(field: Field, reading: Reading) -> list[str]:
 
 
 def _viewed(field: Field, reading: Reading, shape: str) -> list[str]:
-    """Return the line that undoes `carriers`, if one is needed."""
+    """Return the line that undoes a stand-in (`attributes.Carrier`), if one is needed."""
     meta = reading.arrays[0].meta
     if field.dtype == meta.dtype:
         return []

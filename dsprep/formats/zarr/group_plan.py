@@ -449,7 +449,7 @@ def _documents(schema: Schema, grid: GroupGrid, options: WriteOptions) -> dict[s
 
 
 def report(schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool) -> GroupPlan:
-    """Return the plan; see `base.Format.plan_groups`."""
+    """Return the plan; see `base.Format.plan`."""
     grid, made = planned(schema, grouping, options, zipped)
     nbytes = grid.front if zipped else sum(map(len, made.values()))
     padding = 0

@@ -73,7 +73,7 @@ class GroupStore(StoreWriter):
 
     Attributes
     ----------
-    starts, _used, _ends
+    starts, used, ends
         By track: where each group begins in its file, where its last value ends, and where its
         last chunk ends, filled up; int64, shape ``(groups,)``.
     chunks
@@ -223,7 +223,7 @@ class GroupStore(StoreWriter):
     # --- groups --------------------------------------------------------------------------------
 
     def groups(self) -> Groups:
-        """See `base.GroupWriter.groups`: track 0."""
+        """See `base.Writer.groups`: track 0."""
         path, files = "", None
         starts = lengths = np.zeros(self.grouping.count, np.int64)
         if self.grid.tracks:

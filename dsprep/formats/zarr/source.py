@@ -124,6 +124,9 @@ class ZarrSource(Source):
             for array in (a for _, r in self._columns for a in r.arrays):
                 array.forget()
             raise
+        if len(self) <= 1:  # it was read whole
+            for array in (a for _, r in self._columns for a in r.arrays):
+                array.release()
         return {f.name: retype(found[f.name], f, self.path, start) for f, _ in self._columns}
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
