@@ -1,4 +1,4 @@
-"""Reads samples out of values that hold a group each; see `group_values`.
+"""Reads samples out of values that hold a group each; see `values`.
 
 Every head is read and compared when the file is opened. A read fetches only the rows that are
 asked for, straight from the file. The memory is some 40 bytes per group, and the tables of lengths

@@ -12,8 +12,8 @@
 (``tensorflow/core/example/feature.proto``, and Protocol Buffers' "Encoding"). Nothing is copied:
 the result is `Places` in the buffer that holds the records. There are three ways to find them, and
 they agree: `parse` takes any one message and judges it; `parse_alike` compares records of one
-length with the first of them; `lockstep.parse_together` walks records of the same features side by
-side. The last two return None for records that are not so alike.
+length with the first of them; `batch_parser.parse_together` walks records of the same features side
+by side. The last two return None for records that are not so alike.
 """
 
 from __future__ import annotations
