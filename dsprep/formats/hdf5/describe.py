@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from dsprep.core.schema import DType, Field, encode_dtype
 from dsprep.formats.base import Layout
 from dsprep.formats.hdf5 import grids
 from dsprep.formats.hdf5.columns import FieldColumn, Fixed, Indexed, PerGroup, Sequences
-from dsprep.formats.hdf5.dtypes import Carrier, mislabelled
+from dsprep.formats.hdf5.dtypes import mislabelled
 
 _SOME = 1024
 
@@ -87,7 +88,7 @@ def _access(
     if dataset.chunks is None or (grid is not None and grid.plain):
         by = "" if grid is not None else ", by the HDF5 library"
         return f"one read of {_size(wanted)}{by}", 1, wanted
-    nbytes = _chunk_nbytes(dataset)
+    nbytes = math.prod(map(int, dataset.chunks)) * int(dataset.dtype.itemsize)
     rows = dataset.chunks[0]
     pieces = _chunks_of_sample(column, dataset, wanted)
     work = "is read by the HDF5 library" if grid is None else "is read"
@@ -126,13 +127,6 @@ def _times(factor: float) -> str:
     return f"{factor:,.0f}x" if factor >= 10 or factor == int(factor) else f"{factor:.1f}x"
 
 
-def _chunk_nbytes(dataset: Any) -> int:
-    total = int(dataset.dtype.itemsize)
-    for n in dataset.chunks:
-        total *= int(n)
-    return total
-
-
 def _size(nbytes: int) -> str:
     """Return bytes for a person to read, in units of 1000."""
     value = float(nbytes)
@@ -149,11 +143,11 @@ def _size(nbytes: int) -> str:
 def program(path: Path, columns: Mapping[str, tuple[FieldColumn, Field]]) -> str:
     """Return a Python program that loads sample 0 of every field with h5py, and shows it."""
     readers = [column for column, _ in columns.values()]
-    dtypes = [_carrier(c) for c in readers]
     lines = ["import h5py"]
-    if any(_needs_plugin(c) for c in readers):
+    plists = [c.dataset.id.get_create_plist() for c in readers]
+    if any(p.get_filter(i)[0] >= 32001 for p in plists for i in range(p.get_nfilters())):
         lines.append("import hdf5plugin  # registers the filters")
-    if any(d is not None and d.foreign for d in dtypes):
+    if any(isinstance(c, Fixed | Indexed) and c.rows.held.carrier.foreign for c in readers):
         lines.append("import ml_dtypes  # registers bfloat16 and its like with numpy")
     lines += ["import numpy as np", ""]
     if any(isinstance(c, Indexed) for c in readers):
@@ -250,14 +244,3 @@ def _spell(dtype: DType) -> str:
         f"np.dtype({{'names': {text['names']!r}, 'formats': [{formats}], "
         f"'offsets': {text['offsets']!r}, 'itemsize': {text['itemsize']}}})"
     )
-
-
-def _carrier(column: FieldColumn) -> Carrier | None:
-    return column.rows.held.carrier if isinstance(column, Fixed | Indexed) else None
-
-
-def _needs_plugin(column: FieldColumn) -> bool:
-    dataset = column.dataset
-    plist = dataset.id.get_create_plist()
-    codes = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
-    return any(code >= 32001 for code in codes)

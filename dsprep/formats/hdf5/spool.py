@@ -131,9 +131,9 @@ class SpoolWriter(Writer):
         if self._file.grouped:
             rows = rows_of(self._file, batch, start, arena)
             for part, values in zip(self._file.parts, rows, strict=True):
-                chunk = _encoded(part, values)
-                piece.add(chunk)
-                piece.crc = combine(piece.crc, crc32c(chunk), len(chunk))
+                data = _encoded(part, values)
+                piece.add(data)
+                piece.crc = combine(piece.crc, crc32c(data), len(data))
             return piece
         for p in self._file.plans:
             column = batch[p.field.name]
@@ -144,7 +144,9 @@ class SpoolWriter(Writer):
                 continue
             values = contiguous(column, p.field.dtype, arena, key)
             if p.eager:
-                chunks = list(_encode_chunks(values, p, p.chunk_rows(self._file.count)))
+                chunk = p.chunk_rows(self._file.count)
+                cuts = (values[i : i + chunk] for i in range(0, len(values), chunk))
+                chunks = [encode_chunk(c.reshape(-1).view(np.uint8), p, chunk) for c in cuts]
                 piece.add(*chunks)
                 piece.add(np.array([len(c) for c in chunks], _INT))
             else:
@@ -333,12 +335,6 @@ def _encoded(part: Part, rows: Array) -> bytes:
     if part.role in ("rows", "values"):
         return bytes(encode_chunk(flat, part.plan, part.chunk))
     return flat.tobytes() + bytes(part.nbytes - len(flat))
-
-
-def _encode_chunks(rows: Array, p: FieldPlan, chunk: int) -> Iterator[Buffer]:
-    for start in range(0, len(rows), chunk):
-        part = rows[start : start + chunk].reshape(-1).view(np.uint8)
-        yield encode_chunk(part, p, chunk)
 
 
 def _counts(stream: _Stream) -> Iterator[Ints]:
