@@ -215,3 +215,11 @@ def test_no_format_is_named_outside_of_the_formats():
             assert not said, f"{name}:{node.lineno} says {node.value!r}"
         for other in imported(path):
             assert not (other.startswith("formats.") and other.split(".")[1] in names), name
+
+
+def test_a_format_is_six_methods():
+    methods = {n for n, v in vars(formats.base.Format).items() if callable(v) and n[0] != "_"}
+    assert len(methods) <= 6
+    for name in formats.FORMATS:
+        own = {n for n, v in vars(type(formats.load(name))).items() if callable(v) and n[0] != "_"}
+        assert own <= methods

@@ -232,7 +232,7 @@ def reads_datasets(command: Callable[..., R]) -> Callable[..., R]:
     """
 
     def run(chosen: dict[str, Any], args: Any, kwargs: Any) -> R:
-        return command(*args, reading=open_options(**chosen), **kwargs)
+        return command(*args, reading=open_options(chosen), **kwargs)
 
     return with_options(command, "reading", _READING, run)
 
@@ -343,34 +343,18 @@ _READING: dict[str, tuple[Any, Any]] = {
 }
 
 
-def open_options(
-    fields: list[str],
-    sample_axis: SampleAxis,
-    order: Order,
-    values: Values,
-    database: str | None,
-    skip_keys: list[str],
-    keys_as: str | None,
-    raw_records: bool,
-    check_crc: bool,
-    follow_external: bool,
-) -> OpenOptions:
-    """Return the library's value for the options above."""
+def open_options(chosen: dict[str, Any]) -> OpenOptions:
+    """Return the library's value for the options `_READING`."""
     from dsprep.core.schema import FieldSpec
     from dsprep.formats.base import OpenOptions
 
-    return OpenOptions(
-        fields=tuple(map(FieldSpec.parse, fields)),
-        sample_axis=sample_axis.value,
-        order=order.value,
-        values=values.value,
-        database=database,
-        skip_keys=tuple(k.encode("utf-8", "surrogateescape") for k in skip_keys),
-        keys_as=keys_as,
-        records="opaque" if raw_records else "auto",
-        check_crc=check_crc,
-        follow_external=follow_external,
-    )
+    taken: dict[str, Any] = {
+        name: v.value if isinstance(v, StrEnum) else v for name, v in chosen.items()
+    }
+    taken["fields"] = tuple(map(FieldSpec.parse, taken["fields"]))
+    taken["skip_keys"] = tuple(k.encode("utf-8", "surrogateescape") for k in taken["skip_keys"])
+    taken["records"] = "opaque" if taken.pop("raw_records") else "auto"
+    return OpenOptions(**taken)
 
 
 def sources_and_target(command: str, paths: list[str], replacing: bool) -> tuple[list[str], str]:

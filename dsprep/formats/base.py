@@ -423,7 +423,8 @@ class Writer(ABC):
     several threads, `encode`, then `reserve`, then `write`. `encode` and `write` run in any order
     and side by side; `reserve` runs in sample order, one at a time, and is where a piece whose
     size was not known before gets its place. The bytes of the output depend only on the samples,
-    the cut into pieces and the options: never on threads, time or interruptions.
+    the cut into pieces and the options: never on threads, time or interruptions. Of an output in
+    groups, a piece never crosses from one group into the next.
 
     A writer is created by `Format.create`, which may continue one that was interrupted.
 
@@ -492,17 +493,6 @@ class Writer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release files without completing the output. Closing twice is allowed."""
-
-
-class GroupWriter(Writer):
-    """A writer that lays the samples of each group in one range of bytes.
-
-    A piece never crosses from one group into the next.
-    """
-
-    @abstractmethod
-    def groups(self) -> Groups:
-        """Return where the groups are stored; see `Writer.groups`."""
 
 
 @dataclass(frozen=True, kw_only=True)
