@@ -243,15 +243,16 @@ class RecordReader:
         begin = int(offsets.min()) - before if n else 0
         end = int((offsets + lengths).max()) + after if n else 0
         begin, end = max(0, begin), min(end, file.nbytes)
-        # Ragged values have to end up one behind another, which preadv does at no cost.
-        scattered = any(f.ragged for f, _ in parts) and wanted > n * LARGE and n > 1
+        step = int(offsets[1] - offsets[0]) if n > 1 else int(lengths.sum())
+        even = bool((np.diff(offsets) == step).all()) and bool((lengths == lengths[:1]).all())
+        # Values have to end up back to back, if they are ragged or no view has them: by preadv
+        # that costs nothing.
+        packed_by_read = any(f.ragged for f, _ in parts) or (bool(parts) and not even)
+        scattered = packed_by_read and wanted > n * LARGE and n > 1
         if n and not scattered and end - begin <= wanted * WASTE + 4096 + n * SMALL:
             buffer = new_array(arena, "sidecar.range", (end - begin,), _U8)
             file.read_into(buffer, begin)
-            starts = offsets - begin
-            step = int(starts[1] - starts[0]) if n > 1 else int(lengths[0])
-            even = bool((np.diff(starts) == step).all()) and bool((lengths == lengths[0]).all())
-            taken = [Taken(buffer, starts, lengths, step if even else 0)]
+            taken = [Taken(buffer, offsets - begin, lengths, step if even else 0)]
             if frame is not None:
                 self._verify_range(frame, taken[0], offsets, verify, file)
             return taken
