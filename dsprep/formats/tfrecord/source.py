@@ -195,7 +195,7 @@ class TFRecordSource(Source):
             raise UnsupportedError(
                 f"samples have no offsets inside a {self._codec} stream",
                 where=self.path,
-                fix=f"dsprep convert {self.path} DST writes it without compression",
+                fix="dsprep convert DATA DST writes the whole dataset without compression",
             )
         try:
             if self._opaque:
