@@ -7,6 +7,7 @@ files are read in processes of their own.
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import zlib
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from support import STRUCT, random_array, random_batch, raw, schemas, write_batch
 
+import dsprep
 from dsprep.core.schema import FieldSpec
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
@@ -547,3 +549,19 @@ def test_storage_that_only_the_library_knows(tmp_path: Path, kind: str) -> None:
     with opened(path) as source:
         assert "s" not in source.schema.names
         assert any(n.startswith(f"left out s: it is {kind}") for n in source.notes)
+
+
+@pytest.mark.parametrize("byte", [0, 2])
+def test_chunks_that_are_not_where_the_index_lists_them(byte, tmp_path):
+    """By a damaged index the library finds other chunks than it lists: it reads them itself."""
+    path = tmp_path / "set.h5"
+    with h5py.File(path, "w", libver="earliest") as file:
+        file.create_dataset("x", data=np.arange(480, dtype="i4").reshape(12, 40), chunks=(4, 8))
+    data = bytearray(path.read_bytes())
+    key = data.index(struct.pack("<QQQ", 8, 16, 0))
+    data[key + byte] ^= 0xFC
+    path.write_bytes(data)
+    with h5py.File(path) as file:
+        expected = file["x"][...]
+    with dsprep.open(path, OpenOptions(sample_axis="first")) as source:
+        assert np.array_equal(source[:]["x"], expected)

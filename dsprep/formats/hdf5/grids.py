@@ -172,12 +172,13 @@ def chunk_table(
     shape = np.array(dataset.chunks, np.int64)
     where = f"{dataset.file.filename}, field {str(dataset.name).strip('/')}"
     pending: list[Any] = []
-    noted = 0
+    listed = noted = 0
 
     def flush() -> None:
-        nonlocal noted
+        nonlocal listed, noted
         if pending:
-            noted += _enter(pending, table, shape, grid, where)
+            stored, entered = _enter(pending, table, shape, grid, where)
+            listed, noted = listed + stored, noted + entered
             if progress is not None:
                 progress(len(pending))
             pending.clear()
@@ -189,7 +190,7 @@ def chunk_table(
 
     dataset.id.chunk_iter(note)
     flush()
-    if dataset.id.get_num_chunks() and misplaced(dataset, table):
+    if listed != noted or (dataset.id.get_num_chunks() and misplaced(dataset, table)):
         return None
     if noted != int(np.count_nonzero(table["address"] >= 0)):
         raise FormatError("the index of the chunks names one of them twice", where=where)
@@ -198,16 +199,22 @@ def chunk_table(
 
 def _enter(
     pending: list[Any], table: NDArray[Any], shape: Ints, grid: tuple[int, ...], where: str
-) -> int:
-    """Put what the library stated into the table; return how many chunks that are."""
+) -> tuple[int, int]:
+    """Put what the library stated into the table.
+
+    Returns
+    -------
+    How many chunks are stored, and how many of them are at the corners of the grid: all, unless the
+    index is damaged, by which the library then finds other chunks than it lists.
+    """
     n = len(pending)
     corners = chain.from_iterable(map(itemgetter(0), pending))
-    places = np.fromiter(corners, np.int64, n * len(grid)).reshape(n, -1) // shape
+    places, rest = np.divmod(np.fromiter(corners, np.int64, n * len(grid)).reshape(n, -1), shape)
     address = np.fromiter((-1 if c[2] is None else c[2] for c in pending), np.int64, n)
     nbytes = np.fromiter(map(itemgetter(3), pending), np.int64, n)
     mask = np.fromiter(map(itemgetter(1), pending), np.int64, n)
-    # A chunk of no bytes, or beyond the shape, is none; one beyond 4 GiB has no place here.
-    inside = (places < np.array(grid)).all(axis=1) & (address >= 0) & (nbytes > 0)
+    stored = (address >= 0) & (nbytes > 0)
+    inside = stored & (places < np.array(grid)).all(axis=1) & ~rest.any(axis=1)
     numbers = np.ravel_multi_index(tuple(places[inside].T), grid)
     if bool((nbytes >> 32).any()):
         raise FormatError(
@@ -216,7 +223,7 @@ def _enter(
     table["address"][numbers] = address[inside]
     table["nbytes"][numbers] = nbytes[inside]
     table["mask"][numbers] = mask[inside] & 0xFFFFFFFF
-    return len(numbers)
+    return int(np.count_nonzero(stored)), len(numbers)
 
 
 def misplaced(dataset: Any, table: NDArray[Any]) -> bool:
