@@ -14,6 +14,7 @@ from dsprep.core.pread import GROUP_NEAR, NEAR, packed, read_spans
 from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
 from dsprep.core.storage import pread_into
+from dsprep.errors import FormatError
 from dsprep.layout.as_json import file_path
 from dsprep.layout.locate import Pieces, check_rows, cut, cut_lines, rows_of
 from dsprep.layout.model import Column, Grid
@@ -177,7 +178,15 @@ class ColumnReader:
             return values.reshape(len(count), *field.inner)
         whole = self.column.first is None and grid is not None  # the only sample of its file
         per = grid.row_nbytes // max(1, field.row_nbytes) if whole and grid is not None else 1
-        return Ragged.from_lengths(values.reshape(-1, *field.inner), count * per, field.kind)
+        found = Ragged.from_lengths(values.reshape(-1, *field.inner), count * per, field.kind)
+        if int(found.offsets[-1]) != len(found.values):
+            raise FormatError(
+                f"the rows of field {field.name} are not as many as its samples have",
+                expected=f"{found.offsets[-1]} rows",
+                found=len(found.values),
+                fix="write the sidecar again with dsprep provenance",
+            )
+        return found
 
     def _one_block(self, grid: Grid, first: int, count: int) -> Wanted | None:
         """Return what consecutive rows need, at little cost, if they are in one block."""
