@@ -513,3 +513,21 @@ def test_more_wrong_types_are_refused(change, tmp_path):
         assert len(source.read(0, 2)["id"]) == 2
     with pytest.raises(FormatError):
         Sidecar.open(path, check=False).read(slice(0, 2))
+
+
+@pytest.mark.parametrize("format", ["hdf5", "zarr"])
+@pytest.mark.parametrize("count", [1, -1])
+def test_rows_of_an_array_that_has_none_are_refused(format, count, tmp_path):
+    schema = Schema((Field("y", np.dtype("<i8")), Field("v", np.dtype("<f4"), (None, 3))))
+    batch = random_batch(schema, 6)
+    batch["v"] = Ragged.pack([np.zeros((0, 3), "f4")] * 6, schema["v"])
+    path = written(format, tmp_path, schema, batch, 6)
+    side = spec.sidecar_path(path)
+    content = json.loads(side.read_text())
+    assert content["layouts"][0]["columns"]["v"] == {"count": 0, "first": 0}
+    content["layouts"][0]["columns"]["v"]["count"] = count
+    side.write_text(json.dumps(content))
+    with Sidecar.open(path) as opened, pytest.raises(FormatError):
+        opened.read([0, 3, 5])
+    with pytest.raises(DsprepError), dsprep.Reader(path, 2) as reader:
+        list(reader)
