@@ -253,6 +253,7 @@ class Handle:
         self.entries: list[tuple[str, int, int]] = []
 
 
+RELEASE = 18
 IN = struct.Struct("<IIQQIIIHH")
 OUT = struct.Struct("<IiQ")
 ATTR = struct.Struct("<6Q10I")
@@ -278,6 +279,7 @@ class FaultFS:
     def __init__(self, backing: Path, faults: Faults) -> None:
         self.faults = faults
         self._lock = threading.RLock()
+        self._turn = threading.Lock()
         self._nodes: dict[int, Node] = {}
         self._ids: dict[tuple[int, int], int] = {}
         self._handles: dict[int, Handle] = {}
@@ -288,7 +290,7 @@ class FaultFS:
             1: self.lookup, 3: self.getattr, 4: self.setattr, 5: self.readlink, 6: self.symlink,
             8: self.mknod, 9: self.mkdir, 10: self.unlink, 11: self.rmdir, 12: self.rename,
             13: self.link, 14: self.open, 15: self.read, 16: self.write, 17: self.statfs,
-            18: self.release, 20: self.fsync, 21: self.setxattr, 22: self.getxattr,
+            RELEASE: self.release, 20: self.fsync, 21: self.setxattr, 22: self.getxattr,
             23: self.listxattr, 24: self.removexattr, 25: self.flush, 26: self.init,
             27: self.opendir, 28: self.readdir, 29: self.releasedir, 30: self.fsyncdir,
             31: self.getlk, 32: self.setlk, 33: self.setlkw, 35: self.create,
@@ -329,14 +331,20 @@ class FaultFS:
         """Answer requests until the file system is unmounted; run by any number of threads."""
         buffer = bytearray(TRANSFER + (64 << 10))
         while True:
-            try:
-                got = os.readv(self.device, [buffer])
-            except OSError as e:
-                if e.errno in (errno.EINTR, errno.EAGAIN, errno.ENOENT):
+            with self._turn:
+                try:
+                    got = os.readv(self.device, [buffer])
+                except OSError as e:
+                    if e.errno in (errno.EINTR, errno.EAGAIN, errno.ENOENT):
+                        continue
+                    self.ended.set()  # ENODEV: unmounted
+                    return
+                request = memoryview(buffer)[:got]
+                if IN.unpack_from(request)[1] == RELEASE:
+                    # nobody waits for it, but what comes after it finds the file closed
+                    self._answer(request)
                     continue
-                self.ended.set()  # ENODEV: unmounted
-                return
-            self._answer(memoryview(buffer)[:got])
+            self._answer(request)
 
     def _answer(self, request: memoryview) -> None:
         _, code, unique, id, _, _, _, _, _ = IN.unpack_from(request)
