@@ -6,6 +6,7 @@ format's own source, through the sidecar, and, where the subclass has one, by a 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -119,6 +120,29 @@ class FormatContract:
         self.convert(cut=Cut(samples_per_file=10))
         assert len([p for p in self.target.iterdir() if not p.name.endswith(".json")]) == 4
         self.assert_kept()
+
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_closed(self, grouped):
+        """What was read and closed holds no file, without waiting for a garbage collection."""
+        (self.repack if grouped else self.convert)()
+        gc.collect()
+        gc.disable()
+        try:
+            for way in ("library", "auto"):
+                with open_dataset(self.target, through=way) as source:
+                    source.layouts()
+                    source[3], source[:]
+            check(self.target, full=True)
+            assert self.files_open() == []
+        finally:
+            gc.enable()
+
+    def files_open(self) -> list[str]:
+        found = []
+        for fd in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found.append(str(fd.readlink()))
+        return [path for path in found if path.startswith(str(self.target))]
 
     def test_no_samples(self):
         self.take(take(self.batch, 0, 0))

@@ -128,7 +128,8 @@ def do_verbs(at: Path, target: str, source: Path) -> tuple[dict[str, str], str]:
     dsprep.convert(source, made, overwrite=True, samples="0:80")
     with dsprep.open(made, through="strict") as opened:
         assert len(opened) == 80
-    assert [p.name for p in at.iterdir() if p.name.startswith(".")] == []
+    left = [p.name for p in at.iterdir() if p.name.startswith(".")]
+    assert not left, left
     return files(at), samples(train)
 
 

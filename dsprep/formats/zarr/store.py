@@ -451,6 +451,7 @@ class Zip(Store):
             self._library.close()
         self._zip.close()
         self._file.close()
+        self._whole.close()
 
 
 ZIP_ERRORS = (
