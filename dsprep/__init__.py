@@ -55,15 +55,15 @@ if TYPE_CHECKING:
     from dsprep.verbs.check import check as check
     from dsprep.verbs.convert import convert as convert
     from dsprep.verbs.inspect import inspect as inspect
+    from dsprep.verbs.provenance import provenance as provenance
     from dsprep.verbs.repack import repack as repack
     from dsprep.verbs.verify import verify as verify
-    from dsprep.write.sidecars import provenance as provenance
 
 _WHERE = {
     "open": "dsprep.source.dataset:open_dataset",
     "convert": "dsprep.verbs.convert:convert",
     "verify": "dsprep.verbs.verify:verify",
-    "provenance": "dsprep.write.sidecars:provenance",
+    "provenance": "dsprep.verbs.provenance:provenance",
     "repack": "dsprep.verbs.repack:repack",
     "audit": "dsprep.verbs.audit:audit",
     "check": "dsprep.verbs.check:check",

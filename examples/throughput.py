@@ -193,7 +193,7 @@ def ways_of(data: Path, format: str, options) -> list[Way]:
         scanning = [sys.executable, __file__, "--scan", format, str(data)]
         ways.append(Way("scan", lambda out: scanning, "scan"))
         words = ("provenance", "-q", data, "--out")
-        modules = ("dsprep.write.sidecars", library)
+        modules = ("dsprep.verbs.provenance", library)
         made = Way(
             "provenance", lambda out: child(modules, *words, out / "out.dsprep.json"), "scan"
         )

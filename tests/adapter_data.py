@@ -11,7 +11,7 @@ import dsprep
 from dsprep.core.schema import Batch, Field, Schema
 from dsprep.verbs.convert import plan_job
 from dsprep.write.job import RunOptions
-from dsprep.write.jobs import run_job
+from dsprep.write.run import run_job
 
 COUNT = 100
 PLAIN = Schema((Field("x", np.dtype("<f4"), (6, 3)), Field("label", np.dtype("<i8"))))

@@ -12,7 +12,7 @@ import dsprep
 from dsprep.core.schema import Batch, Field, Schema
 from dsprep.verbs.convert import plan_job
 from dsprep.write.job import RunOptions
-from dsprep.write.jobs import run_job
+from dsprep.write.run import run_job
 
 COUNT = 40
 SCHEMA = Schema(

@@ -20,9 +20,10 @@ from pathlib import Path
 import dsprep
 from dsprep.executors import opened
 from dsprep.source.dataset import open_dataset
+from dsprep.verbs.provenance import provenance
 from dsprep.verbs.verify import verify
-from dsprep.write import jobs, shuffle
-from dsprep.write.sidecars import provenance
+from dsprep.write import run as jobs
+from dsprep.write import shuffle
 
 do_shard = jobs._do_shard
 SPLIT = {"shuffle": 3, "split": "train=0.8,val=0.2", "duplicate": 2}

@@ -31,10 +31,11 @@ from dsprep.source.dataset import open_dataset
 from dsprep.verbs.check import check
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
-from dsprep.write import jobs, staging, transfer
+from dsprep.write import run as jobs
+from dsprep.write import staging, transfer
 from dsprep.write.job import RunOptions
-from dsprep.write.jobs import run_job
 from dsprep.write.plan import Cut
+from dsprep.write.run import run_job
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (5, 3)), Field("y", np.dtype(">i8"))))
 RAGGED = Schema((*FIXED, Field("r", np.dtype("<u2"), (None, 2)), Field.opaque("b")))

@@ -25,7 +25,8 @@ from pathlib import Path
 import dsprep
 from dsprep import formats
 from dsprep.sidecar import spec
-from dsprep.write import jobs, plan, staging, transfer
+from dsprep.write import plan, staging, transfer
+from dsprep.write import run as jobs
 
 fuse = -1
 

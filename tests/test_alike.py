@@ -14,7 +14,7 @@ import dsprep
 from dsprep.cli import app
 from dsprep.reader import loader
 from dsprep.source.alike import OrderWarning
-from dsprep.write.sidecars import provenance
+from dsprep.verbs.provenance import provenance
 
 COUNT = 4000
 SORTED = np.repeat(np.arange(10), COUNT // 10)

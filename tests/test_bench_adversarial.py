@@ -24,7 +24,7 @@ from dsprep.bench.task import Epoch, Failure, Result
 from dsprep.cli.bench.output import check_targets
 from dsprep.errors import UsageError
 from dsprep.source.dataset import open_dataset
-from dsprep.write.sidecars import provenance
+from dsprep.verbs.provenance import provenance
 
 MIB = 1 << 20
 

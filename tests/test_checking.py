@@ -24,7 +24,7 @@ from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.check import ONLY_TOUCHED, Problem, check
 from dsprep.verbs.check.agreement import compare
 from dsprep.verbs.check.bounds import outside
-from dsprep.write.sidecars import provenance
+from dsprep.verbs.provenance import provenance
 
 N = 200
 X = np.random.default_rng(3).integers(0, 256, (N, 50), "u1")

@@ -17,7 +17,7 @@ from dsprep.errors import UnsupportedError
 from dsprep.formats.base import WriteOptions
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.write.job import RunOptions
-from dsprep.write.jobs import run_job
+from dsprep.write.run import run_job
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

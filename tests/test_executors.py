@@ -30,8 +30,9 @@ from dsprep.executors.launched import launched
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.verbs import verify
 from dsprep.verbs.convert import plan_job
-from dsprep.write import jobs, plan, remote, shuffle
-from dsprep.write.jobs import run_job
+from dsprep.write import plan, remote, shuffle
+from dsprep.write import run as jobs
+from dsprep.write.run import run_job
 
 SCRIPT = Path(executor_job.__file__)
 COUNT = 300

@@ -25,7 +25,8 @@ from dsprep.sidecar.export import kerchunk as kerchunk_module
 from dsprep.sidecar.export.chunks import Part
 from dsprep.sidecar.export.planning import _applied, _samples
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.write.sidecars import describe, provenance
+from dsprep.verbs.provenance import provenance
+from dsprep.write.create_sidecar import describe
 
 SUFFIXES = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
 F4, U1, I8 = np.dtype("<f4"), np.dtype("u1"), np.dtype("<i8")

@@ -19,7 +19,7 @@ from dsprep.reader.loader import UnverifiedWarning
 from dsprep.sidecar import sidecar
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.check import check
-from dsprep.write.sidecars import provenance
+from dsprep.verbs.provenance import provenance
 
 LOCATED = [form for form in FORMS if form[0] != "tfrecord" or form[2] != "compressed"]
 HOW = {"engine": "buffered", "io_threads": 1}

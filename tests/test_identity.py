@@ -26,7 +26,8 @@ from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import StaleError, StaleWarning
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.write.sidecars import describe, provenance, refresh
+from dsprep.verbs.provenance import provenance, refresh
+from dsprep.write.create_sidecar import describe
 
 FORMATS = sorted(SUFFIX)
 TYPELESS = [name for name in FORMATS if not formats.load(name).keeps_types]

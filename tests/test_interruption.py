@@ -73,7 +73,7 @@ def origin(tmp_path_factory):
     from support import MemorySource
 
     from dsprep.verbs.convert import plan_job
-    from dsprep.write.jobs import run_job
+    from dsprep.write.run import run_job
 
     made = []
     for schema in (FIXED, MIXED):

@@ -27,10 +27,10 @@ from dsprep.formats.base import WriteOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.verbs.provenance import provenance
 from dsprep.write.job import RunOptions
-from dsprep.write.jobs import run_job
 from dsprep.write.plan import Cut
-from dsprep.write.sidecars import provenance
+from dsprep.write.run import run_job
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (6, 5)), Field("y", np.dtype("<i8"))))
 SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr")
@@ -259,7 +259,7 @@ def test_many_files_with_few_descriptors(suffix, tmp_path):
     )
     code = (
         "import resource, sys, dsprep\n"
-        "from dsprep.write.sidecars import provenance\n"
+        "from dsprep.verbs.provenance import provenance\n"
         "from dsprep.sidecar.sidecar import Sidecar\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
         "path, out = sys.argv[1:]\n"
@@ -319,7 +319,7 @@ def test_an_error_without_a_name_says_what_was_written(tmp_path, monkeypatch):
     def failing(copy):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("dsprep.write.jobs.ShardCopy.run", failing)
+    monkeypatch.setattr("dsprep.write.run.ShardCopy.run", failing)
     words = ["convert", path, tmp_path / "out", "--to", "zarr", "--samples-per-file", "15"]
     done = CliRunner().invoke(app, list(map(str, words)))
     told = "Input/output error (while out-00000-of-00003.zarr was written)"

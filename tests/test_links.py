@@ -18,8 +18,8 @@ from dsprep.formats.base import OpenOptions
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.write.job import RunOptions
-from dsprep.write.jobs import run_job
 from dsprep.write.plan import Cut
+from dsprep.write.run import run_job
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
 FOLLOW = OpenOptions(follow_external=True)

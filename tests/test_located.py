@@ -20,7 +20,8 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar, StaleError, StaleWarning
 from dsprep.source.dataset import open_dataset
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.write.sidecars import describe, provenance
+from dsprep.verbs.provenance import provenance
+from dsprep.write.create_sidecar import describe
 
 FORMATS = sorted(formats.FORMATS)
 SUFFIX = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}

@@ -20,7 +20,7 @@ from dsprep.core.storage import data_files
 from dsprep.errors import TargetError
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.write import shuffle, staging
-from dsprep.write.sidecars import describe
+from dsprep.write.create_sidecar import describe
 
 FORMATS = sorted(SUFFIX)
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (50,)), Field("y", np.dtype("<i8"))))

@@ -29,7 +29,8 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource
-from dsprep.write import jobs, shuffle, staging
+from dsprep.write import run as jobs
+from dsprep.write import shuffle, staging
 
 FORMATS = sorted(SUFFIX)
 SECOND = 10**9

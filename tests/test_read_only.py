@@ -18,10 +18,11 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.audit import audit
 from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.verbs.provenance import provenance
+from dsprep.write.create_sidecar import ReadOnlyError
 from dsprep.write.job import RunOptions
-from dsprep.write.jobs import run_job
 from dsprep.write.plan import Cut
-from dsprep.write.sidecars import ReadOnlyError, provenance
+from dsprep.write.run import run_job
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
 SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr", "")

@@ -37,9 +37,9 @@ from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.base import WriteOptions
 from dsprep.reader.engines import make
 from dsprep.verbs.convert import plan_job
+from dsprep.verbs.provenance import provenance
 from dsprep.write.job import RunOptions
-from dsprep.write.jobs import run_job
-from dsprep.write.sidecars import provenance
+from dsprep.write.run import run_job
 
 SCHEMAS = dict(schemas())
 COUNT = 37

@@ -27,9 +27,10 @@ from dsprep.reader.units import group_edges
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs import repack
 from dsprep.verbs.convert import plan_job
-from dsprep.write import jobs, shuffle
+from dsprep.write import run as jobs
+from dsprep.write import shuffle
 from dsprep.write.job import RunOptions
-from dsprep.write.jobs import run_job
+from dsprep.write.run import run_job
 
 FIXED = Schema(
     (

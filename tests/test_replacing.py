@@ -20,8 +20,8 @@ from dsprep.core import atomic
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import TargetError
 from dsprep.verbs.convert import ConvertOptions, plan_job
-from dsprep.write.jobs import run_job
 from dsprep.write.plan import Cut
+from dsprep.write.run import run_job
 
 SCRIPT = Path(__file__).with_name("replacing.py")
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (3,)), Field("r", np.dtype("<u4"), (None,))))

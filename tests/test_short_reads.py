@@ -16,7 +16,7 @@ from dsprep.core import pread as vectorised
 from dsprep.core import storage
 from dsprep.errors import UnsupportedError
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.write.sidecars import provenance
+from dsprep.verbs.provenance import provenance
 
 
 @pytest.fixture(scope="module", params=FORMS, ids=" ".join)

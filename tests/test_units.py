@@ -17,7 +17,7 @@ from dsprep.reader.engines import direct, mapped
 from dsprep.reader.engines.fallback import EngineWarning
 from dsprep.verbs.convert import plan_job
 from dsprep.write.job import RunOptions
-from dsprep.write.jobs import run_job
+from dsprep.write.run import run_job
 
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field("y", np.dtype("<i8"))))
 COUNT = 300

@@ -130,8 +130,8 @@ def convert(
     from dsprep.core.schema import parse_dtype
     from dsprep.verbs.convert import ConvertOptions, plan_job, verify_job
     from dsprep.write.job import admit
-    from dsprep.write.jobs import run_job
     from dsprep.write.plan import Cut
+    from dsprep.write.run import run_job
 
     sources, target = opt.sources_and_target("convert", paths, run.overwrite or dry_run)
     options = ConvertOptions(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dsprep.sidecar.sidecar import Sidecar
     from dsprep.verbs.check import Problem
     from dsprep.verbs.explain import Explanation, LayoutWords
-    from dsprep.write.sidecars import Made
+    from dsprep.write.create_sidecar import Made
 
 EPILOG = """
 dsprep provenance train.lmdb
@@ -170,7 +170,7 @@ def provenance(
         _check(paths, out, check, json)
         return
     if not chosen:
-        from dsprep.write.sidecars import provenance as make
+        from dsprep.verbs.provenance import provenance as make
 
         with count_bar("provenance", not json) as update:
             made = make(
@@ -209,7 +209,7 @@ def _check_kind(kind: str, reading: OpenOptions) -> None:
 
 
 def _refresh(paths: list[str], out: Path | None, json: bool) -> None:
-    from dsprep.write.sidecars import refresh
+    from dsprep.verbs.provenance import refresh
 
     found = refresh(paths, out=out)
     if json:

@@ -23,7 +23,6 @@ from dsprep.formats.base import (
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.verify import Verdict, verify
 from dsprep.write.job import Job, Progress, Report, RunOptions, count_workers
-from dsprep.write.jobs import run_job
 from dsprep.write.plan import (
     Cut,
     Shard,
@@ -37,6 +36,7 @@ from dsprep.write.plan import (
     shards_by_bytes,
     shards_by_samples,
 )
+from dsprep.write.run import run_job
 from dsprep.write.split import SelectedSource
 
 

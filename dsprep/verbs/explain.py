@@ -23,7 +23,7 @@ from dsprep.reading.proofs import said
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs import statistics
-from dsprep.write.sidecars import Made
+from dsprep.write.create_sidecar import Made
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from dsprep.formats.base import OpenOptions
 from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.files import find_files
+from dsprep.verbs.provenance import provenance
+from dsprep.write.create_sidecar import ReadOnlyError
 from dsprep.write.plan import parse_range
-from dsprep.write.sidecars import ReadOnlyError, provenance
 
 
 def find(

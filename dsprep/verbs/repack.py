@@ -50,8 +50,8 @@ from dsprep.write.buffers import (
     within,
 )
 from dsprep.write.job import Job, Progress, Report, RunOptions, admit, check_space, source_paths
-from dsprep.write.jobs import check_targets, making
 from dsprep.write.plan import PIECE_NBYTES, Cut, Shard, as_nbytes, one_each, shard_names
+from dsprep.write.run import check_targets, making
 from dsprep.write.shuffle import ShuffledSource
 from dsprep.write.split import DuplicatedSource, SelectedSource, assign, parse_split
 from dsprep.write.stripes import Stripe, as_asked, detect

@@ -1,6 +1,6 @@
 """What is to be made: a job, whether it may be done here, and what decides its bytes.
 
-A job is made by `dsprep.verbs.convert` or `dsprep.verbs.repack` and done by `dsprep.write.jobs`.
+A job is made by `dsprep.verbs.convert` or `dsprep.verbs.repack` and done by `dsprep.write.run`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Format, Source, WriteOptions
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource, marks_of
+from dsprep.write.create_sidecar import made_by
 from dsprep.write.plan import PIECE_NBYTES, Cast, Shard, show_asked, show_nbytes
 from dsprep.write.shuffle import ShuffledSource
-from dsprep.write.sidecars import made_by
 from dsprep.write.split import DerivedSource
 from dsprep.write.staging import STATUS
 

@@ -20,7 +20,7 @@ from adversarial.judging import Tally
 from dsprep.errors import DsprepError, UsageError
 from dsprep.sidecar import identity
 from dsprep.verbs.check import check
-from dsprep.write.sidecars import provenance
+from dsprep.verbs.provenance import provenance
 
 COUNT = 40
 CHECKED = {

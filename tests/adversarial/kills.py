@@ -24,7 +24,8 @@ from adversarial import judging, making
 from adversarial.judging import Tally
 from dsprep.core.atomic import KEPT, partial_path
 from dsprep.errors import DsprepError
-from dsprep.write import jobs, plan
+from dsprep.write import plan
+from dsprep.write import run as jobs
 
 COUNT = 250
 Work = Callable[..., Callable[[], object]]

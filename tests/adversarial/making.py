@@ -11,7 +11,7 @@ from support import random_batch, write_batch
 
 from dsprep import formats
 from dsprep.core.schema import Batch, Field, Ragged, Schema
-from dsprep.write.sidecars import describe
+from dsprep.write.create_sidecar import describe
 
 FIXED = Schema(
     (

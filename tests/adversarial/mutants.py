@@ -35,7 +35,7 @@ from adversarial.judging import Tally, Values
 from dsprep.core.schema import Field, Ragged, Schema, concatenate
 from dsprep.errors import DsprepError
 from dsprep.verbs.check import check
-from dsprep.write.sidecars import provenance
+from dsprep.verbs.provenance import provenance
 
 COUNT = 12
 SECONDS = 20.0

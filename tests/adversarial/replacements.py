@@ -19,7 +19,8 @@ import numpy as np
 from adversarial import judging, making
 from adversarial.judging import Tally
 from dsprep.core.storage import remove
-from dsprep.write import jobs, plan, staging, transfer
+from dsprep.write import plan, staging, transfer
+from dsprep.write import run as jobs
 
 COUNT = 500
 SOURCES = ("hdf5", "hdf5-chunks", "lmdb", "tfrecord", "zarr-shards", "zarr-zip", "files")

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dsprep.write.jobs
+import dsprep.write.create_sidecar
 import dsprep.write.remote
-import dsprep.write.sidecars
+import dsprep.write.run
 from dsprep.cli import main
 
 PAUSE = float(os.environ.get("DSPREP_LAB_PAUSE", "0"))
@@ -42,9 +42,9 @@ def paused(function: Callable[..., Any]) -> Callable[..., Any]:
     return pausing
 
 
-dsprep.write.jobs._write_shard = paused(dsprep.write.jobs._write_shard)
+dsprep.write.run._write_shard = paused(dsprep.write.run._write_shard)
 if sys.argv[1:2] == ["provenance"]:
-    dsprep.write.sidecars._fitted = paused(dsprep.write.sidecars._fitted)
+    dsprep.write.create_sidecar._fitted = paused(dsprep.write.create_sidecar._fitted)
 
 if __name__ == "__main__":
     main()

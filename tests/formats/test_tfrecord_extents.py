@@ -29,7 +29,7 @@ from dsprep.formats.tfrecord.source import TFRecordSource
 from dsprep.layout.laws import Affine
 from dsprep.layout.model import FileLayout
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.write.sidecars import provenance
+from dsprep.verbs.provenance import provenance
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

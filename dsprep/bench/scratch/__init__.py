@@ -25,9 +25,9 @@ from dsprep.sidecar.spec import write_json
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
+from dsprep.write.create_sidecar import Made, dataset_of
 from dsprep.write.job import RunOptions
-from dsprep.write.jobs import run_job
-from dsprep.write.sidecars import Made, dataset_of
+from dsprep.write.run import run_job
 
 __all__ = ["Forms", "Plan", "Prepared", "opened", "plan", "prepare"]
 

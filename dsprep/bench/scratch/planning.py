@@ -24,10 +24,11 @@ from dsprep.sidecar.spec import SUFFIX, Content
 from dsprep.source.dataset import open_dataset
 from dsprep.source.files import find_files
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.verbs.provenance import provenance
 from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.write.buffers import InBytes, InSamples, parse_buffer
+from dsprep.write.create_sidecar import Made, dataset_of
 from dsprep.write.plan import probe_nbytes
-from dsprep.write.sidecars import Made, dataset_of, provenance
 from dsprep.write.split import SelectedSource
 
 BUFFER = 64 << 20

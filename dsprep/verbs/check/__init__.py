@@ -30,7 +30,7 @@ from dsprep.source.files import find_files
 from dsprep.verbs.check.bounds import file_nbytes, outside
 from dsprep.verbs.check.full import against_files
 from dsprep.verbs.check.problems import CAUGHT, Problem, problem
-from dsprep.write.sidecars import THREADS, dataset_of
+from dsprep.write.create_sidecar import THREADS, dataset_of
 
 __all__ = ["ONLY_TOUCHED", "Problem", "check"]
 

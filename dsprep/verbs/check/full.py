@@ -21,7 +21,7 @@ from dsprep.source.many import MultiSource, open_native
 from dsprep.verbs.check.agreement import compare
 from dsprep.verbs.check.problems import CAUGHT, Problem, problem
 from dsprep.verbs.verify import differing_samples
-from dsprep.write.sidecars import checksums_of
+from dsprep.write.create_sidecar import checksums_of
 
 Progress: TypeAlias = Callable[[int, int], None]
 

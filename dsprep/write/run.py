@@ -33,6 +33,7 @@ from dsprep.layout.model import Blocks, Groups
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import write_json
 from dsprep.source.files import check_replaceable
+from dsprep.write.create_sidecar import Made, describe
 from dsprep.write.job import (
     Job,
     Progress,
@@ -48,7 +49,6 @@ from dsprep.write.job import (
 from dsprep.write.plan import Shard, group_pieces, pieces
 from dsprep.write.remote import Part, deal, opened, part
 from dsprep.write.shuffle import ShuffledSource
-from dsprep.write.sidecars import Made, describe
 from dsprep.write.staging import Staging, check_target, discard, published
 from dsprep.write.transfer import CHECKPOINT_NBYTES, Done, ShardCopy
 

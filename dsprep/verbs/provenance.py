@@ -1,0 +1,304 @@
+"""The sidecar of a dataset, regardless of what wrote it: made, made again, or refreshed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dsprep.core.marks import Mark, unchanged
+from dsprep.core.schema import Schema
+from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
+from dsprep.formats.base import Format, OpenOptions, Source, check_options
+from dsprep.sidecar import identity, spec
+from dsprep.sidecar.sidecar import MissingError, Sidecar, changes, stale
+from dsprep.sidecar.spec import Content
+from dsprep.source.files import find_dataset, find_files
+from dsprep.source.many import open_native
+from dsprep.write.create_sidecar import Looks, Made, Progress, Subject, dataset_of, made_by, make
+
+
+def provenance(
+    paths: str | Path | Sequence[str | Path],
+    options: OpenOptions | None = None,
+    *,
+    out: str | Path | None = None,
+    law: str | None = None,
+    checksums: bool = False,
+    write: bool = True,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+) -> Made:
+    """Write the sidecar of a dataset, whoever made it.
+
+    Parameters
+    ----------
+    paths
+        A file, a directory, a glob, ``@list.txt``, or a sequence of these.
+    options
+        How to tell the samples, recorded in the sidecar; if left out, as an older sidecar says.
+    out
+        Where to write it, if not beside the dataset.
+    law
+        The law that offsets must have; the smallest exact one if None.
+    checksums
+        Read all data once and keep the CRC-32C of every 16 MiB.
+    write
+        False: only make it.
+    progress
+        Called with (done, in all) where it takes long.
+    executor
+        Who looks at the files, if there are several; None: threads of this process.
+
+    Raises
+    ------
+    UnsupportedError
+        If the samples have no offsets, as in a TFRecord file that is one gzip stream.
+    UsageError
+        If `law` does not hold exactly, or the files have no directory in common.
+    DsprepError, OSError
+        If the data are damaged or gone.
+    """
+    if isinstance(paths, str | Path):
+        paths = [paths]
+    format, found, notes = find_dataset(paths)
+    names = [path.absolute() for path in found]
+    options = options or OpenOptions()
+    check_options(options, format.open_options, format.name)
+    dataset = dataset_of(names)
+    path = Path(out) if out is not None else spec.sidecar_path(dataset)
+    _check_replaceable(path, names)
+    as_before = options.meaning == OpenOptions()
+    old = _old(names, format, needed=as_before and not format.keeps_types)
+    hint = None
+    if old is not None and as_before:
+        options, hint = OpenOptions.from_json(old.reading), old.schema
+    with _open(format, names, options, hint, notes) as source:
+        subject = Subject(format, names, dataset, path, source.schema, _lineage(old), options)
+        made = make(source, subject, Looks(law, checksums, progress, executor))
+    if old is not None:
+        made = replace(made, content=_with_groups(_with_unknown(made.content, old), old, dataset))
+    _check_located(made)
+    if write:
+        made.save()
+    return made
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """A sidecar whose record of the files was renewed.
+
+    Attributes
+    ----------
+    path
+        The sidecar.
+    files
+        Of the dataset.
+    renewed
+        How many of them had another time stamp or inode.
+    sums
+        Whether all of those have checksums, which were compared.
+    """
+
+    path: Path
+    files: int
+    renewed: int
+    sums: bool
+
+
+def refresh(
+    paths: str | Path | Sequence[str | Path], *, out: str | Path | None = None
+) -> Refreshed:
+    """Record the present time stamps and inodes of a dataset in its sidecar.
+
+    Sizes, the format's own marks and sampled blocks must be as they were, and so must be every
+    checksum that the sidecar has of the files concerned, its own or those of groups: these are
+    read whole.
+
+    Parameters
+    ----------
+    paths
+        The dataset, as `provenance` takes it.
+    out
+        The sidecar, if it does not lie beside the dataset.
+
+    Raises
+    ------
+    MissingError, UsageError
+        If there is no sidecar.
+    StaleError
+        If the data changed.
+    DsprepError, OSError
+        If the sidecar is damaged, or data cannot be read.
+    """
+    named = [paths] if isinstance(paths, str | Path) else paths
+    names = [p.absolute() for p, _ in find_files(named)[0]]
+    if out is not None:
+        dataset, path = dataset_of(names), Path(out)
+    elif (there := spec.find_path(names)) is not None:
+        dataset, path = there
+    else:
+        raise MissingError(spec.sidecar_path(dataset_of(names)), dataset_of(names))
+    content = spec.read(path)
+    marks = [Mark.of(dataset / f.path) for f in content.files]
+    with unchanged(marks):
+        other = [
+            i
+            for i, (mark, f) in enumerate(zip(marks, content.files, strict=True))
+            if (mark.status[0], mark.status[2]) != (f.identity.inode, f.identity.mtime_ns)
+        ]
+        changed = changes(content, dataset, path=path)
+        companion, sums = b"", False
+        if content.layouts:
+            with Sidecar(content, dataset, path) as opened:
+                companion = opened.companion() or b""
+                changed = changed or list(opened.wrong_sums(other))
+                sums = all(opened.has_sums(i) for i in other)
+        if changed:
+            raise stale(changed[0], path, dataset)
+        files = list(content.files)
+        for i in other:
+            who = identity.take(dataset / files[i].path, content.format)
+            files[i] = replace(files[i], identity=who)
+    if other:
+        spec.write(replace(content, files=tuple(files)), path, companion)
+    return Refreshed(path, len(files), len(other), sums)
+
+
+def _check_replaceable(path: Path, files: Sequence[Path]) -> None:
+    """Raise `UsageError` if a sidecar at `path` would replace something else."""
+    if path.absolute() in files or path.is_dir():
+        raise UsageError("this is no place for a sidecar: there are data", where=path)
+    if not path.is_file() or path.name.endswith(spec.SUFFIX):
+        return
+    try:
+        spec.read(path)
+    except FormatError as error:
+        raise UsageError(
+            "this is no place for a sidecar: there is another file", where=path
+        ) from error
+
+
+def _check_located(made: Made) -> None:
+    """Raise `UnsupportedError` if no field of any file has places."""
+    layouts, names = made.content.layouts, made.content.schema.names
+    if not names or any(len(layout.get("unlocated", ())) < len(names) for layout in layouts):
+        return
+    for layout in layouts:
+        name, reason = next(iter(layout["unlocated"].items()))
+        raise UnsupportedError(
+            f"no field has places, {name} since {reason.partition(';')[0]}",
+            where=made.dataset,
+            fix=f"dsprep convert {made.dataset} DST writes them so that they do",
+        )
+
+
+def _old(files: Sequence[Path], format: Format, *, needed: bool) -> Content | None:
+    """Return the sidecar that is there, valid or not: it may know types that the file does not.
+
+    Raises
+    ------
+    FormatError
+        If it is `needed` and cannot be read.
+    """
+    found = spec.find_path(files)
+    if found is None:
+        return None
+    dataset, path = found
+    try:
+        content = spec.read(path)
+    except FormatError as error:
+        if not needed:
+            return None
+        raise FormatError(
+            "the sidecar that is there cannot be read, and it may be all that says what the "
+            f"fields are: {error.what}",
+            where=path,
+            found=error.found,
+            fix="bring it back from where the data came from, or name the fields with "
+            "--field NAME:DTYPE[SHAPE]; or move it away if the data have no types",
+        ) from error
+    if content.format != format.name:
+        return None
+    try:
+        return spec.reduced(content, dataset, files, path)
+    except FormatError:  # there are more files now, of the same fields
+        return content
+
+
+def _open(
+    format: Format,
+    files: Sequence[Path],
+    options: OpenOptions,
+    hint: Schema | None,
+    notes: Sequence[str],
+) -> Source:
+    """Open the files with the types of the old sidecar if they still fit, else without.
+
+    Raises
+    ------
+    FormatError
+        If they do not fit, and the files themselves have none.
+    """
+    marks = tuple(map(Mark.of, files))
+    if hint is not None:
+        try:
+            with ExitStack() as opened:
+                source = open_native(format, files, options, hint, notes, survey=True, marks=marks)
+                opened.callback(source.close)
+                source.confirm()
+                opened.pop_all()
+                return source
+        except DsprepError as error:
+            if not format.keeps_types:
+                raise FormatError(
+                    f"the fields of the sidecar that is there do not fit the data: {error.what}",
+                    where=error.where,
+                    expected=error.expected,
+                    found=error.found,
+                    fix="move the sidecar away if these are other data, or name their fields with "
+                    "--field NAME:DTYPE[SHAPE]",
+                ) from error
+    return open_native(format, files, options, None, notes, survey=True, marks=marks)
+
+
+def _with_unknown(content: Content, old: Content) -> Content:
+    """Return a sidecar with the keys of the one before that this version does not know."""
+    kept = {f.path: f.unknown for f in old.files}
+    files = tuple(replace(f, unknown=kept.get(f.path, {})) for f in content.files)
+    return replace(content, files=files, unknown=old.unknown)
+
+
+def _with_groups(content: Content, old: Content, dataset: Path) -> Content:
+    """Return a sidecar with the groups of the one before, which no file tells by itself.
+
+    Only if all places are still the same; and without their checksums if the data were changed.
+    """
+    bare = tuple({k: v for k, v in x.items() if k != "groups"} for x in old.layouts)
+    if content.companion or old.companion or not bare or len(content.files) != len(old.files):
+        return content
+    pairs = list(zip(content.files, old.files, strict=True))
+    if any(a.path != b.path or content.layouts[a.layout] != bare[b.layout] for a, b in pairs):
+        return content
+    untouched = not changes(old, dataset)
+    layouts = []
+    for layout in old.layouts:
+        groups = layout.get("groups")
+        if isinstance(groups, Mapping) and not untouched:
+            groups = {k: v for k, v in groups.items() if k not in ("crc32c", "rest")}
+        kept = {k: v for k, v in layout.items() if k != "groups"}
+        layouts.append(kept if groups is None else {**kept, "groups": groups})
+    files = tuple(replace(a, layout=b.layout) for a, b in pairs)
+    return replace(content, files=files, layouts=tuple(layouts))
+
+
+def _lineage(old: Content | None) -> dict[str, Any]:
+    """Return who made this sidecar, and what an older one says about the data."""
+    now = made_by("dsprep.provenance")
+    if old is None or "source" not in old.lineage:
+        return now
+    kept = {k: v for k, v in old.lineage.items() if k != "sidecar"}
+    return {**kept, "sidecar": now}
