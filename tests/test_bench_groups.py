@@ -169,7 +169,7 @@ def test_the_limit_reads_directly(places):
         strategy.close()
 
 
-@pytest.mark.filterwarnings("ignore::dsprep.reader.engines.fallback.EngineWarning")
+@pytest.mark.filterwarnings("ignore::dsprep.reader.engines.EngineWarning")
 @pytest.mark.parametrize("name", ["dsprep", "pread-limit"])
 def test_no_figures_of_another_engine_than_the_one_that_was_asked_for(name, places, monkeypatch):
     monkeypatch.setattr(direct, "_dio_align", lambda fd: (0, 0))
@@ -206,7 +206,7 @@ def reads_while_computing(name, places, monkeypatch):
         name = "buffered"
 
         def __init__(self):
-            self._real = dsprep.reader.engines.buffered.Buffered()
+            self._real = dsprep.reader.engines.Buffered()
 
         def read(self, *call):
             at = [computing.is_set()]

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from dsprep.core import pread
 from dsprep.errors import FormatError, UsageError
 from dsprep.reader import engines
-from dsprep.reader.engines import Unavailable, copying, direct, mapped
-from dsprep.reader.engines.fallback import EngineWarning, Fallback
+from dsprep.reader.engines import EngineWarning, Fallback, Unavailable, copying, direct, mapped
 from dsprep.reader.memory import PAGE, anonymous
 from dsprep.reading.files import File
 

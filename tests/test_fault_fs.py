@@ -36,7 +36,7 @@ from typer.testing import CliRunner
 import dsprep
 from dsprep.cli import app
 from dsprep.errors import ReadError
-from dsprep.reader.engines.fallback import EngineWarning
+from dsprep.reader.engines import EngineWarning
 from dsprep.write import shuffle
 
 TARGETS = (".h5", ".lmdb", ".tfrecord", ".zarr", ".zarr.zip")

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import tracemalloc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -390,3 +391,41 @@ def test_a_waiting_pool_is_woken():
     thread.join(10)
     assert got[1:] == ["stopped"]
     assert sys.getrefcount(lease) >= 1
+
+
+@pytest.mark.parametrize("compress", [None, "gzip"])
+def test_a_closed_reader_holds_nothing(compress, data, tmp_path):
+    """No file and no memory, without a collection, however its loops ended."""
+    path = tmp_path / "out.h5"
+    dsprep.repack(data[0], path, buffer_size=20, compress=compress, durable=False)
+    taken: list[weakref.ref[Any]] = []
+
+    def noted(nbytes: int) -> Any:
+        memory = anonymous(nbytes)
+        taken.append(weakref.ref(memory))
+        return memory
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = fds()
+        for engine in ("buffered", "direct", "mapped"):
+            for transform in (None, len):
+                options: dict[str, Any] = {"engine": engine, "transform": transform}
+                reader = dsprep.Reader(path, 7, epochs=3, allocate=noted, **options)
+                if transform is None:
+                    list(reader)
+                else:
+                    for _ in reader:
+                        break
+                    loop = iter(reader)
+                    next(loop)
+                    del loop
+                reader.close()
+                assert fds() == before
+                assert [memory() for memory in taken] == [None] * len(taken)
+                gone = weakref.ref(reader)
+                del reader
+                assert gone() is None
+    finally:
+        gc.enable()

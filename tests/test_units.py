@@ -13,8 +13,7 @@ import dsprep
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UsageError
 from dsprep.reader import defaults, engines
-from dsprep.reader.engines import direct, mapped
-from dsprep.reader.engines.fallback import EngineWarning
+from dsprep.reader.engines import EngineWarning, direct, mapped
 from dsprep.verbs.convert import plan_job
 from dsprep.write.job import RunOptions
 from dsprep.write.run import run_job

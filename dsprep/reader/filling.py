@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from queue import SimpleQueue
 from typing import Literal, TypeAlias
 
@@ -156,8 +155,9 @@ class Fill:
         return slices
 
     def fail(self, error: BaseException) -> None:
-        """Have the consumer raise an error."""
+        """Have the consumer raise an error; threads that read other parts keep the memory."""
         self.error = error
+        self.parts.clear()  # those that decode refer to this
         self.done.put(None)
 
 
@@ -188,7 +188,7 @@ class Filler:
     def __init__(
         self, sidecar: Sidecar, names: Sequence[str], batch_size: int, verify: bool = False
     ) -> None:
-        self.sidecar, self.names, self._verify = sidecar, tuple(names), verify
+        self.sidecar, self.names, self.verify = sidecar, tuple(names), verify
         self.fields = [sidecar.schema[name] for name in names]
         self.areas: dict[str, Area] = {}
         each = sum(f.row_nbytes for f in self.fields if not f.ragged) * batch_size
@@ -201,10 +201,16 @@ class Filler:
                 at += -(-f.row_nbytes * self.capacity // _ALIGN) * _ALIGN
         self.block_nbytes = at
         self._simple = not verify and not any(f.ragged for f in self.fields)
-        self.modes = lru_cache(maxsize=1024)(self._find_modes)
+        self._modes: dict[int, dict[str, Mode]] = {}  # by the number of a layout
+
+    def modes(self, number: int) -> dict[str, Mode]:
+        """Return how each field of a file gets to its slots."""
+        layout = self.sidecar.content.files[number].layout
+        if layout not in self._modes:
+            self._modes[layout] = self._find_modes(number)
+        return self._modes[layout]
 
     def _find_modes(self, number: int) -> dict[str, Mode]:
-        """Return how each field of a file gets to its place."""
         layout = self.sidecar.layout(number)
         found: dict[str, Mode] = {}
         for f in self.fields:
@@ -308,7 +314,7 @@ class Filler:
     ) -> list[tuple[File, int, Ints]]:
         """Plan samples wherever they are."""
         by_file = self.sidecar.by_file(fill.samples)
-        if self._verify:
+        if self.verify:
             fill.parts += [self._checking(number, local) for number, _, local in by_file]
         fields = [f for f in self.fields if f.ragged or f.row_nbytes]
         many = self._in_many_files(fields, by_file)

@@ -1,4 +1,4 @@
-"""`Reader`: batches for training, read ahead by ``preadv`` at computed places."""
+"""`Reader`: batches for training, read ahead by ``preadv`` at computed offsets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,16 +19,15 @@ import numpy as np
 from dsprep.core.schema import Array, Batch, Schema
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.defaults import Choice, choose, cores_of
-from dsprep.reader.engines import Engine, make
-from dsprep.reader.engines.fallback import Fallback
+from dsprep.reader.engines import NAMES, Engine, Fallback, make
+from dsprep.reader.filling import Filler
 from dsprep.reader.ledger import EpochStats, Ledger
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.node import join
 from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
-from dsprep.reader.node.tokens import Stagger, staggering
-from dsprep.reader.options import ReaderOptions, at_least
-from dsprep.reader.order import Assignment, Leg, Remainder, Shuffle, Stage, Start
+from dsprep.reader.node.tokens import staggering
+from dsprep.reader.order import SHUFFLES, Assignment, Leg, Remainder, Shuffle, Stage, Start
 from dsprep.reader.pipeline import Pipeline, Pools, Settings, Steps, Task
 from dsprep.reader.ranks import Place, detect
 from dsprep.reader.units import cut_units, first_file, is_decoded
@@ -44,7 +43,74 @@ MOST_RANKS = 1 << 20
 """Ranks beyond which a saved state is damaged: what is left is worked out for each of them."""
 
 
-class Reader:
+@dataclass(frozen=True, eq=False, repr=False)
+class ReaderOptions:
+    """The parameters of a `Reader`, which are described there, checked."""
+
+    path: str | Path
+    batch_size: int
+    _: KW_ONLY
+    buffer_size: int | str | None = None
+    seed: int = 0
+    rank: int | None = None
+    world_size: int | None = None
+    epochs: int | None = 1
+    shuffle: Shuffle = "group"
+    drop_last: bool = False
+    pad: bool = False
+    fields: Sequence[str] = ()
+    buffers: int = 2
+    buffers_mixed: int | None = None
+    io_threads: int | None = None
+    transfer_size: int | None = None
+    engine: str = "buffered"
+    verify: bool = False
+    transform: Callable[[Batch], Any] | None = None
+    transform_threads: int = 1
+    readers_per_node: int | None = None
+    stagger: int | None = None
+    comm: Any = None
+    node_key: str | None = None
+    data: str | Path | None = None
+    check_order: bool = True
+    follow_external: bool = False
+    allocate: Allocate = anonymous
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, (str, Path)):
+            raise UsageError(f"path is {self.path!r}", expected="one dataset, or its sidecar")
+        if isinstance(self.fields, str):
+            raise UsageError(f"fields is {self.fields!r}", expected="a sequence of names")
+        if self.transform is not None and not callable(self.transform):
+            raise UsageError(f"transform is {self.transform!r}", expected="a function of a batch")
+        if self.drop_last and self.pad:
+            raise UsageError("drop_last and pad exclude each other", fix="give one of them")
+        needed = ("seed", "batch_size", "buffers", "transform_threads")
+        optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
+        for name in (*needed, *optional, "buffers_mixed"):
+            value = getattr(self, name)
+            if value is not None or name in needed:
+                object.__setattr__(self, name, at_least(name, value, int(name != "seed")))
+        for name, known in (("shuffle", SHUFFLES), ("engine", NAMES)):
+            value = getattr(self, name)
+            if value not in known:
+                raise UsageError(f"{name} is {value!r}", expected="one of " + ", ".join(known))
+
+    @property
+    def remainder(self) -> Remainder:
+        """What happens to samples that do not fill a batch on every rank."""
+        return "drop" if self.drop_last else "pad" if self.pad else "ragged"
+
+
+def at_least(name: str, value: Any, least: int) -> int:
+    """Return an option as a number; raise `UsageError` unless it is a whole one from `least` on."""
+    number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not number or value < least:
+        raise UsageError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
+    return int(value)
+
+
+class Reader(ReaderOptions):
     """Batches of a dataset that has a sidecar; best of one that was repacked.
 
     ``for batch in reader`` runs through one epoch, the next ``for`` through the next one; behind
@@ -94,7 +160,7 @@ class Reader:
     engine
         How bytes are read: ``"buffered"`` (through the page cache), ``"direct"`` (O_DIRECT), or
         ``"mapped"`` (to compare). Files with which the last two do not work are read as by the
-        first, with a warning (`dsprep.reader.engines.fallback.EngineWarning`); `choice` says it.
+        first, with a warning (`dsprep.reader.engines.EngineWarning`); `choice` says it.
     verify
         Compare what is read with its checksums, whichever there are: of the groups that
         `dsprep.repack` wrote, of TFRecord records, of chunks (gzip, Fletcher-32, CRC-32C), of the
@@ -150,63 +216,35 @@ class Reader:
 
     _node: Client | Service | None
 
-    def __init__(
-        self,
-        path: str | Path,
-        batch_size: int,
-        *,
-        buffer_size: int | str | None = None,
-        seed: int = 0,
-        rank: int | None = None,
-        world_size: int | None = None,
-        epochs: int | None = 1,
-        shuffle: Shuffle = "group",
-        drop_last: bool = False,
-        pad: bool = False,
-        fields: Sequence[str] = (),
-        buffers: int = 2,
-        buffers_mixed: int | None = None,
-        io_threads: int | None = None,
-        transfer_size: int | None = None,
-        engine: str = "buffered",
-        verify: bool = False,
-        transform: Callable[[Batch], Any] | None = None,
-        transform_threads: int = 1,
-        readers_per_node: int | None = None,
-        stagger: int | None = None,
-        comm: Any = None,
-        node_key: str | None = None,
-        data: str | Path | None = None,
-        check_order: bool = True,
-        follow_external: bool = False,
-        allocate: Allocate = anonymous,
-    ) -> None:
-        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
-        self._options = options = ReaderOptions(**given)
-        self.remainder: Remainder = options.remainder
-        self.place: Place = detect(rank, world_size)
-        self.batch_size, self.seed, self.shuffle = int(batch_size), int(seed), shuffle
-        self._sidecar = Sidecar.open(path, data, follow_external=follow_external)
-        names = tuple(fields) or self._sidecar.schema.names
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.place: Place = detect(self.rank, self.world_size)
+        self._sidecar = self._opened()
+        names = tuple(self.fields) or self._sidecar.schema.names
         self.schema: Schema = Schema(tuple(self._sidecar.schema[n] for n in names))
-        mixed = None if buffers_mixed is None else int(buffers_mixed)
-        edges, mixed = cut_units(self._sidecar, self.schema, shuffle, buffer_size, mixed)
+        edges, mixed = cut_units(
+            self._sidecar, self.schema, self.shuffle, self.buffer_size, self.buffers_mixed
+        )
         sizes = self.place.world_size, self.batch_size
-        self._order = Assignment(edges, shuffle, self.seed, mixed, self.remainder, *sizes)
+        self._order = Assignment(edges, self.shuffle, self.seed, mixed, self.remainder, *sizes)
         self._check_steps()
-        self._check_order()
+        self._warn_of_order()
         self._choice = self._chosen()
-        self._settings = self._reading(self._engine(), comm)
-        self.verified: Mapping[str, str | None] = self._check_sums() if verify else {}
+        self._settings = self._reading(self.comm)
+        self.verified: Mapping[str, str | None] = self._check_sums() if self.verify else {}
         self._part, self.epoch = (0, 1), 0
         self._stages: tuple[Stage, ...] = ()
         self._steps = self._done = 0  # of the last stage by all parts of this rank; since, by this
         self._is_closed = False
         self._begin_process()
-        if readers_per_node is not None:
-            self._node = join(self.place, readers_per_node, node_key, self._task())
+        if self.readers_per_node is not None:
+            task = Task(self._filler, self._order, self._settings)
+            self._node = join(self.place, self.readers_per_node, self.node_key, task)
             if self._node is not None:  # also where nobody closes this
                 weakref.finalize(self, self._node.close)
+
+    def _opened(self) -> Sidecar:
+        return Sidecar.open(self.path, self.data, follow_external=self.follow_external)
 
     def _begin_process(self) -> None:
         """Have nothing under way: at first, and in a forked child."""
@@ -214,33 +252,31 @@ class Reader:
         self._running: Steps | None = None
         self._looping: range | None = None  # what the loop that is under way adds to `_done`
         self._closing: weakref.finalize[Any, Any] | None = None
+        most = self.batch_size if self.remainder == "pad" else max(1, self.samples)
+        capacity = min(self.batch_size, most)
+        self._filler = Filler(self._sidecar, self.schema.names, capacity, self.verify)
         self._pools: Pools | None = None
         self._node = None
 
-    def _reading(self, engine: Engine, comm: Any) -> Settings:
+    def _reading(self, comm: Any) -> Settings:
         """Return how a pipeline works."""
-        options, order = self._options, self._order
+        threads = self._choice.threads
         return Settings(
-            engine=engine,
-            threads=self._choice.threads,
-            buffers=options.buffers,
-            unit_samples=int(np.diff(order.edges).max(initial=1)) * order.mixed,
-            transfer=options.transfer_size,
-            allocate=options.allocate,
-            token=self._staggered(comm),
+            engine=self._engine(),
+            threads=threads,
+            buffers=self.buffers,
+            unit_samples=int(np.diff(self._order.edges).max(initial=1)) * self._order.mixed,
+            transfer=self.transfer_size,
+            allocate=self.allocate,
+            token=nullcontext
+            if self.stagger is None
+            else staggering(self.place, self.stagger, threads, self.node_key, comm),
         )
-
-    def _staggered(self, comm: Any) -> Stagger | type[nullcontext[Any]]:
-        """Return what is held while reading."""
-        options, threads = self._options, self._choice.threads
-        if options.stagger is None:
-            return nullcontext
-        return staggering(self.place, options.stagger, threads, options.node_key, comm)
 
     def _chosen(self, parts: int = 1) -> Choice:
         """Return how to read: as asked, or by the rule."""
         decoded, cores = is_decoded(self._sidecar, self.schema.names), cores_of(self.place, parts)
-        return choose(self._options.engine, self._options.io_threads, cores, decoded)
+        return choose(self.engine, self.io_threads, cores, decoded)
 
     def _engine(self) -> Engine:
         """Return what reads; of an engine that may be refused, what opening the data shows."""
@@ -274,14 +310,14 @@ class Reader:
         found = proofs.describe(numbers, self.schema.names)
         lacking = proofs.lacking(found, dataset)
         if lacking:
-            warnings.warn(lacking, UnverifiedWarning, stacklevel=3)
+            warnings.warn(lacking, UnverifiedWarning, stacklevel=4)
         return found
 
-    def _check_order(self) -> None:
+    def _warn_of_order(self) -> None:
         """Warn, once for each dataset, if samples are sorted by a field and groups not mixed."""
-        opened, options = self._sidecar, self._options
-        several = options.buffers_mixed is None and self.shuffle == "group"
-        if not (options.check_order and several) or self.place.rank:
+        opened = self._sidecar
+        several = self.buffers_mixed is None and self.shuffle == "group"
+        if not (self.check_order and several) or self.place.rank:
             return
         if len(self._order.edges) - 1 <= self._order.mixed or opened.path in _looked_at:
             return
@@ -303,7 +339,7 @@ class Reader:
                 "SEED, or give buffers_mixed=K (K groups shuffled together) or shuffle='global' "
                 "(check_order=False: not looked at)",
                 OrderWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _check_steps(self) -> None:
@@ -337,8 +373,7 @@ class Reader:
 
     def _start(self) -> Start:
         """Return where the next loop begins."""
-        epochs = self._options.epochs
-        left = None if epochs is None else max(1, epochs - self.epoch)
+        left = None if self.epochs is None else max(1, self.epochs - self.epoch)
         return Start(self.epoch, self._stages, self._steps, left, self._part, self._done)
 
     def _leg(self) -> Leg:
@@ -354,19 +389,11 @@ class Reader:
         if self._is_looping():
             raise UsageError("the reader is being iterated", fix=f"{what} before the loop")
 
-    def _task(self) -> Task:
-        """Return what is to be read, whatever the rank."""
-        most = self.batch_size if self.remainder == "pad" else max(1, self.samples)
-        names, capacity = self.schema.names, min(self.batch_size, most)
-        verify = self._options.verify
-        return Task(self._sidecar, names, capacity, self._order, self._settings, verify)
-
     def _pipeline(self, legs: Callable[[], Iterator[Leg]]) -> Pipeline:
         """Begin to read in this process."""
-        filler = self._task().filler()
         if self._pools is None:
-            self._pools = Pools(filler, self._settings)
-        return Pipeline(filler, legs, self._settings, self._pools, self._ledger)
+            self._pools = Pools(self._filler, self._settings)
+        return Pipeline(self._filler, legs, self._settings, self._pools, self._ledger)
 
     def _begin(self) -> Steps:
         """Begin to read, here or in another process of this node, from here on."""
@@ -413,7 +440,7 @@ class Reader:
 
     def _loop(self, running: Steps) -> Generator[Any, None, None]:
         batches = running.batches()
-        found = batches if self._options.transform is None else self._transformed(batches)
+        found = batches if self.transform is None else self._transformed(batches)
         for _, _, batch in found:
             self._done += 1
             yield batch
@@ -441,9 +468,9 @@ class Reader:
         UsageError
             Within a loop.
         """
-        at_least("epoch", epoch, 0)
+        epoch = at_least("epoch", epoch, 0)
         self._between_loops("call set_epoch")
-        self._go_to(int(epoch))
+        self._go_to(epoch)
 
     def take_part(self, number: int, parts: int) -> None:
         """Deliver only one of several parts of this rank's steps, as a worker of a loader does.
@@ -451,27 +478,24 @@ class Reader:
         The parts are runs of the steps that the rank would do, as long as each other but for one
         step; together they are all of them.
         """
-        at_least("parts", parts, 1)
-        at_least("number", number, 0)
+        number, parts = at_least("number", number, 0), at_least("parts", parts, 1)
         if number >= parts:
             raise UsageError(f"number is {number}", expected=f"less than the {parts} parts")
         self._between_loops("call take_part")
         if isinstance(self._node, Client):
             raise UsageError("another process reads for this Reader, which has no parts then")
-        self._part, self._done = (int(number), int(parts)), 0
-        self._choice = self._chosen(int(parts))  # workers share the cores
+        self._part, self._done = (number, parts), 0
+        self._choice = self._chosen(parts)  # workers share the cores
         self._settings = replace(self._settings, threads=self._choice.threads)
 
     def _reopen(self) -> None:
-        options = self._options
-        follow = options.follow_external
-        self._sidecar = Sidecar.open(options.path, options.data, follow_external=follow)
+        self._sidecar = self._opened()
         self._begin_process()
-        self._settings = self._reading(self._engine(), None)
+        self._settings = self._reading(None)
 
     def _transformed(self, batches: Iterator[tuple[Leg, int, Batch]]) -> Iterator[Any]:
         """Apply the transform in threads, in order, a few batches ahead."""
-        transform, workers = self._options.transform, self._options.transform_threads
+        transform, workers = self.transform, self.transform_threads
         assert transform is not None
         ahead: list[tuple[Leg, int, Future[Any]]] = []
         with ThreadPoolExecutor(workers, "dsprep-transform") as pool:
@@ -551,7 +575,8 @@ class Reader:
     def __getstate__(self) -> dict[str, Any]:
         # A copy reads for itself, and is no process of the communicator.
         alone = {"readers_per_node": None, "comm": None, "check_order": False}
-        return {"arguments": {**vars(self._options), **alone}, "state": self.state_dict()}
+        given = {name: getattr(self, name) for name in ReaderOptions.__dataclass_fields__}
+        return {"arguments": {**given, **alone}, "state": self.state_dict()}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(**state["arguments"])  # type: ignore[misc]
@@ -575,6 +600,7 @@ class Reader:
         if self._node is not None:
             self._node.close()
         self._sidecar.close()
+        self._running = self._pools = None  # the memory, but for batches that somebody holds
 
     def check_open(self) -> None:
         """Raise `UsageError` if the reader was closed."""

@@ -35,7 +35,6 @@ from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, Leg
 from dsprep.reading.read_plan import stepped
-from dsprep.sidecar.sidecar import Sidecar
 
 JOIN_SECONDS = 5.0
 """How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come
@@ -83,28 +82,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Task:
-    """What a Reader reads, regardless of its rank.
+    """What a Reader reads, regardless of its rank."""
 
-    Attributes
-    ----------
-    sidecar, names, capacity, verify
-        See `Filler`.
-    order
-        The order.
-    settings
-        How to read.
-    """
-
-    sidecar: Sidecar
-    names: tuple[str, ...]
-    capacity: int
+    filler: Filler
     order: Assignment
     settings: Settings
-    verify: bool
-
-    def filler(self) -> Filler:
-        """Return what plans units."""
-        return Filler(self.sidecar, self.names, self.capacity, self.verify)
 
 
 class Pools:
@@ -452,7 +434,10 @@ class Pipeline:
         assert fill is not None
         fill.done.get()
         if fill.error is not None:
-            raise fill.error
+            try:
+                raise fill.error
+            finally:
+                fill.error = None  # its traceback refers to this
         try:
             for file in fill.files:
                 file.check_same()

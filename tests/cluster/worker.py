@@ -74,7 +74,7 @@ def reader(
     `meet` is called before the Reader is closed.
     """
     import dsprep as package
-    from dsprep.reader.engines.fallback import EngineWarning
+    from dsprep.reader.engines import EngineWarning
 
     labels: list[int] = []
     with (

@@ -1,22 +1,26 @@
-"""Ways of getting bytes from a file into memory; one file each.
+"""Ways of getting bytes from a file into memory; one file each, but for the default.
 
-`buffered`
-    ``preadv`` through the page cache, every sample straight to its place.
+`Buffered`
+    ``preadv`` through the page cache: the kernel puts every sample where it is delivered.
 `direct`
-    Past the page cache (``O_DIRECT``), by way of memory of the thread.
+    Past the page cache (``O_DIRECT``), through memory of the thread.
 `mapped`
     From a mapping of the file, to compare with.
-`fallback`
-    One of the others where it works, and `buffered` elsewhere.
+`Fallback`
+    One of the others where it works, and `Buffered` elsewhere.
 `copying`
-    From memory to many places, by one call.
+    From memory to many addresses, by one call.
 """
 
 from __future__ import annotations
 
+import threading
+import warnings
 from importlib import import_module
 from typing import Protocol
+from weakref import WeakSet
 
+from dsprep.core.pread import fill
 from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
 from dsprep.reading.files import File
@@ -32,10 +36,7 @@ class Unavailable(UsageError):
 class Engine(Protocol):
     """Reads a range of a file to many places; from several threads at once.
 
-    Attributes
-    ----------
-    name
-        What it is called in ``engine=``.
+    Its `name` is what it is called in ``engine=``.
     """
 
     name: str
@@ -75,19 +76,73 @@ class Engine(Protocol):
         """
 
 
-def make(name: str) -> Engine:
-    """Return an engine; all but `buffered` raise `Unavailable` where they do not work.
+class Buffered:
+    """Reads through the page cache; see `Engine`."""
 
-    Parameters
-    ----------
-    name
-        One of `NAMES`.
+    name = "buffered"
 
-    Raises
-    ------
-    UsageError
-        If there is none of that name.
+    def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
+        """Read a range to places; see `Engine.read`."""
+        return fill(file.fd, start, places, file.path)
+
+    def prepare(self, file: File) -> None:
+        """Do nothing: every file that is open can be read so."""
+
+
+class EngineWarning(UserWarning):
+    """The engine that was asked for does not work here, and ``"buffered"`` reads instead."""
+
+
+class Fallback:
+    """Reads by an engine, or through the page cache where that engine is refused; see `Engine`.
+
+    What a mount can do is found out by trying it, once for each file, never by the name of the file
+    system: some refuse O_DIRECT when a file is opened, others when it is read; some map no files.
+    `why` is the first refusal, None without one.
     """
+
+    def __init__(self, engine: Engine) -> None:
+        self.name = engine.name
+        self.why: str | None = None
+        self._engine, self._buffered = engine, Buffered()
+        self._refused: WeakSet[File] = WeakSet()
+        self._lock = threading.Lock()
+
+    def prepare(self, file: File) -> None:
+        """Find out whether a file can be read so, as far as opening it shows."""
+        try:
+            self._engine.prepare(file)
+        except Unavailable as error:
+            self._refuse(file, error)
+
+    def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
+        """Read a range to places; see `Engine.read`."""
+        if file not in self._refused:
+            try:
+                return self._engine.read(file, start, places)
+            except Unavailable as error:
+                self._refuse(file, error)
+        return self._buffered.read(file, start, places)
+
+    def _refuse(self, file: File, error: Unavailable) -> None:
+        """Read a file by `Buffered` from now on, and say so, once."""
+        with self._lock:
+            self._refused.add(file)
+            if self.why is not None:
+                return
+            self.why = f'engine="{self.name}" was asked for: {error.what}'
+        warnings.warn(
+            f'{error.where}: {error.what}, so engine="buffered" reads instead of '
+            f'engine="{self.name}"',
+            EngineWarning,
+            stacklevel=7,
+        )
+
+
+def make(name: str) -> Engine:
+    """Return the engine of one of the `NAMES`; all but `Buffered` may raise `Unavailable`."""
+    if name == "buffered":
+        return Buffered()
     if name not in NAMES:
         raise UsageError(f"engine is {name!r}", expected="one of " + ", ".join(NAMES))
     engine: Engine = getattr(import_module(f"{__name__}.{name}"), name.capitalize())()

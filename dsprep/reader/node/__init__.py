@@ -78,10 +78,9 @@ def join(place: Place, readers: int, node_key: str | None, task: Task) -> Client
         return None
     root = place.local_rank % readers
     name = wire.address("node", job_key(node_key), root)
-    schema = Schema(tuple(task.sidecar.schema[n] for n in task.names))
     facts = _facts(task)
     if place.local_rank >= readers:
-        return Client(name, root, place.rank, facts, schema)
+        return Client(name, root, place.rank, facts, Schema(tuple(task.filler.fields)))
     if root + readers >= place.local_size:
         return None
     service = Service(task, facts)
@@ -93,10 +92,10 @@ def _facts(task: Task) -> dict[str, Any]:
     """Return what the Readers of a node have to agree on."""
     return {
         "version": wire.VERSION,
-        "sidecar": digest(task.sidecar.path.read_bytes())[:16],
+        "sidecar": digest(task.filler.sidecar.path.read_bytes())[:16],
         **task.order.facts(),
         "world_size": task.order.world_size,
         "batch_size": task.order.batch_size,
-        "fields": list(task.names),
-        "verify": task.verify,
+        "fields": list(task.filler.names),
+        "verify": task.filler.verify,
     }

@@ -264,13 +264,12 @@ class _Session:
         assert self.service is not None
         task = self.service.task
         settings = replace(task.settings, allocate=self._shared.allocate)
-        filler = task.filler()
         if self._pools is None:
-            self._pools = Pools(filler, settings, AHEAD)
+            self._pools = Pools(task.filler, settings, AHEAD)
         stages = tuple(Stage(**each) for each in start["stages"])
         legs = task.order.legs(self._rank, Start(**{**start, "stages": stages, "done": 0}))
         self._loop, self._ledger = loop, Ledger()
-        pipeline = Pipeline(filler, legs, settings, self._pools, self._ledger)
+        pipeline = Pipeline(task.filler, legs, settings, self._pools, self._ledger)
         self._steps = Steps(pipeline, legs, self._ledger)
         self._batches = _all_batches(self._steps)
 
