@@ -6,7 +6,6 @@ files are read in processes of their own.
 
 from __future__ import annotations
 
-import os
 import struct
 import subprocess
 import sys
@@ -24,8 +23,9 @@ from dsprep.core.schema import FieldSpec
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.formats.hdf5 import Hdf5
-from dsprep.formats.hdf5.sequences import Heaps
+from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.hdf5.source import Hdf5Source
+from dsprep.reading.files import File
 
 HDF5 = Hdf5()
 X = random_array(np.dtype("<f4"), (20, 6, 4))
@@ -401,15 +401,11 @@ def test_collections_within_each_other(tmp_path: Path) -> None:
     path = tmp_path / "a"
     head = b"GCOL\1\0\0\0"
     path.write_bytes((head + (4096).to_bytes(8, "little")) * 999)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        heaps = Heaps(fd, path.stat().st_size, 0, (8, 8), path)
-        rows = np.zeros((900, 16), np.uint8)
-        rows[:, 4:12] = (16 * np.arange(1, 901)).astype("<u8")[:, None].view("u1")
-        with pytest.raises(FormatError, match="is damaged"):
-            heaps.check(rows, 1, path)
-    finally:
-        os.close(fd)
+    heaps = Heaps(File(path), 0, (8, 8))
+    rows = np.zeros((900, 16), np.uint8)
+    rows[:, 4:12] = (16 * np.arange(1, 901)).astype("<u8")[:, None].view("u1")
+    with pytest.raises(FormatError, match="is damaged"):
+        heaps.check(rows, 1, path)
 
 
 def test_missing_chunks_and_other_fill_values(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_explicit_tables(tmp_path: Path) -> None:
         file["values"] = np.arange(10)
         file["where/from"], file["where/rows"] = [0, 4, 4], [4, 0, 6]
         file["triples"], file["floats"] = np.zeros((3, 3), int), np.zeros((3, 2))
-        file["labels"] = [1, 2, 3]
+        file["labels"], file["texts"] = [1, 2, 3], ["text"] * 10
     with opened(tmp_path / "b", "x=values@where/from,where/rows", "labels") as source:
         assert [len(source[i]["x"]) for i in range(3)] == [4, 0, 6]
     for bad, error in (
@@ -152,6 +152,7 @@ def test_explicit_tables(tmp_path: Path) -> None:
         ("x=values@nothing", SchemaError),
         ("x=nothing@where/from,where/rows", SchemaError),
         ("x=labels@where/from,where/rows", FormatError),
+        ("x=texts@where/from,where/rows", UsageError),  # h5py would write beyond the memory
     ):
         with pytest.raises(error), opened(tmp_path / "b", bad) as source:
             source.read(0, len(source))

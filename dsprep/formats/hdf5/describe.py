@@ -10,8 +10,9 @@ from typing import Any
 from dsprep.core.schema import DType, Field, encode_dtype
 from dsprep.formats.base import Layout
 from dsprep.formats.hdf5 import grids
-from dsprep.formats.hdf5.columns import FieldColumn, Fixed, Indexed, PerGroup, Sequences
+from dsprep.formats.hdf5.columns import FieldColumn, Fixed, Indexed, PerGroup
 from dsprep.formats.hdf5.dtypes import mislabelled
+from dsprep.formats.hdf5.sequences import Sequences
 
 _SOME = 1024
 
@@ -37,6 +38,7 @@ def layout(column: FieldColumn, count: int) -> Layout:
         after = "a read of its index table" if tables == 1 else f"reads of {tables} index tables"
         access += f", after {after}"
     else:
+        assert isinstance(column, Fixed)  # the last of the four
         access, reads, nbytes = _access(column, dataset, column.rows.row_nbytes, count)
     return Layout(
         storage=storage,
@@ -203,6 +205,7 @@ def _load(name: str, column: FieldColumn, routes: dict[str, str]) -> list[str]:
         if column.held.kind == "array" and mislabelled(dtype):
             read += f".view({_spell(dtype)})  # h5py takes the bytes for native ones"
         return [f"{target} = {read}"]
+    assert isinstance(column, Fixed | Indexed)  # the others of the four
     carrier = column.rows.held.carrier
     if isinstance(column, Fixed):
         index = "()" if column.rows.whole else "0:1"

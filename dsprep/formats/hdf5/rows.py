@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Arena, Array, Field, Ints, has_padding, new_array
+from dsprep.core.schema import Arena, Array, Field, Ints, Kind, has_padding, new_array
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5 import grids
 from dsprep.formats.hdf5.datasets import Held
@@ -56,12 +56,8 @@ class Rows:
 
     Attributes
     ----------
-    count
-        The number of rows.
-    inner
-        The shape of one row.
-    row_nbytes
-        Bytes of one row.
+    count, inner, row_nbytes
+        The number of rows; the shape and the bytes of one.
     lines
         Rows of the dataset in one row: more than 1 only when `whole`.
     """
@@ -192,10 +188,10 @@ class Rows:
                 # The memory may hold anything, and the library writes neither padding nor chunks
                 # that are not there and have no fill value.
                 out.reshape(-1).view("u1")[...] = 0
-            if self.dataset.shape:
-                rows = (0, self.dataset.shape[0]) if self.whole else (start, stop)
-                grids.check_chunks(self.dataset, rows[0], rows[1], self.where)
             shape = self.dataset.shape
+            if shape:
+                rows = (0, shape[0]) if self.whole else (start, stop)
+                grids.check_chunks(self.dataset, rows[0], rows[1], self.where)
             file_space = self.dataset.id.get_space()
             if shape and not self.whole:
                 shape = (stop - start, *shape[1:])
@@ -207,7 +203,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Where the first rows and the numbers of rows stand.
+    """Where the first rows and the numbers of rows are.
 
     Attributes
     ----------
@@ -233,27 +229,20 @@ class Table:
     def read(self, start: int, stop: int, target: int, *, gaps: bool = False) -> tuple[Ints, Ints]:
         """Return the first rows and the ends (exclusive) of table rows ``start <= i < stop``.
 
-        Parameters
-        ----------
-        target
-            The number of rows that they point to.
-        gaps
-            Whether there may be gaps between groups.
+        `target` is the number of rows that they point to, `gaps` whether there may be gaps between
+        groups.
 
         Raises
         ------
         FormatError
             If they leave ``0 .. target`` or do not follow each other without gap.
         """
-        low, whole = _integers(self.first, self.first_member, start, stop)
-        same = whole if self.count is self.first else None
-        size, _ = _integers(self.count, self.count_member, start, stop, same)
-        if low.size and (
-            int(low.min()) < 0
-            or int(size.min()) < 0
-            or int(low.max()) > target
-            or int(size.max()) > target
-        ):
+        whole = self.first.read(start, stop)
+        low = _integers(whole, self.first_member)
+        if self.count is not self.first:
+            whole = self.count.read(start, stop)
+        size = _integers(whole, self.count_member)
+        if low.size and (min(low.min(), size.min()) < 0 or max(low.max(), size.max()) > target):
             raise self._wrong(start, stop, f"rows 0 to {target}", "rows outside")
         end = low + size
         if end.size and (int(end.max()) > target or not self._follow(low, end, gaps)):
@@ -294,7 +283,7 @@ class Table:
         return int(end[0]) if low[0] == 0 else None
 
     def partitions(self, target: int) -> bool:
-        """Whether the whole table divides `target` rows, read piece by piece."""
+        """Whether the whole table divides `target` rows, read block by block."""
         expected = 0
         for start in range(0, self.rows, _SCAN):
             stop = min(start + _SCAN, self.rows)
@@ -308,19 +297,37 @@ class Table:
         return expected == target
 
 
-def _integers(
-    rows: Rows, member: str | int | None, start: int, stop: int, known: Array | None = None
-) -> tuple[Ints, Array]:
-    """Return a column of integers as int64, and the rows that it is a part of.
+def _integers(rows: Array, member: str | int | None) -> Ints:
+    """Return a column of integers as int64.
 
     Numbers beyond int64 come out negative, which no caller takes for a row.
     """
-    whole = rows.read(start, stop) if known is None else known
-    if isinstance(member, int):
-        column = whole[:, member]
-    else:
-        column = whole if member is None else whole[member]
-    return column.astype(np.int64), whole
+    if member is not None:
+        rows = rows[:, member] if isinstance(member, int) else rows[member]
+    return rows.astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """How to reach a dataset from the samples.
+
+    Attributes
+    ----------
+    tables
+        From the samples to the values; at least one.
+    names
+        The names of the tables, as in ``--field x=PATH@NAME@NAME``.
+    kind
+        What the rows of a sample are.
+    rebase
+        The member of the values (``""``: the values themselves) that counts rows of the next
+        table and is made to start at 0 in each sample; None if there is none.
+    """
+
+    tables: tuple[Table, ...]
+    names: tuple[str, ...]
+    kind: Kind = "array"
+    rebase: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,15 +359,7 @@ class Located:
 
 
 def locate(tables: Sequence[Table], target: int, start: int, stop: int) -> Located:
-    """Return where samples ``start <= i < stop`` are in the values.
-
-    Parameters
-    ----------
-    tables
-        From the samples to the values; at least one.
-    target
-        The number of rows of the values.
-    """
+    """Return where samples ``start <= i < stop`` are in the values, which have `target` rows."""
     offsets = np.arange(stop - start + 1, dtype=np.int64)
     low, high = start, stop
     lows, highs = np.array([start], np.int64), np.array([stop], np.int64)

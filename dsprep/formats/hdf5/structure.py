@@ -14,7 +14,7 @@ A name is a hint only: a table counts if it partitions a dataset of its group, r
 Groups side by side are taken for samples (`sample_groups`) where all have the same datasets, and
 their names differ in a number alone or they are many; the fields are the datasets in a group, by
 their paths in it. Where the same structure may as well mean something else, the user is asked
-(`Doubt`). That follows from names, shapes and types; no values are read.
+(`Judged`). That follows from names, shapes and types; no values are read.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import DType, FieldSpec, Kind
+from dsprep.core.schema import DType, FieldSpec
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, marked
 from dsprep.formats.hdf5.datasets import Contents, Held
-from dsprep.formats.hdf5.rows import Rows, Table
+from dsprep.formats.hdf5.rows import Route, Rows, Table
 from dsprep.formats.samples import listed, natural_key
 
 _FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
@@ -39,27 +40,6 @@ _COUNT = re.compile(r"(?i)(.*?)_?(?:n|count|length|len|size|num)s?")
 _MOST_DIGITS = 18
 _MOST_TABLES = 6
 """In one group: the ways from table to table grow with the factorial of their number."""
-
-
-@dataclass(frozen=True, eq=False)
-class Route:
-    """How to reach a dataset from the samples.
-
-    Attributes
-    ----------
-    tables
-        From the samples to the values.
-    names
-        The names of the tables, as in ``--field x=PATH@NAME@NAME``.
-    rebase
-        The member of the values (``""``: the values themselves) that counts rows of the next
-        table and is made to start at 0 in each sample; None if there is none.
-    """
-
-    tables: tuple[Table, ...]
-    names: tuple[str, ...]
-    kind: Kind = "array"
-    rebase: str | None = None
 
 
 @dataclass
@@ -379,15 +359,14 @@ class Samples:
         return f"{len(self.groups)} samples, {first} to {last}, with the fields {fields}"
 
 
-@dataclass(frozen=True)
-class Doubt:
-    """Why groups may or may not be samples; `samples` if they are when the user says so."""
+class Judged(NamedTuple):
+    """Groups that are samples; with a `reason` to doubt it, only if the user says so."""
 
-    reason: str
-    samples: Samples | None = None
+    samples: Samples | None
+    reason: str | None
 
 
-def sample_groups(contents: Contents) -> list[Samples | Doubt]:
+def sample_groups(contents: Contents) -> list[Judged]:
     """Return the groups of a file that are or may be samples, only those next to the root."""
     inside: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for path in contents.datasets:
@@ -405,9 +384,7 @@ def sample_groups(contents: Contents) -> list[Samples | Doubt]:
     return []
 
 
-def _judge(
-    parent: str, children: dict[str, set[str]], contents: Contents
-) -> Samples | Doubt | None:
+def _judge(parent: str, children: dict[str, set[str]], contents: Contents) -> Judged | None:
     """Do what `sample_groups` does for the groups directly in one group."""
     family = _family(children)
     if len(family) < 2:
@@ -444,7 +421,7 @@ def _judge(
         and all(_one_axis(contents, (f"{g}/{m}" for m in members)) for g in groups)
     ):
         reason = "in each of them, the first axis may count samples as well"
-    return samples if reason is None else Doubt(reason, samples)
+    return Judged(samples, reason)
 
 
 def _family(children: Iterable[str]) -> list[str]:
