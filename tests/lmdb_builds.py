@@ -12,8 +12,8 @@ from pathlib import Path
 import lmdb
 import numpy as np
 
-from dsprep.formats.lmdb.index import named_databases
 from dsprep.formats.lmdb.pages import Pages
+from dsprep.formats.lmdb.records import named_databases
 from dsprep.formats.lmdb.recover import Found
 
 POOL = random.Random(1).randbytes(1 << 16)

@@ -90,7 +90,7 @@ class Lmdb(Format):
         from dsprep.formats.lmdb.records import Records
         from dsprep.formats.lmdb.source import LmdbSource
 
-        records = Records(path, data_file(path), options, survey)
+        records = Records(path, data_file(path), options)
         try:
             return grouped(records, options, hint) or LmdbSource(records, options, hint)
         except BaseException:

@@ -79,6 +79,30 @@ def maybe_facts(flat: Bytes, key_at: Ints, key_size: Ints) -> Ints:
     return np.flatnonzero(hidden | (np.isin(first, letters) & np.isin(key_size, sizes)))
 
 
+def numbers(flat: Bytes, key_at: Ints, key_size: Ints) -> tuple[Ints, np.ndarray]:
+    """Return the decimal numbers that keys spell, and which keys spell none.
+
+    Parameters
+    ----------
+    flat
+        uint8, 1-D.
+    key_at, key_size
+        int64, shape ``(n,)``: where the keys are in it.
+    """
+    digits = flat[ranges(key_at, key_size)].astype(np.int64) - _ZERO
+    owner = np.repeat(np.arange(len(key_size)), key_size)
+    ends = np.cumsum(key_size)
+    power = ends[owner] - 1 - np.arange(len(owner))
+    wrong = np.bincount(
+        owner, (digits < 0) | (digits > 9) | ((power >= DIGITS) & (digits != 0)), len(key_size)
+    )
+    bad = (wrong > 0) | (key_size == 0)
+    digits *= np.int64(10) ** np.minimum(power, DIGITS - 1)
+    digits[power >= DIGITS] = 0
+    total = packed(digits)
+    return total[ends] - total[ends - key_size], bad
+
+
 # --- counters --------------------------------------------------------------------------------
 
 
@@ -179,19 +203,19 @@ class Family:
     ----------
     before, after
         These bytes.
-    numbers, records
-        The numbers of the keys, rising, and the number of the record of each.
+    numbers, rows
+        The numbers of the keys, rising, and the row of each.
     """
 
     before: bytes
     after: bytes
     numbers: Ints
-    records: Ints
+    rows: Ints
 
 
 @dataclass
 class Keys:
-    """What the keys of the records that are samples say; see the module.
+    """What the keys of the records that are samples say; a row is the number of one of them.
 
     Attributes
     ----------
@@ -205,8 +229,6 @@ class Keys:
     odd: bytes | None = None
     _rules: list[_Rule] | None = None
     _width: int = -1
-    _record: int = 0  # of the first key, while all that came are one run
-    _whole: bool = True  # whether their records follow one another
     _last: bool | None = None  # whether the number is the last of a key, not the first
     _named: bool = False
     _parts: dict[tuple[bytes, bytes], list[tuple[Ints, Ints]]] = field(default_factory=dict)
@@ -222,8 +244,8 @@ class Keys:
         """The number of the first key of a counter."""
         return self._rules[0].next - self.count if self._rules else 0
 
-    def add(self, flat: Bytes, key_at: Ints, key_size: Ints, records: Ints) -> None:
-        """Take keys in their order; `records` are the numbers of their records."""
+    def add(self, flat: Bytes, key_at: Ints, key_size: Ints) -> None:
+        """Take the next keys: those of `key_size` bytes at `key_at` in `flat`."""
         if not len(key_at):
             return
         rules = self._rules
@@ -234,16 +256,14 @@ class Keys:
             if alike:
                 rows: Bytes = flat[key_at[:, None] + np.arange(width)]
                 if rules is None:
-                    self._width, self._record = width, int(records[0])
-                    rules = self._rules = _rules(rows)
+                    self._width, rules = width, _rules(rows)
                 left = [rule for rule in rules if rule.follows(rows)]
                 if left:
                     self._rules = left
-                    self._whole &= int(records[-1]) == self._record + self.count - 1
                     return
             self._break(rules or [], len(key_at))
         if not self._named:
-            self._sort(flat, key_at, key_size, records)
+            self._sort(flat, key_at, key_size)
 
     def _break(self, rules: Sequence[_Rule], new: int) -> None:
         """Make what was a counter so far the beginning of a family."""
@@ -252,7 +272,7 @@ class Keys:
         if not before:
             return
         decimal = next((r for r in rules if r.kind == "decimal"), None)
-        if decimal is None or not self._whole:
+        if decimal is None:
             self._named = True
             return
         key = decimal.first.tobytes()
@@ -267,34 +287,27 @@ class Keys:
         name = key[:a], key[b:]
         start = int(key[a:b])
         numbers = np.arange(start, start + before)
-        self._parts[name] = [(numbers, np.arange(self._record, self._record + before))]
+        self._parts[name] = [(numbers, np.arange(before))]
         self._widths[name] = (len(key), len(key), True)
 
-    def _sort(self, flat: Bytes, key_at: Ints, key_size: Ints, records: Ints) -> None:
+    def _sort(self, flat: Bytes, key_at: Ints, key_size: Ints) -> None:
         """Give each key to its family."""
+        tried = (True, False) if self._last is None else (self._last,)
+        found = {last: _templates(flat, key_at, key_size, last) for last in tried}
+        usable = {k: v for k, v in found.items() if v is not None}
+        self._last = min(usable, key=lambda k: len(usable[k][0]), default=None)
         if self._last is None:
-            found = {last: _templates(flat, key_at, key_size, last) for last in (True, False)}
-            usable = {k: v for k, v in found.items() if v is not None}
-            if not usable:
-                self._give_up(flat, key_at, key_size)
-                return
-            self._last = min(usable, key=lambda k: len(usable[k][0]))
-            names, which, at, size = usable[self._last]
-        else:
-            one = _templates(flat, key_at, key_size, self._last)
-            if one is None:
-                self._give_up(flat, key_at, key_size)
-                return
-            names, which, at, size = one
-        from dsprep.formats.lmdb.index import numbers
-
+            self._give_up(flat, key_at, key_size)
+            return
+        names, which, at, size = usable[self._last]
         values, bad = numbers(flat, at, size)
         if bad.any() or len(self._parts.keys() | set(names)) > MOST_FAMILIES:
             self._give_up(flat, key_at, key_size)
             return
+        rows = np.arange(self.count - len(which), self.count)
         for k, name in enumerate(names):
             mine = which == k
-            self._parts.setdefault(name, []).append((values[mine], records[mine]))
+            self._parts.setdefault(name, []).append((values[mine], rows[mine]))
             sizes = key_size[mine]
             zeros = bool(((flat[at[mine]] == _ZERO) & (size[mine] > 1)).any())
             low, high, padded = self._widths.get(name, (1 << 16, 0, False))
@@ -316,7 +329,7 @@ class Keys:
         found: list[Family] = []
         for name, parts in self._parts.items():
             numbers = np.concatenate([n for n, _ in parts])
-            records = np.concatenate([r for _, r in parts])
+            rows = np.concatenate([r for _, r in parts])
             low, high, padded = self._widths[name]
             if low != high and padded:
                 return []  # 1 and 01 may both be there
@@ -324,7 +337,7 @@ class Keys:
             numbers = numbers[order]
             if found and not np.array_equal(numbers, found[0].numbers):
                 return []
-            found.append(Family(*name, numbers, records[order]))
+            found.append(Family(*name, numbers, rows[order]))
         return found if len(found[0].numbers) > 1 else []
 
 

@@ -36,12 +36,12 @@ def grouped(records: Records, options: OpenOptions, hint: Schema | None) -> Lmdb
     typed = any(s.dtype is not None for s in options.fields)
     if hint is None or typed or options.values != "opaque":
         return None
-    key, head = records.first(HEAD.size)
+    head = records.head(0, HEAD.size) if len(records) else b""
     if not is_group(head) or HEAD.unpack(head)[4] != Packing(hint).digest:
         return None
     if options.keys_as is not None:
         raise UsageError("there are no keys of samples: each value is a group of them")
-    return LmdbGroupSource(records, options, hint, key)
+    return LmdbGroupSource(records, options, hint)
 
 
 class LmdbGroupSource(RecordsSource):
@@ -53,13 +53,11 @@ class LmdbGroupSource(RecordsSource):
         The groups; the file then belongs to this source.
     options, hint
         As for `Format.open`.
-    key
-        That of the first group.
     """
 
-    def __init__(self, records: Records, options: OpenOptions, hint: Schema, key: bytes) -> None:
+    def __init__(self, records: Records, options: OpenOptions, hint: Schema) -> None:
         super().__init__(records)
-        self._key, self._database = key, options.database
+        self._database = options.database
         self._packing = Packing(hint)
         available = {f.name: f for f in hint}
         self._fields = wanted(options.fields, available)
@@ -230,5 +228,5 @@ class LmdbGroupSource(RecordsSource):
         """Return a py-lmdb program that loads sample 0; see `Source.loading_code`."""
         capacity = int(self._capacities[0])
         return group_loading_code(
-            self.records.file.path, self._database, self._packing, capacity, self._key
+            self.records.file.path, self._database, self._packing, capacity, self.records.key(0)
         )

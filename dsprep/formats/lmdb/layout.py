@@ -1,8 +1,7 @@
 """Where every value of a database is stored: the truth that a sidecar is made from.
 
-The leaf pages alone are read, each of them once; and of Caffe's Datum messages what surrounds the
-image. Of each sample stay 16 bytes, and 8 more if they are not in key order. Whether a field has a
-place of its own in every value follows from the encoding and the lengths of all values.
+`Records` has found the values; of Caffe's Datum messages what surrounds the image is read, too.
+Whether a field has a place of its own in every value follows from the encoding alone.
 
 The other fields are taken out of values by a recipe:
 
@@ -29,25 +28,25 @@ from dsprep.core.storage import pread_most
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.base import retype
 from dsprep.formats.lmdb.datum import CHANNELS, HEIGHT, WIDTH, Datum, parse
-from dsprep.formats.lmdb.index import Index
 from dsprep.formats.lmdb.overflow import describe_frame
 from dsprep.formats.lmdb.records import Records
 from dsprep.formats.lmdb.recover import Found, recover
 from dsprep.formats.lmdb.values import Values
 from dsprep.layout import model
-from dsprep.layout.laws import Affine, Computed, Explicit, Law, affine
-from dsprep.layout.model import Blocks, FileLayout, Part
+from dsprep.layout.laws import Explicit
+from dsprep.layout.model import FileLayout, Part
 
 KEYS = "keys are in the leaf pages of the tree, not in the values"
-_SLICE = 1 << 20
 _AT_ONCE = 1 << 16
 _MARGIN = 256  # bytes of a message on either side of its image that are read of every one
 
 
-def lazy_layout(
-    records: Records, decoder: Values | Datum, fields: Sequence[tuple[str, Field]]
+def file_layout(
+    records: Records,
+    decoder: Values | Datum,
+    fields: Sequence[tuple[str, Field]],
 ) -> FileLayout:
-    """Return the layout of the samples whose laws look into the leaves; nothing is read.
+    """Return the layout of the samples with all that shows of it.
 
     Parameters
     ----------
@@ -56,103 +55,40 @@ def lazy_layout(
     decoder, fields
         What is in a value, and ``(name there, field)`` of what is wanted; other names are keys.
     """
-    index = records.index
-    plain = index.order is None and not len(index.left_out)
-    order = None if plain else Computed(len(index), index.records)
-    parts = {f.name: Part() for _, f in fields} if isinstance(decoder, Datum) else None
-    found = _records(records, records.blocks(), order, decoder, fields, parts)
-    return FileLayout(len(index), found)
-
-
-def file_layout(
-    records: Records,
-    decoder: Values | Datum,
-    fields: Sequence[tuple[str, Field]],
-    label: Callable[[int], str],
-    progress: Callable[[int, int], None] | None,
-) -> FileLayout:
-    """Return the layout of the samples, from all leaf pages.
-
-    Parameters
-    ----------
-    records, decoder, fields
-        As for `lazy_layout`.
-    label
-        Gives the name of a sample, for messages.
-    progress
-        As for `Source.extents`.
-
-    Raises
-    ------
-    FormatError
-        If a value has a length that does not fit.
-    """
-    found = records.found(progress)
-    order = _order(records.index)
+    found = records.found()
     inside = [(name, f) for name, f in fields if name in decoder.schema.names]
     parts = None
-    if isinstance(decoder, Values):
-        _check(found.sizes, order, decoder, label)
-    else:
+    if isinstance(decoder, Datum):
         data = _data_part(records.file.fd, found, decoder)
         parts = {f.name: data if name == "data" else Part() for name, f in inside}
-    blocks = Blocks(Explicit(found.offsets), _lengths(found.sizes), records.inside)
-    stored = _records(records, blocks, order, decoder, inside, parts)
     keys = {f.name: KEYS for name, f in fields if name not in decoder.schema.names}
+    stored = records_of(records, decoder, inside, parts)
     laws, facts = recover(found)
     return FileLayout(len(records), stored, unlocated=keys, candidates=laws, facts=facts)
 
 
-def _records(
+def records_of(
     records: Records,
-    blocks: Blocks,
-    order: Law | None,
     decoder: Values | Datum,
     fields: Sequence[tuple[str, Field]],
-    parts: dict[str, Part] | None,
+    parts: dict[str, Part] | None = None,
 ) -> model.Records:
-    """Return the records of a layout; `parts`: where fields are, unless the types alone say so."""
-    if parts is None:
-        assert isinstance(decoder, Values)  # it is only for Datum messages that bytes are compared
+    """Return the samples as records of a layout, in which `fields` are.
+
+    `parts` gives their places; None: those that the types alone give.
+    """
+    if parts is None and isinstance(decoder, Values):
         parts = _parts(decoder, fields)
+    elif parts is None:
+        parts = {f.name: Part() for _, f in fields}
     hidden = any(part.at is None for part in parts.values())
     return model.Records(
-        blocks,
+        records.blocks,
         parts,
-        order=order,
+        order=None if records.order is None else Explicit(records.order),
         recipe=describe_recipe(decoder, fields) if hidden else None,
-        frame=describe_frame(records.pages.psize) if records.index.big else None,
+        frame=describe_frame(records.pages.psize) if records.big else None,
     )
-
-
-def _order(index: Index) -> Law | None:
-    """Return which of the records found is each sample; None if they are in key order."""
-    if index.order is None:
-        return None
-    order: Ints = index.order - np.searchsorted(index.left_out, index.order)
-    law = affine.fit(order)
-    return None if law is not None and law.base == 0 else Explicit(order)
-
-
-def _lengths(lengths: Ints) -> Law:
-    """Return the law of the lengths."""
-    n = len(lengths)
-    if n and int(lengths.min()) == int(lengths.max()):
-        return Affine(n, int(lengths[0]))
-    return Explicit(lengths)
-
-
-def _check(lengths: Ints, order: Law | None, decoder: Values, label: Callable[[int], str]) -> None:
-    """Raise `FormatError` unless every record has a length that its fields can have."""
-    for start in range(0, len(lengths), _SLICE):
-
-        def here(i: int, start: int = start) -> str:
-            record = start + i
-            if order is None:
-                return label(record)
-            return label(int((order.span(0, order.count) == record).argmax()))
-
-        decoder.check_lengths(lengths[start : start + _SLICE], here)
 
 
 def _parts(decoder: Values, fields: Sequence[tuple[str, Field]]) -> dict[str, Part]:

@@ -1,33 +1,37 @@
-"""The records of one database of a file: which of them are samples, and where values are stored.
+"""The records of one database of a file: which of them are samples, and where their values are.
 
-The tree is read once when the file is opened, and every node is checked; of it stays the number of
-each leaf page and of its first record. Where a value is stored is looked up again in the leaf of
-its record, by the laws of `Records.blocks`, which `dsprep.reading` reads by.
+A record is one key and its value. All leaf pages are read once, when the file is opened, and every
+node is checked; what stays is where each value is stored, as laws: a run of offsets for each leaf
+page of a database that was written in order, at most 12 bytes per sample of any other. Samples are
+the records without those that are left out (named databases, keys to skip, facts), in the order
+asked for; an order other than by key costs 8 bytes per sample. Keys are read again where they are
+asked for.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.schema import Arena, Ints, Schema
+from dsprep.core.pread import packed
+from dsprep.core.schema import Ints, Schema
 from dsprep.core.storage import pread_most
-from dsprep.errors import FormatError, SchemaError
+from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import decoders
 from dsprep.formats.base import OpenOptions
-from dsprep.formats.lmdb.index import build, named_databases
-from dsprep.formats.lmdb.pages import P_LEAF, Database, Nodes, Pages
+from dsprep.formats.lmdb.families import DIGITS, Keys, fact, maybe_facts, numbers
+from dsprep.formats.lmdb.pages import DATABASE, DUPSORT, P_LEAF, Database, Nodes, Pages
 from dsprep.formats.lmdb.recover import Found
 from dsprep.formats.samples import listed
 from dsprep.layout import model
-from dsprep.layout.laws import Computed
+from dsprep.layout.laws import Affine, Explicit, Law, Runs, Table, runs
 from dsprep.reading.files import File
 from dsprep.reading.layout_reader import LayoutReader
 
-_U8 = np.dtype(np.uint8)
+MOST_FACT = 4096
+"""Bytes of a value that is looked at to see whether it is a number."""
 
 
 class Records:
@@ -39,41 +43,55 @@ class Records:
         The environment, and its data file.
     options
         Which database, and which of its records are samples in which order.
-    survey
-        Whether to keep where all values are stored, for `found`.
 
     Attributes
     ----------
     inside
         The file below `path`: empty if that is the file.
-    file, pages, index
-        The open file, its pages, and its samples.
+    file, pages, database
+        The open file, its pages, and the tree.
+    offsets, lengths
+        Of the values, by **row**: the number of a sample in key order.
+    order
+        int64, shape ``(n,)``: the row of each sample; None for key order.
+    databases, skipped
+        The names of the databases among the records, and the keys to skip that were found.
+    facts
+        The keys that are facts about the dataset, and the samples that they count.
+    keys
+        What the keys of the samples say.
+    counter
+        Whether they are a counter in the order of the samples.
+    key_sizes
+        Bytes of the shortest and of the longest.
+    smallest, largest, payload
+        Bytes of the smallest and of the largest value, and of all values together.
+    big, backward
+        How many values are on overflow pages, and how many of these are stored before that of the
+        record before.
     """
 
-    def __init__(self, path: Path, file: Path, options: OpenOptions, survey: bool = False) -> None:
+    def __init__(self, path: Path, file: Path, options: OpenOptions) -> None:
         self.path, self.named = path, options.database is not None
         self.inside = "" if file == path else file.name
         self.file = File(file)
-        finder = _Finder() if survey else None
+        self.databases: list[bytes] = []
+        self.skipped: set[bytes] = set()
+        self.facts: dict[bytes, int | None] = {}
+        self.keys = Keys()
+        self.key_sizes = 1 << 16, 0
+        self.smallest, self.largest = 1 << 62, 0
+        self.payload = self.big = self.backward = 0
+        self.order: Ints | None = None
         try:
             self.pages = Pages(self.file.fd, path)
             self.database = self.pages.meta.main
             if options.database is not None:
                 self.database = self._named(options.database)
-            seen = None if finder is None else finder.add
-            self.index = build(self.pages, self.database, options.order, options.skip_keys, seen)
-            if self.index.databases and not len(self.index):
-                raise SchemaError(
-                    "the main database holds only named databases",
-                    where=path,
-                    expected="one of " + shown(self.index.databases),
-                    fix="choose one with --db NAME",
-                )
+            self._walk(options)
         except BaseException:
             self.file.close()
             raise
-        self._found = None if finder is None else finder.found(self)
-        self._last = threading.local()
 
     def _named(self, name: str) -> Database:
         databases = named_databases(self.pages)
@@ -88,75 +106,173 @@ class Records:
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        return len(self.index)
+        return self.offsets.count
+
+    # --- the walk ------------------------------------------------------------------------------
+
+    def _walk(self, options: OpenOptions) -> None:
+        """Read every leaf once, and check it."""
+        leaves = self.pages.leaves(self.database)
+        counts = np.zeros(len(leaves), np.int64)
+        none = np.zeros(0, np.int64)
+        left_out, ranks = [none], [none]
+        offsets, lengths = list[Law](), list[Law]()
+        page = record = 0
+        for per_page, nodes in self.pages.every_node(leaves):
+            counts[page : page + len(per_page)] = per_page
+            page += len(per_page)
+            out = self._left_out(nodes, options)
+            kept = np.flatnonzero(~out)
+            left_out.append(np.flatnonzero(out) + record)
+            record += len(nodes)
+            self.keys.add(nodes.pages.reshape(-1), nodes.key_at[kept], nodes.key_size[kept])
+            self._count(nodes, kept)
+            offsets.append(_compact(nodes.offset[kept]))
+            lengths.append(_compact(nodes.size[kept]))
+            if options.order == "numeric":
+                ranks.append(self._numbers(nodes, kept))
+        self._check(record)
+        self._leaves, self._first = leaves, packed(counts)
+        gone = np.concatenate(left_out)
+        self._kept_before = gone - np.arange(len(gone))  # samples before each record left out
+        self.offsets = _joined(offsets)
+        self.lengths: Law = Affine(len(self), self.largest)
+        if self.smallest < self.largest:
+            self.lengths = Table(_joined(lengths).span(0, len(self)))
+        self.smallest = min(self.smallest, self.largest)
+        self.counter = self.keys.counter
+        if options.order == "file":
+            ranks = [self.offsets.span(0, len(self))]
+        if options.order != "key":
+            self._sort(np.concatenate(ranks), numeric=options.order == "numeric")
+
+    def _check(self, found: int) -> None:
+        """Raise unless the tree has all its records, samples among them, of bytes of the file."""
+        if found != self.database.entries:
+            raise FormatError(
+                "the tree does not have the records that its head names",
+                where=self.path,
+                expected=self.database.entries,
+                found=found,
+                fix="the file is damaged or still being written",
+            )
+        if self.databases and not self.keys.count:
+            raise SchemaError(
+                "the main database holds only named databases",
+                where=self.path,
+                expected="one of " + shown(self.databases),
+                fix="choose one with --db NAME",
+            )
+        if self.payload > self.pages.nbytes:
+            raise FormatError(
+                "values overlap: together they are larger than the file",
+                where=self.path,
+                expected=f"at most {self.pages.nbytes} bytes",
+                found=self.payload,
+            )
+
+    def _left_out(self, nodes: Nodes, options: OpenOptions) -> np.ndarray:
+        """Return which nodes are not samples: bool, shape ``(n,)``."""
+        out = nodes.database.copy()
+        self.databases += [nodes.key(i) for i in np.flatnonzero(out).tolist()]
+        flat = nodes.pages.reshape(-1)
+        for key in options.skip_keys:
+            same = np.flatnonzero(nodes.key_size == len(key))
+            for at, byte in enumerate(key):
+                same = same[flat[nodes.key_at[same] + at] == byte]
+            if len(same):
+                out[same] = True
+                self.skipped.add(key)
+        for i in maybe_facts(flat, nodes.key_at, nodes.key_size).tolist():
+            if not out[i]:
+                small = not nodes.big[i] and nodes.size[i] <= MOST_FACT
+                found, count = fact(nodes.key(i), nodes.value(i) if small else b"")
+                if found:
+                    out[i] = True
+                    self.facts[nodes.key(i)] = count
+        return out
+
+    def _count(self, nodes: Nodes, kept: Ints) -> None:
+        sizes, keys, big = nodes.size[kept], nodes.key_size[kept], nodes.big[kept]
+        low, high = self.key_sizes
+        self.key_sizes = int(keys.min(initial=low)), int(keys.max(initial=high))
+        self.smallest = int(sizes.min(initial=self.smallest))
+        self.largest = int(sizes.max(initial=self.largest))
+        self.payload += int(sizes.sum())
+        self.big += int(big.sum())
+        self.backward += int((np.diff(nodes.offset[kept], prepend=0) < 0)[big].sum())
+
+    def _numbers(self, nodes: Nodes, kept: Ints) -> Ints:
+        """Return the numbers that the keys of the kept nodes spell."""
+        found, bad = numbers(nodes.pages.reshape(-1), nodes.key_at[kept], nodes.key_size[kept])
+        if bad.any():
+            raise UsageError(
+                "a key is not a decimal number",
+                where=self.path,
+                expected=f"at most {DIGITS} digits",
+                found=repr(nodes.key(int(kept[int(bad.argmax())]))),
+                fix="leave it out with --skip-key, or use --order key",
+            )
+        return found
+
+    def _sort(self, ranks: Ints, *, numeric: bool) -> None:
+        """Put the samples in the order of these ranks, one for each row."""
+        order = np.argsort(ranks, kind="stable")
+        if numeric:
+            self.counter = bool((np.diff(ranks[order]) == 1).all())
+        if bool((np.diff(order) < 0).any()):
+            self.order = order
 
     # --- looking up ----------------------------------------------------------------------------
 
-    def nodes(self, records: Ints) -> Nodes:
-        """Return the nodes of `records`, from their leaves read again.
+    def rows(self, start: int, stop: int) -> Ints:
+        """Return the rows of the samples ``start <= i < stop``."""
+        return np.arange(start, stop) if self.order is None else self.order[start:stop]
 
-        They are valid until this thread asks for those of other records.
+    def nodes(self, rows: Ints) -> Nodes:
+        """Return the nodes of rows, from their leaves read again.
+
+        Raises
+        ------
+        FormatError
+            If a leaf is damaged, or is not the one that it was.
         """
-        last = self._last
-        known: Ints | None = getattr(last, "records", None)
-        if known is None or not np.array_equal(known, records):
-            last.records = None
-            last.arena = getattr(last, "arena", None) or Arena()
-            last.nodes, last.records = self._load(records, last.arena), records
-        nodes: Nodes = last.nodes
-        return nodes
-
-    def _load(self, records: Ints, arena: Arena) -> Nodes:
-        leaves, rows, slots = self.index.locate(records)
-        numbers = self.index.leaves[leaves]
-        out = arena.empty("pages", (len(leaves) * self.pages.psize,), _U8)
+        records = rows + np.searchsorted(self._kept_before, rows, "right")
+        leaf = np.searchsorted(self._first, records, "right") - 1
+        whole, owner = np.unique(leaf, return_inverse=True)
+        numbers = self._leaves[whole]
+        out = np.empty(len(whole) * self.pages.psize, np.uint8)
         pages, counts = self.pages.load(numbers, P_LEAF, out)
-        first = self.index.first
-        if (counts != first[leaves + 1] - first[leaves]).any():
+        if (counts != self._first[whole + 1] - self._first[whole]).any():
             raise FormatError(
                 "the number of records on a leaf page is not what it must be",
                 where=self.path,
                 fix="the file is damaged, or was changed since it was opened",
             )
-        return self.pages.nodes(pages, numbers, rows, slots)
+        return self.pages.nodes(pages, numbers, owner, records - self._first[leaf])
 
-    def samples(self, start: int, stop: int) -> Nodes:
-        """Return the nodes of the samples ``start <= i < stop``; see `nodes`."""
-        return self.nodes(self.index.records(np.arange(start, stop, dtype=np.int64)))
+    def key(self, sample: int) -> bytes:
+        """Return the key of a sample."""
+        return self.nodes(self.rows(sample, sample + 1)).key(0)
 
-    def leaf(self, number: int) -> Nodes:
-        """Return all nodes of one leaf; see `nodes`."""
-        return self.nodes(np.arange(self.index.first[number], self.index.first[number + 1]))
-
-    def first(self, nbytes: int) -> tuple[bytes, bytes]:
-        """Return the key of the first sample and the first bytes of its value."""
-        if not len(self):
-            return b"", b""
-        nodes = self.samples(0, 1)
-        size = min(nbytes, int(nodes.size[0]))
-        return nodes.key(0), pread_most(self.file.fd, size, int(nodes.offset[0]))
+    def head(self, sample: int, most: int) -> bytes:
+        """Return the first bytes of the value of a sample."""
+        row = int(self.rows(sample, sample + 1)[0])
+        return pread_most(self.file.fd, min(most, self.lengths.one(row)), self.offsets.one(row))
 
     def probe(self, most: int, largest: int) -> list[bytes]:
         """Return up to `most` values of at most `largest` bytes, spread over the samples."""
         spread = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.int64))
-        found = []
-        for i in spread.tolist():
-            nodes = self.samples(i, i + 1)
-            size, at = int(nodes.size[0]), int(nodes.offset[0])
-            if size <= largest:
-                found.append(pread_most(self.file.fd, size, at))
-        return found
+        rows = spread if self.order is None else self.order[spread]
+        small = spread[self.lengths.at(rows) <= largest]
+        return [self.head(i, largest) for i in small.tolist()]
 
-    # --- for the reader of layouts -------------------------------------------------------------
+    # --- the layout ----------------------------------------------------------------------------
 
+    @property
     def blocks(self) -> model.Blocks:
-        """Return the values of all records as blocks, whose laws look into the leaves."""
-        n = int(self.index.first[-1])
-        return model.Blocks(
-            Computed(n, lambda records: self.nodes(records).offset),
-            Computed(n, lambda records: self.nodes(records).size),
-            self.inside,
-        )
+        """The values, by row."""
+        return model.Blocks(self.offsets, self.lengths, self.inside)
 
     def reader(
         self, layout: model.FileLayout, schema: Schema, label: Callable[[int], str]
@@ -164,80 +280,70 @@ class Records:
         """Return what reads samples by a layout of this file; `label` names one for messages."""
         return LayoutReader(layout, schema, lambda _: self.file, self.path, decoders, label)
 
-    def check_total(self, nbytes: int) -> None:
-        """Raise `FormatError` if values have more bytes than the file, before memory is taken."""
-        if nbytes > self.pages.nbytes:
-            raise FormatError(
-                "values overlap: together they are larger than the file",
-                where=self.path,
-                expected=f"at most {self.pages.nbytes} bytes",
-                found=nbytes,
-            )
-
-    def found(self, progress: Callable[[int, int], None] | None = None) -> Found:
-        """Return where the values of all samples are stored, in key order.
-
-        The leaf pages are read again, unless that was asked for when the file was opened.
-
-        Raises
-        ------
-        FormatError
-            If a page is damaged, a value reaches beyond the file, or the file has been changed.
-        """
-        if self._found is not None:
-            found, self._found = self._found, None
-            return found
-        index, finder = self.index, _Finder()
-        expected = np.diff(index.first)
-        page = record = 0
-        for counts, nodes in self.pages.every_node(index.leaves):
-            if not np.array_equal(counts, expected[page : page + len(counts)]):
-                raise FormatError(
-                    "a leaf page has another number of records than before",
-                    where=self.path,
-                    fix="the file was changed since it was opened",
-                )
-            page += len(counts)
-            kept = np.ones(len(nodes), bool)
-            low, high = np.searchsorted(index.left_out, [record, record + len(nodes)])
-            kept[index.left_out[low:high] - record] = False
-            record += len(nodes)
-            finder.add(nodes, kept)
-            if progress is not None:
-                progress(page, len(index.leaves))
-        return finder.found(self)
+    def found(self) -> Found:
+        """Return where all values are stored, and what else the file says of its history."""
+        n = len(self)
+        return Found(
+            psize=self.pages.psize,
+            offsets=self.offsets.span(0, n),
+            sizes=self.lengths.span(0, n),
+            key_sizes=self.key_sizes,
+            transaction=self.pages.meta.transaction,
+            depth=self.database.depth,
+            named=self.named,
+        )
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
         self.file.close()
 
 
-class _Finder:
-    """Collects where values are stored, while leaf pages are read."""
+def _compact(values: Ints) -> Law:
+    """Return numbers as runs, or as they are where that takes less memory."""
+    steps = np.diff(values)
+    breaks = int(np.count_nonzero(steps[1:] != steps[:-1]))
+    return runs.fit(values) if 4 * breaks < len(values) else Explicit(values)
 
-    def __init__(self) -> None:
-        self._offsets = [np.zeros(0, np.int64)]
-        self._lengths = [np.zeros(0, np.int64)]
-        self._key_sizes = 1 << 16, 0
 
-    def add(self, nodes: Nodes, samples: np.ndarray) -> None:
-        """Take records, of which those in the mask `samples` are samples."""
-        self._offsets.append(nodes.offset[samples])
-        self._lengths.append(nodes.size[samples])
-        sizes, (low, high) = nodes.key_size[samples], self._key_sizes
-        self._key_sizes = int(sizes.min(initial=low)), int(sizes.max(initial=high))
+def _joined(parts: list[Law]) -> Law:
+    """Return the numbers of all parts as one law: runs if all parts are."""
+    starts = packed(np.array([part.count for part in parts], np.int64))
+    some = [part for part in parts if isinstance(part, Runs)]
+    if len(some) < len(parts) or not parts:
+        columns = [part.span(0, part.count) for part in parts]
+        return Explicit(np.concatenate([np.zeros(0, np.int64), *columns]))
+    first = [part.first + at for part, at in zip(some, starts.tolist(), strict=False)]
+    return Runs(
+        int(starts[-1]),
+        np.concatenate(first),
+        np.concatenate([part.start for part in some]),
+        np.concatenate([part.stride for part in some]),
+    )
 
-    def found(self, records: Records) -> Found:
-        """Return all that was collected."""
-        return Found(
-            psize=records.pages.psize,
-            offsets=np.concatenate(self._offsets),
-            sizes=np.concatenate(self._lengths),
-            key_sizes=self._key_sizes,
-            transaction=records.pages.meta.transaction,
-            depth=records.database.depth,
-            named=records.named,
-        )
+
+def named_databases(pages: Pages) -> dict[bytes, Database]:
+    """Return the named databases of the file.
+
+    Raises
+    ------
+    FormatError
+        If the main database is damaged.
+    """
+    found: dict[bytes, Database] = {}
+    main = pages.meta.main
+    if main.flags & DUPSORT:
+        return found
+    for _, nodes in pages.every_node(pages.leaves(main)):
+        for i in np.flatnonzero(nodes.database & ~nodes.big).tolist():
+            if nodes.size[i] != DATABASE.size:
+                raise FormatError(
+                    "the record of a named database is damaged",
+                    where=f"{pages.where}, key {nodes.key(i)!r}",
+                    expected=f"{DATABASE.size} bytes",
+                    found=int(nodes.size[i]),
+                )
+            found[nodes.key(i)] = Database.unpack(nodes.value(i))
+    return found
 
 
 def shown(names: Iterable[bytes]) -> str:

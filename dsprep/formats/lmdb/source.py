@@ -1,39 +1,38 @@
 """Reads an LMDB file as samples, with ``pread`` alone: no map, no lock, no limit on threads.
 
-Values are read by the layout of the file, of which `records` looks up what a read needs. The
-header of each value's first overflow page is read along with it and compared, so a file that was
-changed since it was opened is noticed. The file must not be written to while it is read.
+Values are read by the layout of the file, which `records` found when it was opened. The header of
+each value's first overflow page is read along with it and compared, so a file that was changed
+since it was opened is noticed. The file must not be written to while it is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Arena, Batch, Column, Field, Ints, Ragged, Schema
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import UsageError
 from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
 from dsprep.formats.lmdb import families
 from dsprep.formats.lmdb.datum import Datum, looks_like_datum
-from dsprep.formats.lmdb.families import KEY, VALUE, Family
-from dsprep.formats.lmdb.index import numbers
-from dsprep.formats.lmdb.layout import file_layout, lazy_layout
+from dsprep.formats.lmdb.families import KEY, VALUE, Family, numbers
+from dsprep.formats.lmdb.layout import file_layout, records_of
 from dsprep.formats.lmdb.overflow import describe_frame
 from dsprep.formats.lmdb.records import Records, shown
 from dsprep.formats.lmdb.snippet import family_loading_code, loading_code
 from dsprep.formats.lmdb.values import Values, is_group
 from dsprep.layout import model
-from dsprep.layout.laws import Explicit
+from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import FileLayout, Part
 from dsprep.reading.layout_reader import LayoutReader
 
 APART = "a sample is several records, each at an offset of its own, which sidecars do not keep"
 _PROBED = 1 << 24  # bytes of a value that is looked into when the file is opened
-_AT_ONCE = 1 << 20  # samples whose sizes are found at once
+_AT_ONCE = 1 << 20  # samples whose sizes are looked at together
+_FIRST = 100  # keys that are looked at
 
 
 class RecordsSource(Source):
@@ -96,7 +95,7 @@ class LmdbSource(RecordsSource):
 
     def __init__(self, records: Records, options: OpenOptions, hint: Schema | None) -> None:
         super().__init__(records)
-        self._index, self._options = records.index, options
+        self._options = options
         self.families = self._families(hint)
         self.key = self._key(hint)
         self._decoder, self._fields = self._choose(hint)
@@ -109,21 +108,21 @@ class LmdbSource(RecordsSource):
             self._read_families()
             return
         self._check_sizes()
-        self._inside = [(path, f) for path, f in self._fields if path != self.key]
-        if self._inside:
-            layout = lazy_layout(records, self._decoder, self._inside)
-            self.add_reader(layout, Schema(tuple(f for _, f in self._inside)))
+        inside = [(path, f) for path, f in self._fields if path != self.key]
+        if inside:
+            stored = records_of(records, self._decoder, inside)
+            self.add_reader(FileLayout(len(records), stored), Schema(tuple(f for _, f in inside)))
 
     def _read_families(self) -> None:
         """Read each field by the records of its family."""
-        index = self.records.index
+        records = self.records
         for path, f in self._fields:
             if path in self.families:
                 stored = model.Records(
-                    self.records.blocks(),
+                    records.blocks,
                     {f.name: Part(0)},
-                    order=Explicit(self.families[path].records),
-                    frame=describe_frame(self.records.pages.psize) if index.big else None,
+                    order=Explicit(self.families[path].rows),
+                    frame=describe_frame(records.pages.psize) if records.big else None,
                 )
                 self.add_reader(FileLayout(len(self), stored), Schema((f,)))
 
@@ -133,14 +132,14 @@ class LmdbSource(RecordsSource):
         return next(iter(self.families.values())).numbers
 
     def __len__(self) -> int:
-        return len(self._numbers) if self.families else len(self._index)
+        return len(self._numbers) if self.families else len(self.records)
 
     # --- what there is -----------------------------------------------------------------------
 
     def _families(self, hint: Schema | None) -> dict[str, Family]:
         """Return the families of keys that are fields, by their names; empty if there are none."""
-        options, index = self._options, self._index
-        found = index.keys.families() if options.keys_as is None else []
+        options = self._options
+        found = self.records.keys.families() if options.keys_as is None else []
         names = families.field_names(found) if found and options.values == "opaque" else None
         self._doubtful: tuple[str, ...] = ()
         if names is None:
@@ -150,7 +149,7 @@ class LmdbSource(RecordsSource):
         elif hint is not None and hint.names != (VALUE,):
             chosen = set(names) == set(hint.names) - {KEY}
         else:
-            counts = index.facts.values()
+            counts = self.records.facts.values()
             chosen = families.are_fields(names, len(found[0].numbers), counts)
         if not chosen:
             self._doubtful = tuple(names)
@@ -167,7 +166,7 @@ class LmdbSource(RecordsSource):
     def _key(self, hint: Schema | None) -> str | None:
         """Return the field that the keys become, None if they do not."""
         options = self._options
-        if options.keys_as is not None or self._index.counter or self.families:
+        if options.keys_as is not None or self.records.counter or self.families:
             return options.keys_as
         if options.fields:
             return KEY if any(s.path == KEY for s in options.fields) else None
@@ -176,27 +175,24 @@ class LmdbSource(RecordsSource):
 
     def _check_sizes(self) -> None:
         """Raise `FormatError` unless all values have bytes that the types asked for can have."""
-        index, decoder = self._index, self._decoder
-        if not len(self) or not isinstance(decoder, Values):
+        lengths, order, decoder = self.records.lengths, self.records.order, self._decoder
+        if isinstance(decoder, Datum):
             return
-        ends = np.array([index.smallest, index.largest])
-        with suppress(FormatError):
-            decoder.check_lengths(ends, lambda i: "")
-            return
-        for start in range(0, len(self), _AT_ONCE):
-            nodes = self.records.samples(start, min(start + _AT_ONCE, len(self)))
+        n = min(len(self), 1) if isinstance(lengths, Affine) else len(self)  # all the same, or not
+        for start in range(0, n, _AT_ONCE):
 
             def label(i: int, start: int = start) -> str:
-                return self.label(start + i)
+                row = start + i
+                return self.label(row if order is None else int((order == row).argmax()))
 
-            decoder.check_lengths(nodes.size, label)
+            decoder.check_lengths(lengths.span(start, min(start + _AT_ONCE, n)), label)
 
     def label(self, sample: int) -> str:
         """Return the name of a sample, with its key."""
         name = super().label(sample)
         if self.families:
             return name
-        return f"{name}, key {self.records.samples(sample, sample + 1).key(0)!r}"
+        return f"{name}, key {self.records.key(sample)!r}"
 
     def _choose(self, hint: Schema | None) -> tuple[Values | Datum, list[tuple[str, Field]]]:
         """Return what decodes the values, and which of its fields become which."""
@@ -216,10 +212,8 @@ class LmdbSource(RecordsSource):
         if hint is not None and self.key is not None and options.keys_as is None:
             hint = Schema(tuple(f for f in hint if f.name != self.key), hint.attrs)
         if options.values == "datum":
-            index = self._index
-            decoder = Datum.probed(
-                self.records.probe(64, _PROBED), index.largest - index.smallest, self.path
-            )
+            spread = self.records.largest - self.records.smallest
+            decoder = Datum.probed(self.records.probe(64, _PROBED), spread, self.path)
         elif typed:
             schema = Schema(tuple(s.to_field() for s in typed))
             ragged = [f.name for f in schema.fields[:-1] if f.ragged]
@@ -253,28 +247,27 @@ class LmdbSource(RecordsSource):
 
     def _notes(self) -> list[str]:
         """Return what was left out, and what the first values and keys look like."""
-        options, index = self._options, self._index
+        options, records = self._options, self.records
         notes = []
-        if index.databases:
-            notes.append(f"left out the named databases {shown(index.databases)}")
-        if index.skipped:
-            notes.append(f"left out the keys {shown(sorted(index.skipped))}")
-        missing = [key for key in options.skip_keys if key not in index.skipped]
+        if records.databases:
+            notes.append(f"left out the named databases {shown(records.databases)}")
+        if records.skipped:
+            notes.append(f"left out the keys {shown(sorted(records.skipped))}")
+        missing = [key for key in options.skip_keys if key not in records.skipped]
         if missing:
             notes.append(f"there are no keys {shown(missing)} to leave out")
         if not len(self):
             return notes
         notes += self._key_notes()
-        first = self.records.leaf(0)
-        flat = first.pages.reshape(-1)
-        number = ~numbers(flat, first.key_at, first.key_size)[1]
+        first = records.nodes(np.arange(min(_FIRST, len(records))))
+        number = ~numbers(first.pages.reshape(-1), first.key_at, first.key_size)[1]
         if options.order == "key" and len(np.unique(first.key_size[number])) > 1:
             notes.append(
                 "the keys are numbers without leading zeros, so 10 comes before 2 "
                 "(--order numeric sorts them as numbers)"
             )
         if isinstance(self._decoder, Values) and self._decoder.schema.names == (VALUE,):
-            probes = self.records.probe(3, _PROBED)
+            probes = records.probe(3, _PROBED)
             if probes and all(map(is_group, probes)):
                 notes.append(
                     "values are groups of samples that dsprep packed: without their sidecar, which "
@@ -288,11 +281,11 @@ class LmdbSource(RecordsSource):
 
     def _key_notes(self) -> list[str]:
         """Return what keys are facts, and what is kept of the others."""
-        index, notes = self._index, []
+        records, notes = self.records, []
         samples = len(self)
-        if index.facts:
-            notes.append(f"left out the keys {shown(index.facts)}: facts about the dataset")
-        for name, count in index.facts.items():
+        if records.facts:
+            notes.append(f"left out the keys {shown(records.facts)}: facts about the dataset")
+        for name, count in records.facts.items():
             if count not in (None, samples):
                 notes.append(f"{shown([name])} is {count}, but there are {samples} samples")
         if self.families:
@@ -306,20 +299,16 @@ class LmdbSource(RecordsSource):
                 "makes them the fields of one"
             )
         if self.key is not None and self._options.keys_as is None and not self._options.fields:
-            odd = index.keys.odd
+            odd = records.keys.odd
             such = "" if odd is None else f" such as {shown([odd])}"
             notes.append(f"the keys are not a counter{such}: field {self.key} has them")
-        elif self.key is None and not index.counter:
+        elif self.key is None and not records.counter:
             notes.append("the keys are not a counter, and are left out (--keys-as key keeps them)")
-        elif self.key is None and self._options.order == "file" and self._reordered():
+        elif self.key is None and self._options.order == "file" and records.order is not None:
             notes.append("samples are numbered by place; --keys-as key keeps which is which")
-        elif self.key is None and self._options.order == "key" and index.keys.start not in (0, 1):
+        elif self.key is None and self._options.order == "key" and records.keys.start not in (0, 1):
             notes.append("the keys do not count from 0 or 1 (--keys-as key keeps them)")
         return notes
-
-    def _reordered(self) -> bool:
-        order = self._index.order
-        return order is not None and bool((np.diff(order) < 0).any())
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -327,27 +316,20 @@ class LmdbSource(RecordsSource):
         """Return the keys of samples, or their numbers."""
         if self.families:
             return self._numbers[start:stop]
-        nodes = self.records.samples(start, stop)
+        nodes = self.records.nodes(self.records.rows(start, stop))
         flat = nodes.pages.reshape(-1)[ranges(nodes.key_at, nodes.key_size)]
         return retype(Ragged(flat, packed(nodes.key_size), "bytes"), field, self.path, start)
-
-    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
-        if not self.families:
-            self.records.check_total(int(self.records.samples(start, stop).size.sum()))
-        return super().read(start, stop, arena)
 
     def sizes(self, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
         """Return the payload bytes of each sample, from the tree alone."""
         if not self.schema.ragged:
             return super().sizes(start, stop)
-        if self.families:
+        lengths, families = self.records.lengths, self.families
+        if families:
             total = np.zeros(stop - start, np.int64)
             for path, f in self._fields:
-                if path in self.families:
-                    total += self.records.nodes(self.families[path].records[start:stop]).size
-                else:
-                    total += f.row_nbytes
+                own = families.get(path)
+                total += f.row_nbytes if own is None else lengths.at(own.rows[start:stop])
             return total
         if isinstance(self._decoder, Datum):
             return None
@@ -357,24 +339,21 @@ class LmdbSource(RecordsSource):
             return None  # how a value divides between them is in the value
         fixed = sum(f.row_nbytes for f in self._decoder.fixed if f.name in chosen)
         out = np.full(stop - start, fixed, np.int64)
-        for at in range(start, stop, _AT_ONCE):
+        if chosen & ragged:
+            out += lengths.at(self.records.rows(start, stop)) - self._decoder.head
+        for at in range(start, stop if self.key is not None else start, _AT_ONCE):
             end = min(at + _AT_ONCE, stop)
-            nodes = self.records.samples(at, end)
-            if chosen & ragged:
-                out[at - start : end - start] += nodes.size - self._decoder.head
-            if self.key is not None:
-                out[at - start : end - start] += nodes.key_size
+            out[at - start : end - start] += self.records.nodes(self.records.rows(at, end)).key_size
         return out
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         """Return where every value is stored; see `Source.extents`.
 
-        The leaf pages are read again, unless the file was opened by `Format.survey`.
         The blocks are the records that are samples, in key order. Keys are not in them.
         """
         if self.families:
             return FileLayout(len(self), unlocated={f.name: APART for f in self.schema})
-        return file_layout(self.records, self._decoder, self._fields, self.label, progress)
+        return file_layout(self.records, self._decoder, self._fields)
 
     # --- describing --------------------------------------------------------------------------
 
@@ -385,7 +364,7 @@ class LmdbSource(RecordsSource):
             own = Layout(storage="a record per field", access=access)
             number = Layout(storage="the number in the keys", access=access)
             return {f.name: own if p in self.families else number for p, f in self._fields}
-        index = self._index
+        index = self.records
         n = max(1, len(index))
         if not index.big:
             storage = "values inside the leaf pages"
@@ -421,7 +400,7 @@ class LmdbSource(RecordsSource):
             stored_nbytes=stored,
             access=access,
             reads=2,
-            read_nbytes=self.records.pages.psize + index.payload / n,
+            read_nbytes=index.pages.psize + index.payload / n,
         )
         key = Layout(storage="keys in the leaf pages", access=access)
         return {f.name: key if p == self.key else layout for p, f in self._fields}
@@ -431,10 +410,10 @@ class LmdbSource(RecordsSource):
         file, database = self.records.file.path, self._options.database
         if self.families:
             keys = {
-                f.name: self.records.nodes(self.families[path].records[:1]).key(0)
+                f.name: self.records.nodes(self.families[path].rows[:1]).key(0)
                 for path, f in self._fields
                 if path in self.families
             }
             return family_loading_code(file, database, keys)
-        key = self.records.samples(0, 1).key(0) if len(self) else None
+        key = self.records.key(0) if len(self) else None
         return loading_code(file, database, self._decoder, self.key, key)

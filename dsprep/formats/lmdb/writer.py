@@ -401,7 +401,7 @@ class LmdbWriter(Writer):
         grouping = self._grouping
         if grouping is None:
             return None
-        with closing(Records(self._path, self._path, OpenOptions(), survey=True)) as records:
+        with closing(Records(self._path, self._path, OpenOptions())) as records:
             found = records.found()
             if self._packing is None:
                 begins, ends = _ranges_of(found, grouping.edges)
