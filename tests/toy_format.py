@@ -51,9 +51,7 @@ class Toy(Format):
     def identity(self, path: Path) -> Facts:
         return Facts({"samples": Shape.of(path).count})
 
-    def open(
-        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
-    ) -> Source:
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         check_options(options, self.open_options, self.name)
         return ToySource(path, Shape.of(path))
 

@@ -604,9 +604,7 @@ class Format(ABC):
         return Facts()
 
     @abstractmethod
-    def open(
-        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
-    ) -> Source:
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open `path` for reading.
 
         Parameters
@@ -618,9 +616,6 @@ class Format(ABC):
         hint
             The schema that a sidecar gives for this file: types for formats that keep none, and
             attributes for formats that have no place for them. Never trusted over the file.
-        survey
-            Whether it is opened for the sake of `Source.extents`: what both need from the file is
-            then read once, and kept in between.
 
         Raises
         ------

@@ -115,7 +115,6 @@ def open_native(
     notes: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
     *,
-    survey: bool = False,
     marks: tuple[Mark, ...] = (),
 ) -> Source:
     """Open files of one format by its own library.
@@ -124,8 +123,6 @@ def open_native(
     ----------
     schema
         Types that the format does not keep.
-    survey
-        Whether it is for `Source.extents`.
     marks
         What the files were before; empty: not looked at.
     """
@@ -137,13 +134,13 @@ def open_native(
             options, schema = _settled(format, (all_of_them.schema,), options, schema)[1:]
     source: Source
     if len(paths) == 1:
-        source = _open_file(format, paths[0], options, schema, survey)
+        source = _open_file(format, paths[0], options, schema)
         source.notes = (*notes, *source.notes)
         if schema is None:
             found = own_names(source.schema, options)
             options, schema = _settled(format, (found,), options, None)[1:]
     else:
-        source = many = MultiSource(format, paths, options, schema, notes, progress, survey)
+        source = many = MultiSource(format, paths, options, schema, notes, progress)
         options, schema = many.options, many.hint
     absolute = tuple(p.absolute() for p in paths)
     source.opening = Opening(absolute, options, format.name, schema, marks)
@@ -166,21 +163,19 @@ def own_names(schema: Schema, options: OpenOptions) -> Schema:
     return Schema(tuple(replace(f, name=name) for name, f in fields.items()), schema.attrs)
 
 
-def _open_file(
-    format: Format, path: Path, options: OpenOptions, hint: Schema | None, survey: bool
-) -> Source:
-    source = _opener(format, survey)(path, options, hint)
+def _open_file(format: Format, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+    source = _opener(format)(path, options, hint)
     if hint is not None:
         source.schema = _with_hinted_attrs(source.schema, hint)
     return source
 
 
-def _opener(format: Format, survey: bool) -> Callable[[Path, OpenOptions, Schema | None], Source]:
+def _opener(format: Format) -> Callable[[Path, OpenOptions, Schema | None], Source]:
     """Return what opens one file."""
 
     def open_file(path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         try:
-            return format.open(path, options, hint, survey=survey)
+            return format.open(path, options, hint)
         except FormatError as error:  # in directories, files are taken for what their names end in
             raise formats.foreign(path) or error from error
 
@@ -220,9 +215,8 @@ class MultiSource(Source):
         hint: Schema | None = None,
         notes: Sequence[str] = (),
         progress: Callable[[int, int], None] | None = None,
-        survey: bool = False,
     ) -> None:
-        self._opener = _opener(format, survey)
+        self._opener = _opener(format)
         self.format, self.paths = format, list(paths)
         self.options, self.hint = options, hint
         self.path = Path(os.path.commonpath([p.absolute().parent for p in paths]))

@@ -247,7 +247,7 @@ def _open(
     if hint is not None:
         try:
             with ExitStack() as opened:
-                source = open_native(format, files, options, hint, notes, survey=True, marks=marks)
+                source = open_native(format, files, options, hint, notes, marks=marks)
                 opened.callback(source.close)
                 source.confirm()
                 opened.pop_all()
@@ -262,7 +262,7 @@ def _open(
                     fix="move the sidecar away if these are other data, or name their fields with "
                     "--field NAME:DTYPE[SHAPE]",
                 ) from error
-    return open_native(format, files, options, None, notes, survey=True, marks=marks)
+    return open_native(format, files, options, None, notes, marks=marks)
 
 
 def _with_unknown(content: Content, old: Content) -> Content:

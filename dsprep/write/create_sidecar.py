@@ -120,7 +120,7 @@ def describe(
     paths, path = [p for p, _ in files], spec.sidecar_path(dataset)
     marks = tuple(replace(Mark.of(p.absolute()), locked=True) for p in paths)
     try:
-        with open_native(format, paths, OpenOptions(), schema, survey=True, marks=marks) as source:
+        with open_native(format, paths, OpenOptions(), schema, marks=marks) as source:
             subject = Subject(format, paths, dataset, path, schema, lineage, groups=groups)
             made = make(source, subject, Looks(executor=executor))
         return replace(made, content=replace(made.content, notes=()))
@@ -348,7 +348,7 @@ def _look_apart(task: _FileTask) -> Looked:
     (path,) = opening.paths
     return _looked(
         replace(task, path=path),
-        lambda: open_native(format, [path], opening.options, opening.hint, survey=True),
+        lambda: open_native(format, [path], opening.options, opening.hint),
     )
 
 

@@ -61,9 +61,7 @@ class Hdf5(Format):
         found = read_superblock(path)
         return Facts({"end_of_file": found.end_of_file, "superblock": found.version})
 
-    def open(
-        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
-    ) -> Source:
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open `path`; see `Format.open`. HDF5 keeps all types itself, `hint` is not needed."""
         from dsprep.formats.hdf5.source import Hdf5Source
 

@@ -82,9 +82,7 @@ class Lmdb(Format):
             options = replace(options, keys_as=options.keys_as or KEY)
         return Settled(schema, options, hint)
 
-    def open(
-        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
-    ) -> Source:
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open an environment; every leaf page is read once and checked."""
         from dsprep.formats.lmdb.group_source import grouped
         from dsprep.formats.lmdb.records import Records

@@ -50,9 +50,7 @@ class TFRecord(Format):
             found = holds_records(pread_most(file.fileno(), 1024, 0))
         return path.name.lower().endswith(self.suffixes) if found is None else found
 
-    def open(
-        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
-    ) -> Source:
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open one file for reading; see `Format.open`."""
         from dsprep.formats.tfrecord.source import TFRecordSource
 

@@ -81,9 +81,7 @@ class Zarr(Format):
 
         return Facts(facts(path), partial(_members, path))
 
-    def open(
-        self, path: Path, options: OpenOptions, hint: Schema | None, *, survey: bool = False
-    ) -> Source:
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """See `base.Format.open`."""
         from dsprep.formats.zarr.source import ZarrSource
 
