@@ -12,7 +12,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -21,8 +20,8 @@ from dsprep.bench.report import answer as answers
 from dsprep.bench.report import comparing, page, sweeping, tables
 from dsprep.bench.report.model import MEASURES, Measure, Point, Report, Row, Sweep
 from dsprep.bench.strategies import SETS, STRATEGIES
+from dsprep.cli.bench import app as bench
 from dsprep.cli.bench import output
-from dsprep.cli.bench.compare import register as register_compare
 from dsprep.errors import FormatError, UsageError
 from dsprep.write.plan import parse_nbytes
 
@@ -142,14 +141,7 @@ def full():
 
 @pytest.fixture
 def app():
-    made = typer.Typer()
-    register_compare(made)
-
-    @made.callback()
-    def bench():
-        pass
-
-    return lambda *args: CliRunner().invoke(made, ["compare", *map(str, args)])
+    return lambda *args: CliRunner().invoke(bench, ["compare", *map(str, args)])
 
 
 def saved(path, one):

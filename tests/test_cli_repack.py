@@ -186,7 +186,7 @@ def test_a_pattern_without_quotes_and_no_output(command, train, tmp_path):
     done = CliRunner().invoke(app, [command, *map(str, others)])
     assert done.exit_code == 1
     assert "2.h5: the last path is the output, and it exists already" in done.stderr
-    assert "name another output behind the sources" in done.stderr
+    assert "name another output after the sources" in done.stderr
     assert len(list(tmp_path.iterdir())) == 4
 
 
@@ -232,7 +232,7 @@ def test_a_plan_needs_nobody_who_works(executor, train, tmp_path, monkeypatch):
         words = [command, train, tmp_path / "out.h5", "--dry-run", "--executor", executor]
         done = CliRunner().invoke(app, list(map(str, words)))
         assert done.exit_code == 0, done.stderr
-        assert f"whether --executor {executor} works here was not looked at" in done.stderr
+        assert f"whether --executor {executor} works here was not checked" in done.stderr
         assert "Nothing was written" in done.stdout
 
 

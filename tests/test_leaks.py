@@ -203,17 +203,18 @@ def test_what_ends_a_command_lets_it_clean_up(tmp_path, name, code):
 import signal, time, typer
 from dataclasses import replace
 from pathlib import Path
-from dsprep.cli.report import guarded
+from dsprep.cli.ending import plainly
 signal.signal(signal.SIGINT, signal.default_int_handler)
 def work():
     made = Path({str(tmp_path / "made")!r})
-    try:
-        made.touch()
-        print("ready", flush=True)
-        time.sleep(30)
-    finally:
-        made.unlink()
-app = typer.Typer(); app.command()(guarded(work)); app()
+    with plainly():
+        try:
+            made.touch()
+            print("ready", flush=True)
+            time.sleep(30)
+        finally:
+            made.unlink()
+app = typer.Typer(); app.command()(work); app()
 """
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -231,7 +232,7 @@ def test_an_ignored_signal_stays_ignored():
     code = (
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "from dsprep.cli.ending import heeding\n"
-        "with heeding(print): signal.raise_signal(signal.SIGTERM)"
+        "with heeding(): signal.raise_signal(signal.SIGTERM)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -14,17 +14,10 @@ from typing import Annotated
 import typer
 
 from dsprep import __version__
-from dsprep.cli.audit import register as audit
-from dsprep.cli.bench import register as bench
-from dsprep.cli.convert import register as convert
-from dsprep.cli.demo import register as demo
-from dsprep.cli.inspect import register as inspect
-from dsprep.cli.provenance import register as provenance
-from dsprep.cli.repack import register as repack
+from dsprep.cli import audit, bench, convert, demo, inspect, provenance, repack, synth, verify
+from dsprep.cli.options import register
 from dsprep.cli.report import say
-from dsprep.cli.synth import register as synth
 from dsprep.cli.usage import Group
-from dsprep.cli.verify import register as verify
 
 app = typer.Typer(
     name="dsprep",
@@ -52,8 +45,15 @@ def dsprep(
     """Prepare datasets for deep learning: HDF5, LMDB, TFRecord and Zarr."""
 
 
-for register in (inspect, convert, repack, verify, provenance, audit, bench, synth, demo):
-    register(app)
+register(app, inspect.inspect, inspect.EPILOG)
+register(app, convert.convert, convert.EPILOG)
+register(app, repack.repack, repack.EPILOG)
+register(app, verify.verify, verify.EPILOG)
+register(app, provenance.provenance, provenance.EPILOG, provenance.Command)
+register(app, audit.audit, audit.EPILOG)
+app.add_typer(bench.app, name="bench", help="Measure ways of reading here, and compare reports.")
+register(app, synth.synth, synth.EPILOG)
+register(app, demo.demo, demo.EPILOG)
 
 
 def main() -> None:

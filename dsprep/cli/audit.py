@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import count_bar, fail, guarded, print_json, print_rows, say
-from dsprep.cli.usage import Command
+from dsprep.cli.report import count_bar, fail, print_json, print_rows, say
 
 if TYPE_CHECKING:
     from dsprep.verbs.audit import AuditReport, EpochAudit
 
-RESUMING = "An epoch that is broken off"
+RESUMING = "An epoch that is interrupted"
 
 EPILOG = """
 dsprep audit train.h5 --ranks 64 --batch-size 32
@@ -29,87 +27,48 @@ Exit status: 0 the promise is kept, 1 it is broken, or bad data, 2 wrong usage.
 """
 
 
-class Shuffles(StrEnum):
-    """Choices of ``--shuffle``."""
-
-    group = "group"
-    everything = "global"
-    none = "none"
-
-
-class Remainders(StrEnum):
-    """Choices of ``--remainder``."""
-
-    drop = "drop"
-    pad = "pad"
-    ragged = "ragged"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("audit", epilog=EPILOG, cls=Command)(guarded(audit))
-
-
 def audit(
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA", help="A dataset with a sidecar, or the sidecar.", show_default=False
-        ),
-    ],
+    data: Annotated[str, opt.argument("DATA", "A dataset with a sidecar, or the sidecar.")],
     ranks: Annotated[
-        int,
-        opt.value("N", "Processes that read.", "--ranks", "-P", min=1, show_default=False),
+        int, typer.Option("--ranks", "-P", metavar="N", min=1, help="Processes that read.")
     ],
     batch_size: Annotated[
         int,
-        opt.value(
-            "N", "Samples per step and rank.", "--batch-size", "-M", min=1, show_default=False
-        ),
+        typer.Option("--batch-size", "-M", metavar="N", min=1, help="Samples per step and rank."),
     ],
-    epochs: Annotated[int, opt.value("N", "Epochs to compute.", "--epochs", "-E", min=1)] = 1,
-    buffer_size: Annotated[
-        str | None,
-        opt.value(
-            "SIZE",
-            "What is read at a time: samples (4096) or bytes (64MiB). One group, or 64MiB "
-            "where there are none, if not given.",
-            "--buffer-size",
-            "-b",
-        ),
-    ] = None,
-    shuffle: Annotated[
-        Shuffles, opt.value("group|global|none", "As the Reader's.")
-    ] = Shuffles.group,
-    remainder: Annotated[
-        Remainders,
-        opt.value(
-            "drop|pad|ragged",
-            "Samples that do not fill a batch on every rank: left out (drop), batches filled "
-            "up by repeats (pad), or shorter batches (ragged).",
-        ),
-    ] = Remainders.ragged,
-    seed: Annotated[int, opt.value("N", "As the Reader's.")] = 0,
-    buffers_mixed: Annotated[
-        int | None,
-        opt.value(
-            "K", "Groups that are shuffled together; those of --buffer-size if not given.", min=1
-        ),
-    ] = None,
-    resume_at: Annotated[
-        int | None,
-        opt.value("STEP", "Break off after so many steps.", panel=RESUMING, min=0),
-    ] = None,
-    resume_ranks: Annotated[
-        int | None,
-        opt.value("P2", "Go on with so many ranks.", panel=RESUMING, min=1),
-    ] = None,
+    epochs: int = opt.value("N", "Epochs to compute.", "--epochs", "-E", default=1, min=1),
+    buffer_size: str | None = opt.value(
+        "SIZE",
+        "What is read at a time: samples (4096) or bytes (64MiB); by default one group, or 64MiB "
+        "where there are none.",
+        "--buffer-size",
+        "-b",
+    ),
+    shuffle: Literal["group", "global", "none"] = opt.value(
+        "group|global|none", "As the Reader's.", default="group"
+    ),
+    remainder: Literal["drop", "pad", "ragged"] = opt.value(
+        "drop|pad|ragged",
+        "What happens to samples that do not fill a batch on every rank: left out (drop), filled "
+        "up by repeats (pad), or delivered in shorter batches (ragged).",
+        default="ragged",
+    ),
+    seed: int = opt.value("N", "As the Reader's.", default=0),
+    buffers_mixed: int | None = opt.value(
+        "K", "Groups that are shuffled together; by default those of --buffer-size.", min=1
+    ),
+    resume_at: int | None = opt.value(
+        "STEP", "Interrupt each epoch after so many steps.", panel=RESUMING, min=0
+    ),
+    resume_ranks: int | None = opt.value(
+        "N", "Continue it with so many ranks.", panel=RESUMING, min=1
+    ),
     sidecar: opt.At = None,
     json: opt.Json = False,
 ) -> None:
     """Prove that every sample comes once: compute what each rank delivers in each epoch.
 
-    Nothing is read but the sidecar.
+    Nothing but the sidecar is read.
     """
     from dsprep.verbs.audit import audit as compute
 
@@ -122,8 +81,8 @@ def audit(
             batch_size,
             epochs=epochs,
             buffer_size=buffer_size,
-            shuffle=shuffle.value,
-            remainder=remainder.value,
+            shuffle=shuffle,
+            remainder=remainder,
             seed=seed,
             buffers_mixed=buffers_mixed,
             resume_at=resume_at,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,7 +12,6 @@ from dsprep.cli.report import (
     Voice,
     fail,
     files_written,
-    guarded,
     note,
     print_done,
     print_json,
@@ -21,14 +20,12 @@ from dsprep.cli.report import (
     say,
     voice,
 )
-from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD, Command
+from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD
 from dsprep.cli.verify import report_verdict, verdict_json
 
 if TYPE_CHECKING:
-    from dsprep.formats.base import OpenOptions, Source, WriteOptions
+    from dsprep.formats.base import OpenOptions, Source
     from dsprep.write.job import Job, Report, RunOptions
-
-WRITING = "How to write the target"
 
 EPILOG = """
 dsprep convert train.h5 train.tfrecord
@@ -43,103 +40,57 @@ dsprep convert train.h5 shards --to tfrecord --shard-size 1GiB --dry-run
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("convert", epilog=EPILOG, cls=Command)(
-        guarded(opt.writes_outputs(opt.reads_datasets(convert)))
-    )
-
-
 def convert(
     paths: opt.SourcesAndTarget,
-    to: Annotated[
-        str | None,
-        opt.value(
-            "FORMAT",
-            "hdf5, lmdb, tfrecord or zarr; else by the suffix of DST.",
-            autocompletion=opt.FORMATS,
-        ),
-    ] = None,
-    samples: Annotated[
-        str | None, opt.value("START:STOP", "Only these samples.", panel=WRITING)
-    ] = None,
-    cast: Annotated[
-        list[str],
-        opt.value(
-            "NAME=DTYPE",
-            "Change a field's dtype; values that do not fit are refused.",
-            panel=WRITING,
-        ),
-    ] = [],  # noqa: B006
-    compress: Annotated[
-        str,
-        opt.value(
-            "CODEC[:LEVEL]", "none, gzip, zstd or blosc, as the target allows.", panel=WRITING
-        ),
-    ] = "none",
-    chunk: Annotated[
-        int | None, opt.value("N", "Target: samples per chunk.", panel=HDF5_ZARR, min=1)
-    ] = None,
-    samples_per_file: Annotated[
-        int | None,
-        opt.value(
-            "N", "Write a directory of files with so many samples each.", panel=WRITING, min=1
-        ),
-    ] = None,
-    shard_size: Annotated[
-        str | None,
-        opt.value(
-            "SIZE",
-            "Write a directory of files with so many bytes of values each: 4GiB.",
-            panel=WRITING,
-        ),
-    ] = None,
-    key_format: Annotated[
-        str | None,
-        opt.value("FORMAT", "Target: keys, as in {index:08d} (the default), or u64be.", panel=LMDB),
-    ] = None,
-    feature: Annotated[
-        list[str],
-        opt.value(
-            "NAME=TYPE",
-            "Target: the feature list that holds a field: bytes, float or int64.",
-            panel=TFRECORD,
-        ),
-    ] = [],  # noqa: B006
-    zarr_format: Annotated[int, opt.value("2|3", "Target: its version.", panel=HDF5_ZARR)] = 3,
-    zarr_shard: Annotated[
-        int | None,
-        opt.value(
-            "N", "Target: samples per shard file; 0: one file per chunk.", panel=HDF5_ZARR, min=0
-        ),
-    ] = None,
-    dry_run: opt.DryRun = False,
-    check: Annotated[
-        bool, opt.switch("Compare the result with the source, as cast.", "--verify")
-    ] = False,
-    json: opt.Json = False,
-    *,
+    writing: opt.Writing,
     reading: OpenOptions,
     run: RunOptions,
+    samples: str | None = opt.value("START:STOP", "Only these samples.", panel=opt.WRITING),
+    cast: list[str] = opt.value(
+        "NAME=DTYPE",
+        "Change a field's dtype; values that do not fit are refused.",
+        default=[],
+        panel=opt.WRITING,
+    ),
+    chunk: int | None = opt.value("N", "Target: samples per chunk.", panel=HDF5_ZARR, min=1),
+    key_format: str | None = opt.value(
+        "FORMAT", "Target: keys, as in {index:08d} (the default), or u64be.", panel=LMDB
+    ),
+    feature: list[str] = opt.value(
+        "NAME=TYPE",
+        "Target: the feature list that holds a field: bytes, float or int64.",
+        default=[],
+        panel=TFRECORD,
+    ),
+    zarr_format: int = opt.value("2|3", "Target: the version of Zarr.", default=3, panel=HDF5_ZARR),
+    zarr_shard: int | None = opt.value(
+        "N", "Target: samples per shard file; 0: one file per chunk.", panel=HDF5_ZARR, min=0
+    ),
+    dry_run: opt.DryRun = False,
+    check: bool = opt.switch("Compare the result with the source, as cast.", "--verify"),
+    json: opt.Json = False,
 ) -> None:
     """Convert a dataset between HDF5, LMDB, TFRecord and Zarr.
 
-    Every value keeps its bits. The output appears when it is complete; run an interrupted
+    Values stay the same bit for bit. The output appears when it is complete; run an interrupted
     command again to continue it.
     """
     from dsprep.core.schema import parse_dtype
     from dsprep.verbs.convert import ConvertOptions, plan_job, verify_job
     from dsprep.write.job import admit
-    from dsprep.write.plan import Cut
     from dsprep.write.run import run_job
 
     sources, target = opt.sources_and_target("convert", paths, run.overwrite or dry_run)
     options = ConvertOptions(
-        to=to,
-        write=_write_options(compress, chunk, key_format, feature, zarr_format, zarr_shard),
         casts={n: parse_dtype(d) for n, d in _pairs("--cast", cast).items()},
         samples=samples,
-        cut=Cut.of(samples_per_file, shard_size),
+        **writing.options(
+            chunk=chunk,
+            zarr_format=zarr_format,
+            zarr_shard=zarr_shard,
+            features=_features(feature),
+            **({} if key_format is None else {"key_format": key_format}),
+        ),
     )
     with opt.opened(sources, reading, not json, marked=True) as source:
         job = plan_job(source, Path(target), options)
@@ -181,29 +132,14 @@ def _pairs(option: str, texts: list[str]) -> dict[str, str]:
     return pairs
 
 
-def _write_options(
-    compress: str,
-    chunk: int | None,
-    key_format: str | None,
-    feature: list[str],
-    zarr_format: int,
-    zarr_shard: int | None,
-) -> WriteOptions:
+def _features(texts: list[str]) -> dict[str, str]:
     from dsprep.errors import UsageError
-    from dsprep.formats.base import Compression, WriteOptions
 
-    features = _pairs("--feature", feature)
+    features = _pairs("--feature", texts)
     for name, kind in features.items():
         if kind not in ("bytes", "float", "int64"):
             raise UsageError(f"--feature {name}={kind}", expected="bytes, float or int64")
-    return WriteOptions(
-        compress=Compression.parse(compress),
-        chunk=chunk,
-        zarr_format=zarr_format,
-        zarr_shard=zarr_shard,
-        key_format=key_format or WriteOptions().key_format,
-        features=features,  # type: ignore[arg-type]  # checked above
-    )
+    return features
 
 
 def _print_plan(job: Job, source: Source, json: bool) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import guarded, print_json, say
-from dsprep.cli.usage import Command
+from dsprep.cli.report import print_json, say
 
 if TYPE_CHECKING:
     from dsprep.bench.report.model import Report
@@ -57,21 +56,13 @@ DATASETS = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("demo", epilog=EPILOG, cls=Command)(guarded(demo))
-
-
 def demo(
-    keep: Annotated[
-        Path | None,
-        opt.value("DIR", "Leave the data in this new directory."),
-    ] = None,
+    keep: Path | None = opt.value("DIR", "Leave the data in this new directory."),
     json: opt.Json = False,
 ) -> None:
-    """Make small datasets, convert them around all four formats, repack them, prove every bit.
+    """Convert small datasets to all four formats, repack them, and prove that no bit changes.
 
-    In the end ways of reading one of them are measured.
+    Then some ways of reading one of them are measured.
 
     Takes less than a minute and, unless --keep is given, leaves nothing behind.
     """

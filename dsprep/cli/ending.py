@@ -1,7 +1,8 @@
-"""A command that a signal ends cleans up, as one that is interrupted.
+"""How a command ends: the user's mistakes are one line and an exit code, and it always cleans up.
 
-Reads and writes that are under way are waited for, which takes long where a file server is away:
-then a line says so, and a second interrupt leaves at once, as if killed.
+A signal ends it as an interrupt does. Reads and writes that are under way are waited for, which
+takes long where a file server is away: then a line says so, and a second interrupt leaves at
+once, as if killed.
 """
 
 from __future__ import annotations
@@ -9,9 +10,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import traceback
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from dsprep.cli.report import Voice, detail, fail, say, voice
+from dsprep.errors import DsprepError
+from dsprep.executors.launched import leave
 
 INTERRUPTED = 130
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -26,6 +34,61 @@ WAITING = (
 )
 
 
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Leave with one line on stderr and an exit code where the user is wrong.
+
+    A bug keeps its traceback.
+    """
+    try:
+        with heeding(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "sidecar ignored")  # a note says it too
+            yield
+    except DsprepError as error:
+        _causes(error)
+        fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        raise
+    except MemoryError as error:
+        fail(f"out of memory: {error}; lower --memory or --workers", 1)
+    except OSError as error:
+        _causes(error)
+        where = f"{error.filename}: " if error.filename else ""
+        notes = getattr(error, "__notes__", ())
+        fail("; ".join((f"{where}{error.strerror or error}", *notes)), 1)
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        fail(
+            "the system allows no more threads; lower --workers, or raise the limit "
+            "(ulimit -u, or that of the container)",
+            1,
+        )
+    except KeyboardInterrupt as error:
+        what, code = "interrupted", INTERRUPTED
+        if isinstance(error, Ended):
+            what, code = f"ended by {signal.Signals(error.number).name}", 128 + error.number
+        try:
+            fail("; ".join((what, *getattr(error, "__notes__", ()))), code)
+        finally:
+            leave(code)
+
+
+def _causes(error: BaseException) -> None:
+    """Print what an error follows from and where it was noticed, with ``--verbose``."""
+    if voice() < Voice.verbose:
+        return
+    root = Path(__file__).parents[1]
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in [f for f in frames if Path(f.filename).is_relative_to(root)][-1:]:
+        where = Path(frame.filename).relative_to(root)
+        detail(f"noticed in {where}, line {frame.lineno}, {frame.name}")
+    cause = error.__cause__ or error.__context__
+    while cause is not None:
+        detail(f"because of {type(cause).__name__}: {cause}")
+        cause = cause.__cause__ or cause.__context__
+
+
 class Ended(KeyboardInterrupt):
     """One of the signals `ENDING` came."""
 
@@ -35,13 +98,12 @@ class Ended(KeyboardInterrupt):
 
 
 @contextmanager
-def heeding(say: Callable[[str], None]) -> Iterator[None]:
+def heeding() -> Iterator[None]:
     """Raise `Ended` when one of `ENDING` comes, unless it is ignored or has another handler.
 
     A second interrupt does not raise `KeyboardInterrupt` again, but ends the process.
-    `say` prints a line to stderr.
     """
-    waiting = threading.Timer(PATIENCE, say, [WAITING])
+    waiting = threading.Timer(PATIENCE, lambda: say(WAITING, err=True))
     waiting.daemon = True
 
     def end(number: int, frame: object) -> None:
@@ -49,12 +111,12 @@ def heeding(say: Callable[[str], None]) -> Iterator[None]:
         raise Ended(number)
 
     def interrupt(number: int, frame: object) -> None:
-        signal.signal(number, leave)
+        signal.signal(number, leave_at_once)
         waiting.start()
         raise KeyboardInterrupt
 
-    def leave(number: int, frame: object) -> None:
-        say("dsprep: error: interrupted twice, left at once")
+    def leave_at_once(number: int, frame: object) -> None:
+        say("dsprep: error: interrupted twice, left at once", err=True)
         os._exit(INTERRUPTED)
 
     before: dict[int, Any] = {}
@@ -71,11 +133,3 @@ def heeding(say: Callable[[str], None]) -> Iterator[None]:
         waiting.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def ended(error: KeyboardInterrupt) -> tuple[str, int]:
-    """Return what came, with what is to do about it, and the exit status."""
-    what, code = "interrupted", INTERRUPTED
-    if isinstance(error, Ended):
-        what, code = f"ended by {signal.Signals(error.number).name}", 128 + error.number
-    return "; ".join((what, *getattr(error, "__notes__", ()))), code

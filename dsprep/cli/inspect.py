@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import Voice, guarded, note, print_json, print_rows, say, voice
-from dsprep.cli.usage import Command
+from dsprep.cli.report import Voice, note, print_json, print_rows, say, voice
 
 if TYPE_CHECKING:
     from dsprep.formats.base import OpenOptions, Source
@@ -23,28 +20,15 @@ dsprep inspect train.zarr --code > load.py
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("inspect", epilog=EPILOG, cls=Command)(guarded(opt.reads_datasets(inspect)))
-
-
 def inspect(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="DATA...",
-            help="Files, directories, quoted globs or @list.txt, read as one dataset.",
-            show_default=False,
-        ),
-    ],
-    head: Annotated[int, opt.value("K", "Show the first K samples.", min=0)] = 0,
-    code: Annotated[bool, opt.switch("Print a program that loads this dataset.", "--code")] = False,
+    paths: opt.Dataset,
+    reading: OpenOptions,
+    head: int = opt.value("K", "Show the first K samples.", default=0, min=0),
+    code: bool = opt.switch("Print a program that loads this dataset.", "--code"),
     sidecar: opt.At = None,
     json: opt.Json = False,
-    *,
-    reading: OpenOptions,
 ) -> None:
-    """Show what a dataset holds, how it lies on disk, and how that will read."""
+    """Show what a dataset holds, how it is stored, and what reading it will cost."""
     from dsprep.verbs.inspect import inspect as look
 
     with opt.opened(paths, reading, not json, sidecar) as source:

@@ -1,60 +1,36 @@
-"""Options that several commands share, and turning them into library values."""
+"""Options that several commands share, and adding a command with those that it takes.
+
+A command is a function with typer's annotations. A parameter called as one of `SHARED` stands for
+the options of that class, of which the command gets the library's value.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
 from functools import wraps
 from importlib import import_module
 from inspect import Parameter, signature
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, get_type_hints
 
 import typer
 
-from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD
+from dsprep.cli.ending import plainly
+from dsprep.cli.report import Voice, count_bar, fail, note, speaking
+from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD, Command
 
 if TYPE_CHECKING:
-    from dsprep.formats.base import OpenOptions, Source
+    from concurrent.futures import Executor
 
-R = TypeVar("R")
+    from dsprep.formats.base import OpenOptions, Source
+    from dsprep.write.job import RunOptions
 
 READING = "Options"
+WRITING = "How the target is written"
 MANY = "Many processes"
-
-
-class SampleAxis(StrEnum):
-    """Choices of ``--sample-axis``."""
-
-    auto = "auto"
-    first = "first"
-    none = "none"
-    groups = "groups"
-
-
-class Order(StrEnum):
-    """Choices of ``--order``."""
-
-    key = "key"
-    file = "file"
-    numeric = "numeric"
-
-
-class Values(StrEnum):
-    """Choices of ``--values``."""
-
-    opaque = "opaque"
-    datum = "datum"
-
-
-class Executors(StrEnum):
-    """Choices of ``--executor``."""
-
-    threads = "threads"
-    processes = "processes"
-    mpi = "mpi"
-    dask = "dask"
 
 
 def completing(*names: str) -> Callable[[str], list[str]]:
@@ -71,290 +47,283 @@ def completing(*names: str) -> Callable[[str], list[str]]:
     return complete
 
 
-FORMATS = completing("dsprep.formats:FORMATS")
-
-
-def value(metavar: str, help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+def value(
+    metavar: str,
+    help: str,
+    *names: str,
+    default: Any = None,
+    panel: str | None = None,
+    **more: Any,
+) -> Any:
     """Return an option that takes a value; its name is that of the parameter if none is given."""
-    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, **more)
+    return typer.Option(default, *names, metavar=metavar, help=help, rich_help_panel=panel, **more)
 
 
-def switch(help: str, *names: str, panel: str | None = None) -> Any:
+def switch(help: str, *names: str, default: bool = False, panel: str | None = None) -> Any:
     """Return an option that takes no value."""
-    return typer.Option(*names, help=help, rich_help_panel=panel)
+    return typer.Option(default, *names, help=help, rich_help_panel=panel)
 
 
-Dataset: TypeAlias = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="DATA...",
-        help="Files, directories, quoted globs or @list.txt, read as one dataset.",
-        show_default=False,
-    ),
-]
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """Return an argument."""
+    return typer.Argument(metavar=metavar, help=help, show_default=False, **more)
+
+
+MANY_FILES = "Files, directories, quoted globs or @list.txt, read as one dataset"
+Dataset: TypeAlias = Annotated[list[str], argument("DATA...", f"{MANY_FILES}.")]
 SourcesAndTarget: TypeAlias = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SRC... DST",
-        help="Files, directories, quoted globs or @list.txt, read as one dataset; then the output.",
-        show_default=False,
+    list[str], argument("SRC... DST", f"{MANY_FILES}; then the output.")
+]
+DryRun: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="Show what would be done, and stop.")
+]
+At: TypeAlias = Annotated[
+    Path | None, typer.Option("--sidecar", metavar="F", help="The sidecar, if not beside the data.")
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Workers: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        "-j",
+        metavar="N",
+        min=1,
+        help="Threads (one per core, at most 8), or processes of --executor.",
     ),
 ]
-DryRun: TypeAlias = Annotated[bool, switch("Show what would be done, and stop.", "--dry-run", "-n")]
-Overwrite: TypeAlias = Annotated[
-    bool, switch("Replace DST once the new one is complete.", "--overwrite")
-]
-Restart: TypeAlias = Annotated[
-    bool, switch("Discard what an interrupted run left; start over.", "--restart")
-]
-Memory: TypeAlias = Annotated[
-    str | None, value("SIZE", "Memory for buffers; a quarter of what is free.", "--memory")
-]
-Sync: TypeAlias = Annotated[
-    bool, switch("Wait for the disk: a crash of the machine loses nothing.", "--sync/--no-sync")
-]
 
-Fields: TypeAlias = Annotated[
-    list[str],
-    value(
+
+class Options(Protocol):
+    """Options that a parameter of a command stands for."""
+
+    def made(self, given: dict[str, Any], stack: ExitStack) -> Any:
+        """Return the library's value, which may be a context; `given` has all options."""
+
+
+@dataclass
+class Reading:
+    """How a dataset is read."""
+
+    fields: list[str] = value(
         "SPEC",
         "A field to take: NAME[=PATH][@INDEX][:DTYPE[SHAPE]], as in x=climate/data or "
         "x:int16[128,128,4]; * takes all that are not named. Repeat for more.",
         "--field",
         "-f",
+        default=[],
         panel=READING,
-    ),
-]
-SampleAxisOption: TypeAlias = Annotated[
-    SampleAxis,
-    value(
-        "auto|first|none",
-        "Source: whether first axes count samples, or a file is one sample (none).",
+    )
+    sample_axis: Literal["auto", "first", "none", "groups"] = value(
+        "auto|first|none|groups",
+        "Source: first axes count samples (first), a file is one sample (none), or each of the "
+        "groups that are alike is one (groups, HDF5 alone).",
+        default="auto",
         panel=HDF5_ZARR,
-    ),
-]
-OrderOption: TypeAlias = Annotated[
-    Order,
-    value(
+    )
+    order: Literal["key", "file", "numeric"] = value(
         "key|file|numeric",
         "Source: number samples by key, by offset, or by the number in a key.",
+        default="key",
         panel=LMDB,
-    ),
-]
-ValuesOption: TypeAlias = Annotated[
-    Values,
-    value(
+    )
+    values: Literal["opaque", "datum"] = value(
         "opaque|datum",
         "Source: values are opaque byte strings, or Caffe Datum messages.",
+        default="opaque",
         panel=LMDB,
-    ),
-]
-Database: TypeAlias = Annotated[
-    str | None, value("NAME", "Source: a named database.", "--db", panel=LMDB)
-]
-SkipKeys: TypeAlias = Annotated[
-    list[str],
-    value("KEY", "Source: a key that is not a sample, such as length.", "--skip-key", panel=LMDB),
-]
-KeysAs: TypeAlias = Annotated[
-    str | None,
-    value("NAME", "Source: keep each sample's key in a field of this name.", panel=LMDB),
-]
-RawRecords: TypeAlias = Annotated[
-    bool, switch("Source: take records whole, as opaque bytes.", "--raw-records", panel=TFRECORD)
-]
-CheckCrc: TypeAlias = Annotated[
-    bool, switch("Source: check the CRCs of what is read.", "--crc/--no-crc", panel=TFRECORD)
-]
-FollowExternal: TypeAlias = Annotated[
-    bool,
-    switch(
-        "hdf5, zarr: also read files outside of the dataset's directory that it refers to.",
+    )
+    database: str | None = value("NAME", "Source: a named database.", "--db", panel=LMDB)
+    skip_keys: list[str] = value(
+        "KEY",
+        "Source: a key that is not a sample, such as length.",
+        "--skip-key",
+        default=[],
+        panel=LMDB,
+    )
+    keys_as: str | None = value(
+        "NAME", "Source: keep each sample's key in a field of this name.", panel=LMDB
+    )
+    raw_records: bool = switch(
+        "Source: take records whole, as opaque bytes.", "--raw-records", panel=TFRECORD
+    )
+    check_crc: bool = switch(
+        "Source: check the CRCs of what is read.", "--crc/--no-crc", default=True, panel=TFRECORD
+    )
+    follow_external: bool = switch(
+        "HDF5, Zarr: also read files outside the dataset's directory that it refers to.",
         "--follow-external",
         panel=READING,
-    ),
-]
-At: TypeAlias = Annotated[
-    Path | None,
-    value("F", "Its sidecar, if that is not beside it.", "--sidecar", show_default=False),
-]
-Json: TypeAlias = Annotated[bool, switch("Print the result as JSON.", "--json")]
-Workers: TypeAlias = Annotated[
-    int | None,
-    value(
-        "N",
-        "Threads (one per core, at most 8), or processes of --executor.",
-        "--workers",
-        "-j",
-        min=1,
-    ),
-]
+    )
+
+    def made(self, given: dict[str, Any], stack: ExitStack) -> OpenOptions:
+        """Return how to read."""
+        from dsprep.core.schema import FieldSpec
+        from dsprep.formats.base import OpenOptions
+
+        taken: dict[str, Any] = dict(vars(self))
+        taken["fields"] = tuple(map(FieldSpec.parse, self.fields))
+        taken["skip_keys"] = tuple(k.encode("utf-8", "surrogateescape") for k in self.skip_keys)
+        taken["records"] = "opaque" if taken.pop("raw_records") else "auto"
+        return OpenOptions(**taken)
 
 
-Quiet: TypeAlias = Annotated[
-    bool,
-    switch("No progress, and no report of what was done.", "--quiet", "-q"),
-]
-Verbose: TypeAlias = Annotated[
-    bool,
-    switch("Also each step's time and the causes of errors.", "--verbose", "-v"),
-]
-TALKING: dict[str, tuple[Any, Any]] = {"quiet": (Quiet, False), "verbose": (Verbose, False)}
+@dataclass
+class Writing:
+    """What is written, and into which files."""
+
+    to: str | None = value(
+        "FORMAT",
+        "hdf5, lmdb, tfrecord or zarr; by default as the suffix of DST says (repack: else hdf5).",
+        autocompletion=completing("dsprep.formats:FORMATS"),
+    )
+    compress: str = value(
+        "CODEC[:LEVEL]",
+        "none, gzip, zstd or blosc, as the target allows; repack compresses each group alone.",
+        default="none",
+        panel=WRITING,
+    )
+    samples_per_file: int | None = value(
+        "N", "Write a directory of files of so many samples.", panel=WRITING, min=1
+    )
+    shard_size: str | None = value(
+        "SIZE",
+        "Write a directory of files of at most so many bytes of values: 4GiB.",
+        panel=WRITING,
+    )
+
+    def made(self, given: dict[str, Any], stack: ExitStack) -> Writing:
+        """Return the options themselves: see `options`."""
+        return self
+
+    def options(self, **write: Any) -> dict[str, Any]:
+        """Return what `ConvertOptions` and `RepackOptions` share; `write`: how to write."""
+        from dsprep.formats.base import Compression, WriteOptions
+        from dsprep.write.plan import Cut
+
+        return {
+            "to": self.to,
+            "write": WriteOptions(compress=Compression.parse(self.compress), **write),
+            "cut": Cut.of(self.samples_per_file, self.shard_size),
+        }
 
 
-Executor: TypeAlias = Annotated[
-    Executors | None,
-    value(
+@dataclass
+class Executing:
+    """Who does the work."""
+
+    executor: Literal["threads", "processes", "mpi", "dask"] | None = value(
         "KIND",
         "threads of this process, processes of this machine, ranks of an MPI job (mpi), or "
-        "dask workers; mpi where mpiexec or srun started several processes, else threads.",
-        "--executor",
+        "dask workers; by default mpi where mpiexec or srun started several processes, else "
+        "threads.",
         panel=MANY,
-        show_default=False,
-    ),
-]
-Scheduler: TypeAlias = Annotated[
-    str | None,
-    value(
+    )
+    scheduler: str | None = value(
         "ADDRESS",
-        "dask: tcp://host:8786, or the scheduler's file; else workers on this machine.",
-        "--scheduler",
+        "dask: tcp://host:8786, or the scheduler's file; by default workers on this machine.",
         panel=MANY,
-        show_default=False,
-    ),
-]
+    )
 
-
-def reads_datasets(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command the options on how to read, which it gets as one value, ``reading``.
-
-    Every command that opens datasets has these options, so they are written once.
-    """
-
-    def run(chosen: dict[str, Any], args: Any, kwargs: Any) -> R:
-        return command(*args, reading=open_options(chosen), **kwargs)
-
-    return with_options(command, "reading", _READING, run)
-
-
-def distributes(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command the options on who works, which it gets as one value, ``executor``.
-
-    In MPI ranks other than the first the command never begins: they do its tasks, and leave.
-    """
-
-    def run(chosen: dict[str, Any], args: Any, kwargs: Any) -> R:
-        from dsprep.cli.report import note
+    def made(self, given: dict[str, Any], stack: ExitStack) -> Executor | None:
+        """Return the executor; in MPI ranks other than the first, do its tasks and leave."""
         from dsprep.executors import opened
         from dsprep.executors.launched import launched
 
-        name = chosen["executor"]
-        if kwargs.get("dry_run") and not launched():  # nobody works: none has to be there
-            if name is not None and name.value != "threads":
-                note(f"planned only: whether --executor {name.value} works here was not looked at")
-            return command(*args, executor=None, **kwargs)
-        with opened(
-            None if name is None else name.value,
-            workers=kwargs.get("workers"),
-            scheduler=chosen["scheduler"],
-        ) as executor:
-            advice = getattr(executor, "advice", None)
-            if advice is not None:
-                note(advice)
-            return command(*args, executor=executor, **kwargs)
-
-    return with_options(command, "executor", _EXECUTING, run)
+        name = self.executor
+        if given.get("dry_run") and not launched():  # nobody works: none has to be there
+            if name not in (None, "threads"):
+                note(f"planned only: whether --executor {name} works here was not checked")
+            return None
+        made = opened(name, workers=given.get("workers"), scheduler=self.scheduler)
+        executor = stack.enter_context(made)
+        if (advice := getattr(executor, "advice", None)) is not None:
+            note(advice)
+        return executor
 
 
-def writes_outputs(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command the options on how an output is made, which it gets as one value, ``run``.
+@dataclass
+class Running(Executing):
+    """How an output is made."""
 
-    The executor comes from `distributes`.
-    """
-
-    def run(chosen: dict[str, Any], args: Any, kwargs: Any) -> R:
-        from dsprep.write.job import RunOptions
-        from dsprep.write.plan import parse_nbytes
-
-        made = RunOptions(
-            workers=chosen["workers"],
-            memory=parse_nbytes(chosen["memory"]) if chosen["memory"] else None,
-            overwrite=chosen["overwrite"],
-            restart=chosen["restart"],
-            durable=chosen["sync"],
-            executor=kwargs.pop("executor"),
-        )
-        return command(*args, run=made, **kwargs)
-
-    return distributes(with_options(command, "run", _WRITING, run))
-
-
-def with_options(
-    command: Callable[..., R],
-    taken: str,
-    options: dict[str, tuple[Any, Any]],
-    call: Callable[[dict[str, Any], Any, Any], R],
-) -> Callable[..., R]:
-    """Return a command with more options, in place of the argument `taken` that is made of them."""
-    own = signature(command)
-    hints = get_type_hints(
-        command,
-        localns={"OpenOptions": object, "PoolExecutor": object, "RunOptions": object},
-        include_extras=True,
+    overwrite: bool = switch("Replace DST once the new one is complete.", "--overwrite")
+    restart: bool = switch("Discard what an interrupted run left; start over.", "--restart")
+    workers: Workers = None
+    memory: str | None = value("SIZE", "Memory for buffers; by default a quarter of what is free.")
+    sync: bool = switch(
+        "Wait for the disk, so that a crash of the machine loses nothing.",
+        "--sync/--no-sync",
+        default=True,
     )
-    rest = [p.replace(annotation=hints[p.name]) for p in own.parameters.values() if p.name != taken]
-    added = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in options.items()
-    ]
+
+    def made(self, given: dict[str, Any], stack: ExitStack) -> RunOptions:  # type: ignore[override]
+        """Return how the output is made."""
+        from dsprep.write.job import RunOptions
+
+        return RunOptions.of(
+            workers=self.workers,
+            memory=self.memory,
+            overwrite=self.overwrite,
+            restart=self.restart,
+            durable=self.sync,
+            executor=super().made(given, stack),
+        )
+
+
+@dataclass
+class Talking:
+    """How much a command says."""
+
+    quiet: bool = switch("No progress, and no report of what was done.", "--quiet", "-q")
+    verbose: bool = switch(
+        "Also the time of each step and the causes of errors.", "--verbose", "-v"
+    )
+
+
+SHARED: dict[str, Callable[..., Options]] = {
+    "writing": Writing,
+    "reading": Reading,
+    "run": Running,
+    "executor": Executing,
+}
+"""Options of several commands, by the parameter that stands for them."""
+
+
+def register(
+    app: typer.Typer,
+    command: Callable[..., None],
+    epilog: str,
+    cls: type[Command] = Command,
+    **own: Callable[..., Options],
+) -> None:
+    """Add a command; `own` options are as `SHARED` ones."""
+    plain = signature(command).parameters
+    groups = {n: c for n, c in {**own, **SHARED}.items() if n in plain}
+    types = dict.fromkeys(("OpenOptions", "RunOptions", "Executor"), object)
+    hints = get_type_hints(command, localns=types, include_extras=True)
+    taken = [p.replace(annotation=hints[n]) for n, p in plain.items() if n not in groups]
+    kinds: list[Callable[..., object]] = [*groups.values(), Talking]
+    for kind in kinds:
+        hints = get_type_hints(kind, include_extras=True)
+        taken += [
+            p.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[n])
+            for n, p in signature(kind).parameters.items()
+        ]
 
     @wraps(command)
-    def run(*args: Any, **kwargs: Any) -> R:
-        chosen = {name: kwargs.pop(name) for name in options}
-        return call(chosen, args, kwargs)
+    def run(**given: Any) -> None:
+        def pick(kind: Any) -> Any:
+            return kind(**{f.name: given[f.name] for f in fields(kind)})
 
-    run.__annotations__ = {p.name: p.annotation for p in (*rest, *added)}
-    run.__signature__ = own.replace(parameters=[*rest, *added])  # type: ignore[attr-defined]
-    return run
+        talk = pick(Talking)
+        if talk.quiet and talk.verbose:
+            fail("--quiet and --verbose contradict each other", 2)
+        with speaking(Voice(talk.verbose - talk.quiet)), plainly(), ExitStack() as stack:
+            values = {n: pick(kind).made(given, stack) for n, kind in groups.items()}
+            command(**{n: values[n] if n in values else given[n] for n in plain})
 
-
-_WRITING: dict[str, tuple[Any, Any]] = {
-    "overwrite": (Overwrite, False),
-    "restart": (Restart, False),
-    "workers": (Workers, None),
-    "memory": (Memory, None),
-    "sync": (Sync, True),
-}
-_EXECUTING: dict[str, tuple[Any, Any]] = {
-    "executor": (Executor, None),
-    "scheduler": (Scheduler, None),
-}
-_READING: dict[str, tuple[Any, Any]] = {
-    "fields": (Fields, []),
-    "sample_axis": (SampleAxisOption, SampleAxis.auto),
-    "order": (OrderOption, Order.key),
-    "values": (ValuesOption, Values.opaque),
-    "database": (Database, None),
-    "skip_keys": (SkipKeys, []),
-    "keys_as": (KeysAs, None),
-    "raw_records": (RawRecords, False),
-    "check_crc": (CheckCrc, True),
-    "follow_external": (FollowExternal, False),
-}
-
-
-def open_options(chosen: dict[str, Any]) -> OpenOptions:
-    """Return the library's value for the options `_READING`."""
-    from dsprep.core.schema import FieldSpec
-    from dsprep.formats.base import OpenOptions
-
-    taken: dict[str, Any] = {
-        name: v.value if isinstance(v, StrEnum) else v for name, v in chosen.items()
-    }
-    taken["fields"] = tuple(map(FieldSpec.parse, taken["fields"]))
-    taken["skip_keys"] = tuple(k.encode("utf-8", "surrogateescape") for k in taken["skip_keys"])
-    taken["records"] = "opaque" if taken.pop("raw_records") else "auto"
-    return OpenOptions(**taken)
+    run.__annotations__ = {p.name: p.annotation for p in taken}
+    run.__signature__ = signature(command).replace(parameters=taken)  # type: ignore[attr-defined]
+    app.command(command.__name__, epilog=epilog, cls=cls)(run)
 
 
 def sources_and_target(command: str, paths: list[str], replacing: bool) -> tuple[list[str], str]:
@@ -363,49 +332,20 @@ def sources_and_target(command: str, paths: list[str], replacing: bool) -> tuple
     Leaves the command if there is no source, or the output exists beside sources of its kind and
     is not to be replaced: it is one of them where a pattern was not quoted and no output was named.
     """
-    from dsprep.cli.report import fail
     from dsprep.core.atomic import partial_path
 
     if len(paths) < 2:
         fail(f"a source and a target are needed: dsprep {command} SRC... DST", 2)
     *_, source, last = map(Path, paths)
     alike = source.suffix == last.suffix and source.parent.resolve() == last.parent.resolve()
-    alike &= source.name != last.name  # which is told to be wrong by itself
+    alike &= source.name != last.name  # which is refused for what it is
     if not replacing and alike and last.exists() and not partial_path(last).exists():
         fail(
             f"{last}: the last path is the output, and it exists already: add --overwrite to "
-            "replace it, or name another output behind the sources",
+            "replace it, or name another output after the sources",
             1,
         )
     return paths[:-1], paths[-1]
-
-
-def for_format(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:
-    """Return `options`, as far as they apply to the dataset `path`, with `fields` added.
-
-    Left out are those that its format does not know, and all if dsprep wrote it.
-    """
-    from dataclasses import fields as attributes
-    from dataclasses import replace
-
-    from dsprep.core.schema import FieldSpec
-    from dsprep.errors import FormatError
-    from dsprep.formats.base import OpenOptions
-    from dsprep.sidecar import spec
-    from dsprep.source.files import find_files
-
-    specs = (*options.fields, *map(FieldSpec.parse, fields))
-    files = find_files([path])[0]
-    try:
-        ours = spec.find([f for f, _ in files]) is not None
-    except FormatError:
-        ours = False
-    if ours:
-        return OpenOptions(fields=specs)
-    known = files[0][1].open_options
-    default = OpenOptions()
-    foreign = {f.name: getattr(default, f.name) for f in attributes(default) if f.name not in known}
-    return replace(options, **foreign, fields=specs)
 
 
 def opened(
@@ -417,7 +357,6 @@ def opened(
     marked: bool = False,
 ) -> Source:
     """Open a dataset, with a bar where it has many files; `at`, `marked`: see `open_dataset`."""
-    from dsprep.cli.report import count_bar
     from dsprep.source.dataset import open_dataset
 
     with count_bar("open", show) as update:

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from itertools import chain
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli import usage
-from dsprep.cli.locate_output import print_places, print_places_json
 from dsprep.cli.report import (
     count_bar,
     fail,
-    guarded,
     note,
     print_done,
     print_json,
     print_rows,
     remark,
     say,
+    say_json,
 )
+from dsprep.core.escaping import printable
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor as PoolExecutor
+    from concurrent.futures import Executor
 
     from dsprep.formats.base import OpenOptions
-    from dsprep.sidecar.sidecar import Sidecar
+    from dsprep.sidecar.sidecar import Row, Sidecar
     from dsprep.verbs.check import Problem
     from dsprep.verbs.explain import Explanation, LayoutWords
     from dsprep.write.create_sidecar import Made
@@ -47,14 +48,9 @@ dsprep provenance train.lmdb --check full
 Exit status: 0 fine, 1 a problem, 2 wrong usage.
 """
 
+_AT_ONCE = 1 << 14  # extents that are printed together
+
 USING = "Use the sidecar (all but --check write it first if there is none)"
-
-
-class Check(StrEnum):
-    """Choices of ``--check``."""
-
-    cheap = "cheap"
-    full = "full"
 
 
 class Command(usage.Command):
@@ -63,7 +59,7 @@ class Command(usage.Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Give a ``--check`` that no kind of check follows the cheap one."""
         end = args.index("--") if "--" in args else len(args)
-        kinds = [kind.value for kind in Check]
+        kinds = ["cheap", "full"]
         told = [
             "--check=cheap" if i < end and word == "--check" and not _next(args, i, kinds) else word
             for i, word in enumerate(args)
@@ -75,84 +71,47 @@ def _next(args: list[str], i: int, kinds: list[str]) -> bool:
     return i + 1 < len(args) and args[i + 1] in kinds
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("provenance", epilog=EPILOG, cls=Command)(
-        guarded(opt.distributes(opt.reads_datasets(provenance)))
-    )
-
-
 def provenance(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="DATA...",
-            help="Files, directories, quoted globs or @list.txt: one dataset.",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        opt.value(
-            "F", "Where the sidecar is, if not beside the dataset; with --export: what is written."
-        ),
-    ] = None,
-    law: Annotated[
-        str | None,
-        opt.value(
-            "NAME",
-            "The law that offsets must have: affine, runs, table, follow, periodic, tree or "
-            "replay; the smallest exact one if not given.",
-            autocompletion=opt.completing("dsprep.layout.laws:LAWS"),
-        ),
-    ] = None,
-    checksums: Annotated[
-        bool, opt.switch("Read all data and keep CRC-32Cs of it.", "--checksums")
-    ] = False,
-    refresh: Annotated[
-        bool,
-        opt.switch(
-            "Record new time stamps and inodes of data that were touched or copied, once all "
-            "checksums that there are agree.",
-            "--refresh",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, opt.switch("Make the sidecar, and do not write it.", "--dry-run")
-    ] = False,
-    show: Annotated[bool, opt.switch("Explain it in words.", "--show", panel=USING)] = False,
-    locate: Annotated[
-        str | None,
-        opt.value(
-            "SAMPLES",
-            "Print the places of samples, such as 5,100:200 or -1; --field tells of which fields.",
-            panel=USING,
-        ),
-    ] = None,
-    check: Annotated[
-        Check | None,
-        opt.value(
-            "[full]",
-            "Find all problems of the sidecar and its data; full: compare every place with "
-            "the format's own library, and every checksum.",
-            panel=USING,
-        ),
-    ] = None,
-    export: Annotated[
-        str | None,
-        opt.value(
-            "KIND",
-            "Write kerchunk references, or a dali-idx or off-idx index.",
-            panel=USING,
-            autocompletion=opt.completing("dsprep.sidecar.export:KINDS"),
-        ),
-    ] = None,
-    json: opt.Json = False,
-    *,
+    paths: opt.Dataset,
     reading: OpenOptions,
-    executor: PoolExecutor | None,
+    executor: Executor | None,
+    out: Path | None = opt.value(
+        "F", "Where the sidecar is, if not beside the dataset; with --export: what is written."
+    ),
+    law: str | None = opt.value(
+        "NAME",
+        "The law that offsets must follow: affine, runs, table, follow, periodic, tree or replay; "
+        "by default the smallest exact one.",
+        autocompletion=opt.completing("dsprep.layout.laws:LAWS"),
+    ),
+    checksums: bool = opt.switch("Read all data and keep CRC-32Cs of it.", "--checksums"),
+    refresh: bool = opt.switch(
+        "Record new time stamps and inodes of data that were touched or copied, once all existing "
+        "checksums agree.",
+        "--refresh",
+    ),
+    dry_run: bool = opt.switch("Make the sidecar without writing it.", "--dry-run"),
+    show: bool = opt.switch("Explain it in words.", "--show", panel=USING),
+    locate: str | None = opt.value(
+        "SAMPLES",
+        "Print the extents of samples, such as 5,100:200 or -1; those of --field, or of all.",
+        panel=USING,
+    ),
+    check: Literal["cheap", "full"] | None = opt.value(
+        "[full]",
+        "Find all problems of the sidecar and its data; full: compare every offset with what "
+        "the format's own library finds, and every checksum.",
+        panel=USING,
+    ),
+    export: str | None = opt.value(
+        "KIND",
+        "Write kerchunk references, or a dali-idx or off-idx index.",
+        panel=USING,
+        autocompletion=opt.completing("dsprep.sidecar.export:KINDS"),
+    ),
+    json: opt.Json = False,
 ) -> None:
-    """Write a small sidecar from which the place of every sample is computed, or use it."""
+    """Write a small sidecar from which the location of every sample is computed, or use it."""
     uses = {"--show": show, "--locate": locate, "--check": check, "--export": export}
     chosen = [name for name, value in uses.items() if value not in (None, False)]
     if len(chosen) > 1:
@@ -364,10 +323,60 @@ def _locate(opened: Sidecar, text: str, names: list[str], json: bool) -> None:
             return print_json([]) if json else None
     rows = chain.from_iterable(opened.rows(part, names) for part in chosen)
     if json:
-        print_places_json(rows)
+        _print_extents_json(rows)
     else:
-        print_places(rows)
+        _print_extents(rows)
     return None
+
+
+def _print_extents_json(rows: Iterator[Row]) -> None:
+    """Print extents as a JSON list, one per line, as they come."""
+    from json import dumps
+
+    text = lru_cache(_AT_ONCE)(dumps)
+    some = list(islice(rows, _AT_ONCE))
+    say_json("[" if some else "[]")
+    while some:
+        following = list(islice(rows, _AT_ONCE))
+        lines = [
+            f' {{"index": {i}, "field": {text(field)}, "file": {text(file)}, '
+            f'"offset": {offset}, "length": {length}'
+            + (
+                "}"
+                if inside is None
+                else f', "inside": {inside}, "inside_nbytes": {inside_nbytes}}}'
+            )
+            for i, field, file, offset, length, inside, inside_nbytes in some
+        ]
+        say_json(",\n".join(lines) + ("," if following else "\n]"))
+        some = following
+
+
+def _print_extents(rows: Iterator[Row]) -> None:
+    """Print extents as a table; the widths are those of its beginning."""
+    heads = ("index", "field", "file", "offset", "length", "inside", "bytes inside")
+    template, columns = "", 0
+    text = lru_cache(_AT_ONCE)(printable)
+    safe = ((i, text(field), text(file), *rest) for i, field, file, *rest in rows)
+    while some := list(islice(safe, _AT_ONCE)):
+        lines = []
+        if not template:
+            columns = 7 if any(row[5] is not None for row in some) else 5
+            widths = [
+                max(len(head), *(len(str(row[k])) for row in some))
+                for k, head in enumerate(heads[:columns])
+            ]
+            left = ("", "-", "-", "", "", "", "")
+            template = "  ".join(
+                f"%{sign}{width}s" for sign, width in zip(left, widths, strict=False)
+            )
+            lines.append(template % heads[:columns])
+        if columns == 5:
+            lines += [template % row[:5] for row in some]
+        else:
+            cells = (tuple("" if v is None else v for v in row) for row in some)
+            lines += [(template % row).rstrip() for row in cells]
+        say(*lines)
 
 
 def _export(opened: Sidecar, kind: str, out: Path | None, json: bool) -> None:
@@ -387,10 +396,10 @@ def _export(opened: Sidecar, kind: str, out: Path | None, json: bool) -> None:
 # --- checking --------------------------------------------------------------------------------
 
 
-def _check(paths: list[str], at: Path | None, check: Check, json: bool) -> None:
+def _check(paths: list[str], at: Path | None, check: str, json: bool) -> None:
     from dsprep.verbs.check import check as look
 
-    full = check is Check.full
+    full = check == "full"
     with count_bar("check", not json) as update:
         problems = look(paths, full=full, at=at, progress=update)
     if json:

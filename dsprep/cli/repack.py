@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import (
     Voice,
     fail,
     files_written,
-    guarded,
     note,
     print_done,
     print_json,
@@ -24,7 +21,7 @@ from dsprep.cli.report import (
     say,
     voice,
 )
-from dsprep.cli.usage import HDF5_ZARR, LMDB, Command
+from dsprep.cli.usage import HDF5_ZARR, LMDB
 
 if TYPE_CHECKING:
     from dsprep.formats.base import OpenOptions
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from dsprep.write.job import Job, RunOptions
     from dsprep.write.stripes import Stripe
 
-LAYOUT = "How groups are laid out"
 ORDER = "Which samples, in which order"
 
 EPILOG = """
@@ -48,140 +44,86 @@ Exit status: 0 done, 1 bad data or target, 2 wrong usage, 130 interrupted.
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("repack", epilog=EPILOG, cls=Command)(
-        guarded(opt.writes_outputs(opt.reads_datasets(repack)))
-    )
-
-
 def repack(
     paths: opt.SourcesAndTarget,
-    to: Annotated[
-        str | None,
-        opt.value(
-            "FORMAT",
-            "hdf5, lmdb, tfrecord or zarr; by the suffix of DST, else hdf5.",
-            autocompletion=opt.FORMATS,
-        ),
-    ] = None,
-    buffer_size: Annotated[
-        str,
-        opt.value(
-            "SIZE",
-            "What one read fetches: samples (128), bytes (256MiB) or auto.",
-            "--buffer-size",
-            "-b",
-            panel=LAYOUT,
-        ),
-    ] = "auto",
-    stripe_size: Annotated[
-        str | None,
-        opt.value("SIZE", "Groups begin at its multiples; detected if not given.", panel=LAYOUT),
-    ] = None,
-    compress: Annotated[
-        str,
-        opt.value(
-            "CODEC[:LEVEL]",
-            "Compress each group on its own: none, gzip, zstd or blosc.",
-            panel=LAYOUT,
-        ),
-    ] = "none",
-    group_values: Annotated[
-        bool, opt.switch("Target: one value per group.", "--group-values", panel=LMDB)
-    ] = False,
-    zipped: Annotated[
-        bool,
-        opt.switch("Target: one ZIP store of Zarr, one read per group.", "--zip", panel=HDF5_ZARR),
-    ] = False,
-    samples_per_file: Annotated[
-        int | None,
-        opt.value(
-            "N", "Write files of at most so many samples, of whole groups.", panel=LAYOUT, min=1
-        ),
-    ] = None,
-    shard_size: Annotated[
-        str | None,
-        opt.value(
-            "SIZE", "Write files of at most so many bytes of values, of whole groups.", panel=LAYOUT
-        ),
-    ] = None,
-    shuffle: Annotated[
-        str,
-        opt.value(
-            "SEED", "Shuffle all samples once with this seed; none keeps their order.", panel=ORDER
-        ),
-    ] = "none",
-    split: Annotated[
-        str | None,
-        opt.value(
-            "SHARES",
-            "Write DST-train, ...: train=0.8,val=0.1,test=0.1. Only train is shuffled and "
-            "duplicated.",
-            panel=ORDER,
-        ),
-    ] = None,
-    group_by: Annotated[
-        str | None,
-        opt.value("FIELD", "Samples that agree in this field land in one split.", panel=ORDER),
-    ] = None,
-    duplicate: Annotated[
-        int, opt.value("N", "Write each sample so many times.", panel=ORDER, min=1)
-    ] = 1,
-    ranks: Annotated[
-        int | None,
-        opt.value(
-            "N",
-            "Processes that will read: warns if groups are too few, and fits stripes to them.",
-            min=1,
-        ),
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        opt.value("N", "Epochs of training: warns if groups are too large.", min=1),
-    ] = None,
-    dry_run: opt.DryRun = False,
-    check_order: Annotated[
-        bool,
-        opt.switch(
-            "Look whether samples lie sorted by a field.",
-            "--check-order/--no-check-order",
-            panel=ORDER,
-        ),
-    ] = True,
-    measure: Annotated[
-        bool,
-        opt.switch("Measure when the rewrite has paid, for two seconds.", "--measure/--no-measure"),
-    ] = True,
-    json: opt.Json = False,
-    *,
+    writing: opt.Writing,
     reading: OpenOptions,
     run: RunOptions,
+    buffer_size: str = opt.value(
+        "SIZE",
+        "What one read fetches: samples (128), bytes (256MiB) or auto.",
+        "--buffer-size",
+        "-b",
+        default="auto",
+        panel=opt.WRITING,
+    ),
+    stripe_size: str | None = opt.value(
+        "SIZE", "Groups begin at its multiples; detected by default.", panel=opt.WRITING
+    ),
+    group_values: bool = opt.switch("Target: one value per group.", "--group-values", panel=LMDB),
+    zipped: bool = opt.switch(
+        "Target: one ZIP store of Zarr, one read per group.", "--zip", panel=HDF5_ZARR
+    ),
+    shuffle: str = opt.value(
+        "SEED",
+        "Shuffle all samples once with this seed; none keeps their order.",
+        default="none",
+        panel=ORDER,
+    ),
+    split: str | None = opt.value(
+        "SHARES",
+        "Write DST-train, ...: train=0.8,val=0.1,test=0.1. Only train is shuffled and duplicated.",
+        panel=ORDER,
+    ),
+    group_by: str | None = opt.value(
+        "FIELD", "Samples of one value of this field go to one split.", panel=ORDER
+    ),
+    duplicate: int = opt.value(
+        "N", "Write each sample so many times.", default=1, panel=ORDER, min=1
+    ),
+    ranks: int | None = opt.value(
+        "N",
+        "Processes that will read: warns if there are too few groups, and fits stripes to them.",
+        min=1,
+    ),
+    epochs: int | None = opt.value(
+        "N", "Epochs of training: warns if groups are too large.", min=1
+    ),
+    dry_run: opt.DryRun = False,
+    check_order: bool = opt.switch(
+        "Check whether samples are sorted by a field.",
+        "--check-order/--no-check-order",
+        default=True,
+        panel=ORDER,
+    ),
+    measure: bool = opt.switch(
+        "Measure in two seconds when the rewrite pays off.",
+        "--measure/--no-measure",
+        default=True,
+    ),
+    json: opt.Json = False,
 ) -> None:
     """Rewrite a dataset so that one read fetches a whole group of samples.
 
-    The samples of a group lie in one range of bytes, all fields together, beginning at a multiple
-    of the stripe size where the format allows. The result is an ordinary file of its format.
+    The samples of a group are one contiguous range of bytes, all fields together, which begins at
+    a multiple of the stripe size where the format allows. The result is an ordinary file of its
+    format.
     """
-    from dsprep.formats.base import Compression, WriteOptions
     from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
-    from dsprep.write.plan import Cut
 
     sources, target = opt.sources_and_target("repack", paths, run.overwrite or dry_run)
-    to, target = _target(target, to, zipped)
+    writing.to, target = _target(target, writing.to, zipped)
     options = RepackOptions(
         buffer_size=buffer_size,
         stripe_size=stripe_size,
-        to=to,
-        write=WriteOptions(compress=Compression.parse(compress), group_values=group_values),
         shuffle=_seed(shuffle),
         split=split,
         group_by=group_by,
         duplicate=duplicate,
-        cut=Cut.of(samples_per_file, shard_size),
         ranks=ranks,
         epochs=epochs,
         check_order=check_order,
+        **writing.options(group_values=group_values),
     )
     with opt.opened(sources, reading, not json, marked=True) as source:
         plan = plan_repack(source, Path(target), options, run)

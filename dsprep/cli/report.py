@@ -1,4 +1,4 @@
-"""How the command line speaks: errors in one line, notes, tables, and progress bars."""
+"""How the command line prints: errors in one line, notes, tables, and progress bars."""
 
 from __future__ import annotations
 
@@ -9,28 +9,20 @@ import shutil
 import sys
 import textwrap
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import IntEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from dsprep.cli.ending import ended, heeding
 from dsprep.core.escaping import printable, printable_json
-from dsprep.errors import DsprepError
-from dsprep.executors.launched import leave
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from dsprep.write.job import Job
-
-R = TypeVar("R")
 
 SECONDS = 30.0
 """Between two lines of progress where stderr is not a terminal."""
@@ -52,74 +44,15 @@ def voice() -> Voice:
     return _voice.get()
 
 
-def guarded(command: Callable[..., R]) -> Callable[..., R]:
-    """Return `command` with ``--quiet`` and ``--verbose``, and with mistakes as one line.
-
-    The user's mistakes are a line on stderr and an exit code; a bug keeps its traceback.
-    """
-    from dsprep.cli.options import TALKING, with_options  # which needs this module
-
-    def run(chosen: dict[str, Any], args: Any, kwargs: Any) -> R:
-        if chosen["quiet"] and chosen["verbose"]:
-            fail("--quiet and --verbose contradict each other", 2)
-        talk = Voice(chosen["verbose"] - chosen["quiet"])
-        before = _voice.set(talk)
-        try:
-            with step("in all"):
-                return _plainly(command, args, kwargs)
-        finally:
-            _voice.reset(before)
-
-    return with_options(command, "", TALKING, run)
-
-
-def _plainly(command: Callable[..., R], args: Any, kwargs: Any) -> R:
-    """Call a command; leave with one line on stderr and an exit code where the user is wrong."""
+@contextmanager
+def speaking(voice: Voice) -> Iterator[None]:
+    """Set how much the command says that runs inside, and show its time if that is asked for."""
+    before = _voice.set(voice)
     try:
-        with heeding(lambda line: say(line, err=True)), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "sidecar ignored")  # a note says it too
-            return command(*args, **kwargs)
-    except DsprepError as error:
-        _causes(error)
-        fail(str(error), error.exit_code)
-    except BrokenPipeError:
-        raise
-    except MemoryError as error:
-        fail(f"out of memory: {error}; lower --memory or --workers", 1)
-    except OSError as error:
-        _causes(error)
-        where = f"{error.filename}: " if error.filename else ""
-        notes = getattr(error, "__notes__", ())
-        fail("; ".join((f"{where}{error.strerror or error}", *notes)), 1)
-    except RuntimeError as error:
-        if "start new thread" not in str(error):
-            raise
-        fail(
-            "the system allows no more threads; lower --workers, or raise the limit "
-            "(ulimit -u, or that of the container)",
-            1,
-        )
-    except KeyboardInterrupt as error:
-        what, code = ended(error)
-        try:
-            fail(what, code)
-        finally:
-            leave(code)
-
-
-def _causes(error: BaseException) -> None:
-    """Tell what an error follows from, and where it was noticed, if more is to be said."""
-    if voice() < Voice.verbose:
-        return
-    root = Path(__file__).parents[1]
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in [f for f in frames if Path(f.filename).is_relative_to(root)][-1:]:
-        where = Path(frame.filename).relative_to(root)
-        detail(f"noticed in {where}, line {frame.lineno}, {frame.name}")
-    cause = error.__cause__ or error.__context__
-    while cause is not None:
-        detail(f"because of {type(cause).__name__}: {cause}")
-        cause = cause.__cause__ or cause.__context__
+        with step("in all"):
+            yield
+    finally:
+        _voice.reset(before)
 
 
 def say(*lines: str, err: bool = False, style: Mapping[str, Any] | None = None) -> None:

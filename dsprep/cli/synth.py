@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from dsprep.cli import options as opt
-from dsprep.cli.report import count_bar, fail, guarded, print_done, print_json, print_rows
-from dsprep.cli.usage import Command
+from dsprep.cli.report import count_bar, fail, print_done, print_json, print_rows
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor as PoolExecutor
+    from concurrent.futures import Executor
 
 EPILOG = """
 dsprep synth --list
@@ -23,36 +20,23 @@ dsprep synth cosmoflow-tfrecord cosmo --samples 64 --scale 0.25
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("synth", epilog=EPILOG, cls=Command)(guarded(opt.distributes(synth)))
-
-
 def synth(
+    executor: Executor | None,
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Which dataset; see --list.",
+        opt.argument(
+            "NAME",
+            "Which dataset; see --list.",
             autocompletion=opt.completing("dsprep.synth:names"),
-            show_default=False,
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Argument(metavar="OUT", help="The file or directory to make.", show_default=False),
-    ] = None,
-    samples: Annotated[int | None, opt.value("N", "How many samples.")] = None,
-    scale: Annotated[
-        float | None,
-        opt.value("X", "Factor on edge lengths, above 0; 1 is the real size."),
-    ] = None,
-    seed: Annotated[int, opt.value("N", "Other seeds give other values.")] = 0,
-    overwrite: Annotated[bool, opt.switch("Replace OUT.", "--overwrite")] = False,
-    show: Annotated[bool, opt.switch("Show the datasets there are.", "--list")] = False,
+    out: Annotated[Path | None, opt.argument("OUT", "The file or directory to make.")] = None,
+    samples: int | None = opt.value("N", "How many samples."),
+    scale: float | None = opt.value("X", "Factor on edge lengths, above 0; 1 is the real size."),
+    seed: int = opt.value("N", "Other seeds give other values.", default=0),
+    overwrite: bool = opt.switch("Replace OUT.", "--overwrite"),
+    show: bool = opt.switch("List the datasets that can be made.", "--list"),
     json: opt.Json = False,
-    *,
-    executor: PoolExecutor | None,
 ) -> None:
     """Make a dataset with the record structure of a real one, at any size."""
     from dsprep.synth import describe, names

@@ -41,7 +41,7 @@ class Command(TyperCommand):
         """Explain the options of a format where ``--help`` is followed by its name."""
         for word, following in pairwise(args):
             for panel in OF_FORMATS if word in ("--help", "-h") else ():
-                if following.lower() in panel.lower().split():
+                if following.lower() in panel.lower().split(" and "):
                     say(*page_of(self, ctx, panel))
                     raise typer.Exit
         return list(super().parse_args(ctx, args))

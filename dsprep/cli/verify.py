@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import guarded, note, print_json, progress_bar, say
-from dsprep.cli.usage import Command
+from dsprep.cli.report import note, print_json, progress_bar, say
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor as PoolExecutor
+    from concurrent.futures import Executor
 
     from dsprep.formats.base import OpenOptions
     from dsprep.verbs.verify import Verdict
@@ -27,41 +26,28 @@ Exit status: 0 the same, 1 a difference, 2 wrong usage.
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("verify", epilog=EPILOG, cls=Command)(
-        guarded(opt.distributes(opt.reads_datasets(verify)))
-    )
-
-
 def verify(
-    a: Annotated[str, typer.Argument(metavar="A", help="A dataset.", show_default=False)],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
-    fields_a: Annotated[
-        list[str],
-        opt.value("SPEC", "As --field, for A alone.", "--field-a", panel=opt.READING),
-    ] = [],  # noqa: B006
-    fields_b: Annotated[
-        list[str],
-        opt.value("SPEC", "As --field, for B alone.", "--field-b", panel=opt.READING),
-    ] = [],  # noqa: B006
-    sample: Annotated[
-        float | None,
-        opt.value("SHARE", "Compare only this share of the samples, such as 0.01."),
-    ] = None,
-    seed: Annotated[int, opt.value("N", "Chooses the samples for --sample.")] = 0,
-    limit: Annotated[
-        int, opt.value("N", "Differing samples to show.", "--limit", "-k", min=0)
-    ] = 10,
+    a: Annotated[str, opt.argument("A", "A dataset.")],
+    b: Annotated[str, opt.argument("B", "Another one.")],
+    reading: OpenOptions,
+    executor: Executor | None,
+    fields_a: list[str] = opt.value(
+        "SPEC", "As --field, for A alone.", "--field-a", default=[], panel=opt.READING
+    ),
+    fields_b: list[str] = opt.value(
+        "SPEC", "As --field, for B alone.", "--field-b", default=[], panel=opt.READING
+    ),
+    sample: float | None = opt.value(
+        "SHARE", "Compare only this share of the samples, such as 0.01."
+    ),
+    seed: int = opt.value("N", "Chooses the samples for --sample.", default=0),
+    limit: int = opt.value("N", "Differing samples to show.", "--limit", "-k", default=10, min=0),
     workers: opt.Workers = None,
     json: opt.Json = False,
-    *,
-    reading: OpenOptions,
-    executor: PoolExecutor | None,
 ) -> None:
     """Compare two datasets sample by sample, bit for bit, whatever their formats.
 
-    Options on how to read are for datasets from elsewhere: what dsprep wrote needs none.
+    Options on how to read are for datasets that dsprep did not write; its own need none.
     """
     import os
 
@@ -69,8 +55,8 @@ def verify(
     from dsprep.verbs.verify import verify as compare
 
     with (
-        open_dataset(a, opt.for_format(a, reading, fields_a), marked=True) as left,
-        open_dataset(b, opt.for_format(b, reading, fields_b), marked=True) as right,
+        open_dataset(a, _known(a, reading, fields_a), marked=True) as left,
+        open_dataset(b, _known(b, reading, fields_b), marked=True) as right,
     ):
         if not json:
             for source in (left, right):
@@ -94,6 +80,34 @@ def verify(
         report_verdict(verdict)
     if not verdict.same:
         raise typer.Exit(1)
+
+
+def _known(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:
+    """Return `options`, as far as they apply to the dataset `path`, with `fields` added.
+
+    Left out are those that its format does not know, and all if dsprep wrote it.
+    """
+    from dataclasses import fields as attributes
+    from dataclasses import replace
+
+    from dsprep.core.schema import FieldSpec
+    from dsprep.errors import FormatError
+    from dsprep.formats.base import OpenOptions
+    from dsprep.sidecar import spec
+    from dsprep.source.files import find_files
+
+    specs = (*options.fields, *map(FieldSpec.parse, fields))
+    files = find_files([path])[0]
+    try:
+        ours = spec.find([f for f, _ in files]) is not None
+    except FormatError:
+        ours = False
+    if ours:
+        return OpenOptions(fields=specs)
+    known = files[0][1].open_options
+    default = OpenOptions()
+    foreign = {f.name: getattr(default, f.name) for f in attributes(default) if f.name not in known}
+    return replace(options, **foreign, fields=specs)
 
 
 def report_verdict(verdict: Verdict) -> None:

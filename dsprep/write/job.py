@@ -27,7 +27,7 @@ from dsprep.formats.base import Format, Source, WriteOptions
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource, marks_of
 from dsprep.write.create_sidecar import made_by
-from dsprep.write.plan import PIECE_NBYTES, Cast, Shard, show_asked, show_nbytes
+from dsprep.write.plan import PIECE_NBYTES, Cast, Shard, as_nbytes, show_asked, show_nbytes
 from dsprep.write.shuffle import ShuffledSource
 from dsprep.write.split import DerivedSource
 from dsprep.write.staging import STATUS
@@ -173,6 +173,11 @@ class RunOptions:
     restart: bool = False
     durable: bool = True
     executor: Executor | None = None
+
+    @classmethod
+    def of(cls, *, memory: str | int | None, **options: Any) -> RunOptions:
+        """Return the options that a user means; `memory`: bytes, or text such as ``"4GiB"``."""
+        return cls(memory=None if memory is None else as_nbytes(memory), **options)
 
 
 def admit(job: Job, source: Source, workers: int | None, memory: int | None) -> int:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsprep.cli.report import Voice, guarded, note, print_json, say, voice
-from dsprep.cli.usage import Command
+from dsprep.cli.report import Voice, note, print_json, say, voice
 from dsprep.core.escaping import printable, printable_json
 
 if TYPE_CHECKING:
@@ -26,11 +25,6 @@ Exit status: 0 done, 1 bad data, or a strategy got worse by more than --fail-ove
 
 SHOWN = 20
 """Differences of machine, dataset and settings that are printed."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("compare", epilog=EPILOG, cls=Command)(guarded(compare))
 
 
 def compare(

@@ -5,16 +5,15 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from enum import StrEnum
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import guarded, note, run_bar
-from dsprep.cli.usage import Command
+from dsprep.cli.report import note, run_bar
 
 if TYPE_CHECKING:
     from dsprep.bench.reading import Runner, Settings, Work
@@ -39,175 +38,125 @@ Exit status: 0 all was measured, 1 not all was, or bad data, 2 wrong usage.
 """
 
 
-class Engines(StrEnum):
-    """Choices of ``--engine``."""
+@dataclass
+class Chosen:
+    """The command's own options."""
 
-    buffered = "buffered"
-    direct = "direct"
-    mapped = "mapped"
-
-
-def _option(
-    kind: Any, default: Any, help: str, *flags: str, panel: str | None = None, **more: Any
-) -> tuple[Any, Any]:
-    """Return the type and the default of an option, as `options.with_options` takes them."""
-    more.setdefault("show_default", default is not None and not isinstance(default, bool))
-    given = typer.Option(*flags, help=help, rich_help_panel=panel, **more)
-    return Annotated[kind, given], default
-
-
-_N: dict[str, Any] = {"metavar": "N", "min": 1}
-_FILE: dict[str, Any] = {"metavar": "FILE", "panel": OUTPUT}
-
-OPTIONS: dict[str, tuple[Any, Any]] = {
-    "strategies": _option(
-        list[str],
-        [],
-        "A way of reading, or a set: async-io, lmdbio, samples, peers, all. Repeat for more. Those "
-        "that suit the dataset if not given.",
-        *("--strategy", "-s"),
-        metavar="NAME",
+    strategies: list[str] = opt.value(
+        "NAME",
+        "A way of reading, or a set: async-io, lmdbio, samples, peers, all. Repeat for more. By "
+        "default those that suit the dataset.",
+        "--strategy",
+        "-s",
+        default=[],
         autocompletion=opt.completing(
             "dsprep.bench.strategies:STRATEGIES", "dsprep.bench.strategies:SETS"
         ),
-    ),
-    "baseline": _option(
-        str | None, None, "How it is read today; else the slowest -s.", metavar="NAME"
-    ),
-    "listed": _option(bool, False, "Show the strategies, and stop.", "--list"),
-    "batch_size": _option(int, 32, "Samples per step and rank.", "--batch-size", "-M", **_N),
-    "compute": _option(
-        str,
-        "none",
+    )
+    baseline: str | None = opt.value("NAME", "How it is read today; by default the slowest -s.")
+    listed: bool = opt.switch("List the strategies, and stop.", "--list")
+    batch_size: int = opt.value(
+        "N", "Samples per step and rank.", "--batch-size", "-M", default=32, min=1
+    )
+    compute: str = opt.value(
+        "WORK",
         "A step's work: none, a time (12ms: on an accelerator), gemm or gemm:512 (matrices "
         "multiplied here).",
-        metavar="WORK",
-    ),
-    "ranks": _option(int, 1, "Processes, in step with each other.", "--ranks", "-P", **_N),
-    "cold": _option(
-        bool,
-        True,
-        "Drop the files from the page cache before each epoch, or leave them in it.",
+        default="none",
+    )
+    ranks: int = opt.value(
+        "N", "Processes, in step with each other.", "--ranks", "-P", default=1, min=1
+    )
+    cold: bool = opt.switch(
+        "Drop the files from the page cache before each epoch, or do not.",
         "--cold/--warm",
+        default=True,
         panel=HOW,
-    ),
-    "warm_server": _option(
-        bool,
-        False,
-        "Read all once before; drop this node's pages only.",
+    )
+    warm_server: bool = opt.switch(
+        "Read everything once before; drop this node's pages only.",
         "--warm-server",
         panel=HOW,
-    ),
-    "evict_server": _option(
-        str | None,
-        None,
-        "Run before each cold run, to drop the server's cache.",
-        metavar="CMD",
-        panel=HOW,
-    ),
-    "epochs": _option(int, 1, "Per run.", "--epochs", "-E", **_N, panel=HOW),
-    "warmup": _option(
-        int | None,
-        None,
-        "Epochs that do not count; 1 if --warm, else 0.",
-        metavar="N",
-        min=0,
-        panel=HOW,
-    ),
-    "repeat": _option(int, 3, "Runs of each, in turn.", "--repeat", "-r", **_N, panel=HOW),
-    "sweep": _option(
-        str | None,
-        None,
+    )
+    evict_server: str | None = opt.value(
+        "CMD", "Run before each cold run, to drop the server's cache.", panel=HOW
+    )
+    epochs: int = opt.value("N", "Epochs per run.", "--epochs", "-E", default=1, min=1, panel=HOW)
+    warmup: int | None = opt.value(
+        "N", "Epochs that do not count; by default 1 with --warm, else 0.", min=0, panel=HOW
+    )
+    repeat: int = opt.value(
+        "N", "Runs of each strategy, in turn.", "--repeat", "-r", default=3, min=1, panel=HOW
+    )
+    sweep: str | None = opt.value(
+        "NAME=VALUES",
         "Vary one option of reading, --ranks or --batch-size: threads=1,2,4, "
         "engine=buffered,direct or buffer-size=1MiB..64MiB.",
-        metavar="NAME=VALUES",
         panel=HOW,
-    ),
-    "limit": _option(
-        str,
-        "512MiB",
-        "Values to read of a larger dataset, its first ones; or all.",
-        metavar="SIZE",
+    )
+    limit: str = opt.value(
+        "SIZE",
+        "Bytes of values to read of a larger dataset, from its start; or all.",
+        default="512MiB",
         panel=HOW,
-    ),
-    "scratch": _option(
-        Path | None,
-        None,
-        "Keep converted forms of the dataset here; else they are beside it while this runs.",
-        metavar="DIR",
+    )
+    scratch: Path | None = opt.value(
+        "DIR",
+        "Keep converted forms of the dataset here; by default they are beside it while this runs.",
         panel=HOW,
-    ),
-    "check": _option(
-        bool,
-        True,
+    )
+    check: bool = opt.switch(
         "Compare what is delivered with the dataset, in one more epoch.",
         "--check/--no-check",
+        default=True,
         panel=HOW,
-    ),
-    "timeout": _option(float, 900, "Of one run.", metavar="SECONDS", min=1, panel=HOW),
-    "buffer_size": _option(
-        str | None,
-        None,
-        "What one read of a group fetches: samples (128) or bytes (64MiB); else as the data are "
-        "grouped.",
-        *("--buffer-size", "-b"),
-        metavar="SIZE",
+    )
+    timeout: float = opt.value("SECONDS", "Limit of one run.", default=900, min=1, panel=HOW)
+    buffer_size: str | None = opt.value(
+        "SIZE",
+        "What one read fetches: samples (128) or bytes (64MiB); by default as the data are grouped.",
+        "--buffer-size",
+        "-b",
         panel=READERS,
-    ),
-    "transfer_size": _option(
-        str | None,
-        None,
-        "Bytes of one read call at most; a group's if not given.",
-        metavar="SIZE",
+    )
+    transfer_size: str | None = opt.value(
+        "SIZE", "Bytes of one read call at most; by default a group's.", panel=READERS
+    )
+    threads: int | None = opt.value(
+        "N",
+        "Threads or processes that read; by default as the Reader: cores / ranks, at most 4.",
+        min=1,
         panel=READERS,
-    ),
-    "threads": _option(
-        int | None,
-        None,
-        "Threads or processes that read; else as the Reader does: cores / ranks, at most 4.",
-        **_N,
-        panel=READERS,
-    ),
-    "buffers": _option(int, 2, "Groups in memory at a time.", **_N, panel=READERS),
-    "engine": _option(
-        Engines,
-        Engines.buffered,
-        "buffered, direct or mapped reads.",
-        metavar="KIND",
-        panel=READERS,
-    ),
-    "stagger": _option(int, 1, "lmdbio-stag: readers at a time.", **_N, panel=READERS),
-    "readers_per_node": _option(int, 1, "lmdbio: processes that read.", **_N, panel=READERS),
-    "seed": _option(int, 0, "Of the order.", metavar="N", min=0, panel=READERS),
-    "dry_run": _option(bool, False, "Show what would be run, and stop.", "--dry-run", "-n"),
-    "json": _option(
-        Path | None, None, "Write all figures as JSON; - for stdout.", **_FILE, allow_dash=True
-    ),
-    "html": _option(Path | None, None, "Write a page for a browser.", **_FILE),
-    "csv": _option(Path | None, None, "Write the table as CSV.", **_FILE),
-}
+    )
+    buffers: int = opt.value("N", "Groups in memory at a time.", default=2, min=1, panel=READERS)
+    engine: Literal["buffered", "direct", "mapped"] = opt.value(
+        "KIND", "buffered, direct or mapped reads.", default="buffered", panel=READERS
+    )
+    stagger: int = opt.value(
+        "N", "lmdbio-stag: readers at a time.", default=1, min=1, panel=READERS
+    )
+    readers_per_node: int = opt.value(
+        "N", "lmdbio: processes that read.", default=1, min=1, panel=READERS
+    )
+    seed: int = opt.value("N", "Seed of the order.", default=0, min=0, panel=READERS)
+    dry_run: bool = opt.switch("Show what would be run, and stop.", "--dry-run", "-n")
+    json: Path | None = opt.value(
+        "FILE", "Write all figures as JSON; - for stdout.", panel=OUTPUT, allow_dash=True
+    )
+    html: Path | None = opt.value("FILE", "Write a page for a browser.", panel=OUTPUT)
+    csv: Path | None = opt.value("FILE", "Write the table as CSV.", panel=OUTPUT)
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-
-    def call(chosen: dict[str, Any], args: Any, kwargs: Any) -> None:
-        read(*args, chosen=chosen, **kwargs)
-
-    command = opt.with_options(read, "chosen", OPTIONS, call)
-    app.command("read", epilog=EPILOG, cls=Command)(guarded(opt.reads_datasets(command)))
+    def made(self, given: dict[str, Any], stack: ExitStack) -> Chosen:
+        """Return the options themselves."""
+        return self
 
 
 def read(
-    data: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="DATA...", help="The dataset.", show_default=False),
-    ] = None,
-    *,
-    chosen: Any,
+    chosen: Chosen,
     reading: OpenOptions,
+    data: Annotated[list[str] | None, opt.argument("DATA...", "The dataset.")] = None,
 ) -> None:
-    """Measure ways of reading a dataset against plain preadv, and tell whether reading is slow.
+    """Measure ways of reading a dataset against plain preadv, and show whether reading is slow.
 
     Every way has processes of its own and the same samples; what it delivers is checked.
     """
@@ -218,32 +167,31 @@ def read(
     from dsprep.cli.report import fail
     from dsprep.write.plan import parse_nbytes
 
-    if chosen["listed"]:
+    if chosen.listed:
         _list()
         return
     if not data:
         fail("missing DATA", 2)
-    taken = {f.name: chosen[f.name] for f in fields(Settings)}
-    settings = Settings(**{**taken, "engine": chosen["engine"].value})
-    files = {name: chosen[name] for name in ("json", "html", "csv")}
-    most = None if chosen["limit"] == "all" else parse_nbytes(chosen["limit"])
+    settings = Settings(**{f.name: getattr(chosen, f.name) for f in fields(Settings)})
+    files = {"json": chosen.json, "html": chosen.html, "csv": chosen.csv}
+    most = None if chosen.limit == "all" else parse_nbytes(chosen.limit)
     if settings.transfer_size is not None:
         parse_nbytes(settings.transfer_size)  # before anything is converted
-    with _job(settings, chosen["sweep"]) as (settings, runner):
+    with _job(settings, chosen.sweep) as (settings, runner):
         check_targets(**files)
         work = plan_read(
             data,
-            chosen["strategies"],
+            chosen.strategies,
             settings,
             reading=reading,
-            sweep=chosen["sweep"],
+            sweep=chosen.sweep,
             limit=most,
-            folder=chosen["scratch"],
-            baseline=chosen["baseline"],
+            folder=chosen.scratch,
+            baseline=chosen.baseline,
         )
         for words in work.notes:
             note(words)
-        if chosen["dry_run"]:
+        if chosen.dry_run:
             _plan(work)
             return
         with run_bar() as update:
