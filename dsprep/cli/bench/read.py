@@ -44,8 +44,8 @@ class Chosen:
 
     strategies: list[str] = opt.value(
         "NAME",
-        "A way of reading, or a set: async-io, lmdbio, samples, peers, all. Repeat for more. By "
-        "default those that suit the dataset.",
+        "A way of reading, or a set: async-io, lmdbio, samples, peers, all. Repeat for more; by "
+        "default those that suit the data.",
         "--strategy",
         "-s",
         default=[],
@@ -68,13 +68,13 @@ class Chosen:
         "N", "Processes, in step with each other.", "--ranks", "-P", default=1, min=1
     )
     cold: bool = opt.switch(
-        "Drop the files from the page cache before each epoch, or do not.",
+        "Drop the files from the page cache before each epoch.",
         "--cold/--warm",
         default=True,
         panel=HOW,
     )
     warm_server: bool = opt.switch(
-        "Read everything once before; drop this node's pages only.",
+        "Read all once before; drop this node's pages only.",
         "--warm-server",
         panel=HOW,
     )
@@ -102,7 +102,7 @@ class Chosen:
     )
     scratch: Path | None = opt.value(
         "DIR",
-        "Keep converted forms of the dataset here; by default they are beside it while this runs.",
+        "Keep converted forms here; by default they are beside the dataset while this runs.",
         panel=HOW,
     )
     check: bool = opt.switch(
@@ -114,7 +114,8 @@ class Chosen:
     timeout: float = opt.value("SECONDS", "Limit of one run.", default=900, min=1, panel=HOW)
     buffer_size: str | None = opt.value(
         "SIZE",
-        "What one read fetches: samples (128) or bytes (64MiB); by default as the data are grouped.",
+        "What one read fetches: samples (128) or bytes (64MiB); by default as the data are "
+        "grouped.",
         "--buffer-size",
         "-b",
         panel=READERS,
