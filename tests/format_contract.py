@@ -115,7 +115,7 @@ class FormatContract:
         assert formats.recognise(self.target) is self.known
         self.assert_kept()
         with open_dataset(self.target) as source:
-            assert set(source.layouts()) == set(self.schema.names)
+            assert set(source.storage()) == set(self.schema.names)
 
     def test_files(self):
         self.convert(cut=Cut(samples_per_file=10))
@@ -131,7 +131,7 @@ class FormatContract:
         try:
             for way in ("library", "auto"):
                 with open_dataset(self.target, through=way) as source:
-                    source.layouts()
+                    source.storage()
                     source[3], source[:]
             check(self.target, full=True)
             assert self.files_open() == []

@@ -142,7 +142,7 @@ class MemorySource(Source):
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         return take(self._batch, start, stop)
 
-    def layouts(self) -> dict:
+    def storage(self) -> dict:
         return {}
 
     def loading_code(self) -> str:

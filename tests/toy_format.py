@@ -21,7 +21,6 @@ from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.base import (
     Facts,
     Format,
-    Layout,
     OpenOptions,
     Source,
     WriteOptions,
@@ -29,6 +28,7 @@ from dsprep.formats.base import (
     Writer,
     check_options,
 )
+from dsprep.layout.describe import FieldStorage
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, FileLayout, Groups, Part, Records
 
@@ -161,8 +161,8 @@ class ToySource(Source):
             at += f.row_nbytes
         return batch
 
-    def layouts(self):
-        return {f.name: Layout(storage="rows", access="one read") for f in self.schema}
+    def storage(self):
+        return {f.name: FieldStorage(storage="rows", access="one read") for f in self.schema}
 
     def loading_code(self) -> str:
         return f"print(open({str(self.path)!r}, 'rb').read(8))\n"

@@ -82,7 +82,7 @@ def _groups(found: Inspection) -> list[str]:
 def _facts(facts: FieldFacts) -> list[tuple[str, str]]:
     from dsprep.write.plan import show_nbytes
 
-    lengths, layout = facts.lengths, facts.layout
+    lengths, stored = facts.lengths, facts.storage
     about = "" if lengths is None or lengths.exact else "about "
     rows = [("values", f"{about}{show_nbytes(facts.nbytes)}")]
     if lengths is not None:
@@ -93,11 +93,11 @@ def _facts(facts: FieldFacts) -> list[tuple[str, str]]:
                 f"{lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}{seen}",
             )
         )
-    if layout is not None:
-        stored = "" if layout.stored_nbytes is None else f", {show_nbytes(layout.stored_nbytes)}"
-        codecs = f", {' + '.join(layout.codecs)}" if layout.codecs else ""
-        rows.append(("stored", f"{layout.storage}{codecs}{stored}"))
-        rows.append(("access", layout.access))
+    if stored is not None:
+        nbytes = "" if stored.stored_nbytes is None else f", {show_nbytes(stored.stored_nbytes)}"
+        codecs = f", {' + '.join(stored.codecs)}" if stored.codecs else ""
+        rows.append(("stored", f"{stored.storage}{codecs}{nbytes}"))
+        rows.append(("access", stored.access))
     rows += [(f"@{k}", _short(v)) for k, v in facts.field.attrs.items()]
     return rows
 

@@ -33,6 +33,7 @@ from dsprep.core.schema import (
     Schema,
 )
 from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
+from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout, Groups
 
 Codec: TypeAlias = Literal["gzip", "zlib", "zstd", "blosc"]
@@ -237,37 +238,10 @@ def check_options(options: OpenOptions | WriteOptions, known: frozenset[str], fo
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How one field lies on disk, for a person to read.
-
-    Attributes
-    ----------
-    storage
-        ``contiguous``, ``chunks of 64 samples``, ``values in overflow pages``, ...
-    codecs
-        Filters in the order in which they were applied when writing.
-    stored_nbytes
-        Bytes on disk, or None where that cannot be told apart from other fields.
-    access
-        How a read of one random sample performs, and why: one sentence.
-    reads, read_nbytes
-        How many pieces a read of one random sample takes, and how many bytes they have, once
-        decoded; a mean. None where that is not known.
-    """
-
-    storage: str
-    codecs: tuple[str, ...] = ()
-    stored_nbytes: int | None = None
-    access: str = ""
-    reads: float | None = None
-    read_nbytes: float | None = None
-
-
 class Source(ABC):
     """A dataset opened for reading.
 
-    Subclasses set the attributes below in ``__init__`` and implement `__len__`, `read`, `layouts`
+    Subclasses set the attributes below in ``__init__`` and implement `__len__`, `read`, `storage`
     and `loading_code`. `read` is called from several threads at once and must allow it. Sources
     are closed by `close` or by leaving a ``with`` block.
 
@@ -313,8 +287,8 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def layouts(self) -> dict[str, Layout]:
-        """Return how each field lies on disk, by field name."""
+    def storage(self) -> dict[str, FieldStorage]:
+        """Return how each field is stored, by field name."""
 
     @abstractmethod
     def loading_code(self) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from dsprep.core.schema import Arena, Batch, Field, Ints, Schema
-from dsprep.formats.base import Layout, Source
+from dsprep.formats.base import Source
+from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.model import FileLayout
 from dsprep.reading.records import Verify
 from dsprep.sidecar.sidecar import Sidecar
@@ -91,10 +92,12 @@ class SidecarSource(Source):
         """Return what reading holds besides the samples; see `Source.resident_nbytes`."""
         return self.sidecar.resident_nbytes()
 
-    def layouts(self) -> dict[str, Layout]:
-        """Return how each field lies on disk, as the format's own library tells."""
-        with self._native() as source:
-            return source.layouts()
+    def storage(self) -> dict[str, FieldStorage]:
+        """Return how each field is stored, by the layout of the first file with samples."""
+        files = self.sidecar.content.files
+        first = next((i for i, f in enumerate(files) if f.samples), 0)
+        found = of_layout(self.sidecar.layout(first), self.sidecar.schema)
+        return {new: found[old] for old, new in self._new.items()}
 
     def loading_code(self) -> str:
         """Return a program that loads sample 0 with the format's own library."""

@@ -34,7 +34,8 @@ from dsprep.core.schema import (
     with_others,
 )
 from dsprep.errors import FormatError, SchemaError
-from dsprep.formats.base import Format, Layout, OpenOptions, Settled, Source
+from dsprep.formats.base import Format, OpenOptions, Settled, Source
+from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar import spec
 from dsprep.source.from_sidecar import SidecarSource
 
@@ -434,10 +435,10 @@ class MultiSource(Source):
         with self.file(0) as source:
             return source.resident_nbytes() * min(len(self.paths), MAX_OPEN)
 
-    def layouts(self) -> dict[str, Layout]:
+    def storage(self) -> dict[str, FieldStorage]:
         """Return how the fields lie in the first file."""
         with self.file(0) as source:
-            return source.layouts()
+            return source.storage()
 
     def loading_code(self) -> str:
         """Return a program that loads sample 0 of the first file."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from dsprep.core.schema import Array, Field, Ragged, batch_nbytes, encode_dtype
 from dsprep.core.storage import tree_nbytes
-from dsprep.formats.base import Layout, Source
+from dsprep.formats.base import Source
+from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import encode_attr
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.write.job import source_paths
@@ -58,14 +59,14 @@ class FieldFacts:
         Payload bytes over all samples; an estimate if `lengths` is not exact.
     lengths
         For ragged fields; None for fixed ones and empty datasets.
-    layout
-        How it lies on disk.
+    storage
+        How it is stored.
     """
 
     field: Field
     nbytes: int
     lengths: Lengths | None
-    layout: Layout | None
+    storage: FieldStorage | None
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Inspection:
 
 
 def _field_json(facts: FieldFacts) -> dict[str, Any]:
-    f, layout, lengths = facts.field, facts.layout, facts.lengths
+    f, stored, lengths = facts.field, facts.storage, facts.lengths
     return {
         "name": f.name,
         "kind": f.kind,
@@ -139,25 +140,25 @@ def _field_json(facts: FieldFacts) -> dict[str, Any]:
         "attrs": {k: encode_attr(v) for k, v in f.attrs.items()},
         "lengths": None if lengths is None else vars(lengths),
         "layout": None
-        if layout is None
+        if stored is None
         else {
-            "storage": layout.storage,
-            "codecs": list(layout.codecs),
-            "stored_nbytes": layout.stored_nbytes,
-            "access": layout.access,
-            "reads_per_sample": layout.reads,
-            "read_nbytes_per_sample": layout.read_nbytes,
+            "storage": stored.storage,
+            "codecs": list(stored.codecs),
+            "stored_nbytes": stored.stored_nbytes,
+            "access": stored.access,
+            "reads_per_sample": stored.reads,
+            "read_nbytes_per_sample": stored.read_nbytes,
         },
     }
 
 
 def inspect(source: Source) -> Inspection:
     """Return what there is to know about `source` without reading all of it."""
-    layouts = source.layouts()
+    storage = source.storage()
     if len(source_paths(source)) > 1:  # these are of the first file; the others may differ
-        layouts = {
+        storage = {
             name: replace(found, storage=f"{found.storage} (first file)", stored_nbytes=None)
-            for name, found in layouts.items()
+            for name, found in storage.items()
         }
     spread = ragged_lengths(source)
     if not spread:
@@ -167,7 +168,7 @@ def inspect(source: Source) -> Inspection:
         lengths = spread.get(f.name)
         rows = 1.0 if lengths is None else lengths.mean
         nbytes = 0 if f.ragged and lengths is None else round(len(source) * rows * f.row_nbytes)
-        facts.append(FieldFacts(f, nbytes, lengths, layouts.get(f.name)))
+        facts.append(FieldFacts(f, nbytes, lengths, storage.get(f.name)))
     paths = source_paths(source)
     return Inspection(
         path=str(source.path),

@@ -305,7 +305,7 @@ def _sorted(source: Source, groups: int) -> list[str]:
     sizes = source.sizes(0, min(LENGTH, len(source)))
     each = source.schema.fixed_nbytes if sizes is None or not len(sizes) else int(sizes.max())
     length = min(LENGTH, LOOKED_AT // max(1, each))
-    if groups < 2 or length < 8 or any(x.reads is None for x in source.layouts().values()):
+    if groups < 2 or length < 8 or any(x.reads is None for x in source.storage().values()):
         return []  # too large to look at, or each look would read the whole file
     kept: dict[int, Batch] = {}
 

@@ -18,6 +18,7 @@ from dsprep.core.groups import Grouping
 from dsprep.core.schema import Array, Batch, DType, Field, Ragged, Schema, show_dtype
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Source
+from dsprep.layout.describe import show_nbytes as show_nbytes
 
 PIECE_NBYTES = 8 << 20
 """Payload of a piece: large enough for full speed, small enough to stay near the caches."""
@@ -364,19 +365,6 @@ def parse_nbytes(text: str) -> int:
     if factor is None or not 0 < value < 1 << 62:
         raise UsageError(f"{text!r} is not a size", expected="a size such as 256MiB or 4GB")
     return int(value)
-
-
-def show_nbytes(nbytes: float) -> str:
-    """Return a size for a person to read: ``19.2 kB``, ``50.3 MB``.
-
-    >>> show_nbytes(19200)
-    '19.2 kB'
-    """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(nbytes) < 1000:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} PB"
 
 
 def as_nbytes(size: int | str) -> int:

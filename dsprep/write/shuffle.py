@@ -33,7 +33,8 @@ from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena, Batch, Ints, Schema, concatenate, empty_batch
 from dsprep.core.storage import copy_range, node, pread_into, remove, sync_directory, wait_for
 from dsprep.errors import UsageError
-from dsprep.formats.base import Layout, Source, State
+from dsprep.formats.base import Source, State
+from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import write_json
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.write.buckets import BucketReader, RunWriter, index_row_nbytes, payload_sizes
@@ -527,7 +528,7 @@ class _Dealt(Source):
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         raise UsageError("the samples are in buckets", where=self.path)
 
-    def layouts(self) -> dict[str, Layout]:
+    def storage(self) -> dict[str, FieldStorage]:
         return {}
 
     def loading_code(self) -> str:

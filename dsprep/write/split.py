@@ -33,7 +33,8 @@ from dsprep.core.schema import (
     new_array,
 )
 from dsprep.errors import SchemaError, UsageError
-from dsprep.formats.base import Layout, Source
+from dsprep.formats.base import Source
+from dsprep.layout.describe import FieldStorage
 from dsprep.write.plan import Shard, pieces, probe_nbytes
 
 MAX_KEY_NBYTES = 4096
@@ -252,9 +253,9 @@ class DerivedSource(Source):
         """Return what reading `base` holds."""
         return self.base.resident_nbytes()
 
-    def layouts(self) -> dict[str, Layout]:
+    def storage(self) -> dict[str, FieldStorage]:
         """Return how the fields of `base` lie."""
-        return self.base.layouts()
+        return self.base.storage()
 
     def loading_code(self) -> str:
         """Return the program that loads sample 0 of `base`."""

@@ -119,7 +119,7 @@ def read_whole(path: Path) -> None:
     with opened(path) as source:
         for start in range(0, min(len(source), 40), 8):
             source.read(start, min(start + 8, len(source)))
-        source.layouts()
+        source.storage()
         source.sizes(0, min(len(source), 40))
 
 

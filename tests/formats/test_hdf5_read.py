@@ -41,22 +41,22 @@ def named(name: str) -> OpenOptions:
 
 LAYOUTS = {
     "contiguous": ({}, "contiguous", "one read of 96 B"),
-    "chunked": ({"chunks": (3, 6, 4)}, "chunked (3, 6, 4)", "one read of 96 B"),
-    "tiled": ({"chunks": (3, 2, 4)}, "chunked (3, 2, 4)", "3 chunks of 96 B, each is read: 3x"),
+    "chunked": ({"chunks": (3, 6, 4)}, "chunks of 3 samples", "one read of 96 B"),
+    "tiled": ({"chunks": (3, 2, 4)}, "chunks of 3 x 2 x 4", "3 chunks of 96 B, each is read: 3x"),
     "gzip": (
         {"chunks": (5, 6, 4), "compression": "gzip"},
-        "chunked (5, 6, 4)",
+        "chunks of 5 samples",
         "5x the bytes",
     ),
     "shuffled": (
         {"chunks": (5, 6, 4), "compression": 1, "shuffle": True, "fletcher32": True},
-        "chunked (5, 6, 4)",
+        "chunks of 5 samples",
         "decoded",
     ),
-    "lzf": ({"chunks": (4, 6, 4), "compression": "lzf"}, "chunked (4, 6, 4)", "decoded"),
-    "resizable": ({"chunks": (3, 6, 4), "maxshape": (None, 6, 4)}, "chunked (3, 6, 4)", "one read"),
-    "blosc": ({"chunks": (4, 6, 4), **hdf5plugin.Blosc()}, "chunked (4, 6, 4)", "decoded"),
-    "zstd": ({"chunks": (4, 6, 4), **hdf5plugin.Zstd()}, "chunked (4, 6, 4)", "decoded"),
+    "lzf": ({"chunks": (4, 6, 4), "compression": "lzf"}, "chunks of 4 samples", "decoded"),
+    "resizable": ({"chunks": (3, 6, 4), "maxshape": (None, 6, 4)}, "chunks of 3 samples", "one re"),
+    "blosc": ({"chunks": (4, 6, 4), **hdf5plugin.Blosc()}, "chunks of 4 samples", "decoded"),
+    "zstd": ({"chunks": (4, 6, 4), **hdf5plugin.Zstd()}, "chunks of 4 samples", "decoded"),
 }
 
 
@@ -70,7 +70,7 @@ def test_layouts(tmp_path: Path, name: str, userblock: int) -> None:
     with opened(tmp_path / "a") as source:
         for start, stop in ((0, 20), (0, 1), (7, 18), (20, 20), (19, 20)):
             assert raw(source.read(start, stop, Arena())["g/x"]) == raw(X[start:stop])
-        layout = source.layouts()["g/x"]
+        layout = source.storage()["g/x"]
         assert layout.storage == storage
         assert access in layout.access
         assert (layout.codecs == ()) == (name in ("contiguous", "chunked", "tiled", "resizable"))
@@ -107,7 +107,7 @@ def test_other_storage(tmp_path: Path) -> None:
             "holes": holes,
         }.items():
             assert raw(batch[name]) == raw(expected[2:19]), name
-        layouts = source.layouts()
+        layouts = source.storage()
         assert [layouts[n].storage for n in ("compact", "external", "virtual", "never")] == [
             "compact",
             "external",
@@ -179,14 +179,14 @@ def test_the_cost_of_a_sample_is_at_most_the_dataset(tmp_path: Path) -> None:
         file["index"] = index
         file.create_dataset("rows", data=np.arange(40), chunks=(39,), **gz)
     with opened(tmp_path / "a", "one", "room", "two", "wide") as source:
-        access = {name: layout.access for name, layout in source.layouts().items()}
-    assert access["one"] == "the only chunk (1.92 kB) is read and decoded for one sample"
-    assert access["room"] == "the only chunk (6.14 kB) is read and decoded for one sample"
-    assert access["wide"] == "the only chunk (4 kB) is read and decoded for one sample"
+        access = {name: layout.access for name, layout in source.storage().items()}
+    assert access["one"] == "the only chunk (1.9 kB) is read and decoded for one sample"
+    assert access["room"] == "the only chunk (6.1 kB) is read and decoded for one sample"
+    assert access["wide"] == "the only chunk (4.0 kB) is read and decoded for one sample"
     assert access["two"].startswith("a sample is in 2 chunks of 768 B, each is read and decoded")
     assert access["two"].endswith(": 16x the bytes that are wanted")
     with opened(tmp_path / "a", "rows@index") as source:
-        access = source.layouts()["rows"].access
+        access = source.storage()["rows"].access
     assert "in about 1.5 chunks of 312 B" in access
     assert ": 2.9x the bytes that are wanted" in access  # both chunks for 39 rows, one for one row
 

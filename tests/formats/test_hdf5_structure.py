@@ -122,9 +122,9 @@ def test_tables_over_several_levels(tmp_path: Path, events: int, seed: int) -> N
         ]
         assert (
             "rows by Data/sparse_group/extents and"
-            in source.layouts()["Data/sparse_group/voxels"].storage
+            in source.storage()["Data/sparse_group/voxels"].storage
         )
-        access = source.layouts()["Data/sparse_group/voxels"].access
+        access = source.storage()["Data/sparse_group/voxels"].access
         assert access.endswith(", after reads of 2 index tables")
 
 
@@ -175,7 +175,7 @@ def test_a_table_of_two_columns(tmp_path: Path, dtype: str, options: dict[str, o
         sizes = source.sizes(0, 3)
         assert sizes is not None
         assert sizes.tolist() == [48 + 8, 8, 72 + 8]
-        assert source.layouts()["h"].access.endswith(", after a read of its index table")
+        assert source.storage()["h"].access.endswith(", after a read of its index table")
         code = source.loading_code()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == "h float32 (4, 3)"

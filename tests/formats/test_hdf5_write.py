@@ -484,7 +484,7 @@ def test_every_schema_survives_in_groups(
         assert_same_batch(source.read(0, 8, Arena()), batch, schema)
         for a, b in ((0, 3), (1, 7), (2, 4), (5, 6), (6, 8), (4, 4)):
             assert_same_batch(source.read(a, b), take(batch, a, b), schema)
-        assert all(layout.access for layout in source.layouts().values())
+        assert all(layout.access for layout in source.storage().values())
         found = source.extents()
         assert not found.unlocated
         for name, column in found.columns.items():
@@ -559,7 +559,7 @@ def test_ragged_values_come_last_and_unused_space_is_not_read(tmp_path: Path) ->
     groups = write(tmp_path / "a", schema, batch, grouping)
     assert groups.blocks.lengths.span(0, 4).tolist() == [48 + n for n in (5001, 5, 10, 7)]
     with HDF5.open(tmp_path / "a", OpenOptions(), None) as source:
-        assert source.layouts()["jpeg"].access.startswith("one read of 717 B")
+        assert source.storage()["jpeg"].access.startswith("one read of 717 B")
     with h5py.File(tmp_path / "a") as file:
         first, count = file["jpeg/first"][:], file["jpeg/count"][:]
         values = file["jpeg/values"]

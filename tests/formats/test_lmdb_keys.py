@@ -139,7 +139,7 @@ def test_families_are_fields(tmp_path, n):
         assert list(batch["label"]) == [b"word%d" % (i + 1) for i in range(n)]
         sizes = [len(a) + len(b) for a, b in zip(batch["image"], batch["label"], strict=True)]
         assert source.sizes(0, n).tolist() == sizes
-        assert set(source.layouts()) == {"image", "label"}
+        assert set(source.storage()) == {"image", "label"}
         found = subprocess.run(
             [sys.executable, "-c", source.loading_code()], capture_output=True, text=True
         )

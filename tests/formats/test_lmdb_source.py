@@ -239,12 +239,12 @@ def test_layouts_tell_order_from_disorder(tmp_path):
     build(tmp_path / "a", records)
     build(tmp_path / "b", records, order=RNG.permutation(200), per_commit=10)
     with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
-        layout = source.layouts()["value"]
-        assert layout.storage == "values in overflow pages"
+        layout = source.storage()["value"]
+        assert layout.storage == "values of 9,000 bytes in overflow pages"
         assert layout.stored_nbytes == 200 * 9000
         assert "neighbours in the file" in layout.access
     with LMDB.open(tmp_path / "b", OpenOptions(), None) as source:
-        assert "--order file" in source.layouts()["value"].access
+        assert "--order file" in source.storage()["value"].access
 
 
 @pytest.mark.parametrize("named", [False, True])

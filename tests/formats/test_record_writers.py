@@ -85,7 +85,7 @@ def test_every_schema_comes_back(tmp_path, name, way):
         assert_same_batch(source.read(0, 37, Arena()), batch, schema)
         for a, b in ((7, 19), (11, 12), (36, 37), (5, 5)):
             assert_same_batch(source.read(a, b), take(batch, a, b), schema)
-        assert set(source.layouts()) == set(schema.names)
+        assert set(source.storage()) == set(schema.names)
         sizes = source.sizes(3, 20).tolist()
         if way.format.name == "lmdb" or not schema.ragged:
             assert sizes == [nbytes_of(batch, schema, i) for i in range(3, 20)]

@@ -366,7 +366,7 @@ def test_packed_files_at_any_place(
             stop = min(300, start + 10)
             batch = source.read(start, stop)
             assert [batch["x"][i] for i in range(stop - start)] == values[start:stop]
-        assert source.layouts()["x"].codecs == ("zlib" if pack == "zlib" else "gzip",)
+        assert source.storage()["x"].codecs == ("zlib" if pack == "zlib" else "gzip",)
 
 
 @settings(max_examples=40, deadline=None)

@@ -111,7 +111,7 @@ def test_records_keep_one_size_where_that_costs_little(tmp_path: Path) -> None:
     plan = TFR.plan(schema, PLAIN, grouping).groups
     assert 0 < plan.padding <= 0.02 * plan.nbytes
     with TFR.open(path, OpenOptions(), schema) as source:
-        assert "constant stride" in next(iter(source.layouts().values())).storage
+        assert "constant stride" in next(iter(source.storage().values())).storage
         parts = source.extents().records.parts
     assert parts["x"].at is not None
     assert groups.blocks.offsets.one(1) % 4096 == 0

@@ -156,7 +156,7 @@ def test_arrays_of_zarr_python(tmp_path: Path, version: int, how: dict, zipped: 
             assert x.dtype == source.schema["deep/down/x"].dtype
             assert x.astype("<f4").tobytes() == X[start:stop].tobytes()
             assert found["y"].tolist() == list(range(start, stop))
-        assert all(layout.access for layout in source.layouts().values())
+        assert all(layout.access for layout in source.storage().values())
     assert layout.columns["y"].grid.fill is None
     assert bool(layout.unlocated) == (how.get("order") == "F")
     if not layout.unlocated:

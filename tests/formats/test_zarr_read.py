@@ -389,7 +389,7 @@ def read_all(path: Path) -> None:
         source.read(0, len(source))
         for i in range(0, len(source), 7):
             source.read(i, min(i + 7, len(source)))
-        source.layouts()
+        source.storage()
         source.loading_code()
 
 

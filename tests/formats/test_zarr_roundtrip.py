@@ -108,7 +108,7 @@ def test_every_schema_comes_back(tmp_path: Path, name: str, options: WriteOption
         for start, stop in ((0, 11), (0, 1), (3, 8), (10, 11), (5, 5)):
             found = source.read(start, stop, arena)
             assert_same_batch(found, take(batch, start, stop), schema)
-        assert set(source.layouts()) == set(schema.names)
+        assert set(source.storage()) == set(schema.names)
         assert not check(path, source).unlocated
 
 
@@ -351,7 +351,7 @@ def test_zip_output(tmp_path: Path) -> None:
         with opened(path) as source:
             assert source.schema == schema
             assert_same_batch(source.read(3, 20), take(batch, 3, 20), schema)
-            assert source.layouts()["image"].stored_nbytes
+            assert source.storage()["image"].stored_nbytes
         gc.collect()
 
 
@@ -391,7 +391,7 @@ def test_plans_estimates_and_layouts(tmp_path: Path, options: WriteOptions) -> N
     if options.compress is None:
         assert expected - actual < 2048 * (len(schema) + 4)
     with opened(tmp_path / "d") as source:
-        layouts = source.layouts()
+        layouts = source.storage()
         codec = options.compress.codec if options.compress else None
         assert layouts["x"].codecs == ((codec,) if codec else ())
         stored = sum(layout.stored_nbytes or 0 for layout in layouts.values())

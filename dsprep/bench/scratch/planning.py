@@ -360,7 +360,7 @@ class _Deciding:
                 "the scratch folder is on another file system than the data: "
                 "what is measured there is not theirs"
             )
-        if writes and any(layout.codecs for layout in self.source.layouts().values()):
+        if writes and any(layout.codecs for layout in self.source.storage().values()):
             self.notes.append("the data are compressed, what is prepared from them is not")
         return replace(
             self.facts,

@@ -2,141 +2,84 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dsprep.core.schema import DType, Field, encode_dtype
-from dsprep.formats.base import Layout
 from dsprep.formats.hdf5 import grids
 from dsprep.formats.hdf5.columns import FieldColumn, Fixed, Indexed, PerGroup
 from dsprep.formats.hdf5.dtypes import mislabelled
 from dsprep.formats.hdf5.sequences import Sequences
+from dsprep.layout.describe import Chunking, FieldStorage, of_array, show_nbytes
 
 _SOME = 1024
 
 
-def layout(column: FieldColumn, count: int) -> Layout:
+def storage(column: FieldColumn, count: int) -> FieldStorage:
     """Return how the field of a column is stored, in a file of `count` samples."""
-    dataset = column.dataset
-    storage, filters = _storage(dataset)
-    stored = int(dataset.id.get_storage_size())
-    if isinstance(column, PerGroup):
-        mean = _mean_nbytes(column, count)
-        access = f"a dataset of {_size(mean)} in a group of its own is looked up and read"
-        return Layout(storage=f"a dataset per sample, {storage}", codecs=filters, access=access)
     if isinstance(column, Sequences):
+        form = _chunking(column.dataset, "")
         access = "each sample is in a heap, found through a descriptor of its own: slow at random"
-        return Layout(storage=storage, codecs=filters, stored_nbytes=None, access=access)
+        words = form.words("descriptors")
+        return FieldStorage(storage=words, codecs=form.codecs, access=access)
+    if isinstance(column, PerGroup):
+        form = _chunking(column.dataset, "")
+        mean = show_nbytes(_mean_nbytes(column, count))
+        return FieldStorage(
+            storage=f"a dataset per sample, {form.words('rows')}",
+            codecs=form.codecs,
+            access=f"a dataset of {mean} in a group of its own is looked up and read",
+        )
+    assert isinstance(column, Fixed | Indexed)  # the other two of the four
+    reader = column.rows.reader
+    grid = None if reader is None else reader.column.grid
+    form = _chunking(column.dataset, "the HDF5 library" if grid is None else "")
+    form = replace(form, plain=grid is not None and grid.plain)
+    nbytes: float = column.rows.row_nbytes
     if isinstance(column, Indexed):
-        names = " and ".join(column.route.names)
-        storage += f", rows by {names}"
-        tables = len(column.route.names)
-        mean = _mean_nbytes(column, count)
-        access, reads, nbytes = _access(column, dataset, mean, count)
-        after = "a read of its index table" if tables == 1 else f"reads of {tables} index tables"
-        access += f", after {after}"
-    else:
-        assert isinstance(column, Fixed)  # the last of the four
-        access, reads, nbytes = _access(column, dataset, column.rows.row_nbytes, count)
-    return Layout(
-        storage=storage,
-        codecs=filters,
-        stored_nbytes=stored,
-        access=access,
-        reads=reads,
-        read_nbytes=nbytes,
+        nbytes = _mean_nbytes(column, count)
+    return of_array(
+        form,
+        nbytes / form.row_nbytes if form.row_nbytes else column.rows.lines,
+        count,
+        ragged=isinstance(column, Indexed),
+        stored_nbytes=int(column.dataset.id.get_storage_size()),
+        tables=column.route.names if isinstance(column, Indexed) else (),
     )
 
 
-def _mean_nbytes(column: Indexed | PerGroup, count: int) -> int:
+def _mean_nbytes(column: Indexed | PerGroup, count: int) -> float:
     """Return the bytes of a typical sample; in groups, not all rows belong to one."""
     if isinstance(column, Indexed) and not column.route.tables[-1].capacity:
-        return column.rows.count * column.rows.row_nbytes // max(1, count)
+        return column.rows.count * column.rows.row_nbytes / max(1, count)
     sizes = column.sizes(0, min(_SOME, column.count))
-    return 0 if sizes is None or not len(sizes) else int(sizes.mean())
+    return 0 if sizes is None or not len(sizes) else float(sizes.mean())
 
 
-def _storage(dataset: Any) -> tuple[str, tuple[str, ...]]:
-    """Return the storage and the filters of a dataset."""
+def _chunking(dataset: Any, library: str) -> Chunking:
+    """Return the form of a dataset, as far as it is known without its chunks."""
     from h5py import h5d
 
     plist = dataset.id.get_create_plist()
-    found = plist.get_layout()
-    if found == h5d.COMPACT:
-        return "compact", ()
-    if found == h5d.VIRTUAL:
-        return "virtual", ()
-    if found == h5d.CONTIGUOUS:
-        return "external" if plist.get_external_count() else "contiguous", ()
-    labels = []
-    for i in range(plist.get_nfilters()):
-        code, _, values, name = plist.get_filter(i)
-        label = grids.filter_name(code, name)
-        labels.append(f"{label}:{values[0]}" if code == 1 and values else label)
-    return f"chunked ({', '.join(map(str, dataset.chunks))})", tuple(labels)
-
-
-def _access(
-    column: Fixed | Indexed, dataset: Any, wanted: int, count: int
-) -> tuple[str, float, float]:
-    """Return how a read of one of `count` samples, of `wanted` bytes, performs, and what it costs.
-
-    The costs are the pieces that are read, and their bytes once decoded.
-    """
-    reader = column.rows.reader
-    grid = None if reader is None else reader.column.grid
-    if dataset.chunks is None or (grid is not None and grid.plain):
-        by = "" if grid is not None else ", by the HDF5 library"
-        return f"one read of {_size(wanted)}{by}", 1, wanted
-    nbytes = math.prod(map(int, dataset.chunks)) * int(dataset.dtype.itemsize)
-    rows = dataset.chunks[0]
-    pieces = _chunks_of_sample(column, dataset, wanted)
-    work = "is read by the HDF5 library" if grid is None else "is read"
-    if dataset.id.get_create_plist().get_nfilters():
-        work = "is read and decoded"
-    if all(n <= c for n, c in zip(dataset.shape, dataset.chunks, strict=True)):
-        only = f"the only chunk ({_size(nbytes)}) {work}"
-        return only + (" for one sample" if count > 1 else ""), 1, nbytes
-    factor = pieces * nbytes / max(1, wanted)
-    times = f": {_times(factor)} the bytes that are wanted" if wanted and factor > 1.05 else ""
-    unit = "rows" if isinstance(column, Indexed) else "samples"
-    if pieces < 1.05:
-        text = f"a chunk of {rows} {unit} ({_size(nbytes)}) {work} for one sample{times}"
-    else:
-        text = f"a sample is in {_number(pieces)} chunks of {_size(nbytes)}, each {work}{times}"
-    return text, pieces, pieces * nbytes
-
-
-def _chunks_of_sample(column: Fixed | Indexed, dataset: Any, wanted: int) -> float:
-    """Return how many chunks the rows of a sample are in, on average."""
-    across = 1
-    for n, c in zip(dataset.shape[1:], dataset.chunks[1:], strict=True):
-        across *= -(-int(n) // int(c))
-    length, step = int(dataset.shape[0]), int(dataset.chunks[0])
-    if isinstance(column, Fixed):
-        return across * (-(-length // step) if column.rows.whole else 1)
-    rows = wanted / max(1, column.rows.row_nbytes)
-    return across * min(-(-length // step), (rows - 1) / step + 1 if rows > 1 else 1)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"about {value:.1f}"
-
-
-def _times(factor: float) -> str:
-    return f"{factor:,.0f}x" if factor >= 10 or factor == int(factor) else f"{factor:.1f}x"
-
-
-def _size(nbytes: int) -> str:
-    """Return bytes for a person to read, in units of 1000."""
-    value = float(nbytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
+    found, chunks, stored, labels = plist.get_layout(), None, "", []
+    if found == h5d.CHUNKED:
+        chunks = tuple(map(int, dataset.chunks))
+        for i in range(plist.get_nfilters()):
+            code, _, values, name = plist.get_filter(i)
+            label = grids.filter_name(code, name)
+            labels.append(f"{label}:{values[0]}" if code == 1 and values else label)
+    elif found != h5d.CONTIGUOUS or plist.get_external_count():
+        stored = {h5d.COMPACT: "compact", h5d.VIRTUAL: "virtual"}.get(found, "external")
+    return Chunking(
+        shape=tuple(map(int, dataset.shape)),
+        itemsize=int(dataset.dtype.itemsize),
+        chunk=chunks,
+        codecs=tuple(labels),
+        library=library,
+        stored=stored,
+    )
 
 
 # --- loading code ----------------------------------------------------------------------------

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Arena, Batch, Ints, Schema
-from dsprep.formats.base import Layout, OpenOptions, Source, retype
+from dsprep.formats.base import OpenOptions, Source, retype
 from dsprep.formats.hdf5 import describe
 from dsprep.formats.hdf5.fields import Fields
 from dsprep.formats.hdf5.grids import Unlocated
 from dsprep.formats.hdf5.guard import library, open_file
+from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.columns import fetch
 from dsprep.reading.files import File
@@ -76,11 +77,11 @@ class Hdf5Source(Source):
         used = {dataset for column, _ in self._columns.values() for dataset in column.datasets()}
         return sum(dataset.resident for dataset in used)
 
-    def layouts(self) -> dict[str, Layout]:
+    def storage(self) -> dict[str, FieldStorage]:
         """Return how each field is stored."""
         with library(self.path, "the layout cannot be read"):
             return {
-                name: describe.layout(column, self._count)
+                name: describe.storage(column, self._count)
                 for name, (column, _) in self._columns.items()
             }
 

@@ -16,12 +16,13 @@ from dsprep.core.pread import packed
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.storage import pread_exact, pread_most
 from dsprep.errors import FormatError, UsageError
-from dsprep.formats.base import Layout, OpenOptions, wanted
+from dsprep.formats.base import OpenOptions, wanted
 from dsprep.formats.lmdb.records import Records
 from dsprep.formats.lmdb.snippet import group_loading_code
 from dsprep.formats.lmdb.source import RecordsSource
 from dsprep.formats.lmdb.values import HEAD, MAGIC, MAX_VALUE, Packing, is_group
 from dsprep.layout import model
+from dsprep.layout.describe import FieldStorage
 from dsprep.layout.laws import Affine, Computed, Explicit
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part
 
@@ -209,13 +210,13 @@ class LmdbGroupSource(RecordsSource):
                 columns[field.name] = Column(Grid(blocks, shape, f.dtype.itemsize, chunk))
         return FileLayout(len(self), columns=columns, unlocated=unlocated)
 
-    def layouts(self) -> dict[str, Layout]:
+    def storage(self) -> dict[str, FieldStorage]:
         """Return how each field is stored: all of a group's samples together."""
         most = int(self._counts.max(initial=0))
         access = "one contiguous read per field, also for all samples of a group"
         storage = f"values of up to {most} samples, field by field"
         return {
-            f.name: Layout(
+            f.name: FieldStorage(
                 storage=storage,
                 access=access,
                 reads=None if f.ragged else 1,

@@ -8,6 +8,7 @@ since it was opened is noticed. The file must not be written to while it is read
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Arena, Batch, Column, Field, Ints, Ragged, Schema
 from dsprep.errors import UsageError
-from dsprep.formats.base import Layout, OpenOptions, Source, retype, wanted
+from dsprep.formats.base import OpenOptions, Source, retype, wanted
 from dsprep.formats.lmdb import families
 from dsprep.formats.lmdb.datum import Datum, looks_like_datum
 from dsprep.formats.lmdb.families import KEY, VALUE, Family, numbers
@@ -25,6 +26,7 @@ from dsprep.formats.lmdb.records import Records, shown
 from dsprep.formats.lmdb.snippet import family_loading_code, loading_code
 from dsprep.formats.lmdb.values import Values, is_group
 from dsprep.layout import model
+from dsprep.layout.describe import FieldStorage, Sizes, of_record
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import FileLayout, Part
 from dsprep.reading.layout_reader import LayoutReader
@@ -357,53 +359,39 @@ class LmdbSource(RecordsSource):
 
     # --- describing --------------------------------------------------------------------------
 
-    def layouts(self) -> dict[str, Layout]:
+    def storage(self) -> dict[str, FieldStorage]:
         """Return how the values are stored; all fields of a sample are in one."""
         if self.families:
             access = "a page of the tree and a value per field: their offsets are not computed"
-            own = Layout(storage="a record per field", access=access)
-            number = Layout(storage="the number in the keys", access=access)
+            own = FieldStorage(storage="a record per field", access=access)
+            number = FieldStorage(storage="the number in the keys", access=access)
             return {f.name: own if p in self.families else number for p, f in self._fields}
-        index = self.records
-        n = max(1, len(index))
+        index, n = self.records, max(1, len(self))
+        where = " in overflow pages" if index.big else " inside the leaf pages"
+        if index.big and index.big < n:
+            where += f" ({index.big:,} of {n:,}; the others in leaf pages)"
+        by_key = index.big > 0 and index.order is None
+        found = of_record(
+            Sizes(index.smallest, index.largest, index.payload, n),
+            what="values",
+            where=where,
+            alone=len(self._decoder.schema) == 1,
+            backward=index.backward / index.big if by_key else None,
+        )
+        access = found.access
         if not index.big:
-            storage = "values inside the leaf pages"
-            access = (
-                "a read of a leaf page, then one of the value in it (with a sidecar: of that "
-                "alone); samples share their pages"
-            )
-        else:
-            rest = "" if index.big >= n else f" ({index.big} of {n}; the others in leaf pages)"
-            storage = f"values in overflow pages{rest}"
-            scattered = index.backward / index.big
-            access = (
-                "a read of a leaf page, then one of the value (with a sidecar: of that alone); "
-            )
-            if index.order is not None and self._options.order == "file":
-                access += "samples are numbered in the order of the file"
-            elif index.order is not None:
-                access += "samples are numbered by their keys' numbers, wherever they are stored"
-            elif scattered < 0.01:
-                access += "neighbours in key order are neighbours in the file"
-            else:
-                access += (
-                    f"but {scattered:.0%} of them are stored before the sample before, so ranges "
-                    "are scattered (--order file reads them as stored)"
-                )
+            access += "; samples share their pages"
+        elif self._options.order == "file" and not by_key:
+            access += "; samples are numbered in the order of the file"
+        elif not by_key:
+            access += "; samples are numbered by their keys' numbers, wherever they are stored"
+        elif index.backward >= 0.01 * index.big:
+            access += "; --order file reads them as stored"
         if self.key:
             access += "; keys are in the leaf pages"
-        alone = len(self._decoder.schema) == 1
-        stored = index.payload if alone else None
-        where = storage if alone else f"{storage}, all fields of a sample in one value"
-        layout = Layout(
-            storage=where,
-            stored_nbytes=stored,
-            access=access,
-            reads=2,
-            read_nbytes=index.pages.psize + index.payload / n,
-        )
-        key = Layout(storage="keys in the leaf pages", access=access)
-        return {f.name: key if p == self.key else layout for p, f in self._fields}
+        key = FieldStorage(storage="keys in the leaf pages", access=access)
+        found = replace(found, access=access)
+        return {f.name: key if p == self.key else found for p, f in self._fields}
 
     def loading_code(self) -> str:
         """Return a py-lmdb program that loads sample 0; see `Source.loading_code`."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dsprep.core.schema import Arena, Batch, Field, Schema, empty_batch
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import decoders
-from dsprep.formats.base import Layout, OpenOptions, Source
+from dsprep.formats.base import OpenOptions, Source
 from dsprep.formats.tfrecord import example, features, framing
 from dsprep.formats.tfrecord.discovery import Discovery
 from dsprep.formats.tfrecord.example import BYTES, WireError
@@ -26,6 +26,7 @@ from dsprep.formats.tfrecord.features import RECORD, Feature
 from dsprep.formats.tfrecord.recipe import Misfit
 from dsprep.formats.tfrecord.snippet import loading_code
 from dsprep.formats.tfrecord.stream import PackedFile, open_stream, read_index
+from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.model import FileLayout, Part
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.records import Verify
@@ -78,9 +79,9 @@ class TFRecordSource(Source):
         self.notes = tuple(notes)
         parts = {f.field.name: Part(0) for f in self._features} if self._opaque else None
         records = records_of(self._index, self._features, self._known, parts)
-        layout = FileLayout(self._index.count, records)
+        self._layout = FileLayout(self._index.count, records)
         self._reader = LayoutReader(
-            layout, self.schema, lambda _: self._stream, path, decoders, self._label
+            self._layout, self.schema, lambda _: self._stream, path, decoders, self._label
         )
 
     @property
@@ -206,35 +207,19 @@ class TFRecordSource(Source):
 
     # --- what a person sees ---
 
-    def layouts(self) -> dict[str, Layout]:
+    def storage(self) -> dict[str, FieldStorage]:
         """Return how the records are stored, which is the same for each field of them."""
-        index, codec = self._index, self._codec
-        low, high, total = 0, 0, index.nbytes
-        if index.count:
-            lengths = index.lengths.span(0, 1 if index.constant else index.count)
-            low, high = int(lengths.min()) + framing.FRAME, int(lengths.max()) + framing.FRAME
-        if not index.constant:
-            storage = f"records of {low:,} to {high:,} bytes"
-            access = "one read at an offset known only after all headers have been read"
-        else:
-            storage = f"records of {max(low, framing.FRAME):,} bytes, constant stride"
-            access = "one read at a computed offset"
+        found = of_layout(self._layout, self.schema)
+        codec = self._codec
         if codec:
-            access = f"slow: {codec} runs over the whole file, so what is before is unpacked too"
-        alone = self._stream.status[1] if len(self._features) == 1 else None
-        codecs = (codec,) if codec else ()
-        mean = total / max(1, index.count)
-        return {
-            f.field.name: Layout(
-                storage=storage if self._opaque else f"{storage}, {example.TYPES[f.type]}_list",
-                codecs=codecs,
-                stored_nbytes=alone,
-                access=access,
-                reads=None if codec else 1,
-                read_nbytes=None if codec else mean,
-            )
-            for f in self._features
-        }
+            how = f"slow: {codec} runs over the whole file, so what is before is unpacked too"
+            alone = self._stream.status[1] if len(self._features) == 1 else None
+            packed = FieldStorage(storage="", codecs=(codec,), stored_nbytes=alone, access=how)
+            found = {n: replace(packed, storage=each.storage) for n, each in found.items()}
+        types = {f.field.name: f"{example.TYPES[f.type]}_list" for f in self._features}
+        if self._opaque:
+            return found
+        return {n: replace(x, storage=f"{x.storage}, {types[n]}") for n, x in found.items()}
 
     def loading_code(self) -> str:
         """Return a tf.data program; see `Source.loading_code`."""

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,12 +26,12 @@ from dsprep.core.filters import COMPRESSORS, unpack
 from dsprep.core.schema import Arena, Array, Column, DType, Field, Ints, Kind, Ragged, is_extension
 from dsprep.core.storage import free_memory
 from dsprep.errors import FormatError
-from dsprep.formats.base import Layout
 from dsprep.formats.zarr.array import LastBlock, StoredArray
 from dsprep.formats.zarr.attributes import CAPACITY, DTYPE, KIND, ROWS, from_json, restore, view
 from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, translated
 from dsprep.formats.zarr.locations import Step, Unlocated
 from dsprep.formats.zarr.metadata import MAX_ROW, ArrayMeta, NoField
+from dsprep.layout.describe import Chunking, FieldStorage, of_array
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Column as Located
 from dsprep.layout.model import Grid
@@ -97,27 +96,27 @@ class Reading(ABC):
         """Return the payload bytes of each sample, or None where that takes reading them."""
         return np.full(stop - start, self.field.row_nbytes, np.int64)
 
-    def layout(self) -> Layout:
-        """Return how the field lies on disk."""
-        main = self.arrays[0]
-        stored = sum(a.store.nbytes(a.meta.path) for a in self.arrays)
-        unit = "row" if len(self.arrays) > 1 else "sample"
-        reads, nbytes = _cost(main)
-        rows = self.nbytes / max(1, self.count) / max(1, main.meta.row_nbytes)
-        several = len(self.arrays) > 1  # a ragged field: rows of a sample follow one another
-        if several and main.meta.raw:
-            nbytes = self.nbytes / max(1, self.count)
-        elif several:
-            chunks = max(1.0, (rows - 1) / main.meta.chunk[0] + 1)
-            reads, nbytes = reads * chunks, nbytes * chunks
-        return Layout(
-            storage=_storage(main, unit + "s"),
-            codecs=tuple(c for c in main.meta.codecs if c not in ("bytes", "sharding_indexed")),
-            stored_nbytes=stored,
-            access=_access(main, unit),
-            reads=reads,
-            read_nbytes=nbytes,
+    def storage(self) -> FieldStorage:
+        """Return how the field is stored."""
+        meta, tables = self.arrays[0].meta, [a.meta.path for a in self.arrays[1:]]
+        array = Chunking(
+            shape=meta.shape,
+            itemsize=meta.dtype.itemsize,
+            chunk=meta.chunk,
+            file=meta.grid,
+            codecs=tuple(c for c in meta.codecs if c not in ("bytes", "sharding_indexed")),
+            plain=meta.raw and bool(meta.shape),
         )
+        stored = sum(a.store.nbytes(a.meta.path) for a in self.arrays)
+        if meta.vlen:
+            access = f"a chunk of {meta.chunk[0]:,} samples is read and decoded for one sample"
+            words = array.words("samples")
+            return FieldStorage(
+                storage=words, codecs=array.codecs, stored_nbytes=stored, access=access, reads=1
+            )
+        rows = self.nbytes / max(1, self.count) / max(1, array.row_nbytes)
+        ragged = bool(tables)
+        return of_array(array, rows, self.count, ragged=ragged, stored_nbytes=stored, tables=tables)
 
 
 def declared(array: StoredArray) -> tuple[Any, tuple[int, ...]]:
@@ -393,54 +392,6 @@ def _regrouped(grid: Grid, nbytes: int) -> Grid:
     return replace(
         grid, shape=(total // nbytes,), itemsize=nbytes, chunk=(chunk // nbytes,), fill=fill
     )
-
-
-def _storage(array: StoredArray, unit: str) -> str:
-    """Return what a chunk and a file hold."""
-    meta = array.meta
-    if not meta.shape:
-        return "one value"
-    if meta.chunk[1:] == meta.shape[1:]:
-        text = f"chunks of {meta.chunk[0]} {unit}"
-    else:
-        text = f"chunks of {'x'.join(map(str, meta.chunk))}"
-    if "sharding_indexed" not in meta.codecs:
-        return text
-    same = meta.grid[1:] == meta.shape[1:]
-    return f"{text} in shards of {meta.grid[0] if same else 'x'.join(map(str, meta.grid))}"
-
-
-def _access(array: StoredArray, unit: str) -> str:
-    """Return how a read of one random sample, or row, performs."""
-    meta = array.meta
-    if not meta.shape:
-        return "it is read whole, whichever sample is wanted"
-    rows = min(meta.chunk[0], max(1, meta.shape[0]))
-    if meta.raw:
-        return (
-            f"one read of just the bytes wanted; with zarr-python a {unit} costs a chunk, "
-            f"{rows} times its bytes"
-        )
-    chunks, files = (_across(meta.shape, sizes) for sizes in (meta.chunk, meta.grid))
-    decoded = f"decodes {chunks} chunk{'s' * (chunks != 1)}"
-    whole = math.prod(meta.shape[1:])
-    factor = rows * chunks * math.prod(meta.chunk[1:]) / whole if whole else 0
-    times = f"{factor:,.0f}" if factor >= 10 or factor == int(factor) else f"{factor:.1f}"
-    return f"a {unit} {decoded} from {files} file{'s' * (files != 1)}, {times} times its bytes"
-
-
-def _across(shape: tuple[int, ...], step: tuple[int, ...]) -> int:
-    """Return how many pieces of a grid a row lies in."""
-    return math.prod(-(-n // s) for n, s in zip(shape[1:], step[1:], strict=True))
-
-
-def _cost(array: StoredArray) -> tuple[float, float]:
-    """Return how many pieces a row takes that is read alone, and their bytes once decoded."""
-    meta = array.meta
-    if meta.raw and meta.shape:
-        return 1, meta.row_nbytes
-    chunks = _across(meta.shape, meta.chunk) if meta.shape else 1
-    return chunks, chunks * math.prod(meta.chunk) * meta.dtype.itemsize
 
 
 # --- a program that loads the first sample with zarr-python alone -----------------------------

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from dsprep.core.schema import Arena, Attrs, Batch, Field, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats import samples
-from dsprep.formats.base import Layout, OpenOptions, Source, missing_field, retype, wanted
+from dsprep.formats.base import OpenOptions, Source, missing_field, retype, wanted
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import FIELDS, from_json
 from dsprep.formats.zarr.fields import Elements, Fixed, Parts, Reading, program
 from dsprep.formats.zarr.locations import Unlocated
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_array, read_document
 from dsprep.formats.zarr.store import Directory, Store, Zip, join
+from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.columns import fetch
 
@@ -170,9 +171,9 @@ class ZarrSource(Source):
             return 0
         return sum(a.resident_nbytes() for _, reading in self._columns for a in reading.arrays)
 
-    def layouts(self) -> dict[str, Layout]:
-        """See `Source.layouts`."""
-        return {field.name: reading.layout() for field, reading in self._columns}
+    def storage(self) -> dict[str, FieldStorage]:
+        """See `Source.storage`."""
+        return {field.name: reading.storage() for field, reading in self._columns}
 
     def loading_code(self) -> str:
         """See `Source.loading_code`."""
