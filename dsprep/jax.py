@@ -33,8 +33,7 @@ import numpy as np
 
 from dsprep.core.schema import Array, Batch, DType, Ragged, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
-from dsprep.reader.adapters import Ahead, Values, check_fields, mapped, native
-from dsprep.reader.ledger import EpochStats
+from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.loader import Reader
 
 try:
@@ -43,7 +42,7 @@ except ImportError as error:
     raise MissingExtra("dsprep.jax needs JAX", fix="pip install 'dsprep[jax]'") from error
 
 
-class Batches:
+class Batches(ReaderLoops):
     """Batches of JAX arrays, read by `dsprep.Reader`; each loop runs through the next epoch.
 
     A batch is a dict of field name to ``jax.Array`` of shape ``(n, *shape)``, or
@@ -99,7 +98,6 @@ class Batches:
                 "arrays over several processes need batches of the same size",
                 fix="give drop_last=True or pad=True",
             )
-        self._ahead: Ahead | None = None
 
     def _global(self) -> bool:
         """Whether arrays reach beyond this process."""
@@ -107,15 +105,6 @@ class Batches:
         return any(
             isinstance(s, jax.sharding.Sharding) and not s.is_fully_addressable for s in kinds
         )
-
-    def __len__(self) -> int:
-        """Return the steps of the loop that is under way, or else of the next one."""
-        return len(self.reader)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch: what ``len`` is but for an epoch that is resumed."""
-        return self.reader.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
         """Return the batches of the next epoch, or of what is left of it."""
@@ -140,36 +129,6 @@ class Batches:
             kinds = self._sharding
             return {k: mapped(partial(put, sharding=kinds[k]), v) for k, v in batch.items()}
         return mapped(partial(put, sharding=self._sharding), batch)
-
-    # --- epochs and states -------------------------------------------------------------------
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next batch."""
-        return int(self.state_dict()["epoch"])
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next loop begin with the beginning of an epoch."""
-        self.reader.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is, behind the last batch that was delivered; see `Reader`."""
-        return self.reader.state_dict() if self._ahead is None else self._ahead.state()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called; before the loop."""
-        self.reader.load_state_dict(state)
-
-    # --- accounts and the end ----------------------------------------------------------------
-
-    @property
-    def stats(self) -> list[EpochStats]:
-        """What the reader did, epoch by epoch."""
-        return self.reader.stats
-
-    def close(self) -> None:
-        """Stop reading and close all files; arrays stay valid."""
-        self.reader.close()
 
     def __repr__(self) -> str:
         return f"<Batches in JAX of {self.reader!r}>"

@@ -39,8 +39,7 @@ import numpy as np
 
 from dsprep.core.schema import Array, Batch, DType, Ragged, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
-from dsprep.reader.adapters import Ahead, Values, check_fields, mapped, native
-from dsprep.reader.ledger import EpochStats
+from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
 
@@ -60,7 +59,7 @@ LOOPS = 1024
 """Loops of workers that are told apart, since the last call of `Batches.set_epoch`."""
 
 
-class Batches(IterableDataset[Any]):
+class Batches(ReaderLoops, IterableDataset[Any]):
     """Batches of tensors, read by `dsprep.Reader`; each loop runs through the next epoch.
 
     A batch is a dict of field name to tensor of shape ``(n, *shape)``; ragged fields are
@@ -130,18 +129,12 @@ class Batches(IterableDataset[Any]):
         self.reader = Reader(**self._arguments)
         if transform is None:
             check_fields(self.reader.schema, takes, "PyTorch")
-        self._ahead: Ahead | None = None
         self._worker: _Worker | None = None
         self._shared = _Shared()
 
     def __len__(self) -> int:
         """Return the steps of the loop that is under way, or else of the next one."""
         return self.steps_per_epoch if self._shared.loops() else len(self.reader)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch: what ``len`` is but for an epoch that is resumed."""
-        return self.reader.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
         """Return the batches of the next epoch, or of what is left of it."""
@@ -187,15 +180,13 @@ class Batches(IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
-        if self._ahead is not None:
-            return int(self._ahead.state()["epoch"])
-        if self._worker is not None or not self._shared.loops():
-            return self.reader.epoch
+        if self._ahead or self._worker or not self._shared.loops():
+            return super().epoch
         return self._shared.base(self.reader.epoch) + self._shared.loops()
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop begin with the beginning of an epoch, in workers too."""
-        self.reader.set_epoch(epoch)
+        super().set_epoch(epoch)
         self._shared.called(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,7 +203,7 @@ class Batches(IterableDataset[Any]):
                 "know where they are",
                 fix="use num_workers=0, which is faster, or torchdata's StatefulDataLoader",
             )
-        return self.reader.state_dict() if self._ahead is None else self._ahead.state()
+        return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called: before the loop, before workers are started."""
@@ -243,17 +234,6 @@ class Batches(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ahead": None}
-
-    # --- accounts and the end ----------------------------------------------------------------
-
-    @property
-    def stats(self) -> list[EpochStats]:
-        """What the reader did, epoch by epoch."""
-        return self.reader.stats
-
-    def close(self) -> None:
-        """Stop reading and close all files; tensors stay valid."""
-        self.reader.close()
 
     def __repr__(self) -> str:
         return f"<Batches on {self._device} of {self.reader!r}>"

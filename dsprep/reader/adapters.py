@@ -1,4 +1,4 @@
-"""What the adapters for frameworks share: values in a form that they take, and a batch ahead.
+"""What the adapters for frameworks share: loops, states, values in a form that they take.
 
 Nothing is imported here but numpy; `dsprep.torch`, `dsprep.tf` and `dsprep.jax` import theirs.
 """
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dsprep.core.schema import Array, DType, Schema
 from dsprep.errors import UnsupportedError
+from dsprep.reader.ledger import EpochStats
 from dsprep.reader.loader import Reader
 
 
@@ -131,3 +132,51 @@ class Ahead(Iterator[Any]):
         if self._taken > self._given:
             self._reader.load_state_dict(state)
             self._taken = self._given
+
+
+class ReaderLoops:
+    """Loops of a framework through a `Reader`: their epochs, states and statistics.
+
+    Attributes
+    ----------
+    reader
+        The `Reader`.
+    """
+
+    reader: Reader
+    _ahead: Ahead | None = None  # of the loop that is under way, if it is one batch ahead
+
+    def __len__(self) -> int:
+        """Return the steps of the loop that is under way, or else of the next one."""
+        return len(self.reader)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a whole epoch: what ``len`` is but for an epoch that is resumed."""
+        return self.reader.steps_per_epoch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self.reader.epoch if self._ahead is None else int(self._ahead.state()["epoch"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next loop begin with the beginning of an epoch."""
+        self.reader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loop is, after the last batch that was delivered; see `Reader`."""
+        return self.reader.state_dict() if self._ahead is None else self._ahead.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was called; before the loop."""
+        self.reader.load_state_dict(state)
+
+    @property
+    def stats(self) -> list[EpochStats]:
+        """What the reader did, epoch by epoch."""
+        return self.reader.stats
+
+    def close(self) -> None:
+        """Stop reading and close all files; what was delivered stays valid."""
+        self.reader.close()

@@ -19,17 +19,7 @@ MOST = 4
 
 @dataclass(frozen=True)
 class Choice:
-    """How to read.
-
-    Attributes
-    ----------
-    engine
-        One of `dsprep.reader.engines.NAMES`.
-    threads
-        How many read at a time.
-    why
-        The reason, for a person.
-    """
+    """How to read: engine, threads that read at a time, and the reason, for a person."""
 
     engine: str
     threads: int
@@ -38,21 +28,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Cores:
-    """The cores that a process may use, and who else uses them.
-
-    Attributes
-    ----------
-    count
-        Cores of this process.
-    ranks
-        Ranks that share them, this one included.
-    whose
-        The same, for a person.
-    """
+    """The cores that a process may use, and the ranks that share them, this one included."""
 
     count: int
     ranks: int
-    whose: str
+    whose: str  # the same, for a person
 
     @property
     def share(self) -> int:
@@ -61,15 +41,8 @@ class Cores:
 
 
 def threads_by_rule(cores: Cores, decoded: bool = False) -> int:
-    """Return the threads that read for a rank.
+    """Return the threads that read for a rank; `decoded`: values are decoded, not only copied.
 
-    Parameters
-    ----------
-    decoded
-        Whether values are decoded, not only copied.
-
-    Examples
-    --------
     >>> [threads_by_rule(Cores(64, ranks, "")) for ranks in (1, 8, 32, 128)]
     [4, 4, 2, 1]
     >>> threads_by_rule(Cores(64, 8, ""), decoded=True)
@@ -79,17 +52,7 @@ def threads_by_rule(cores: Cores, decoded: bool = False) -> int:
 
 
 def choose(engine: str, threads: int | None, cores: Cores, decoded: bool = False) -> Choice:
-    """Return how to read.
-
-    Parameters
-    ----------
-    engine
-        As asked, or the default.
-    threads
-        As asked; None: by the rule.
-    decoded
-        As in `threads_by_rule`.
-    """
+    """Return how to read: with as many `threads` as asked, or by the rule."""
     if threads is not None:
         return Choice(engine, threads, "as asked")
     found = threads_by_rule(cores, decoded)
@@ -98,15 +61,7 @@ def choose(engine: str, threads: int | None, cores: Cores, decoded: bool = False
 
 
 def cores_of(place: Place, parts: int = 1) -> Cores:
-    """Return the cores of this process, as it runs.
-
-    Parameters
-    ----------
-    place
-        Which rank it is.
-    parts
-        Processes that this rank's steps are divided among, such as the workers of a loader.
-    """
+    """Return the cores of this process, whose steps may be divided among `parts` workers."""
     return shared(len(os.sched_getaffinity(0)), node_cores(os.environ), place, parts)
 
 
@@ -121,16 +76,7 @@ def shared(count: int, of_node: int, place: Place, parts: int = 1) -> Cores:
     """Return who uses the cores of a process.
 
     Ranks that a launcher bound to cores of their own share none: then all of them together have
-    no more than the node. Where the number of ranks on the node is unknown, all count.
-
-    Parameters
-    ----------
-    count
-        Cores of this process.
-    of_node
-        Cores of the job on this node.
-    place, parts
-        As in `cores_of`.
+    no more than the node (`of_node`). Where the number of ranks on the node is unknown, all count.
     """
     ranks = place.world_size if place.local_size is None else place.local_size
     if place.local_size is None and ranks > 1:

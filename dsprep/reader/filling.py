@@ -1,6 +1,6 @@
 """A unit on its way into memory: what has to be read for it, and what is done once it is there.
 
-Fixed fields go to the blocks of the batches that they belong to, at the place where they are
+Fixed fields go to the blocks of the batches that they belong to, to the slots where they are
 delivered. How they get there depends on the field and the file:
 
 direct
@@ -63,26 +63,14 @@ class Area:
 
 @dataclass(frozen=True)
 class Slice:
-    """Samples of a unit that are in one block.
-
-    Attributes
-    ----------
-    block, memory
-        The block, and the lease of it.
-    begin
-        The place of the first of them in the block.
-    low, high
-        Which samples of the unit, in the order of delivery.
-    ragged
-        Ragged fields of the unit, once it is there.
-    """
+    """Samples of a unit that are in one block."""
 
     block: Block
-    memory: Bytes
-    begin: int
-    low: int
+    memory: Bytes  # the lease of the block
+    begin: int  # the slot in the block of the first of them
+    low: int  # which samples of the unit, in the order of delivery
     high: int
-    ragged: Mapping[str, Ragged]
+    ragged: Mapping[str, Ragged]  # ragged fields of the unit, once it is there
 
     def cut(self, count: int) -> tuple[Slice, Slice | None]:
         """Return the first `count` samples, and the others if there are more."""
@@ -94,60 +82,31 @@ class Slice:
 
 @dataclass(frozen=True)
 class Part:
-    """What one thread reads: a range of a file, or fields that are decoded.
+    """What one thread reads: a range of a file, or fields that are decoded."""
 
-    Attributes
-    ----------
-    file
-        The file; None where `decode` does the reading.
-    start, places
-        As in `Engine.read`.
-    decode
-        Reads fields with the memory of the thread; returns the bytes asked for.
-    """
-
-    file: File | None
-    start: int
+    file: File | None  # None where `decode` does the reading
+    start: int  # as in `Engine.read`
     places: Ints
-    decode: Callable[[Arena], int] | None = None
+    decode: Callable[[Arena], int] | None = None  # with memory of the thread; returns bytes asked
 
 
 @dataclass
 class Fill:
-    """A unit on its way into memory.
+    """A unit on its way into memory."""
 
-    Attributes
-    ----------
-    samples
-        In the order of the files, int64.
-    slots
-        Where each is delivered among those of the unit.
-    slices
-        The blocks that they go to, in the order of delivery.
-    parts
-        What has to be read.
-    ragged
-        Ragged fields in the order of delivery, once all is done.
-    files
-        That are read.
-    done
-        Not empty once all is there, or `error` is. Not an event: an interrupt within its `wait`,
-        which is written in Python, may become a RuntimeError.
-    staged, decoded
-        By field: values as they are stored; decoded ones of some samples.
-    """
-
-    samples: Ints
-    slots: Ints
-    slices: Sequence[Slice]
-    parts: list[Part] = field(default_factory=list)
-    ragged: dict[str, Ragged] = field(default_factory=dict)
-    files: set[File] = field(default_factory=set)
+    samples: Ints  # in the order of the files, int64
+    slots: Ints  # where each is delivered among those of the unit
+    slices: Sequence[Slice]  # the blocks that they go to, in the order of delivery
+    parts: list[Part] = field(default_factory=list)  # what has to be read
+    ragged: dict[str, Ragged] = field(default_factory=dict)  # as delivered, once all is done
+    files: set[File] = field(default_factory=set)  # that are read
     done: SimpleQueue[None] = field(default_factory=SimpleQueue)
+    """Not empty once all is there, or `error` is. Not an event: an interrupt within its `wait`,
+    which is written in Python, may become a RuntimeError."""
     error: BaseException | None = None
-    missing: int = 0
-    staged: dict[str, Bytes] = field(default_factory=dict)
-    decoded: dict[str, list[tuple[Ints, Ragged]]] = field(default_factory=dict)
+    missing: int = 0  # parts
+    staged: dict[str, Bytes] = field(default_factory=dict)  # values of fields as they are stored
+    decoded: dict[str, list[tuple[Ints, Ragged]]] = field(default_factory=dict)  # of some samples
 
     def take(self) -> Sequence[Slice]:
         """Return the slices, and hold their memory no longer."""
@@ -162,18 +121,16 @@ class Fill:
 
 
 class Filler:
-    """Plans and finishes fills.
+    """Plans and finishes fills; safe to use from several threads.
 
     Parameters
     ----------
-    sidecar
-        The dataset.
-    names
-        The fields wanted.
+    sidecar, names
+        The dataset, and the fields wanted.
     batch_size
         Samples of a full batch.
     verify
-        Whether groups are compared with their checksums before.
+        Whether samples are compared with their checksums before.
 
     Attributes
     ----------
@@ -181,8 +138,6 @@ class Filler:
         By fixed field, where it is in a block.
     batches, capacity
         Batches that a block holds, and samples: more than one where batches are tiny.
-    block_nbytes
-        Of a block.
     """
 
     def __init__(
@@ -245,10 +200,8 @@ class Filler:
         ----------
         fill
             With its samples and slices.
-        most
-            Threads that share the work.
-        align
-            Bytes at whose multiples a range is cut for them.
+        most, align
+            Threads that share the work, and bytes at whose multiples a range is cut for them.
         take
             Gives memory for the values of a ragged field: its name, bytes.
 
@@ -263,11 +216,11 @@ class Filler:
         if len(lows) > 1:
             which = np.searchsorted(lows, fill.slots, "right") - 1
             base, shift = base[which], shift[which]
-        place = fill.slots + shift
+        slot = fill.slots + shift
 
         def to(area: Area, staged: bool) -> Ints | int:
             if not staged:
-                addresses: Ints = base + (place * area.nbytes + area.at)
+                addresses: Ints = base + (slot * area.nbytes + area.at)
                 return addresses
             if (found := fill.staged.get(area.field.name)) is None:
                 found = np.empty((len(fill.samples), area.nbytes), np.uint8)

@@ -49,28 +49,15 @@ def anonymous(nbytes: int) -> mmap.mmap:
 
 
 class Block:
-    """A piece of memory that holds a batch, or ragged values of a unit.
+    """Memory of a batch, or of ragged values of a unit: `nbytes` of `memory` from byte `at` on.
 
-    Attributes
-    ----------
-    memory, at
-        Where it lies: in `memory`, from byte ``at`` on.
-    nbytes
-        Its size, a multiple of the page.
-    address
-        Of its first byte.
-    lent
-        Its lease, while it has one that comes back.
+    `lent` is its lease, while it has one that comes back.
     """
 
     def __init__(self, memory: mmap.mmap, at: int, nbytes: int) -> None:
         self.memory, self.at, self.nbytes = memory, at, nbytes
         self.address = int(np.frombuffer(memory, np.uint8, 1, at).ctypes.data)
         self.lent: weakref.ref[Bytes] | None = None
-
-    def view(self) -> Bytes:
-        """Return all of it as uint8; whoever takes this sees to it that the block is not free."""
-        return np.frombuffer(self.memory, np.uint8, self.nbytes, self.at)
 
     def lease(self, back: Returned | None) -> Bytes:
         """Return all of it as uint8; once nothing refers to that any more, `lent` goes `back`.
@@ -79,25 +66,16 @@ class Block:
         queue's own: in one written in Python an interrupt of the program could arrive, which would
         be lost, and the block with it.
         """
-        root = self.view()
+        root = np.frombuffer(self.memory, np.uint8, self.nbytes, self.at)
         if back is not None:
             self.lent = weakref.ref(root, back.put)
         return root
 
 
 class Pool:
-    """Blocks of at least `nbytes` bytes.
+    """`count` blocks of at least `nbytes` bytes each.
 
     One thread takes; any thread, also a garbage collector's, gives back.
-
-    Parameters
-    ----------
-    nbytes
-        Of a block, at first.
-    count
-        Blocks that are kept.
-    allocate
-        Where memory comes from.
     """
 
     def __init__(self, nbytes: int, count: int, allocate: Allocate = anonymous) -> None:

@@ -1,7 +1,7 @@
 """Which samples a rank delivers, and in which order: a pure function, the same on every machine.
 
 The **sequence** of an epoch is every sample once: the groups in an order drawn from seed and
-epoch (`Sequence`). It is dealt to ranks in one piece each: of n samples, rank r of P owns the
+epoch (`Sequence`). It is divided among ranks, one range each: of n samples, rank r of P owns the
 positions ``r * n // P .. (r + 1) * n // P``, so that nearly all groups belong to one rank, and a
 group that two of them share is read in two parts, each once. What a rank reads at a time is a
 `Unit`: a group or several, or the part of one that it owns; its samples are shuffled together.
@@ -12,16 +12,16 @@ Numbers of samples differ by one between ranks, numbers of steps never do:
     Every rank delivers ``n // P // M`` full batches of M; what is left of each share is left out
     of this epoch.
 ``pad``
-    Every rank delivers ``ceil(ceil(n / P) / M)`` full batches; it goes on with the samples after
+    Every rank delivers ``ceil(ceil(n / P) / M)`` full batches; it continues with the samples after
     its own, around the end of the sequence (which makes it a ring).
 ``ragged``
     As many steps, each sample exactly once: the last batches of a rank are shorter, and the last
     one is empty where a rank has fewer samples than there are steps.
 
-An epoch that was interrupted goes on with another number of ranks or another batch size: each
-`Stage` tells with how many ranks how many steps were done, and what these left is dealt anew, as
-if it were a sequence of its own. Sources: Lee et al., "Asynchronous I/O Strategy for Large-Scale
-Deep Learning Applications", section III (groups, dealing, shuffling in the buffer).
+An epoch that was interrupted continues with another number of ranks or another batch size: each
+`Stage` gives with how many ranks how many steps were done, and what these left is assigned as if it
+were a sequence of its own. Sources: Lee et al., "Asynchronous I/O Strategy for Large-Scale
+Deep Learning Applications", section III (groups, their assignment, shuffling in the buffer).
 """
 
 from __future__ import annotations
@@ -54,24 +54,15 @@ def derive(*words: object) -> int:
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a sequence, in the order in which it is delivered.
+    """A part of a sequence, in the order in which it is delivered."""
 
-    Attributes
-    ----------
-    start, stop
-        Positions in the sequence.
-    low, high
-        Which of them, in shuffled order: ``low <= i < high <= stop - start``.
-    fixed
-        Whether the order is decided: the samples of ``start .. stop`` are shuffled together.
-        If not, the span is cut into units first; then it is whole.
-    """
-
-    start: int
+    start: int  # positions in the sequence
     stop: int
-    low: int
+    low: int  # which of them, in shuffled order: low <= i < high <= stop - start
     high: int
     fixed: bool = False
+    """Whether the order is decided: the samples of ``start .. stop`` are shuffled together. If not,
+    the span is cut into units first; then it is whole."""
 
     @classmethod
     def whole(cls, start: int, stop: int) -> Span:
@@ -96,8 +87,7 @@ class Sequence:
     edges
         int64, shape ``(groups + 1,)``: where groups begin, and the number of samples.
     shuffle
-        ``"group"``: the groups in random order; ``"global"``: the samples; ``"none"``: as they
-        lie.
+        ``"group"``: the groups in random order; ``"global"``: the samples; ``"none"``: as stored.
     seed, epoch
         What the order is drawn from.
     mixed
@@ -166,15 +156,10 @@ class Sequence:
         return Span(start, stop, 0, stop - start, True)
 
     def slots(self, unit: Span) -> tuple[Ints, Ints]:
-        """Return the samples of a unit as they lie, and where each is delivered.
+        """Return the samples of a unit in the order of the files, and where each is delivered.
 
-        Returns
-        -------
-        samples
-            int64, shape ``(n,)``; within a group they rise.
-        slots
-            int64, shape ``(n,)``, a permutation of ``0 .. n``: the place of each among those
-            that the unit delivers.
+        Both are int64 of shape ``(n,)``: samples rise within a group, slots are a permutation of
+        ``0 .. n``.
         """
         samples = self.samples(unit.start, unit.stop)
         if self.shuffle == "global":
@@ -193,17 +178,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps that some ranks did of an epoch.
-
-    Attributes
-    ----------
-    world_size
-        Ranks.
-    batch_size
-        Samples per step and rank.
-    steps
-        Steps that every rank did.
-    """
+    """Steps that all ranks did of an epoch, of `batch_size` samples each."""
 
     world_size: int
     batch_size: int
@@ -212,25 +187,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank delivers of n samples that are dealt.
+    """What one rank delivers of n samples that are assigned."""
 
-    Attributes
-    ----------
-    start, own
-        The first position that it owns, and how many: each position has one owner.
-    count
-        Samples that it delivers; beyond `own` they are repeats.
-    batch_size
-        Samples per step; fewer in the last steps of a ``ragged`` share.
-    steps
-        The same on every rank.
-    """
-
-    start: int
-    own: int
-    count: int
-    batch_size: int
-    steps: int
+    start: int  # the first position that it owns; each position has one owner
+    own: int  # how many it owns
+    count: int  # samples that it delivers; beyond `own` they are repeats
+    batch_size: int  # samples per step; fewer in the last steps of a ``ragged`` share
+    steps: int  # the same on every rank
 
     def delivered(self, steps: int) -> int:
         """Return how many samples the first `steps` steps deliver."""
@@ -256,17 +219,7 @@ def share(n: int, world_size: int, rank: int, batch_size: int, remainder: Remain
 
 
 class Epoch:
-    """What is left of an epoch, and how it is dealt.
-
-    Parameters
-    ----------
-    sequence
-        All samples.
-    stages
-        What was done, each stage with the ranks of its time.
-    remainder
-        What happens where samples cannot be dealt evenly.
-    """
+    """What is left of an epoch after some stages, and how it is assigned."""
 
     def __init__(self, sequence: Sequence, stages: tuple[Stage, ...], remainder: Remainder):
         self.sequence, self.remainder = sequence, remainder
@@ -287,20 +240,17 @@ class Epoch:
 
     def units(self, share: Share, skip: int = 0) -> Iterator[Span]:
         """Yield what a rank reads, one unit after another, from its sample number `skip` on."""
-        own = min(share.own, share.count)
-        for unit in self._cut(share.start, share.start + own):
-            if skip < len(unit):
-                yield unit.part(skip, len(unit)) if skip else unit
-            skip = max(0, skip - len(unit))
-        at, rest = share.start + own, share.count - own
-        while rest > 0:  # repeats: around the ring
-            at %= len(self)
+        at, rest = share.start, share.count
+        end = at + min(share.own, rest)
+        while rest > 0:
+            for span in self._clipped(at, end):
+                for unit in self.sequence.units(span):
+                    if skip < len(unit):
+                        yield unit.part(skip, len(unit)) if skip else unit
+                    skip = max(0, skip - len(unit))
+            rest -= end - at
+            at = end % max(1, len(self))  # repeats: around the ring
             end = min(len(self), at + rest)
-            for unit in self._cut(at, end):
-                if skip < len(unit):
-                    yield unit.part(skip, len(unit)) if skip else unit
-                skip = max(0, skip - len(unit))
-            at, rest = end, rest - (end - at)
 
     def _clipped(self, start: int, stop: int) -> Iterator[Span]:
         """Yield the spans at the positions ``start .. stop`` of what is left."""
@@ -312,10 +262,6 @@ class Epoch:
                 yield self.spans[i].part(start - int(starts[i]), end - int(starts[i]))
             start = max(start, end)
             i += 1
-
-    def _cut(self, start: int, stop: int) -> Iterator[Span]:
-        for span in self._clipped(start, stop):
-            yield from self.sequence.units(span)
 
     def _left(self, stage: Stage) -> list[Span]:
         """Return what is left once a stage is done: every sample that was not delivered."""
@@ -348,68 +294,30 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Leg:
-    """What a rank delivers of one epoch.
+    """What a rank delivers of one epoch."""
 
-    Attributes
-    ----------
-    number
-        Of the epoch.
-    epoch
-        How it is assigned to ranks.
-    share
-        The rank's.
-    first, stop
-        The step that it begins with, and the one before which it ends.
-    """
-
-    number: int
+    number: int  # of the epoch
     epoch: Epoch
     share: Share
-    first: int
-    stop: int
+    first: int  # the step that it begins with
+    stop: int  # the step before which it ends
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a loop begins, and how far it goes.
-
-    Attributes
-    ----------
-    epoch
-        The first epoch.
-    stages
-        What was done of it with other numbers of ranks or other batches.
-    steps
-        Steps that were done since.
-    epochs
-        How many; None: without end.
-    part
-        Which of how many parts of the steps of this rank.
-    done
-        Steps of this part that were done.
-    """
+    """Where a loop begins, and how far it goes."""
 
     epoch: int
-    stages: tuple[Stage, ...]
-    steps: int
-    epochs: int | None
-    part: tuple[int, int] = (0, 1)
-    done: int = 0
+    stages: tuple[Stage, ...]  # what was done of it with other numbers of ranks or other batches
+    steps: int  # that were done since
+    epochs: int | None  # how many; None: without end
+    part: tuple[int, int] = (0, 1)  # which of how many parts of the steps of this rank
+    done: int = 0  # steps of this part that were done
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """How samples are ordered and assigned: the same on all ranks of a job.
-
-    Attributes
-    ----------
-    edges, shuffle, seed, mixed
-        As in `Sequence`.
-    remainder
-        What happens where samples cannot be assigned evenly.
-    world_size, batch_size
-        Ranks, and samples per step of each.
-    """
+    """How samples are ordered and assigned: the same on all ranks of a job; see `Sequence`."""
 
     edges: Ints
     shuffle: Shuffle

@@ -44,40 +44,19 @@ ends when the read does."""
 
 @dataclass(frozen=True)
 class Settings:
-    """How a pipeline works.
-
-    Attributes
-    ----------
-    engine
-        What reads.
-    threads
-        How many do.
-    buffers
-        Units that are in memory at a time.
-    unit_samples
-        Of the largest unit.
-    align
-        Bytes at whose multiples a unit is cut for several threads.
-    transfer
-        Bytes of a read call at most; None: a unit, or a thread's part of it.
-    allocate
-        Where memory comes from.
-    token
-        Held while reading: staggering. It is told how to find out that the pipeline was closed,
-        and raises `Stopped` then.
-    ahead
-        Whether a unit is read before the consumer waits for it.
-    """
+    """How a pipeline works."""
 
     engine: Engine
-    threads: int
-    buffers: int
-    unit_samples: int
-    align: int = 1 << 20
-    transfer: int | None = None
+    threads: int  # that read
+    buffers: int  # units that are in memory at a time
+    unit_samples: int  # of the largest unit
+    align: int = 1 << 20  # bytes at whose multiples a unit is cut for several threads
+    transfer: int | None = None  # bytes of a read call at most; None: a thread's part of a unit
     allocate: Allocate = anonymous
     token: Callable[[Callable[[], bool]], AbstractContextManager[Any]] = nullcontext
-    ahead: bool = True
+    """Held while reading: staggering. It is passed a function that returns whether the pipeline was
+    closed, and raises `Stopped` then."""
+    ahead: bool = True  # whether a unit is read before the consumer waits for it
 
 
 @dataclass(frozen=True)
@@ -92,14 +71,7 @@ class Task:
 class Pools:
     """The memory of a reader, which it keeps from one loop to the next.
 
-    Parameters
-    ----------
-    filler
-        Tells what blocks and fields there are.
-    settings
-        How many units are in memory, and where memory comes from.
-    more
-        Blocks besides, which somebody else may hold.
+    `more` blocks are for batches that somebody else may hold.
     """
 
     def __init__(self, filler: Filler, settings: Settings, more: int = 0) -> None:
@@ -117,13 +89,7 @@ class Pools:
 
 
 class Source(Protocol):
-    """Where batches come from, one after another: a `Pipeline`, or another process.
-
-    Attributes
-    ----------
-    closed
-        Whether it was closed.
-    """
+    """Where batches come from, one after another: a `Pipeline`, or another process."""
 
     closed: bool
 
@@ -138,21 +104,9 @@ class Source(Protocol):
 
 
 class Steps:
-    """The batches of some epochs, step by step, with their statistics.
+    """The batches of some epochs, which may be endless, step by step, with their statistics.
 
-    Parameters
-    ----------
-    source
-        Where they come from.
-    legs
-        Which epochs; may be endless.
-    ledger
-        Where to keep statistics.
-
-    Attributes
-    ----------
-    leg
-        What comes next; behind the last batch of the last epoch: None.
+    `leg` is what comes next; None after the last batch of the last epoch.
     """
 
     def __init__(self, source: Source, legs: Callable[[], Iterator[Leg]], ledger: Ledger) -> None:
@@ -168,12 +122,8 @@ class Steps:
     def batches(self) -> Iterator[tuple[Leg, int, Batch]]:
         """Yield every batch of one epoch with that epoch and the number of its step.
 
-        The next epoch, if there is one, comes from the next call. It is read ahead meanwhile.
-
-        Raises
-        ------
-        ReadError
-            If samples cannot be read.
+        The next epoch, if there is one, comes from the next call, and is read ahead meanwhile.
+        Raises `ReadError` if samples cannot be read.
         """
         leg = self.leg
         if leg is None:
@@ -205,25 +155,9 @@ class Steps:
 
 
 class Pipeline:
-    """Batches of some epochs, read ahead by threads; a `Source`.
+    """Batches of some epochs, which may be endless, read ahead by threads; a `Source`.
 
-    Parameters
-    ----------
-    filler
-        Plans and finishes units.
-    legs
-        Which epochs; may be endless.
-    settings
-        How to work.
-    pools
-        Memory for batches, which no other pipeline uses meanwhile.
-    ledger
-        Where to keep accounts.
-
-    Attributes
-    ----------
-    closed
-        Whether it was closed.
+    No other pipeline may use the `pools` meanwhile.
     """
 
     def __init__(

@@ -40,23 +40,13 @@ FIX = "give rank= and world_size=, or start the program with one launcher"
 
 @dataclass(frozen=True)
 class Place:
-    """One process of a job.
-
-    Attributes
-    ----------
-    rank, world_size
-        Its number, from 0, and how many there are.
-    local_rank, local_size
-        The same among those of its node; None where nothing tells.
-    source
-        What says so, for a person.
-    """
+    """One process of a job."""
 
     rank: int
     world_size: int
-    local_rank: int | None
+    local_rank: int | None  # of those of its node; None where that is not known
     local_size: int | None
-    source: str
+    source: str  # what says so, for a person
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.world_size} ({self.source})"

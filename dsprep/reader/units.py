@@ -37,7 +37,7 @@ def cut_units(
     buffer_size: int | str | None,
     mixed: int | None,
 ) -> tuple[Ints, int]:
-    """Return the ranges that are dealt, and how many of them are read and shuffled together.
+    """Return the ranges that are assigned, and how many of them are read and shuffled together.
 
     Parameters
     ----------

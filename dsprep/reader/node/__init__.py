@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from dsprep.core.packing import digest
 from dsprep.core.schema import Schema
@@ -56,17 +55,8 @@ def job_key(node_key: str | None, env: Mapping[str, str] | None = None) -> str:
 def join(place: Place, readers: int, node_key: str | None, task: Task) -> Client | Service | None:
     """Return this process's part in reading for its node; None: it reads for itself alone.
 
-    Parameters
-    ----------
-    readers
-        Processes per node that read.
-    node_key
-        What is the same for the ranks of this node and job; None: found out.
-
-    Raises
-    ------
-    UsageError
-        If nothing tells which of the node's processes this is.
+    `readers` processes per node read. Raises `UsageError` if nothing says which of the node's
+    processes this is.
     """
     if place.local_rank is None or place.local_size is None:
         raise UsageError(
@@ -78,19 +68,7 @@ def join(place: Place, readers: int, node_key: str | None, task: Task) -> Client
         return None
     root = place.local_rank % readers
     name = wire.address("node", job_key(node_key), root)
-    facts = _facts(task)
-    if place.local_rank >= readers:
-        return Client(name, root, place.rank, facts, Schema(tuple(task.filler.fields)))
-    if root + readers >= place.local_size:
-        return None
-    service = Service(task, facts)
-    service.publish(name, node_root.BIND_SECONDS)
-    return service
-
-
-def _facts(task: Task) -> dict[str, Any]:
-    """Return what the Readers of a node have to agree on."""
-    return {
+    facts = {  # what the Readers of a node have to agree on
         "version": wire.VERSION,
         "sidecar": digest(task.filler.sidecar.path.read_bytes())[:16],
         **task.order.facts(),
@@ -99,3 +77,10 @@ def _facts(task: Task) -> dict[str, Any]:
         "fields": list(task.filler.names),
         "verify": task.filler.verify,
     }
+    if place.local_rank >= readers:
+        return Client(name, root, place.rank, facts, Schema(tuple(task.filler.fields)))
+    if root + readers >= place.local_size:
+        return None
+    service = Service(task, facts)
+    service.publish(name, node_root.BIND_SECONDS)
+    return service

@@ -40,10 +40,8 @@ class Client:
     ----------
     name
         Of the socket.
-    root
-        The local rank that reads, for messages.
-    rank
-        This rank, in the job.
+    root, rank
+        The local rank that reads, and this rank in the job, for messages.
     facts
         What both Readers must agree on.
     schema
@@ -61,19 +59,10 @@ class Client:
     def begin(
         self, start: Start, legs: Callable[[], Iterator[Leg]], ledger: Ledger, local: Local
     ) -> Remote | Pipeline:
-        """Begin a loop.
+        """Begin a loop: what `start` and `legs` say, in two ways.
 
-        Parameters
-        ----------
-        start, legs
-            What it runs through, in two ways.
-        local
-            Makes the pipeline that continues if the other Reader is closed in between.
-
-        Raises
-        ------
-        ReadError
-            If nothing answers.
+        `local` makes the pipeline that continues if the other Reader is closed in between. Raises
+        `ReadError` if nothing answers.
         """
         link = self.link
         if link is not None and link.left:
@@ -141,14 +130,9 @@ class Client:
 
 
 class _Link:
-    """A connection, and the memory that came over it.
+    """A connection, and the memory that came over it; `loop` numbers its loops.
 
-    Attributes
-    ----------
-    loop
-        The number of the present loop.
-    lost, left
-        Whether nobody is there any more; whether that was announced.
+    It is `lost` when nobody is there any more, and `left` if that was announced.
     """
 
     def __init__(self, sock: socket.socket, schema: Schema) -> None:
@@ -192,10 +176,7 @@ class _Link:
     def next(self, ended: Callable[[], bool]) -> dict[str, Any] | None:
         """Receive the next answer in this loop; None: nobody is there, or it `ended`.
 
-        Raises
-        ------
-        DsprepError
-            That ended the loop over there.
+        Raises the error that ended the loop over there.
         """
         while not self.lost:
             try:

@@ -50,15 +50,7 @@ READ = ("units", "reads", "nbytes", "io_seconds")
 
 
 class Service:
-    """A Reader of this process, for clients.
-
-    Parameters
-    ----------
-    task
-        What it reads.
-    facts
-        What a client must agree with.
-    """
+    """A Reader of this process, for clients that agree with it in all `facts`."""
 
     def __init__(self, task: Task, facts: Mapping[str, Any]) -> None:
         self.task, self.facts = task, dict(facts)
@@ -66,13 +58,7 @@ class Service:
         self._server: _Server | None = None
 
     def publish(self, name: str, seconds: float) -> None:
-        """Let clients find it.
-
-        Raises
-        ------
-        UsageError
-            If another process has the name still after some seconds.
-        """
+        """Let clients find it; `UsageError` if another process has the name after some seconds."""
         end = time.monotonic() + seconds
         while True:
             with _lock:
@@ -313,10 +299,8 @@ class _Session:
     def _placed(self, arrays: list[Array]) -> tuple[list[tuple[int, int]], Bytes | None]:
         """Return where arrays are in shared memory, into which those that are not are copied.
 
-        Returns
-        -------
-        The number of the memory and the first byte in it of each array, (-1, 0) if it is empty;
-        and what copies are in.
+        That is the number of the memory and the first byte in it of each array, (-1, 0) if it is
+        empty; and what copies are in.
         """
         places = self._shared.find(arrays)
         private = [i for i, p in enumerate(places) if p is None and arrays[i].nbytes]

@@ -38,13 +38,7 @@ class Tokens(Protocol):
     """Where a process gets one token at a time."""
 
     def acquire(self, ended: Callable[[], bool]) -> Any:
-        """Wait for a token, and return it.
-
-        Raises
-        ------
-        Stopped
-            If it `ended` before.
-        """
+        """Wait for a token, and return it; raise `Stopped` if it `ended` before."""
 
     def release(self, token: Any) -> None:
         """Hand a token on."""
@@ -75,13 +69,7 @@ class Stagger:
 
     @contextmanager
     def __call__(self, ended: Callable[[], bool]) -> Iterator[None]:
-        """Hold a token.
-
-        Raises
-        ------
-        Stopped
-            If it `ended` before there was one.
-        """
+        """Hold a token; raise `Stopped` if it `ended` before there was one."""
         self._enter(ended)
         try:
             yield
@@ -126,20 +114,9 @@ class Stagger:
 
 
 def staggering(place: Place, count: int, threads: int, node_key: str | None, comm: Any) -> Stagger:
-    """Return the tokens of this process.
+    """Return the `count` tokens of a process in which so many threads read.
 
-    Parameters
-    ----------
-    place
-        Which it is.
-    count
-        Tokens.
-    threads
-        That read in this process.
-    node_key
-        As in `dsprep.reader.node.job_key`.
-    comm
-        An mpi4py communicator, for tokens of all its processes; None: of the node.
+    They belong to all processes of an mpi4py communicator, or to those of the node.
     """
     if comm is not None:
         from dsprep.reader.node.tokens_mpi import Mpi
@@ -164,16 +141,9 @@ class _Token:
 
 
 class Local:
-    """The tokens of a node.
+    """The tokens of a node, of which the reader number `rank` takes one at a time.
 
-    Parameters
-    ----------
-    key
-        What the readers that share them have in common.
-    count
-        Tokens.
-    rank
-        Of this reader.
+    Readers with the same `key` share them.
     """
 
     def __init__(self, key: str, count: int, rank: int) -> None:
