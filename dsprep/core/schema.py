@@ -137,6 +137,26 @@ def has_padding(dtype: DType) -> bool:
     return sum(m.itemsize for m in members) < dtype.itemsize or any(map(has_padding, members))
 
 
+def copy_members(source: Array, target: Array) -> None:
+    """Copy values member by member; numpy copies the padding along with whole structs."""
+    if source.dtype.names is None:
+        target[...] = source
+    for name in source.dtype.names or ():
+        copy_members(source[name], target[name])
+
+
+def without_padding(array: Array) -> Array:
+    """Return `array`, with zeros in the bytes that belong to no member of a structured dtype.
+
+    They hold whatever memory held before: it must neither leak nor make two outputs differ.
+    """
+    if not has_padding(array.dtype):
+        return array
+    out = np.zeros(array.shape, array.dtype)
+    copy_members(array, out)
+    return out
+
+
 LARGEST = 1 << 62
 """Bytes of a value that nothing has: sizes and offsets stay within int64."""
 

@@ -77,12 +77,12 @@ class Hdf5(Format):
         name: str = "",
     ) -> WritePlan:
         """Return how the fields will be stored; the spool has all values of unknown size."""
-        from dsprep.formats.hdf5.create import check, lost_attributes
+        from dsprep.formats.hdf5.create import check
         from dsprep.formats.hdf5.plan import estimate, lay_out, plan, plan_of_groups, unit
 
         check_options(options, self.write_options, self.name)
         plans = plan(schema, options, None)
-        check(schema, plans)
+        lost = check(schema, plans)
         groups = None
         if isinstance(samples, Grouping):
             groups = plan_of_groups(lay_out(schema, options, samples))
@@ -92,7 +92,7 @@ class Hdf5(Format):
             spooled = schema.ragged or options.compress is not None
         return WritePlan(
             stored={p.field.name: str(p) for p in plans},
-            notes=tuple(lost_attributes(schema)),
+            notes=tuple(lost),
             nbytes=nbytes,
             scratch=payload if spooled else 0,
             unit=unit(schema, options),

@@ -51,15 +51,10 @@ def build(
 ) -> Iterator[Any]:
     """Make an `h5py.File` at `path` with all groups, datasets and attributes, open in the block.
 
-    Contiguous datasets and unfiltered chunks have their place in the file already, unless it is in
-    groups: then no chunk has one, and the caller gives them in turn. What is allocated follows on
-    what was allocated before, without gaps, as long as the metadata fit in the `metadata` bytes
-    that are set aside for them at the beginning.
-
-    Parameters
-    ----------
-    totals
-        The number of rows of each ragged field, by name.
+    Contiguous datasets and unfiltered chunks are allocated already, unless the file is in groups:
+    then no chunk is, and the caller allocates them in turn. What is allocated follows on what was
+    allocated before, without gaps, as long as the metadata fit in the `metadata` bytes that are
+    set aside for them at the beginning. `totals` has the rows of each ragged field, by name.
     """
     # Opened by ourselves first: the system's own words for a folder without permission.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666))
@@ -72,8 +67,8 @@ def build(
         yield made
 
 
-def check(schema: Schema, plans: Sequence[FieldPlan]) -> None:
-    """Make every dataset once in memory.
+def check(schema: Schema, plans: Sequence[FieldPlan]) -> list[str]:
+    """Make every dataset once in memory; return the attributes that are lost, a clause each.
 
     Raises
     ------
@@ -81,24 +76,16 @@ def check(schema: Schema, plans: Sequence[FieldPlan]) -> None:
         If the HDF5 library refuses one.
     """
     with _new_file(None) as file:
+        lost = [f"attribute {n} of the dataset" for n in write_attributes(file, schema.attrs)]
         for p in plans:
             try:
-                _add(file, p, 0, 0)
+                names = _add(file, p, 0, 0)
             except (TypeError, ValueError, RuntimeError, OSError, KeyError) as error:
                 raise UnsupportedError(
                     f"HDF5 cannot hold field {p.field}: {error}",
                     fix="choose another dtype with --cast, or fewer members",
                 ) from error
-
-
-def lost_attributes(schema: Schema) -> list[str]:
-    """Return the attributes that HDF5 cannot hold, one clause each."""
-    lost = []
-    with _new_file(None) as file:
-        lost += [f"attribute {n} of the dataset" for n in write_attributes(file, schema.attrs)]
-        for i, f in enumerate(schema):
-            group = file.create_group(f"{i}")
-            lost += [f"attribute {n} of field {f.name}" for n in write_attributes(group, f.attrs)]
+            lost += [f"attribute {n} of field {p.field.name}" for n in names]
     return lost
 
 
@@ -132,27 +119,29 @@ def _new_file(path: Path | None, metadata: int = 0) -> Any:
     return h5py.File(h5f.create(name, h5f.ACC_TRUNC, create, access))
 
 
-def _add(file: Any, p: FieldPlan, count: int, total: int, samples: int = 0) -> None:
-    """Add one field to an open file, of which each group has `samples` if it is in groups."""
+def _add(file: Any, p: FieldPlan, count: int, total: int, samples: int = 0) -> list[str]:
+    """Add one field to an open file, of which each group has `samples` if it is in groups.
+
+    Returns the names of attributes that HDF5 cannot hold.
+    """
     outer, _, name = p.field.name.rpartition("/")
-    parent = _group(file, outer)
+    parent, rows, whole = _group(file, outer), count, not samples
+    if p.field.ragged:
+        parent, name, rows = _group(file, p.field.name), "values", total
+        mark(parent, KIND_ATTRIBUTE, p.field.kind)
+        lost = write_attributes(parent, p.field.attrs)
+    dataset = _dataset(parent, name, p.shape(rows), p.carrier.stored, p.chunk_rows(rows), p, whole)
     if not p.field.ragged:
-        chunk = p.chunk_rows(count)
-        dataset = _dataset(parent, name, p.shape(count), p.carrier.stored, chunk, p, not samples)
-        write_attributes(dataset, p.field.attrs)
+        lost = write_attributes(dataset, p.field.attrs)
     else:
-        group = _group(file, p.field.name)
-        mark(group, KIND_ATTRIBUTE, p.field.kind)
-        write_attributes(group, p.field.attrs)
-        chunk, whole = p.chunk_rows(total), not samples
-        dataset = _dataset(group, "values", p.shape(total), p.carrier.stored, chunk, p, whole)
         for part in ("first", "count"):
             chunk = min(samples, count)
-            _dataset(group, part, (count,), np.dtype("<i8"), chunk, None, whole)
+            _dataset(parent, part, (count,), np.dtype("<i8"), chunk, None, whole)
         if samples:
-            mark(group, CAPACITY_ATTRIBUTE, str(p.chunk))
+            mark(parent, CAPACITY_ATTRIBUTE, str(p.chunk))
     if p.carrier.foreign:
         mark(dataset, DTYPE_ATTRIBUTE, p.carrier.attribute())
+    return lost
 
 
 def _group(file: Any, path: str) -> Any:
@@ -181,14 +170,9 @@ def _dataset(
     p: FieldPlan | None,
     early: bool,
 ) -> Any:
-    """Add a dataset with chunks of that many rows; contiguous if 0; without a name if None.
+    """Add a dataset with chunks of that many rows, contiguous if 0, and the filters of `p`.
 
-    Parameters
-    ----------
-    p
-        Tells the filters; None: there are none.
-    early
-        Whether chunks without filters have their place now.
+    Without a `name` it is in no group. With `early`, chunks without filters are allocated now.
     """
     import h5py
     from h5py import h5d, h5p, h5s, h5t, h5z
@@ -216,16 +200,16 @@ def _dataset(
     return h5py.Dataset(h5d.create(parent.id, path, element, space, create))
 
 
-# --- places -----------------------------------------------------------------------------------
+# --- offsets ----------------------------------------------------------------------------------
 
 
 def allocate(path: Path, file: FilePlan) -> None:
-    """Make the file with a place for every sample.
+    """Make the file with an offset for every sample.
 
     Raises
     ------
     OSError
-        If there is no place for it.
+        If there is no space for it.
     """
     if not file.grouped:
         _check_size(path, file.schema.fixed_nbytes * file.count)
@@ -234,7 +218,7 @@ def allocate(path: Path, file: FilePlan) -> None:
     for attempt in range(_TRIES):
         with _made(path, file, attempt) as made:
             _touch(made, file)
-        if regular(addresses(path, file)[0], file):
+        if regular(by_group(find(path, file), file)[0], file):
             return
 
 
@@ -278,7 +262,7 @@ def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
                 or not (file.compressed or bool((sizes == stored).all()))
             ):
                 raise FormatError(
-                    f"the unfinished file has no place for {part.path}",
+                    f"the unfinished file has no space for {part.path}",
                     where=path,
                     fix="start again with --restart",
                 )
@@ -286,11 +270,10 @@ def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
     return found
 
 
-def addresses(path: Path, file: FilePlan) -> tuple[Ints, Ints]:
-    """Do what `find` does for a file in groups: int64, shape ``(parts, groups)``."""
-    shape = 2, len(file.parts), file.grouping.count
-    found = np.array(find(path, file), np.int64).reshape(shape[1], 2, shape[2])
-    return found[:, 0], found[:, 1]
+def by_group(found: list[tuple[Ints, Ints]], file: FilePlan) -> tuple[Ints, Ints]:
+    """Return what `find` found of a file in groups: int64, shape ``(parts, groups)``."""
+    both = np.array(found, np.int64).reshape(len(file.parts), 2, file.grouping.count)
+    return both[:, 0], both[:, 1]
 
 
 def regular(found: Ints, file: FilePlan) -> bool:
@@ -303,25 +286,29 @@ def regular(found: Ints, file: FilePlan) -> bool:
     return int(found[0, 0]) % file.grouping.align == 0 and np.array_equal(found, expected)
 
 
-def place(path: Path, file: FilePlan, groups: Callable[[], Iterator[Sequence[Any]]]) -> None:
+def write_groups(
+    path: Path, file: FilePlan, groups: Callable[[], Iterator[Sequence[Any]]]
+) -> tuple[Ints, Ints, bool]:
     """Make the file from encoded chunks, whose sizes are their own.
 
     Parameters
     ----------
     groups
         Gives the groups in order, each as the bytes of its parts; may be called again.
+
+    Returns
+    -------
+    Addresses and sizes as `by_group` returns them, and whether the chunks of every group are back
+    to back.
     """
     for attempt in range(_TRIES):
         with _made(path, file, attempt) as made:
             _write(made, file, groups())
-        found, sizes = addresses(path, file)
-        if together(found, sizes) and not (found[:1] % file.grouping.align).any():
-            return
-
-
-def together(found: Ints, sizes: Ints) -> bool:
-    """Whether the chunks of every group are back to back."""
-    return np.array_equal(found[1:], found[:-1] + sizes[:-1])
+        found, sizes = by_group(find(path, file), file)
+        together = np.array_equal(found[1:], found[:-1] + sizes[:-1])
+        if together and not (found[:1] % file.grouping.align).any():
+            break
+    return found, sizes, together
 
 
 # --- in the open file -------------------------------------------------------------------------

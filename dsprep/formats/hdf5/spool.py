@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,10 +42,10 @@ from dsprep.core.storage import (
 )
 from dsprep.errors import FormatError, TargetError
 from dsprep.formats.base import State, Writer
-from dsprep.formats.hdf5.create import addresses, build, place, together
+from dsprep.formats.hdf5.create import build, write_groups
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.plan import FieldPlan, FilePlan, Part
-from dsprep.formats.hdf5.writer import Sums, contiguous, groups_of, rows_of
+from dsprep.formats.hdf5.writer import Sums, contiguous, rows_of
 from dsprep.layout.model import Groups
 
 _INT = np.dtype("<i8")
@@ -54,18 +54,10 @@ _COUNTS_AT_ONCE = 1 << 20
 
 @dataclass(eq=False)
 class _Piece:
-    """Samples ready to be appended.
+    """Samples ready to be appended: the bytes, stream after stream, and the size of each stream.
 
-    Attributes
-    ----------
-    buffers
-        The bytes, stream after stream.
-    sizes
-        int64, shape ``(streams,)``: the bytes of each stream.
-    crc
-        CRC-32C of all of them, in groups.
-    number, offset
-        Which piece it is, and its place in ``data``; given by `SpoolWriter.reserve`.
+    In groups, `crc` is the CRC-32C of them all. `SpoolWriter.reserve` gives the number of the piece
+    and its offset in ``data``.
     """
 
     buffers: list[Buffer] = field(default_factory=list)
@@ -188,24 +180,31 @@ class SpoolWriter(Writer):
         sizes = table[:, :-1]
         if int(sizes.sum()) != self._nbytes:
             raise FormatError("the list of pieces is damaged", where=self._folder)
-        offsets: list[dict[str, int]] = []
-        streams: list[list[_Stream]] = []
         if self._file.grouped:
-            place(self._path, self._file, lambda: self._groups(sizes))
+            found, stored, together = write_groups(
+                self._path, self._file, lambda: self._groups(sizes)
+            )
+            # What is between the chunks is not in the sums of the pieces.
+            crcs = np.ascontiguousarray(table[:, -1]) if together else None
+            sums = Sums(self._file, found, found + stored, crcs)
+            sums.complete(self._path)
+            self._found = sums.groups()
+            fields = []
         else:
-            streams = self._read_streams(sizes)
-            totals = self._totals(streams)
+            fields = self._fields(sizes)
+            totals = {f.plan.field.name: f.rows for f in fields if f.plan.field.ragged}
             with build(self._path, self._file, totals) as made:
-                offsets = self._place(made, streams, totals)
+                for f in fields:
+                    with library(self._path, f"field {f.plan.field.name} cannot be written"):
+                        f.place(made)
         fd = os.open(self._path, os.O_RDWR)
         try:
-            self._fill(fd, offsets, streams)
+            for f in fields:
+                f.fill(fd)
             if self.durable:
                 sync(fd)
         finally:
             close(fd)
-        if self._file.grouped:
-            self._found = self._located(table[:, -1])
         self.close()
 
     def groups(self) -> Groups | None:
@@ -216,104 +215,84 @@ class SpoolWriter(Writer):
         """Remove the spool."""
         remove(self._folder)
 
-    # --- in groups ---
-
     def _groups(self, sizes: Ints) -> Iterator[list[memoryview]]:
         """Yield the groups in order, in memory that the next one uses again."""
         block = np.empty(int(sizes.sum(axis=1).max(initial=0)), np.uint8)
         at = 0
         for row in sizes:
-            ends = np.cumsum(row)
-            nbytes = int(ends[-1]) if len(ends) else 0
-            pread_into(self._data, block[:nbytes], at, self._folder / "data")
-            cuts = [0, *ends.tolist()]
-            view = block.data
-            yield [view[a:b] for a, b in itertools.pairwise(cuts)]
-            at += nbytes
+            cuts = [0, *np.cumsum(row).tolist()]
+            pread_into(self._data, block[: cuts[-1]], at, self._folder / "data")
+            yield [block.data[a:b] for a, b in itertools.pairwise(cuts)]
+            at += cuts[-1]
 
-    def _located(self, crcs: Ints) -> Groups:
-        """Return the groups, from where their chunks are in the file."""
-        found, sizes = addresses(self._path, self._file)
-        offsets = found.min(axis=0, initial=1 << 62)
-        lengths = (found + sizes).max(axis=0, initial=0) - offsets
-        if not len(found):
-            offsets, lengths = np.zeros_like(crcs), np.zeros_like(crcs)
-        if not together(found, sizes):  # what is between the chunks is not in the sums
-            sums = Sums(offsets, lengths, np.diff(self._file.grouping.edges))
-            sums.complete(self._path)
-            crcs = sums.crcs
-        return groups_of(self._file, offsets, lengths, np.ascontiguousarray(crcs))
-
-    # --- otherwise ---
-
-    def _read_streams(self, sizes: Ints) -> list[list[_Stream]]:
-        """Return, for each field, its one or two streams."""
+    def _fields(self, sizes: Ints) -> list[_Spooled]:
+        """Return what the spool has of each field of a file without groups."""
         starts = np.cumsum(sizes.reshape(-1)).reshape(sizes.shape) - sizes
-        found, k = [], 0
-        for n in self._streams:
-            found.append([_Stream(self._data, starts[:, j], sizes[:, j]) for j in range(k, k + n)])
-            k += n
-        return found
+        streams = [_Stream(self._data, at, n) for at, n in zip(starts.T, sizes.T, strict=True)]
+        left = iter(streams)
+        return [
+            _Spooled(p, self._file.count, *itertools.islice(left, n))
+            for p, n in zip(self._file.plans, self._streams, strict=True)
+        ]
 
-    def _totals(self, streams: list[list[_Stream]]) -> dict[str, int]:
-        """Return the rows of each ragged field."""
-        totals = {}
-        for p, (values, *rest) in zip(self._file.plans, streams, strict=True):
-            if p.field.ragged and p.field.row_nbytes:
-                totals[p.field.name] = values.nbytes // p.field.row_nbytes
-            elif p.field.ragged:  # rows without bytes: their number
-                totals[p.field.name] = sum(int(c.sum()) for c in _counts(rest[0]))
-        return totals
 
-    def _place(
-        self, file: Any, streams: list[list[_Stream]], totals: dict[str, int]
-    ) -> list[dict[str, int]]:
-        """Write all chunks; return the offsets of each field's contiguous datasets, by part."""
-        offsets: list[dict[str, int]] = []
-        for p, (values, *_), stream in zip(self._file.plans, streams, streams, strict=True):
-            item = file[p.field.name]
-            parts = {"values": item["values"] if p.field.ragged else item}
-            if p.field.ragged:
-                parts |= {"first": item["first"], "count": item["count"]}
-            rows = totals[p.field.name] if p.field.ragged else self._file.count
-            if p.chunk_rows(rows):
-                dataset = parts.pop("values")
-                chunks = _eager_chunks(*stream) if p.eager else _late_chunks(values, p, rows)
-                with library(self._path, f"field {p.field.name} cannot be written"):
-                    at = [0] * dataset.ndim
-                    for data in chunks:
-                        dataset.id.write_direct_chunk(tuple(at), data)
-                        at[0] += dataset.chunks[0]
-            offsets.append({k: d.id.get_offset() for k, d in parts.items() if d.nbytes})
-        return offsets
+class _Spooled:
+    """The values of one field in the spool, and on their way into the file.
 
-    def _fill(self, fd: int, offsets: list[dict[str, int]], streams: list[list[_Stream]]) -> None:
-        """Move the bytes of the contiguous datasets to their places."""
-        for places, stream in zip(offsets, streams, strict=True):
-            if "values" in places:
-                stream[0].copy(fd, places["values"])
-            if "count" in places:
-                stream[1].copy(fd, places["count"])
-                rows, at = 0, places["first"]
-                for counts in _counts(stream[1]):
-                    first = np.cumsum(counts) - counts + rows
-                    at += pwrite_all(fd, [first.astype(_INT)], at)
-                    rows += int(counts.sum())
+    Beside them there are the numbers of rows of a ragged field, or the sizes of chunks that were
+    encoded with the pieces.
+    """
+
+    def __init__(
+        self, plan: FieldPlan, samples: int, values: _Stream, numbers: _Stream | None = None
+    ) -> None:
+        self.plan, self.rows, self._values, self._numbers = plan, samples, values, numbers
+        self._offsets: dict[str, int] = {}
+        if plan.field.ragged and numbers is not None:
+            nbytes = plan.field.row_nbytes  # of rows without bytes the numbers alone are there
+            counted = values.nbytes // nbytes if nbytes else None
+            self.rows = sum(map(int, map(np.sum, _counts(numbers)))) if counted is None else counted
+
+    def place(self, file: Any) -> None:
+        """Write all chunks, and note the offsets of contiguous datasets."""
+        item = file[self.plan.field.name]
+        ragged = self.plan.field.ragged
+        parts = {n: item[n] for n in ("values", "first", "count")} if ragged else {"values": item}
+        if self.plan.chunk_rows(self.rows):
+            dataset = parts.pop("values")
+            at = [0] * dataset.ndim
+            for data in self._chunks():
+                dataset.id.write_direct_chunk(tuple(at), data)
+                at[0] += dataset.chunks[0]
+        self._offsets = {name: d.id.get_offset() for name, d in parts.items() if d.nbytes}
+
+    def _chunks(self) -> Iterator[bytes]:
+        if not self.plan.eager or self._numbers is None:
+            yield from _late_chunks(self._values, self.plan, self.rows)
+            return
+        reader = self._values.reader()
+        for block in _counts(self._numbers):
+            for nbytes in block.tolist():
+                yield reader(nbytes).tobytes()
+
+    def fill(self, fd: int) -> None:
+        """Move the bytes of contiguous datasets to their offsets."""
+        if "values" in self._offsets:
+            self._values.copy(fd, self._offsets["values"])
+        if "count" in self._offsets and self._numbers is not None:
+            self._numbers.copy(fd, self._offsets["count"])
+            rows, at = 0, self._offsets["first"]
+            for counts in _counts(self._numbers):
+                first = np.cumsum(counts) - counts + rows
+                at += pwrite_all(fd, [first.astype(_INT)], at)
+                rows += int(counts.sum())
 
 
 # --- chunks -----------------------------------------------------------------------------------
 
 
 def encode_chunk(rows: Array, p: FieldPlan, chunk_rows: int) -> Buffer:
-    """Return `rows` as one chunk of the dataset that `p` describes.
-
-    Parameters
-    ----------
-    rows
-        uint8, shape ``(n * row_nbytes,)``, with ``n <= chunk_rows``; zeros fill what is missing.
-    chunk_rows
-        The rows of a whole chunk.
-    """
+    """Return the bytes of `rows`, filled up with zeros, as one chunk of that many rows of `p`."""
     missing = chunk_rows * p.field.row_nbytes - len(rows)
     if missing:
         rows = np.concatenate([rows, np.zeros(missing, np.uint8)])
@@ -342,14 +321,6 @@ def _counts(stream: _Stream) -> Iterator[Ints]:
         yield data.view(_INT)
 
 
-def _eager_chunks(values: _Stream, sizes: _Stream) -> Iterator[bytes]:
-    """Yield the chunks that were encoded with the pieces."""
-    reader = values.reader()
-    for block in _counts(sizes):
-        for nbytes in block.tolist():
-            yield reader(nbytes).tobytes()
-
-
 def _late_chunks(values: _Stream, p: FieldPlan, rows: int) -> Iterator[bytes]:
     """Yield the chunks of a field that is spooled raw, encoded on all processors."""
     chunk = p.chunk_rows(rows)
@@ -369,15 +340,7 @@ def _late_chunks(values: _Stream, p: FieldPlan, rows: int) -> Iterator[bytes]:
 
 @dataclass(frozen=True, eq=False)
 class _Stream:
-    """One stream of all pieces.
-
-    Attributes
-    ----------
-    fd
-        The file ``data``.
-    starts, sizes
-        int64, shape ``(pieces,)``: where its bytes are.
-    """
+    """One stream of all pieces: where its bytes are in the file ``data``, int64 each."""
 
     fd: int
     starts: Ints
@@ -401,28 +364,22 @@ class _Stream:
             yield reader(min(nbytes, left))
             left -= min(nbytes, left)
 
-    def reader(self) -> _Reader:
-        """Return what reads the stream from its beginning."""
-        return _Reader(self)
+    def reader(self) -> Callable[[int], Array]:
+        """Return what reads so many bytes, which must be there, from the beginning on."""
+        piece = done = 0
 
+        def read(nbytes: int) -> Array:
+            nonlocal piece, done
+            out = np.empty(nbytes, np.uint8)
+            filled = 0
+            while filled < nbytes:
+                left = int(self.sizes[piece]) - done
+                take = min(left, nbytes - filled)
+                at = int(self.starts[piece]) + done
+                pread_into(self.fd, out[filled : filled + take], at, "the spool")
+                filled, done = filled + take, done + take
+                if take == left:
+                    piece, done = piece + 1, 0
+            return out
 
-class _Reader:
-    """Reads a stream bit by bit, across the ends of pieces."""
-
-    def __init__(self, stream: _Stream) -> None:
-        self._stream, self._piece, self._done = stream, 0, 0
-
-    def __call__(self, nbytes: int) -> Array:
-        """Return the next `nbytes` bytes, which must be there."""
-        out = np.empty(nbytes, np.uint8)
-        filled = 0
-        while filled < nbytes:
-            left = int(self._stream.sizes[self._piece]) - self._done
-            take = min(left, nbytes - filled)
-            at = int(self._stream.starts[self._piece]) + self._done
-            pread_into(self._stream.fd, out[filled : filled + take], at, "the spool")
-            filled += take
-            self._done += take
-            if take == left:
-                self._piece, self._done = self._piece + 1, 0
-        return out
+        return read

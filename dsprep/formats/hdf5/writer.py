@@ -1,4 +1,4 @@
-"""An HDF5 file whose every byte has its place before the first sample comes.
+"""An HDF5 file whose every byte has its offset before the first sample comes.
 
 The library makes the file with all metadata and allocates the data; then it is closed, and the
 samples are written with ``pwrite`` at the addresses that it chose. So pieces may come in any
@@ -10,19 +10,29 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 
 from dsprep.core.checksums import CRC32C, pwrite_crc32c, read_crc32c
-from dsprep.core.schema import Arena, Array, Batch, DType, Ints, Ragged, has_padding, new_array
+from dsprep.core.schema import (
+    Arena,
+    Array,
+    Batch,
+    DType,
+    Ints,
+    Ragged,
+    copy_members,
+    has_padding,
+    new_array,
+)
 from dsprep.core.storage import close, pwrite_all, sync
 from dsprep.errors import FormatError
 from dsprep.formats.base import State, Writer
-from dsprep.formats.hdf5.create import addresses, allocate, find, regular
+from dsprep.formats.hdf5.create import allocate, by_group, find, regular
 from dsprep.formats.hdf5.plan import FilePlan, Part
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
@@ -37,7 +47,7 @@ class _Piece:
 
     start: int
     samples: int
-    rows: Sequence[Array]
+    rows: list[Array]
 
 
 class PlacedWriter(Writer):
@@ -48,14 +58,15 @@ class PlacedWriter(Writer):
         self.whole = file.grouped and file.schema.ragged
         if state is None:
             allocate(path, file)
-        self._places = [found for found, _ in find(path, file)]
+        places = find(path, file)
+        self._places = [found for found, _ in places]
         self._sums: Sums | None = None
         if file.grouped:
-            found, _ = addresses(path, file)
-            self._offsets, self._lengths = _ranges(file, found)
+            found, _ = by_group(places, file)
+            used = np.array([p.used * p.row_nbytes for p in file.parts], np.int64)
+            self._sums = Sums(file, found, np.where(used > 0, found + used, 0))
             # In a file whose groups are not as planned, other things may be between the chunks.
             self._regular = regular(found, file)
-            self._sums = Sums(self._offsets, self._lengths, np.diff(file.grouping.edges))
         self._fd = os.open(path, os.O_RDWR)
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> _Piece:
@@ -64,9 +75,9 @@ class PlacedWriter(Writer):
         return _Piece(start, samples, rows_of(self._file, batch, start, arena))
 
     def write(self, piece: _Piece) -> None:
-        """Write the piece at its place."""
+        """Write the piece at its offsets."""
         group = self._file.grouping.of(piece.start)
-        segments = []
+        segments: list[Segment] = []
         for part, places, rows in zip(self._file.parts, self._places, piece.rows, strict=True):
             first = group * part.chunk if part.role == "values" else piece.start
             for offset, low, high in _runs(part, places, first, first + len(rows)):
@@ -75,7 +86,7 @@ class PlacedWriter(Writer):
                     pwrite_all(self._fd, [data], offset)
                 else:
                     crc = pwrite_crc32c(self._fd, [data], offset)
-                    segments.append(Segment(offset, data.nbytes, crc))
+                    segments.append((offset, data.nbytes, crc))
         if self._sums is not None and self._regular:
             self._sums.add(group, piece.samples, segments)
 
@@ -93,9 +104,7 @@ class PlacedWriter(Writer):
 
     def groups(self) -> Groups | None:
         """Return where the groups are."""
-        if self._sums is None:
-            return None
-        return groups_of(self._file, self._offsets, self._lengths, self._sums.crcs)
+        return None if self._sums is None else self._sums.groups()
 
     def close(self) -> None:
         """Close the file."""
@@ -105,7 +114,7 @@ class PlacedWriter(Writer):
 
 
 def _runs(part: Part, places: Ints, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield ``(offset, first, last)``: rows ``first <= i < last`` are from ``offset`` on.
+    """Yield ``(offset, first, last)``: rows ``first <= i < last`` are from `offset` on.
 
     Together they are ``start <= i < stop``, in order; chunks that follow each other in the file
     are joined. `places` has the offset of each chunk.
@@ -122,24 +131,6 @@ def _runs(part: Part, places: Ints, start: int, stop: int) -> Iterator[tuple[int
             end = min((b + 1) * per, stop)
         yield offset, at, end
         at = end
-
-
-def _ranges(file: FilePlan, found: Ints) -> tuple[Ints, Ints]:
-    """Return the first byte of each group, and how many there are to the last one in use."""
-    if not len(file.parts):
-        empty = np.zeros(file.grouping.count, np.int64)
-        return empty, empty
-    used = np.array([p.used * p.row_nbytes for p in file.parts], np.int64)
-    offsets: Ints = found.min(axis=0)
-    ends = np.where(used > 0, found + used, offsets)
-    lengths: Ints = ends.max(axis=0) - offsets
-    return offsets, lengths
-
-
-def groups_of(file: FilePlan, offsets: Ints, lengths: Ints, crcs: Ints) -> Groups:
-    """Return the groups of a layout."""
-    blocks = Blocks(Explicit(offsets), Explicit(lengths))
-    return Groups(file.grouping.samples, blocks, Explicit(crcs))
 
 
 # --- rows -------------------------------------------------------------------------------------
@@ -182,88 +173,71 @@ def contiguous(column: Array, dtype: DType, arena: Arena, key: str) -> Array:
 
     Padding holds whatever memory held before: it must neither leak nor make two outputs differ.
     """
-    if has_padding(dtype):
-        out = new_array(arena, key, column.shape, dtype)
-        out.reshape(-1).view(np.uint8)[...] = 0
-        _copy_members(out, column)
-        return out
-    if column.flags.c_contiguous:
+    padded = has_padding(dtype)
+    if column.flags.c_contiguous and not padded:
         return column
     out = new_array(arena, key, column.shape, dtype)
-    np.copyto(out, column)
+    if padded:
+        out.reshape(-1).view(np.uint8)[...] = 0
+    copy_members(column, out)
     return out
-
-
-def _copy_members(out: Array, column: Array) -> None:
-    """Copy structs member by member; numpy copies the padding along with whole ones."""
-    if out.dtype.names is None:
-        out[...] = column
-        return
-    for name in out.dtype.names:
-        _copy_members(out[name], column[name])
 
 
 # --- checksums --------------------------------------------------------------------------------
 
-
-class Segment(NamedTuple):
-    """Bytes that were written: their place in the file, their number and their CRC."""
-
-    offset: int
-    nbytes: int
-    crc: int
-
-
-@dataclass
-class _Open:
-    """A group of which some samples are there."""
-
-    samples: int = 0
-    segments: list[Segment] = field(default_factory=list)
+Segment: TypeAlias = tuple[int, int, int]
+"""Bytes that were written: their offset in the file, their number and their CRC."""
 
 
 class Sums:
-    """CRCs of ranges in one file, all of whose other bytes are zero.
+    """CRCs of the groups of a file, all of whose other bytes are zero.
 
     Parameters
     ----------
-    offsets, lengths
-        int64, shape ``(groups,)``: the ranges.
-    samples
-        int64, shape ``(groups,)``: the samples of each.
+    begins, ends
+        int64, shape ``(parts, groups)``: where the bytes in use of each chunk begin and end; an end
+        of 0: none are.
+    crcs
+        int64, shape ``(groups,)``: those that are known already.
     """
 
-    def __init__(self, offsets: Ints, lengths: Ints, samples: Ints) -> None:
-        self._offsets, self._lengths, self._samples = offsets, lengths, samples
-        self.crcs = np.full(len(offsets), _MISSING, np.int64)
-        self._open: dict[int, _Open] = {}
+    def __init__(self, file: FilePlan, begins: Ints, ends: Ints, crcs: Ints | None = None) -> None:
+        self._samples = np.diff(file.grouping.edges)
+        self._offsets = np.zeros(len(self._samples), np.int64)
+        self._lengths, self._most = self._offsets, file.grouping.samples
+        if len(begins):
+            self._offsets = begins.min(axis=0)
+            self._lengths = np.maximum(ends.max(axis=0) - self._offsets, 0)
+        self._crcs = np.full(len(self._samples), _MISSING, np.int64) if crcs is None else crcs
+        self._begun: dict[int, tuple[int, list[Segment]]] = {}
         self._lock = threading.Lock()
 
     def add(self, group: int, samples: int, segments: list[Segment]) -> None:
         """Note that so many samples of a group have been written. Thread-safe."""
         with self._lock:
-            found = self._open.setdefault(group, _Open())
-            found.samples += samples
-            found.segments += segments
-            if found.samples < self._samples[group]:
+            before, others = self._begun.pop(group, (0, []))
+            samples, segments = before + samples, others + segments
+            if samples < self._samples[group]:
+                self._begun[group] = samples, segments
                 return
-            del self._open[group]
-        self.crcs[group] = self._joined(group, found.segments)
-
-    def _joined(self, group: int, segments: list[Segment]) -> int:
         at = int(self._offsets[group])
         parts = [(o - at, n, crc) for o, n, crc in sorted(segments) if n]
-        return CRC32C.joined(parts, int(self._lengths[group]))
+        self._crcs[group] = CRC32C.joined(parts, int(self._lengths[group]))
 
     def complete(self, path: Path) -> None:
         """Read the groups back that an earlier run wrote in whole or in part."""
-        missing = np.flatnonzero(self.crcs == _MISSING)
+        missing = np.flatnonzero(self._crcs == _MISSING)
         if not len(missing):
             return
         fd = os.open(path, os.O_RDONLY)
         try:
             for g in missing.tolist():
                 begin = int(self._offsets[g])
-                self.crcs[g] = read_crc32c(fd, begin, begin + int(self._lengths[g]), path)
+                self._crcs[g] = read_crc32c(fd, begin, begin + int(self._lengths[g]), path)
         finally:
             os.close(fd)
+
+    def groups(self) -> Groups:
+        """Return the groups of a layout."""
+        blocks = Blocks(Explicit(self._offsets), Explicit(self._lengths))
+        return Groups(self._most, blocks, Explicit(self._crcs))

@@ -52,7 +52,7 @@ from dsprep.core.schema import (
     Ints,
     Ragged,
     Schema,
-    has_padding,
+    without_padding,
 )
 from dsprep.errors import FormatError, UnsupportedError
 
@@ -250,17 +250,6 @@ def _ragged_part(column: Column, field: Field) -> Part:
     data = values.reshape(-1).view(np.uint8) if values.size else np.zeros(0, np.uint8)
     offsets = column.offsets * field.row_nbytes
     return Part(data, offsets[:-1], np.diff(offsets))
-
-
-def without_padding(array: Array) -> Array:
-    """Return the values with zeros wherever a structured dtype has bytes of no member."""
-    dtype = array.dtype
-    if dtype.names is None or not has_padding(dtype):
-        return array
-    out = np.zeros(array.shape, dtype)
-    for name in dtype.names:
-        out[name] = without_padding(array[name])
-    return out
 
 
 def _column(rows: Bytes, field: Field) -> Array:

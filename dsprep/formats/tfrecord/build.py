@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import Arena, Array, Batch, Field, Ragged, Schema, has_padding
+from dsprep.core.schema import Arena, Array, Batch, Field, Ragged, Schema, copy_members, has_padding
 from dsprep.errors import UnsupportedError
 from dsprep.formats.tfrecord import features, framing
 from dsprep.formats.tfrecord.example import (
@@ -200,17 +200,8 @@ def encode_values(values: Array, field: Field, type_: int, out: Payload) -> None
         encode_varints(elements, out.reshape(*elements.shape, PADDED_VARINT))
     elif has_padding(field.dtype):
         out[:] = 0
-        _copy_members(elements, out.view(field.dtype))
+        copy_members(elements, out.view(field.dtype))
     else:
         if elements.strides[-1] != elements.itemsize:
             elements = np.ascontiguousarray(elements)
         out[:] = elements.view(U8)
-
-
-def _copy_members(source: Array, target: Array) -> None:
-    """Copy structured values without the bytes between their members."""
-    if source.dtype.names is None:
-        target[...] = source
-        return
-    for name in source.dtype.names:
-        _copy_members(source[name], target[name])

@@ -38,7 +38,6 @@ from dsprep.core.schema import (
     DType,
     decode_dtype,
     encode_dtype,
-    has_padding,
     is_extension,
 )
 from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError
@@ -212,23 +211,3 @@ def view(array: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
     if array.size == 0:
         return np.empty(shape, dtype)
     return array.reshape(-1).view(np.uint8).view(dtype).reshape(shape)
-
-
-def without_padding(array: Array) -> Array:
-    """Return `array`, with zeros in the bytes that belong to no member of a structured dtype.
-
-    What a program leaves in them is chance, and the output must not depend on it.
-    """
-    if not has_padding(array.dtype):
-        return array
-    out = np.zeros(array.shape, array.dtype)
-    _copy_members(array, out)
-    return out
-
-
-def _copy_members(source: Array, target: Array) -> None:
-    if source.dtype.names is None:
-        target[...] = source
-        return
-    for name in source.dtype.names:
-        _copy_members(source[name], target[name])

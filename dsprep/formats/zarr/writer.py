@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema
+from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, without_padding
 from dsprep.core.storage import (
     Buffer,
     close,
@@ -39,7 +39,6 @@ from dsprep.core.storage import (
 )
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, WriteOptions, Writer
-from dsprep.formats.zarr.attributes import without_padding
 from dsprep.formats.zarr.chunks import build_index
 from dsprep.formats.zarr.documents import documents, encode_file, encoder, root_key
 from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays
