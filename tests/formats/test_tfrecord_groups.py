@@ -19,6 +19,7 @@ from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
+from dsprep.formats.protobuf import read_varint
 from dsprep.formats.tfrecord import example, features, group, stream
 from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.build import Template
@@ -163,7 +164,7 @@ def test_padded_records_are_read_side_by_side(tmp_path: Path) -> None:
     assert parse_together(buffer, np.cumsum(lengths) - lengths, lengths) is not None
     spoiled = buffer.copy()
     at = int(np.cumsum(lengths)[5] - lengths[5])
-    nbytes, size = example._varint(view(buffer), at + 1, len(buffer))
+    nbytes, size = read_varint(view(buffer), at + 1, len(buffer))
     size += nbytes - at
     assert spoiled[at + size] == example.PADDING_TAG
     spoiled[at + size] = 14 << 3 | 2

@@ -20,6 +20,7 @@ import numpy as np
 from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import Array, Batch, Bytes, Field, Ints, Ragged, Schema
 from dsprep.errors import FormatError
+from dsprep.formats.protobuf import WireError, read_field, read_varint
 
 CHANNELS, HEIGHT, WIDTH, DATA, LABEL, FLOAT_DATA, ENCODED = range(1, 8)
 _FLOAT_TAG = FLOAT_DATA << 3 | 5
@@ -74,7 +75,7 @@ def parse(message: bytes) -> Message:
 
     Raises
     ------
-    ValueError
+    WireError
         If it is not a Datum.
     """
     found = Message()
@@ -88,58 +89,25 @@ def parse(message: bytes) -> Message:
                 found.floats.append(at + 1 + 5 * np.arange(n, dtype=np.int64))
                 at += 5 * n
                 continue
-        tag, begin = _varint(message, at)
-        number, wire = tag >> 3, tag & 7
-        start, at = _skip(message, begin, wire)
-        if number == 0:
-            raise ValueError("field 0")
+        number, wire, start, at = read_field(message, at, end)
         if number in (CHANNELS, HEIGHT, WIDTH, LABEL, ENCODED) and wire != 0:
-            raise ValueError(f"field {number} has wire type {wire}")
+            raise WireError(f"field {number} has wire type {wire}")
         if number in (CHANNELS, HEIGHT, WIDTH, ENCODED):
-            value = _varint(message, start)[0]
+            value = read_varint(message, start, at)[0]
             if number != ENCODED and value >> 31:
-                raise ValueError(f"field {number} is {value}")
+                raise WireError(f"field {number} is {value}")
             found.numbers[number] = value
         elif number == LABEL:
             found.label = start, at
         elif number == DATA:
             if wire != 2:
-                raise ValueError(f"data has wire type {wire}")
+                raise WireError(f"data has wire type {wire}")
             found.data = start, at
         elif number == FLOAT_DATA:
             if wire != 2 or (at - start) % 4:
-                raise ValueError("float_data is damaged")
+                raise WireError("float_data is damaged")
             found.floats.append(np.arange(start, at, 4, dtype=np.int64))
     return found
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return ``(value, end)`` of the varint at ``at``."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(message):
-            raise ValueError("the message ends within a number")
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError("a number has more than 10 bytes")
-
-
-def _skip(message: bytes, at: int, wire: int) -> tuple[int, int]:
-    """Return ``(start, stop)`` of the value at ``at``."""
-    if wire == 0:
-        return at, _varint(message, at)[1]
-    if wire == 2:
-        size, at = _varint(message, at)
-    elif wire in (1, 5):
-        size = 8 if wire == 1 else 4
-    else:
-        raise ValueError(f"wire type {wire}")
-    if size > len(message) - at:
-        raise ValueError("the message ends within a value")
-    return at, at + size
 
 
 class Datum:
@@ -201,7 +169,7 @@ class Datum:
         for i, message in enumerate(messages):
             try:
                 found.append(parse(message))
-            except ValueError as error:
+            except WireError as error:
                 raise _not_datum(f"{where}, probe {i}", str(error)) from error
         shapes = {m.shape for m in found}
         encoded = any(m.numbers.get(ENCODED) for m in found)
@@ -296,7 +264,7 @@ class Datum:
                 message = data[offsets[i] : offsets[i + 1]].tobytes()
                 try:
                     parsed = parse(message)
-                except ValueError as error:
+                except WireError as error:
                     raise _not_datum(label(i), str(error)) from error
                 same = np.zeros(len(rest), bool)
                 if tried < _TEMPLATES and len(rest) > 1:
@@ -364,7 +332,7 @@ def looks_like_datum(value: bytes) -> bool:
     """Whether `value` is a Datum with an image."""
     try:
         found = parse(value)
-    except ValueError:
+    except WireError:
         return False
     c, h, w = found.shape
     values = found.payload // (1 if found.data else 4)

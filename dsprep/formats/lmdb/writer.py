@@ -25,20 +25,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.checksums import Sums, pwrite_crc32c, read_crc32c
+from dsprep.core.checksums import pwrite_crc32c
 from dsprep.core.groups import Grouping, even
 from dsprep.core.pread import move_spans, packed, ranges
 from dsprep.core.schema import Arena, Batch, Bytes, Ints, Schema
-from dsprep.core.storage import Buffer, as_bytes, close, pwrite_all, sync, sync_directory
+from dsprep.core.storage import Buffer, as_bytes, pwrite_all, sync, sync_directory
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import OpenOptions, State, WriteOptions, Writer
+from dsprep.formats.base import OpenOptions, State, WriteOptions
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.overflow import EvenRuns, Runs
 from dsprep.formats.lmdb.pages import EMPTY, F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF, Meta
@@ -54,11 +53,9 @@ from dsprep.formats.lmdb.values import (
     join,
     total_lengths,
 )
-from dsprep.layout.laws import Explicit
-from dsprep.layout.model import Blocks, Groups
+from dsprep.formats.record_writer import RecordWriter
+from dsprep.reading.files import File
 
-THREADS = 2
-"""Threads that read back; more wait for each other's turn at Python."""
 SCATTERED = 8 << 10
 """Mean bytes of a value from which on its parts are written from where they are."""
 
@@ -108,7 +105,7 @@ class Piece:
     branches: list[Branch] = field(default_factory=list)
 
 
-class LmdbWriter(Writer):
+class LmdbWriter(RecordWriter):
     """An LMDB file being written; see the module for its form.
 
     Parameters
@@ -130,21 +127,21 @@ class LmdbWriter(Writer):
         options: WriteOptions,
         state: State | None,
     ) -> None:
-        self._path, self._inside = path, inside
+        super().__init__(path, inside, samples if isinstance(samples, Grouping) else None, state)
         self._packing: Packing | None = None
-        self._grouping = self._values_in = None
+        self._values_in = self.grouping
         if isinstance(samples, Grouping):
-            self._grouping = self._values_in = samples
             if options.group_values:
                 self._packing, self.whole = Packing(schema), True
                 self._capacities = capacities(samples)
                 schema = self._packing.value_schema(self._packing.sizes(samples))
                 self._values_in = even(samples.count, 1)
+            assert self._values_in is not None
             self._count = int(self._values_in.edges[-1])
         else:
             self._count = samples
         keys = self._keys = plan_keys(options.key_format, self._count)
-        self._sums, self._values = Sums(), Values(schema)
+        self._values = Values(schema)
         smallest = node_size(keys.nbytes, self._values.head)
         if schema.ragged:  # a large value has a small node
             smallest = min(smallest, node_size(keys.nbytes, MAX_VALUE))
@@ -157,16 +154,14 @@ class LmdbWriter(Writer):
             self._first, self._done = int(state["first"]), int(state["done"])
             self._open = bytes.fromhex(state["open"])
             self._open_sizes = [int(n) for n in state["open_sizes"]]
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if state is None else 0)
-        self._fd = os.open(path, flags, 0o666)
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
         """Build the nodes of the samples, or of their group, all but the page numbers in them."""
-        if self._packing is None or self._grouping is None:
+        if self._packing is None or self.grouping is None:
             return self._piece(self._values.encode(batch), start, arena)
         if not len(next(iter(batch.values()), ())):
             return self._piece([], 0, arena)
-        group = self._grouping.of(start)
+        group = self.grouping.of(start)
         capacity = int(self._capacities[group])
         return self._piece(self._packing.parts(batch, start, capacity, arena), group, arena)
 
@@ -180,7 +175,7 @@ class LmdbWriter(Writer):
                 self._packing.refuse(start + i, int(sizes[i]))
             raise UnsupportedError(
                 "a sample is larger than an LMDB value can be",
-                where=f"{self._path}, sample {start + i}",
+                where=f"{self.path}, sample {start + i}",
                 expected=f"at most {MAX_VALUE} bytes",
                 found=int(sizes[i]),
             )
@@ -304,14 +299,14 @@ class LmdbWriter(Writer):
     def _put(self, piece: Piece, buffers: Sequence[Buffer], offset: int) -> None:
         """Write some of a piece's bytes, and keep the sums of what belongs to a group."""
         if self._values_in is None or not piece.runs.all():
-            pwrite_all(self._fd, buffers, offset)
+            pwrite_all(self.fd, buffers, offset)
             return
         group = self._values_in.of(piece.start)
         begin = int(piece.value_pages[0]) * PSIZE + (0 if self._packing is None else HEADER)
         end = int(piece.value_pages[-1]) * PSIZE + HEADER + int(piece.sizes[-1])
         for at, part in _cut(buffers, offset, (begin, end)):
-            crc = pwrite_crc32c(self._fd, part, at)
-            self._sums.add(group, at, sum(map(len, part)), crc)
+            crc = pwrite_crc32c(self.fd, part, at)
+            self.sums.add(group, at, sum(map(len, part)), crc)
 
     def _build_leaves(self, piece: Piece) -> Bytes:
         """Return the leaf pages that the piece completes: uint8, shape ``(k, PSIZE)``."""
@@ -370,61 +365,29 @@ class LmdbWriter(Writer):
             "open_sizes": self._open_sizes,
         }
 
-    def sync(self) -> None:
-        """Make all that has been written durable."""
-        sync(self._fd, data=True)
-
     def finish(self) -> None:
         """Write the metas, which make it an LMDB file."""
         pages = self._tree.next_page
         nbytes = pages * PSIZE
-        os.ftruncate(self._fd, nbytes)
+        os.ftruncate(self.fd, nbytes)
         main = self._tree.database(self._count)
         empty = Meta(PSIZE, nbytes, EMPTY, 1, 0)
         full = Meta(PSIZE, nbytes, main, pages - 1, 1 if self._count else 0)
         if self.durable:
-            sync(self._fd, data=True)  # the pages before the metas that point to them
-        pwrite_all(self._fd, [empty.pack(0), full.pack(1)], 0)
+            sync(self.fd, data=True)  # the pages before the metas that point to them
+        pwrite_all(self.fd, [empty.pack(0), full.pack(1)], 0)
         if self.durable:
-            sync(self._fd)
-            sync_directory(self._path.parent)
+            sync(self.fd)
+            sync_directory(self.path.parent)
         self.close()
 
-    def close(self) -> None:
-        """Close the file."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            close(fd)
-
-    def groups(self) -> Groups | None:
-        """Return where the groups are stored, as found in the file; see `Writer.groups`."""
-        grouping = self._grouping
-        if grouping is None:
-            return None
-        with closing(Records(self._path, self._path, OpenOptions())) as records:
+    def group_ranges(self, file: File, edges: Ints) -> tuple[Ints, Ints]:
+        """See `RecordWriter.group_ranges`: the tree is read again."""
+        with closing(Records(self.path, file.path, OpenOptions())) as records:
             found = records.found()
-            if self._packing is None:
-                begins, ends = _ranges_of(found, grouping.edges)
-            else:
-                begins, ends = found.offsets, found.offsets + found.sizes
-            sums = self._sums_of(records.file.fd, begins, ends)
-        return Groups(
-            max(1, grouping.samples),
-            Blocks(Explicit(begins), Explicit(ends - begins), self._inside),
-            Explicit(sums),
-            None if grouping.even else Explicit(grouping.edges[:-1].copy()),
-        )
-
-    def _sums_of(self, fd: int, begins: Ints, ends: Ints) -> Ints:
-        """Return the sum of each group; those not known are read."""
-
-        def one(group: int) -> int:
-            place = int(begins[group]), int(ends[group])
-            known = self._sums.of(group, *place)
-            return read_crc32c(fd, *place, self._path) if known is None else known
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            return np.fromiter(pool.map(one, range(len(begins))), np.int64, len(begins))
+        if self._packing is None:
+            return _ranges_of(found, edges)
+        return found.offsets, found.offsets + found.sizes
 
 
 def _cut(

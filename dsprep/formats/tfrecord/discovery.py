@@ -14,17 +14,10 @@ import numpy as np
 
 from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import FormatError
+from dsprep.formats.protobuf import Viewed, WireError
 from dsprep.formats.tfrecord import example
 from dsprep.formats.tfrecord.batch_parser import parse_together
-from dsprep.formats.tfrecord.example import (
-    BYTES,
-    INT64,
-    TYPES,
-    Places,
-    Value,
-    Viewed,
-    WireError,
-)
+from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, Places, Value
 from dsprep.formats.tfrecord.features import Seen
 from dsprep.formats.tfrecord.framing import FOOTER, payload_right
 from dsprep.formats.tfrecord.recipe import gather

@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.schema import Array
+from dsprep.formats.protobuf import Viewed, WireError, read_fields, read_varint, varint
 
 BYTES, FLOAT, INT64 = 1, 2, 3
 TYPES = {BYTES: "bytes", FLOAT: "float", INT64: "int64"}
@@ -38,10 +38,6 @@ PADDING_TAG = 15 << 3 | 2
 """What padding behind the features of an Example begins with."""
 PADDED_VARINT = 10
 """Bytes of each int64 that dsprep writes, so that all records have one size."""
-
-
-class WireError(ValueError):
-    """The bytes are not a ``tf.train.Example``."""
 
 
 @dataclass
@@ -84,52 +80,9 @@ class Places:
 # --- reading ---------------------------------------------------------------------------------
 
 
-class Viewed(Protocol):
-    """Bytes, one at a time or some of them: a `memoryview`, or what reads them when asked."""
-
-    def __getitem__(self, key: Any, /) -> Any:
-        """Return the byte at an index, or the bytes in a slice."""
-
-
 def view(buffer: NDArray[np.uint8]) -> memoryview:
     """Return the bytes of `buffer`, whose items are faster to get than an array's."""
     return buffer.data
-
-
-def _varint(data: Viewed, pos: int, stop: int) -> tuple[int, int]:
-    value = shift = 0
-    while pos < stop and shift < 70:
-        byte = data[pos]
-        pos += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, pos
-        shift += 7
-    raise WireError("a varint does not end")
-
-
-def _fields(data: Viewed, pos: int, stop: int) -> list[tuple[int, int, int, int]]:
-    """Return ``(number, wire type, start, stop)`` of each field of the message at ``pos:stop``."""
-    found = []
-    while pos < stop:
-        tag, pos = _varint(data, pos, stop)
-        wire = tag & 7
-        start = pos
-        if wire == 0:
-            _, pos = _varint(data, pos, stop)
-        elif wire == 1:
-            pos += 8
-        elif wire == 5:
-            pos += 4
-        elif wire == 2:
-            length, start = _varint(data, pos, stop)
-            pos = start + length
-        else:
-            raise WireError(f"wire type {wire}")
-        if pos > stop or tag < 8:
-            raise WireError("a field reaches outside its message")
-        found.append((tag >> 3, wire, start, pos))
-    return found
 
 
 def parse(data: Viewed, start: int, stop: int) -> dict[str, Value]:
@@ -144,14 +97,14 @@ def parse(data: Viewed, start: int, stop: int) -> dict[str, Value]:
         If it is not an Example, or is a SequenceExample with feature lists.
     """
     found: dict[str, Value] = {}
-    for number, wire, a, b in _fields(data, start, stop):
+    for number, wire, a, b in read_fields(data, start, stop):
         if number == 2:
             raise WireError("feature lists, as in a SequenceExample")
         if number != 1:
             continue
         if wire != 2:
             raise WireError("features are not a message")
-        for inner, wire_inner, c, d in _fields(data, a, b):
+        for inner, wire_inner, c, d in read_fields(data, a, b):
             if inner != 1 or wire_inner != 2:
                 raise WireError("an unknown field among the features")
             key, value = _entry(data, c, d)
@@ -172,13 +125,13 @@ def features_end(data: memoryview) -> int:
     """
     if not data or data[0] != 0x0A:
         raise WireError("no features at the beginning")
-    nbytes, at = _varint(data, 1, len(data))
+    nbytes, at = read_varint(data, 1, len(data))
     return at + nbytes
 
 
 def _entry(data: Viewed, start: int, stop: int) -> tuple[str, Value | None]:
     key, value = b"", None
-    for number, wire, a, b in _fields(data, start, stop):
+    for number, wire, a, b in read_fields(data, start, stop):
         if wire != 2:
             raise WireError("a map entry of numbers")
         if number == 1:
@@ -193,12 +146,12 @@ def _entry(data: Viewed, start: int, stop: int) -> tuple[str, Value | None]:
 
 def _feature(data: Viewed, start: int, stop: int) -> Value | None:
     value: Value | None = None
-    for number, wire, a, b in _fields(data, start, stop):
+    for number, wire, a, b in read_fields(data, start, stop):
         if number not in TYPES or wire != 2:
             raise WireError("a feature of an unknown list")
         if value is None or value.type != number:
             value = Value(number, [])
-        for inner, wire_inner, c, d in _fields(data, a, b):
+        for inner, wire_inner, c, d in read_fields(data, a, b):
             plain = {BYTES: 2, FLOAT: 5, INT64: 0}[number]
             if inner != 1 or wire_inner not in (plain, 2):
                 raise WireError(f"not a value of a {TYPES[number]} list")
@@ -321,16 +274,6 @@ def decode_varints(
 
 
 # --- writing ---------------------------------------------------------------------------------
-
-
-def varint(value: int) -> bytes:
-    """Return `value` in the fewest bytes."""
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 @lru_cache(1 << 14)

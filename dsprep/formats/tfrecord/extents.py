@@ -17,9 +17,10 @@ import numpy as np
 
 from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Bytes
+from dsprep.formats.protobuf import WireError
 from dsprep.formats.tfrecord import example, framing, recipe
 from dsprep.formats.tfrecord.batch_parser import is_padding
-from dsprep.formats.tfrecord.example import BYTES, INT64, Value, WireError
+from dsprep.formats.tfrecord.example import BYTES, INT64, Value
 from dsprep.formats.tfrecord.features import Feature
 from dsprep.formats.tfrecord.framing import HEADER, Index
 from dsprep.formats.tfrecord.stream import SPARSE, WINDOW

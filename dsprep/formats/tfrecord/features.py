@@ -27,16 +27,9 @@ import numpy as np
 from dsprep.core.schema import Field, FieldSpec, Schema, show_dtype
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import FeatureType, WriteOptions, missing_field
+from dsprep.formats.protobuf import WireError
 from dsprep.formats.samples import listed
-from dsprep.formats.tfrecord.example import (
-    BYTES,
-    FLOAT,
-    INT64,
-    LARGEST,
-    PADDED_VARINT,
-    TYPES,
-    WireError,
-)
+from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, LARGEST, PADDED_VARINT, TYPES
 
 RECORD = "record"
 """The name of the field that holds whole records."""

@@ -31,9 +31,10 @@ from dsprep.core.schema import (
     new_array,
 )
 from dsprep.errors import FormatError
+from dsprep.formats.protobuf import WireError
 from dsprep.formats.tfrecord import example as wire
 from dsprep.formats.tfrecord.batch_parser import parse_together
-from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, Places, Value, WireError
+from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, Places, Value
 from dsprep.formats.tfrecord.features import FLOAT32, Feature, fits_int64
 from dsprep.formats.tfrecord.framing import FRAME
 

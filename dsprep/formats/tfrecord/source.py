@@ -18,9 +18,10 @@ from dsprep.core.schema import Arena, Batch, Field, Schema, empty_batch
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import decoders
 from dsprep.formats.base import OpenOptions, Source
+from dsprep.formats.protobuf import WireError
 from dsprep.formats.tfrecord import example, features, framing
 from dsprep.formats.tfrecord.discovery import Discovery
-from dsprep.formats.tfrecord.example import BYTES, WireError
+from dsprep.formats.tfrecord.example import BYTES
 from dsprep.formats.tfrecord.extents import file_layout, opaque_layout, records_of
 from dsprep.formats.tfrecord.features import RECORD, Feature
 from dsprep.formats.tfrecord.recipe import Misfit

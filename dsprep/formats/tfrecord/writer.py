@@ -16,18 +16,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.checksums import Sums, crc32c, read_crc32c
+from dsprep.core.checksums import crc32c
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
-from dsprep.core.storage import close, pwrite_all, sync
-from dsprep.formats.base import State, WriteOptions, Writer
+from dsprep.core.storage import pwrite_all, sync
+from dsprep.formats.base import State, WriteOptions
+from dsprep.formats.record_writer import RecordWriter
 from dsprep.formats.tfrecord import features, framing
 from dsprep.formats.tfrecord.build import Template, check_size
 from dsprep.formats.tfrecord.example import padding_head, view
 from dsprep.formats.tfrecord.group import arrange
 from dsprep.formats.tfrecord.stream import member, nbytes_at, read_index
-from dsprep.layout.laws import Explicit
-from dsprep.layout.model import Blocks, Groups
 from dsprep.reading.files import File
 
 
@@ -60,7 +59,7 @@ class Piece:
     missing: int = 0
 
 
-class TFRecordWriter(Writer):
+class TFRecordWriter(RecordWriter):
     """One TFRecord file being written; see `group` for how groups are laid out.
 
     Parameters
@@ -79,15 +78,12 @@ class TFRecordWriter(Writer):
         options: WriteOptions,
         state: State | None,
     ) -> None:
-        self._path, self._grouping = path, grouping
+        super().__init__(path, "", grouping, state)
         self._arrangement = arrange(schema, features.plan(schema, options), options, grouping)
         self.whole = grouping is not None and self._arrangement.level is not None
         count = 0 if grouping is None else grouping.count
         self._begins, self._ends = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
-        self._sums = Sums()
         self._end = 0 if state is None else int(state["offset"])
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if state is None else 0)
-        self._fd = os.open(path, flags, 0o666)
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
         """Return samples ``start ..`` as a piece; see `Writer.encode`.
@@ -115,8 +111,8 @@ class TFRecordWriter(Writer):
         self, level: int, blocks: Iterable[NDArray[np.uint8]], stop: int
     ) -> list[bytes]:
         """Return samples up to `stop` as one GZIP member, that of a group if there are groups."""
-        if self._grouping is not None:
-            ends_file = stop == self._grouping.edges[-1]
+        if self.grouping is not None:
+            ends_file = stop == self.grouping.edges[-1]
             return member(level, blocks, 1 if ends_file else self._arrangement.align)
         packer = zlib.compressobj(level, zlib.DEFLATED, 16 + 15)
         return [*(packer.compress(view(block)) for block in blocks), packer.flush()]
@@ -124,7 +120,7 @@ class TFRecordWriter(Writer):
     def reserve(self, piece: Piece) -> None:
         """Give the piece the place behind the one before, and behind its group what is missing."""
         piece.offset, end = self._end, self._end + piece.nbytes
-        self._end, grouping = end, self._grouping
+        self._end, grouping = end, self.grouping
         if grouping is None or piece.start == piece.stop:
             return
         g = piece.group = grouping.of(piece.start)
@@ -150,75 +146,35 @@ class TFRecordWriter(Writer):
                 parts = lengthened(block, piece.last, piece.missing)
             for part in parts if piece.group >= 0 else ():
                 crc = crc32c(part, crc)
-            at += pwrite_all(self._fd, parts, at)
+            at += pwrite_all(self.fd, parts, at)
         if done and piece.group >= 0:
-            self._sums.add(piece.group, piece.offset, at - piece.offset, crc)
+            self.sums.add(piece.group, piece.offset, at - piece.offset, crc)
 
     def checkpoint(self) -> State:
         """Return where the next piece goes."""
         return {"offset": self._end}
 
-    def sync(self) -> None:
-        """Make all that has been written durable."""
-        sync(self._fd, data=True)
-
     def finish(self) -> None:
         """Cut off what an interrupted run may have left behind the end, and close."""
-        os.ftruncate(self._fd, self._end)
+        os.ftruncate(self.fd, self._end)
         if self.durable:
-            sync(self._fd)
+            sync(self.fd)
         self.close()
 
-    def groups(self) -> Groups | None:
-        """Return where the groups are stored; see `Writer.groups`.
-
-        What an earlier run has written is read back for its sums.
-
-        Raises
-        ------
-        FormatError
-            If the file was changed since.
-        """
-        grouping = self._grouping
-        if grouping is None:
-            return None
-        file = File(self._path)
-        self._find_places(file, grouping.edges)
-        sums = np.empty(grouping.count, np.int64)
-        for g, (begin, end) in enumerate(
-            zip(self._begins.tolist(), self._ends.tolist(), strict=True)
-        ):
-            known = self._sums.of(g, begin, end)
-            sums[g] = read_crc32c(file.fd, begin, end, self._path) if known is None else known
-        file.close()
-        return Groups(
-            max(1, grouping.samples),
-            Blocks(Explicit(self._begins), Explicit(self._ends - self._begins)),
-            Explicit(sums),
-            None if grouping.even else Explicit(grouping.edges[:-1].copy()),
-        )
-
-    def _find_places(self, file: File, edges: Ints) -> None:
-        """Find the groups that an earlier run has written."""
-        arrangement = self._arrangement
+    def group_ranges(self, file: File, edges: Ints) -> tuple[Ints, Ints]:
+        """See `RecordWriter.group_ranges`; those of an earlier run are found in the file."""
         if bool((self._begins >= 0).all() and (self._ends >= 0).all()):
-            return
-        places = np.zeros(len(edges), np.int64)
+            return self._begins, self._ends
+        arrangement, places = self._arrangement, np.zeros(len(edges), np.int64)
         if arrangement.level is not None:
             for g in range(len(edges) - 1):
-                places[g + 1] = places[g] + nbytes_at(file.fd, int(places[g]), self._path)
+                places[g + 1] = places[g] + nbytes_at(file.fd, int(places[g]), self.path)
         elif arrangement.fixed:
             places = arrangement.places(edges)
         else:
             index = read_index(file)
             places[:-1], places[-1] = index.offsets.at(edges[:-1]) - framing.HEADER, index.nbytes
-        self._begins[:], self._ends[:] = places[:-1], places[1:]
-
-    def close(self) -> None:
-        """Close the file; closing twice is allowed."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            close(fd)
+        return places[:-1], places[1:]
 
 
 def lengthened(block: Array, last: int, padding: int) -> list[bytes | Array]:

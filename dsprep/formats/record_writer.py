@@ -1,0 +1,94 @@
+"""What the writers of records share: a file whose groups are runs of its bytes, and their sums."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.core.checksums import Sums, read_crc32c
+from dsprep.core.groups import Grouping
+from dsprep.core.schema import Ints
+from dsprep.core.storage import close, sync
+from dsprep.formats.base import State, Writer
+from dsprep.layout.laws import Explicit
+from dsprep.layout.model import Blocks, Groups
+from dsprep.reading.files import File
+
+THREADS = 2
+"""Threads that read back; more wait for each other's turn at Python."""
+
+
+class RecordWriter(Writer):
+    """A file of records being written.
+
+    Parameters
+    ----------
+    path
+        The file itself.
+    inside
+        The file below the path of the dataset: empty if that is the file.
+    grouping
+        The groups; None: there are none.
+    state
+        As for `Format.create`.
+
+    Attributes
+    ----------
+    fd
+        The open file.
+    sums
+        Those of the groups, as far as they were written by this process.
+    """
+
+    def __init__(
+        self, path: Path, inside: str, grouping: Grouping | None, state: State | None
+    ) -> None:
+        self.path, self.inside, self.grouping, self.sums = path, inside, grouping, Sums()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if state is None else 0)
+        self.fd = os.open(path, flags, 0o666)
+
+    def sync(self) -> None:
+        """Make all that has been written durable."""
+        sync(self.fd, data=True)
+
+    def close(self) -> None:
+        """Close the file."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            close(fd)
+
+    @abstractmethod
+    def group_ranges(self, file: File, edges: Ints) -> tuple[Ints, Ints]:
+        """Return where the groups begin and end in the finished file: int64, ``(groups,)`` each.
+
+        `edges` are the samples between them. Raises `FormatError` if the file was changed.
+        """
+
+    def groups(self) -> Groups | None:
+        """Return where the groups are stored; see `Writer.groups`.
+
+        What an earlier run has written is read back for its sums.
+        """
+        grouping = self.grouping
+        if grouping is None:
+            return None
+        with closing(File(self.path)) as file, ThreadPoolExecutor(THREADS) as pool:
+            begins, ends = self.group_ranges(file, grouping.edges)
+
+            def one(group: int) -> int:
+                begin, end = int(begins[group]), int(ends[group])
+                known = self.sums.of(group, begin, end)
+                return read_crc32c(file.fd, begin, end, self.path) if known is None else known
+
+            sums = np.fromiter(pool.map(one, range(grouping.count)), np.int64, grouping.count)
+        return Groups(
+            max(1, grouping.samples),
+            Blocks(Explicit(begins), Explicit(ends - begins), self.inside),
+            Explicit(sums),
+            None if grouping.even else Explicit(grouping.edges[:-1].copy()),
+        )
