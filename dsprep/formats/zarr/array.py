@@ -18,8 +18,8 @@ from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Schema
 from dsprep.errors import FormatError, MissingExtra
 from dsprep.formats.zarr.attributes import FIELDS
 from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, translated
-from dsprep.formats.zarr.locations import NUMCODECS, Lines, Step, Unlocated, locate
-from dsprep.formats.zarr.metadata import ArrayMeta
+from dsprep.formats.zarr.locations import Located, Step, Unlocated, locate
+from dsprep.formats.zarr.metadata import NUMCODECS, ArrayMeta
 from dsprep.formats.zarr.store import Store, join
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.chunks import KEPT
@@ -70,8 +70,8 @@ class StoredArray:
         self.complete = False
         self._array: Any = None
         self._opening, self._lock = threading.Lock(), threading.Lock()
-        self._lines: Lines | None = None
-        self._located: LayoutReader | None = None
+        self._located: Located | None = None
+        self._rows: LayoutReader | None = None
         self._unlocated = False
         self._block: LastBlock[Array] = LastBlock()
 
@@ -127,20 +127,18 @@ class StoredArray:
             if self._unlocated:
                 return None
             try:
-                if self._lines is None:
-                    self._lines = Lines(self)
-                known = self._lines.grid
-                self._lines.find(low // files, -(-high // files))
+                self._located = self._located or Located(self)
+                known = self._located.grid
+                self._located.find(low // files, -(-high // files))
             except Unlocated:
                 self._unlocated = True
                 return None
-            if self._located is None or known is not self._lines.grid:
+            grid = self._located.grid
+            if self._rows is None or known is not grid:
                 field = Field(meta.path or "/", meta.dtype, meta.shape[1:])
-                grid = self._lines.grid
                 layout = FileLayout(grid.shape[0], columns={field.name: Column(grid)})
-                schema = Schema((field,))
-                self._located = LayoutReader(layout, schema, self.store.open, self.where)
-            return self._located
+                self._rows = LayoutReader(layout, Schema((field,)), self.store.open, self.where)
+            return self._rows
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``, as stored."""
@@ -152,12 +150,12 @@ class StoredArray:
     def release(self) -> None:
         """Free the chunks that are kept decoded."""
         with self._lock:
-            self._located = None
+            self._rows = None
 
     def forget(self) -> None:
         """Look for the chunks again before the next read: they were not as expected."""
         with self._lock:
-            self._lines = self._located = None
+            self._located = self._rows = None
 
     def resident_nbytes(self) -> int:
         """Return the bytes of decoded chunks that reading holds: those of a row, and one more."""

@@ -319,14 +319,9 @@ class Elements(Reading):
 
     def _simple(self) -> bool:
         """Whether chunks are what numcodecs makes of the elements, perhaps compressed once."""
-        meta = self.arrays[0].meta
-        compressors = meta.codecs[1:]
-        if meta.codecs[:1] != (VLEN_CODECS[self.field.kind],):
-            return False
-        if meta.version == 2:
-            known = meta.compressor is None or COMPRESSORS.issuperset(compressors)
-            return known and len(compressors) == (meta.compressor is not None)
-        return len(compressors) == 0 or compressors in (("gzip",), ("zstd",), ("blosc",))
+        first, *others = self.arrays[0].meta.codecs
+        known = len(others) < 2 and COMPRESSORS.issuperset(others)
+        return known and first == VLEN_CODECS[self.field.kind]
 
     def _chunk(self, i: int) -> list[Any] | None:
         """Return the elements in chunk `i`, or None if it is missing.
@@ -344,9 +339,8 @@ class Elements(Reading):
             if len(meta.codecs) > 1:
                 array.check_codecs()
                 check_chunks(array.store, meta, i * meta.grid[0], (i + 1) * meta.grid[0])
-                config = meta.compressor if meta.version == 2 else {"id": meta.codecs[1]}
                 most = max(LEAST_ROOM, free_memory() // 4)
-                data = unpack(data, config, most, f"{array.where}, chunk {i}")
+                data = unpack(data, {"id": meta.codecs[1]}, most, f"{array.where}, chunk {i}")
             held = bytes(data)
             count = int.from_bytes(held[:4], "little")
             if count != meta.grid[0]:

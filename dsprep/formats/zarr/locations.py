@@ -1,10 +1,8 @@
 """Where the chunks of one array are: every chunk file is looked for, every shard index read.
 
-Directories are listed, which gives the files' sizes; no file is opened but shards, for their
-index. What is found is compared with the files' sizes, and stated as a `Grid`. What was done to
-chunks before they were stored is stated in the words of `dsprep.core.filters`, as far as that
-undoes it, behind elements in C order; for all else `Unlocated` says what it is that only zarr
-reads.
+What is found is compared with the files' sizes, and stated as a `Grid`. `locate` does so for the
+whole array, whose directories are listed, which gives the files' sizes; `Located` for the files
+that are read. No file is opened but shards, for their index.
 """
 
 from __future__ import annotations
@@ -12,20 +10,19 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core import filters
-from dsprep.core.schema import Ints, is_extension
+from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.formats.zarr.chunks import extents, raw_offsets, shard_index
-from dsprep.formats.zarr.metadata import WRONG, ArrayMeta, byte_order, named, read_document
-from dsprep.formats.zarr.store import Store, Zip, is_number, join
+from dsprep.formats.zarr.metadata import ArrayMeta
+from dsprep.formats.zarr.store import Zip, is_number, join
 from dsprep.layout.as_json import MAX_CHUNK, file_path
 from dsprep.layout.laws import LARGEST, Explicit, Law, affine
 from dsprep.layout.model import Blocks, Grid
@@ -44,14 +41,6 @@ AT_ONCE = 8
 """Shard indexes that a thread reads between two reports of progress."""
 
 Step = Callable[[int], None]
-Filters = tuple[Mapping[str, Any], ...]
-
-NEEDED = {"shuffle": ("elementsize",), "crc32c": ("location",)}
-"""Parameters that matter when reading, by codec."""
-
-NUMCODECS = "numcodecs."
-"""What v3 puts before the names of codecs that have no specification."""
-
 
 COMPRESSED = "only zarr reads chunks that the ZIP file has compressed"
 
@@ -78,24 +67,18 @@ def locate(array: StoredArray, step: Step) -> Grid:
     FormatError
         If a chunk has a wrong size or leaves its file, or a file is missing that dsprep wrote.
     """
-    meta, store = array.meta, array.store
-    known = chunk_filters(store, meta)
-    frame = Frame(meta)
+    frame = Frame(array.meta)
+    grid = _grid(array, frame)
     files = _files(array, frame)
     _check_count(array, frame, files[0])
-    offsets, lengths = _chunks(array, frame, files, bool(known), step)
-    missing = frame.missing(offsets)
-    fill = None if missing is None else array.element(missing).tobytes()
-    path, per = _path(array, frame)
-    if per is None:
-        offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
-    else:
-        _fill_free(offsets, lengths, frame, bool(known))
-    blocks = Blocks(_law(offsets.reshape(-1)), _law(lengths.reshape(-1)), path)
-    return Grid(blocks, frame.shape, meta.dtype.itemsize, frame.chunk, per, known, None, fill)
+    offsets, lengths, fill = _chunks(array, frame, files, grid.files is None, step)
+    if grid.files is not None:
+        _fill_free(offsets, lengths, frame, bool(grid.filters))
+    blocks = Blocks(_law(offsets.reshape(-1)), _law(lengths.reshape(-1)), grid.blocks.path)
+    return replace(grid, blocks=blocks, fill=fill)
 
 
-class Lines:
+class Located:
     """The chunks of an array, looked for when they are needed: by files along the first axis.
 
     Raises
@@ -110,22 +93,17 @@ class Lines:
     """
 
     def __init__(self, array: StoredArray) -> None:
-        meta = array.meta
-        known = chunk_filters(array.store, meta)
-        self._array, self._frame = array, Frame(meta)
-        self._encoded, self._beside = bool(known), math.prod(self._frame.along[1:])
-        path, per = _path(array, self._frame)
-        self._ordered = per is None
-        blocks = self._frame.files * self._frame.inside
-        if blocks > MAX_BLOCKS or self._beside * self._frame.inside > FEW_BLOCKS:
+        self._array, self._frame = array, Frame(array.meta)
+        frame, grid = self._frame, _grid(array, self._frame)
+        self._beside = math.prod(frame.along[1:])
+        blocks = frame.files * frame.inside
+        if blocks > MAX_BLOCKS or self._beside * frame.inside > FEW_BLOCKS:
             raise Unlocated(f"only zarr reads arrays of {blocks} chunks")
-        if self._ordered:
-            blocks = math.prod(self._frame.chunks)
-        self._offsets, self._lengths = np.zeros((2, blocks), np.int64)  # no memory until it is used
-        self._found = np.zeros(self._frame.along[0], bool)
-        laws = Blocks(Explicit(self._offsets), Explicit(self._lengths), path)
-        frame = self._frame
-        self.grid = Grid(laws, frame.shape, meta.dtype.itemsize, frame.chunk, per, known)
+        # It takes no memory until it is used.
+        self._offsets, self._lengths = np.zeros((2, grid.block_count), np.int64)
+        self._found = np.zeros(frame.along[0], bool)
+        laws = Blocks(Explicit(self._offsets), Explicit(self._lengths), grid.blocks.path)
+        self.grid = replace(grid, blocks=laws)
 
     def find(self, first: int, last: int) -> None:
         """Look for the files ``first <= i < last`` along the first axis."""
@@ -147,28 +125,33 @@ class Lines:
             if extent is not None:
                 found.append((number, *extent))
         files = np.array(found, np.int64).reshape(-1, 3).T
-        offsets, lengths = _chunks(array, frame, files, self._encoded, lambda _: None)
-        missing = frame.missing(offsets)
-        if missing is not None and self.grid.fill is None:
-            fill = array.element((missing[0] + first * whole.step, *missing[1:])).tobytes()
+        ordered = self.grid.files is None
+        offsets, lengths, fill = _chunks(array, frame, files, ordered, lambda _: None)
+        if fill is not None and self.grid.fill is None:
             self.grid = replace(self.grid, fill=fill)
         start = first * self._beside * whole.inside
-        if self._ordered:
-            offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
+        if ordered:
             start = first * whole.per[0] * math.prod(whole.chunks[1:])
         self._offsets[start : start + offsets.size] = offsets.reshape(-1)
         self._lengths[start : start + offsets.size] = lengths.reshape(-1)
         self._found[first:last] = True
 
 
-def _path(array: StoredArray, frame: Frame) -> tuple[str, tuple[int, ...] | None]:
-    """Return the path of the files in the layout, and chunks per file where they are several."""
-    path = template(array.meta)
+def _grid(array: StoredArray, frame: Frame) -> Grid:
+    """Return an array whose chunks have no locations yet."""
+    meta = array.meta
+    if meta.unlocated:
+        raise Unlocated(meta.unlocated)
+    path, per = template(meta), None
     if isinstance(array.store, Zip):
-        return "", None
-    if frame.files == 1:
-        return file_path(path, (0,) * len(frame.shape)), None
-    return path, frame.per
+        path = ""
+    elif frame.files == 1:
+        path = file_path(path, (0,) * len(frame.shape))
+    else:
+        per = frame.per
+    nowhere = Explicit(np.zeros(0, np.int64))
+    blocks = Blocks(nowhere, nowhere, path)
+    return Grid(blocks, frame.shape, meta.dtype.itemsize, frame.chunk, per, meta.filters)
 
 
 def template(meta: ArrayMeta) -> str:
@@ -258,7 +241,8 @@ class Frame:
         file = np.unravel_index(block // self.inside, self.along)
         chunk = np.unravel_index(block % self.inside, self.per)
         every = zip(file, chunk, self.per, self.chunk, strict=True)
-        return tuple((int(f) * p + int(k)) * c for f, k, p, c in every)
+        row, *at = ((int(f) * p + int(k)) * c for f, k, p, c in every)
+        return row + self.begin * self.step, *at
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -272,8 +256,7 @@ def _files(array: StoredArray, frame: Frame) -> Ints:
         folder, start = join(folder, start.rstrip("/")), ""
     single = "" if axes else start.rstrip("./") or "0"
     found: list[tuple[int, int, int]] = []
-    depth = max(0, axes - 1) if separator == "/" else 0
-    for name, at, nbytes in array.store.listed(folder, depth):
+    for name, at, nbytes in array.store.listed(folder, max(0, axes - 1) * (separator == "/")):
         if single:
             number = 0 if name == single else None
         else:
@@ -322,33 +305,41 @@ def _check_count(array: StoredArray, frame: Frame, numbers: Ints) -> None:
 
 
 def _chunks(
-    array: StoredArray, frame: Frame, files: Ints, encoded: bool, step: Step
-) -> tuple[Ints, Ints]:
-    """Return offset and bytes of each chunk, -1 and 0 where it is missing: ``(files, inside)``.
+    array: StoredArray, frame: Frame, files: Ints, ordered: bool, step: Step
+) -> tuple[Ints, Ints, bytes | None]:
+    """Return offset and bytes of each chunk, -1 and 0 where it is missing, and the fill value.
 
     Parameters
     ----------
     files
         As from `_files`, of those in the frame.
+    ordered
+        Whether the numbers are in C order of the grid of chunks, else of shape ``(files, inside)``.
     """
     numbers, starts, sizes = files
+    encoded = bool(array.meta.filters)
+    offsets = np.full((frame.files, frame.inside), -1, np.int64)
+    lengths = np.zeros((frame.files, frame.inside), np.int64)
     if array.meta.sharding is not None:
-        return _shards(array, frame, numbers, starts, encoded, step)
-    wrong = sizes == 0 if encoded else sizes != frame.chunk_nbytes
-    if wrong.any():
-        i = int(wrong.argmax())
-        raise FormatError(
-            "the chunk has a wrong size",
-            where=f"{array.where}, {_key(array.meta, frame, int(numbers[i]))}",
-            expected="some bytes" if encoded else f"{frame.chunk_nbytes} bytes",
-            found=f"{sizes[i]}",
-            fix="the file is truncated, still being written, or not of this array",
-        )
-    offsets = np.full((frame.files, 1), -1, np.int64)
-    lengths = np.zeros((frame.files, 1), np.int64)
-    offsets[numbers, 0], lengths[numbers, 0] = starts, sizes
-    step(frame.files)
-    return offsets, lengths
+        _read_shards(array, frame, files, (offsets, lengths), step)
+    else:
+        wrong = sizes == 0 if encoded else sizes != frame.chunk_nbytes
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise FormatError(
+                "the chunk has a wrong size",
+                where=f"{array.where}, {_key(array.meta, frame, int(numbers[i]))}",
+                expected="some bytes" if encoded else f"{frame.chunk_nbytes} bytes",
+                found=f"{sizes[i]}",
+                fix="the file is truncated, still being written, or not of this array",
+            )
+        offsets[numbers, 0], lengths[numbers, 0] = starts, sizes
+        step(frame.files)
+    missing = frame.missing(offsets)
+    fill = None if missing is None else array.element(missing).tobytes()
+    if ordered:
+        offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
+    return offsets, lengths, fill
 
 
 def _key(meta: ArrayMeta, frame: Frame, number: int) -> str:
@@ -356,44 +347,37 @@ def _key(meta: ArrayMeta, frame: Frame, number: int) -> str:
     return file_path(template(meta), [file[0] + frame.begin, *file[1:]])
 
 
-# --- shards ----------------------------------------------------------------------------------
-
-
-def _shards(
-    array: StoredArray, frame: Frame, numbers: Ints, starts: Ints, encoded: bool, step: Step
-) -> tuple[Ints, Ints]:
-    """Return what `_chunks` does, from the indexes of shards."""
-    offsets = np.full((frame.files, frame.inside), -1, np.int64)
-    lengths = np.zeros((frame.files, frame.inside), np.int64)
+def _read_shards(
+    array: StoredArray, frame: Frame, files: Ints, out: tuple[Ints, Ints], step: Step
+) -> None:
+    """Put what the indexes of shards give into offsets and bytes of chunks."""
+    numbers, starts, _ = files
 
     def read(first: int) -> int:
         some = slice(first, first + AT_ONCE)
         for number, start in zip(numbers[some].tolist(), starts[some].tolist(), strict=True):
-            at, nbytes = _index(array, frame, number, encoded)
-            offsets[number] = np.where(at < 0, -1, at + start)
-            lengths[number] = nbytes
+            at, nbytes = _index(array, frame, number)
+            out[0][number], out[1][number] = np.where(at < 0, -1, at + start), nbytes
         return len(numbers[some])
 
     firsts = range(0, len(numbers), AT_ONCE)
     if len(firsts) < 2:
         for first in firsts:
             step(read(first))
-        return offsets, lengths
+        return
     with ThreadPoolExecutor(min(8, 2 * len(os.sched_getaffinity(0)))) as pool:
         for done in pool.map(read, firsts):
             step(done)
-    return offsets, lengths
 
 
-def _index(array: StoredArray, frame: Frame, number: int, encoded: bool) -> tuple[Ints, Ints]:
+def _index(array: StoredArray, frame: Frame, number: int) -> tuple[Ints, Ints]:
     """Return the index of one shard, checked."""
-    meta = array.meta
-    key = _key(meta, frame, number)
+    key = _key(array.meta, frame, number)
     with array.store.chunk(key) as shard:
         if shard is None:
             raise FormatError("a shard has vanished", where=f"{array.where}, {key}")
-        index = shard_index(shard, meta)
-        if encoded:
+        index = shard_index(shard, array.meta)
+        if array.meta.filters:
             return extents(index, shard.nbytes, shard.where)
         offsets = raw_offsets(index, frame.chunk_nbytes, shard.nbytes, shard.where)
         return offsets, np.where(offsets < 0, 0, frame.chunk_nbytes)
@@ -431,69 +415,3 @@ def _fill_free(offsets: Ints, lengths: Ints, frame: Frame, encoded: bool) -> Non
     period = np.where(there, place, behind)
     offsets[free] = np.broadcast_to(period, offsets.shape)[free]
     lengths[free] = frame.chunk_nbytes
-
-
-# --- filters ---------------------------------------------------------------------------------
-
-
-def chunk_filters(store: Store, meta: ArrayMeta) -> Filters:
-    """Return the filters of the chunks, in the order of writing.
-
-    Raises
-    ------
-    Unlocated
-        If they are not known, or elements do not lie in C order.
-    FormatError
-        If the metadata have been damaged since the store was opened.
-    """
-    if meta.vlen:
-        raise Unlocated("only zarr reads elements of varying length")
-    key = join(meta.path, "zarr.json" if meta.version == 3 else ".zarray")
-    document = read_document(store, key)
-    if document is None:
-        raise FormatError("the metadata have vanished", where=f"{store.path}, {key}")
-    try:
-        return (_v3 if meta.version == 3 else _v2)(document, meta)
-    except FormatError:
-        raise
-    except WRONG as error:
-        where = f"{store.path}, {key}"
-        raise FormatError(f"the metadata is wrong ({error})", where=where) from error
-
-
-def _v2(document: Mapping[str, Any], meta: ArrayMeta) -> Filters:
-    if document.get("order", "C") != "C" and len(meta.shape) > 1:
-        raise Unlocated("only zarr reads chunks in Fortran order")
-    codecs = [*(document.get("filters") or []), document.get("compressor")]
-    return _known([(c["id"], c) for c in codecs if c is not None])
-
-
-def _v3(document: Mapping[str, Any], meta: ArrayMeta) -> Filters:
-    codecs = [named(c) for c in document["codecs"]]
-    if codecs[0][0] == "sharding_indexed":
-        if len(codecs) > 1:
-            raise Unlocated("only zarr reads shards that are encoded as a whole")
-        if meta.sharding is None:
-            raise Unlocated("only zarr reads shards whose index is encoded otherwise")
-        codecs = [named(c) for c in codecs[0][1]["codecs"]]
-    if codecs[0][0] != "bytes":
-        raise Unlocated(f"only zarr reads codec {codecs[0][0]}")
-    # zarr-python passes over the order of bytes of these.
-    composed = meta.dtype.names is not None or is_extension(meta.dtype)
-    if composed and meta.dtype.itemsize > 1 and byte_order(codecs) == ">":
-        raise Unlocated(f"only zarr reads big-endian {meta.dtype}")
-    return _known(codecs[1:])
-
-
-def _known(codecs: Sequence[tuple[str, Mapping[str, Any]]]) -> Filters:
-    """Return the codecs as filters, with the parameters that matter."""
-    found = []
-    for name, configuration in codecs:
-        id = name.removeprefix(NUMCODECS)
-        kept = {k: configuration[k] for k in NEEDED.get(id, ()) if k in configuration}
-        try:
-            filters.check([{"id": id, **kept}], name)
-        except FormatError as error:
-            raise Unlocated(f"only zarr reads codec {name}") from error
-        found.append({"id": id, **kept})
-    return tuple(found)

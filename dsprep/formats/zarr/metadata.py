@@ -21,8 +21,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dsprep.core import filters
 from dsprep.core.packing import digest
-from dsprep.core.schema import DType, Kind, check_dtype, extension
+from dsprep.core.schema import DType, Kind, check_dtype, extension, is_extension
 from dsprep.core.storage import pread_exact
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.zarr.store import DOCUMENTS, MARKERS, Directory, Store, join
@@ -36,8 +37,17 @@ MOST_NODES = 4096
 TAIL = 64 << 10
 """Bytes at the end of a ZIP file, where its directory is: names, sizes and CRCs of members."""
 
+NEEDED = {"shuffle": ("elementsize",), "crc32c": ("location",)}
+"""Parameters that matter when reading, by codec."""
+
+NUMCODECS = "numcodecs."
+"""What v3 puts before the names of codecs that have no specification."""
+
 WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError, SyntaxError, SchemaError)
 """What wrong metadata raise; `SyntaxError` is from `numpy.dtype`."""
+
+
+VARYING = "only zarr reads elements of varying length"
 
 
 class NoField(FormatError):
@@ -60,6 +70,9 @@ VLEN_KINDS: Mapping[str, Kind] = {
 }
 """Data types of v3, and object codecs of v2, whose elements vary in length."""
 
+Codec = tuple[str, Mapping[str, Any]]
+"""A name and a configuration."""
+
 
 @dataclass(frozen=True)
 class Sharding:
@@ -77,9 +90,9 @@ class Sharding:
     crc: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ArrayMeta:
-    """One array.
+    """One array, in the same terms for both versions.
 
     Attributes
     ----------
@@ -99,18 +112,16 @@ class ArrayMeta:
         Whether elements vary in length.
     codecs
         Names, in the order of writing.
+    filters
+        What was done to the elements of a chunk in C order, as `dsprep.core.filters` undoes it.
+    unlocated
+        Why only zarr reads the chunks, a clause; ``""``: `filters` say all.
     keys
         What chunk keys begin with, and what separates their numbers.
-    raw
-        Whether the bytes of a chunk are rows one after another.
     sharding
         Where shards have their index; None without shards, or if it is encoded.
-    outer
-        The codec that made what is stored of a chunk, the last one; ``""`` if there is none.
     attrs
         The attributes.
-    compressor
-        v2: the compressor's configuration.
     named_axes
         v3: whether axes have names.
     """
@@ -124,13 +135,24 @@ class ArrayMeta:
     kind: Kind = "array"
     vlen: bool = False
     codecs: tuple[str, ...] = ()
+    filters: tuple[Mapping[str, Any], ...] = ()
+    unlocated: str = ""
     keys: tuple[str, str] = ("", ".")
-    raw: bool = False
     sharding: Sharding | None = None
-    outer: str = ""
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    compressor: Any = None
     named_axes: bool = False
+
+    @property
+    def outer(self) -> str:
+        """The codec that made what is stored of a chunk, the last one; ``""``: there is none."""
+        return self.codecs[-1] if self.codecs else ""
+
+    @property
+    def raw(self) -> bool:
+        """Whether the bytes of a file are rows one after another."""
+        rows = tuple(max(1, n) for n in self.shape[1:])
+        whole = bool(self.shape) and self.grid[1:] == self.chunk[1:] == rows
+        return whole and not self.filters and not self.unlocated
 
     @property
     def row_nbytes(self) -> int:
@@ -231,8 +253,24 @@ def _grid(shape: tuple[int, ...], value: Any, dtype: DType) -> tuple[int, ...]:
     return grid
 
 
-def _splits_rows_only(shape: tuple[int, ...], chunk: tuple[int, ...]) -> bool:
-    return len(shape) > 0 and chunk[1:] == tuple(max(1, n) for n in shape[1:])
+def _filters(codecs: list[Codec], known: str) -> dict[str, Any]:
+    """Return `ArrayMeta.filters` for codecs behind the one that makes bytes of elements.
+
+    Parameters
+    ----------
+    known
+        Why only zarr reads the chunks, as far as that is known.
+    """
+    found: list[Mapping[str, Any]] = []
+    for name, configuration in codecs if not known else ():
+        id = name.removeprefix(NUMCODECS)
+        kept = {k: configuration[k] for k in NEEDED.get(id, ()) if k in configuration}
+        found.append({"id": id, **kept})
+        try:
+            filters.check(found[-1:], name)
+        except FormatError:
+            return {"unlocated": f"only zarr reads codec {name}"}
+    return {"filters": tuple(found), "unlocated": known}
 
 
 # --- v2 --------------------------------------------------------------------------------------
@@ -240,8 +278,9 @@ def _splits_rows_only(shape: tuple[int, ...], chunk: tuple[int, ...]) -> bool:
 
 def _read_v2(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -> ArrayMeta:
     shape = _sizes(document["shape"], 0)
-    codecs = [*(document.get("filters") or []), document.get("compressor")]
-    names = tuple(str(c["id"]) for c in codecs if c is not None)
+    every = [*(document.get("filters") or []), document.get("compressor")]
+    codecs: list[Codec] = [(str(c["id"]), c) for c in every if c is not None]
+    names = tuple(name for name, _ in codecs)
     for name in names:
         if "pickle" in name.lower():
             raise FormatError(f"codec {name} runs Python code from the file; it is refused")
@@ -249,30 +288,29 @@ def _read_v2(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
     if separator not in (".", "/"):
         raise FormatError("unknown dimension_separator", found=repr(separator))
     kind: Kind = "array"
-    vlen = document["dtype"] == "|O"
+    vlen, unlocated = document["dtype"] == "|O", ""
     if vlen:
         dtype, kind = _object_v2(document, names)
+        unlocated = VARYING
     else:
         dtype = _dtype_v2(document["dtype"])
-        check_dtype(dtype)
+    check_dtype(dtype)
     grid = _grid(shape, document["chunks"], dtype)
-    order = document.get("order", "C")
-    rows = _splits_rows_only(shape, grid) and (order == "C" or len(shape) == 1)
+    if document.get("order", "C") != "C" and len(shape) > 1:
+        unlocated = unlocated or "only zarr reads chunks in Fortran order"
     return ArrayMeta(
-        path,
-        2,
-        shape,
-        grid,
-        grid,
-        dtype,
-        kind,
-        vlen,
-        names,
-        ("", separator),
-        not names and rows and not vlen,
-        outer=names[-1] if names else "",
+        path=path,
+        version=2,
+        shape=shape,
+        grid=grid,
+        chunk=grid,
+        dtype=dtype,
+        kind=kind,
+        vlen=vlen,
+        codecs=names,
+        keys=("", separator),
         attrs=attrs,
-        compressor=document.get("compressor"),
+        **_filters(codecs, unlocated),
     )
 
 
@@ -283,7 +321,6 @@ def _object_v2(document: Mapping[str, Any], names: tuple[str, ...]) -> tuple[DTy
     dtype = np.dtype(np.uint8)
     if name == "vlen-array":
         dtype = _dtype_v2(document["filters"][0]["dtype"])
-        check_dtype(dtype)
     return dtype, VLEN_KINDS[name]
 
 
@@ -312,35 +349,49 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
     if byte_order(codecs) == ">":
         dtype = dtype.newbyteorder(">")
     grid = chunk = _grid(shape, document["chunk_grid"]["configuration"]["chunk_shape"], dtype)
-    raw, sharding = _is_bytes(codecs) and _splits_rows_only(shape, grid), None
-    names = _names(codecs)
-    if names[:1] == ["sharding_indexed"]:
-        chunk = _grid(shape, codecs[0][1]["chunk_shape"], dtype)
+    sharding, (first, configuration) = None, codecs[0]
+    if first == "sharding_indexed":
+        chunk = _grid(shape, configuration["chunk_shape"], dtype)
         if any(g % c for g, c in zip(grid, chunk, strict=True)):
             raise FormatError("a shard is not a multiple of its chunks", found=str(chunk))
-        sharding = _sharding(codecs[0][1])
-        rows_only = _splits_rows_only(shape, grid) and _splits_rows_only(shape, chunk)
-        raw = rows_only and sharding is not None and names[1:] == ["bytes"]
+        sharding = _sharding(configuration)
     return ArrayMeta(
-        path,
-        3,
-        shape,
-        grid,
-        chunk,
-        dtype,
-        kind,
-        vlen,
-        tuple(names),
-        _keys_v3(document.get("chunk_key_encoding", "default")),
-        raw and not vlen,
-        sharding,
-        names[-1] if names else "",
-        attrs,
+        path=path,
+        version=3,
+        shape=shape,
+        grid=grid,
+        chunk=chunk,
+        dtype=dtype,
+        kind=kind,
+        vlen=vlen,
+        codecs=tuple(_names(codecs)),
+        keys=_keys_v3(document.get("chunk_key_encoding", "default")),
+        sharding=sharding,
+        attrs=attrs,
         named_axes=any(n is not None for n in document.get("dimension_names") or ()),
+        **_decoding_v3(codecs, sharding, VARYING if vlen else "", dtype),
     )
 
 
-def named(value: Any) -> tuple[str, Mapping[str, Any]]:
+def _decoding_v3(
+    codecs: list[Codec], sharding: Sharding | None, unlocated: str, dtype: DType
+) -> dict[str, Any]:
+    if codecs[0][0] == "sharding_indexed":
+        if len(codecs) > 1:
+            unlocated = unlocated or "only zarr reads shards that are encoded as a whole"
+        if sharding is None:
+            unlocated = unlocated or "only zarr reads shards whose index is encoded otherwise"
+        codecs = [named(c) for c in codecs[0][1]["codecs"]]
+    if codecs[0][0] != "bytes":
+        unlocated = unlocated or f"only zarr reads codec {codecs[0][0]}"
+    # zarr-python passes over the order of bytes of these.
+    composed = dtype.names is not None or is_extension(dtype)
+    if composed and dtype.itemsize > 1 and byte_order(codecs) == ">":
+        unlocated = unlocated or f"only zarr reads big-endian {dtype}"
+    return _filters(codecs[1:], unlocated)
+
+
+def named(value: Any) -> Codec:
     """Return name and configuration: v3 writes ``"bytes"`` or ``{"name": "bytes", ...}``."""
     if isinstance(value, str):
         return value, {}
@@ -352,7 +403,7 @@ def named(value: Any) -> tuple[str, Mapping[str, Any]]:
     return value["name"], configuration
 
 
-def _names(codecs: list[tuple[str, Mapping[str, Any]]]) -> list[str]:
+def _names(codecs: list[Codec]) -> list[str]:
     names = []
     for name, configuration in codecs:
         names.append(name)
@@ -361,7 +412,7 @@ def _names(codecs: list[tuple[str, Mapping[str, Any]]]) -> list[str]:
     return names
 
 
-def byte_order(codecs: list[tuple[str, Mapping[str, Any]]]) -> Any:
+def byte_order(codecs: list[Codec]) -> Any:
     """Return ``<`` or ``>``, as the codec ``bytes`` has it, also that of a shard's chunks."""
     for name, configuration in codecs:
         if name == "sharding_indexed":
@@ -371,17 +422,13 @@ def byte_order(codecs: list[tuple[str, Mapping[str, Any]]]) -> Any:
     return "<"
 
 
-def _is_bytes(codecs: list[tuple[str, Mapping[str, Any]]]) -> bool:
-    return [name for name, _ in codecs] == ["bytes"]
-
-
 def _sharding(configuration: Mapping[str, Any]) -> Sharding | None:
     """Return where the index is, or None if only zarr-python can read it."""
     index = [named(c) for c in configuration["index_codecs"]]
-    crc = [name for name, _ in index] == ["bytes", "crc32c"]
-    if not (crc or _is_bytes(index)) or byte_order(index) != "<":
+    names = [name for name, _ in index]
+    if names not in (["bytes"], ["bytes", "crc32c"]) or byte_order(index) != "<":
         return None
-    return Sharding(configuration.get("index_location", "end") == "start", crc)
+    return Sharding(configuration.get("index_location", "end") == "start", len(names) > 1)
 
 
 def _keys_v3(value: Any) -> tuple[str, str]:
