@@ -91,10 +91,10 @@ def test_zarr_in_shards(bombs, tmp_path):
     size = {"shape": (10, 20), "chunks": (5, 20), "shards": (10, 20), "dtype": "u1"}
     group.create_array("x", **size, compressors=codec)[...] = 1
     (shard,) = [p for p in (path / "x/c").rglob("*") if p.is_file()]
-    from dsprep.formats.zarr.chunks import placed_index
+    from dsprep.formats.zarr.chunks import build_index
 
     nbytes = len(bombs["gzip"])
-    index = placed_index(np.array([0, nbytes]), np.array([nbytes, nbytes]), 2)
+    index = build_index(np.array([nbytes, nbytes]), 2)
     shard.write_bytes(2 * bombs["gzip"] + index)
     refused(path)
 

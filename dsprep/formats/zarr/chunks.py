@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsprep.core.schema import Ints
 from dsprep.core.storage import pread_exact
@@ -45,7 +44,6 @@ MAX_CHUNK = 1 << 32
 
 COPIED = 2
 """The flag of a chunk that could not be compressed and is kept as it is behind the header."""
-
 
 MISSING = 2**64 - 1
 ENTRY = 16
@@ -96,9 +94,9 @@ def check_chunks(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
             if "sharding_indexed" not in meta.codecs:
                 _check_header(chunk, 0, chunk.nbytes, meta)
             elif meta.sharding is not None:
-                for offset, nbytes in shard_index(chunk, meta).tolist():
-                    if (offset, nbytes) != (MISSING, MISSING):
-                        _check_header(chunk, offset, nbytes, meta)
+                offsets, sizes = shard_index(chunk, meta)
+                for i in np.flatnonzero(offsets >= 0).tolist():
+                    _check_header(chunk, int(offsets[i]), int(sizes[i]), meta)
 
 
 def _check_header(chunk: Chunk, offset: int, nbytes: int, meta: ArrayMeta) -> None:
@@ -151,13 +149,14 @@ def _zstd(header: bytes, nbytes: int) -> tuple[int, int | None]:
 # --- indexes of shards -----------------------------------------------------------------------
 
 
-def shard_index(shard: Chunk, meta: ArrayMeta) -> NDArray[np.uint64]:
-    """Return the entries of a shard's index; see `shards.entries`.
+def shard_index(shard: Chunk, meta: ArrayMeta) -> tuple[Ints, Ints]:
+    """Return offset in the file and bytes of each chunk of a shard, -1 and 0 where it is missing.
 
     Raises
     ------
     FormatError
-        If the file is shorter than the index, or the index is damaged.
+        If the index is cut off or damaged, or an entry has no bytes or leaves the file; without
+        filters, if it has another size than a chunk.
     """
     if meta.sharding is None:
         raise FormatError("the array has no shards", where=shard.where)
@@ -173,7 +172,29 @@ def shard_index(shard: Chunk, meta: ArrayMeta) -> NDArray[np.uint64]:
         )
     at = 0 if meta.sharding.at_start else shard.nbytes - nbytes
     data = pread_exact(shard.fd, nbytes, shard.offset + at, shard.where)
-    return entries(data, meta.sharding.crc, shard.where)
+    body = data[: ENTRY * chunks]
+    if meta.sharding.crc and data != body + _crc(body):
+        raise FormatError("the CRC of the shard index is wrong", where=shard.where)
+    index = np.frombuffer(body, "<u8").reshape(-1, 2)
+    missing = (index == MISSING).all(axis=1)
+    offsets, sizes = index[:, 0], index[:, 1]
+    most = np.uint64(shard.nbytes)
+    # Compared so that no sum of two large numbers is needed.
+    bad = (sizes == 0) | (sizes > most) | (offsets > most - np.minimum(sizes, most))
+    full = None if meta.filters or meta.unlocated else math.prod(meta.chunk) * meta.dtype.itemsize
+    if full is not None:
+        bad |= sizes != full
+    bad &= ~missing
+    if bad.any():
+        i = int(bad.argmax())
+        raise FormatError(
+            f"entry {i} of the shard index is wrong",
+            where=shard.where,
+            expected=f"{'some' if full is None else full} bytes within {shard.nbytes}",
+            found=f"{sizes[i]} bytes at {offsets[i]}",
+        )
+    signed = index.view(np.int64)
+    return np.where(missing, -1, signed[:, 0]), np.where(missing, 0, signed[:, 1])
 
 
 def index_nbytes(chunks: int, crc: bool = True) -> int:
@@ -181,119 +202,24 @@ def index_nbytes(chunks: int, crc: bool = True) -> int:
     return ENTRY * chunks + CRC * crc
 
 
-def build_index(sizes: NDArray[np.int64], chunks: int) -> bytes:
+def build_index(sizes: Ints, chunks: int, offsets: Ints | None = None) -> bytes:
     """Return the index of a shard of `chunks` chunks of which the first ``len(sizes)`` exist.
 
     Parameters
     ----------
     sizes
-        Bytes of each chunk that exists; they lie one after another from offset 0.
+        Bytes of each chunk that exists.
+    offsets
+        Where they are in the file; None: they are contiguous from 0 on.
     """
-    return placed_index(np.cumsum(sizes) - sizes, sizes, chunks)
-
-
-def placed_index(offsets: NDArray[np.int64], sizes: NDArray[np.int64], chunks: int) -> bytes:
-    """Return the index of a shard of `chunks` chunks of which the first ``len(sizes)`` exist.
-
-    Parameters
-    ----------
-    offsets, sizes
-        Place in the file, and bytes, of each chunk that exists.
-    """
-    import google_crc32c
-
     entries = np.full((chunks, 2), MISSING, "<u8")
-    entries[: len(sizes), 0] = offsets
+    entries[: len(sizes), 0] = np.cumsum(sizes) - sizes if offsets is None else offsets
     entries[: len(sizes), 1] = sizes
-    data = entries.tobytes()
-    return data + int(google_crc32c.value(data)).to_bytes(CRC, "little")
+    body = entries.tobytes()
+    return body + _crc(body)
 
 
-def entries(data: bytes, crc: bool, where: object) -> NDArray[np.uint64]:
-    """Return the entries of an index, shape ``(chunks, 2)``: offset and bytes of each chunk.
-
-    Parameters
-    ----------
-    data
-        The whole index.
-    crc
-        Whether it ends in a CRC-32C.
-    where
-        The file, for messages.
-
-    Raises
-    ------
-    FormatError
-        If the CRC differs.
-    """
+def _crc(data: bytes) -> bytes:
     import google_crc32c
 
-    body = data[:-CRC] if crc else data
-    if crc and int(google_crc32c.value(body)) != int.from_bytes(data[-CRC:], "little"):
-        raise FormatError("the CRC of the shard index is wrong", where=where)
-    return np.frombuffer(body, "<u8").reshape(-1, 2)
-
-
-def extents(index: NDArray[np.uint64], shard_nbytes: int, where: object) -> tuple[Ints, Ints]:
-    """Return offset and bytes of each chunk of a shard, -1 and 0 where it is missing.
-
-    Parameters
-    ----------
-    index
-        As from `entries`.
-    shard_nbytes
-        Bytes of the file.
-    where
-        The file, for messages.
-
-    Raises
-    ------
-    FormatError
-        If an entry does not lie within the file, or has no bytes.
-    """
-    missing = (index == MISSING).all(axis=1)
-    offsets, sizes = index[:, 0], index[:, 1]
-    nbytes = np.uint64(shard_nbytes)
-    # Compared so that no sum of two large numbers is needed.
-    bad = ~missing & (
-        (sizes == 0) | (sizes > nbytes) | (offsets > nbytes - np.minimum(sizes, nbytes))
-    )
-    if bad.any():
-        raise _wrong(index, int(bad.argmax()), f"bytes within {shard_nbytes}", where)
-    return (
-        np.where(missing, -1, offsets.view(np.int64)),
-        np.where(missing, 0, sizes.view(np.int64)),
-    )
-
-
-def raw_offsets(
-    index: NDArray[np.uint64], chunk_nbytes: int, shard_nbytes: int, where: object
-) -> Ints:
-    """Return the offset of each chunk of a shard without compression, -1 where it is missing.
-
-    Parameters
-    ----------
-    index, shard_nbytes, where
-        As for `extents`.
-    chunk_nbytes
-        Bytes of one chunk; all are alike.
-
-    Raises
-    ------
-    FormatError
-        If an entry does not lie within the file, or has another size.
-    """
-    offsets, sizes = extents(index, shard_nbytes, where)
-    bad = (offsets >= 0) & (sizes != chunk_nbytes)
-    if bad.any():
-        raise _wrong(index, int(bad.argmax()), f"{chunk_nbytes} bytes", where)
-    return offsets
-
-
-def _wrong(index: NDArray[np.uint64], i: int, expected: str, where: object) -> FormatError:
-    return FormatError(
-        f"entry {i} of the shard index is wrong",
-        where=where,
-        expected=expected,
-        found=f"{index[i, 1]} bytes at {index[i, 0]}",
-    )
+    return int(google_crc32c.value(data)).to_bytes(CRC, "little")

@@ -29,7 +29,7 @@ from dsprep.core.groups import Grouping
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.storage import as_bytes, pread_exact, pread_into, pwrite_all, remove
 from dsprep.formats.base import State, WriteOptions
-from dsprep.formats.zarr.chunks import placed_index
+from dsprep.formats.zarr.chunks import build_index
 from dsprep.formats.zarr.documents import root_key
 from dsprep.formats.zarr.group_plan import Track, beside, metadata_nbytes, planned
 from dsprep.formats.zarr.plan import LARGEST, header_nbytes
@@ -172,7 +172,7 @@ class GroupStore(StoreWriter):
                 if plan.sharded:
                     some = slice(counts[first], counts[last])
                     offsets, sizes = found.offsets[some], found.nbytes[some]
-                    pwrite_all(fd, [placed_index(offsets, sizes, plan.file // plan.chunk)], end)
+                    pwrite_all(fd, [build_index(sizes, plan.file // plan.chunk, offsets)], end)
 
     # --- a ZIP file ----------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
-from dsprep.formats.zarr.chunks import extents, raw_offsets, shard_index
+from dsprep.formats.zarr.chunks import shard_index
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.store import Zip, is_number, join
 from dsprep.layout.as_json import MAX_CHUNK, file_path
@@ -356,7 +356,11 @@ def _read_shards(
     def read(first: int) -> int:
         some = slice(first, first + AT_ONCE)
         for number, start in zip(numbers[some].tolist(), starts[some].tolist(), strict=True):
-            at, nbytes = _index(array, frame, number)
+            key = _key(array.meta, frame, number)
+            with array.store.chunk(key) as shard:
+                if shard is None:
+                    raise FormatError("a shard has vanished", where=f"{array.where}, {key}")
+                at, nbytes = shard_index(shard, array.meta)
             out[0][number], out[1][number] = np.where(at < 0, -1, at + start), nbytes
         return len(numbers[some])
 
@@ -368,19 +372,6 @@ def _read_shards(
     with ThreadPoolExecutor(min(8, 2 * len(os.sched_getaffinity(0)))) as pool:
         for done in pool.map(read, firsts):
             step(done)
-
-
-def _index(array: StoredArray, frame: Frame, number: int) -> tuple[Ints, Ints]:
-    """Return the index of one shard, checked."""
-    key = _key(array.meta, frame, number)
-    with array.store.chunk(key) as shard:
-        if shard is None:
-            raise FormatError("a shard has vanished", where=f"{array.where}, {key}")
-        index = shard_index(shard, array.meta)
-        if array.meta.filters:
-            return extents(index, shard.nbytes, shard.where)
-        offsets = raw_offsets(index, frame.chunk_nbytes, shard.nbytes, shard.where)
-        return offsets, np.where(offsets < 0, 0, frame.chunk_nbytes)
 
 
 # --- laws ------------------------------------------------------------------------------------
