@@ -19,9 +19,9 @@ row ``g * capacity`` or behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,12 +53,14 @@ MAX_MEMBERS = 1 << 22
 ENTRY = 76
 """Bytes of an entry in a ZIP file's central directory, besides the name, at most."""
 
+PLAIN = "choose smaller groups, or leave compression out"
+FULL = "4 GiB are the most that a member of a ZIP file holds here"
+
 OVERHEAD = 64
 """Bytes by which a compressed chunk grows at most, besides 1 % of it."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The chunks of an array in every group of a track.
 
     Attributes
@@ -79,6 +81,19 @@ class Place:
     copy: bool = False
 
 
+class Cell(NamedTuple):
+    """A chunk of a group: array and number of the chunk, its bytes, and those of samples.
+
+    `at` counts bytes from the group's beginning.
+    """
+
+    at: int
+    array: int
+    chunk: int
+    nbytes: int
+    used: int
+
+
 @dataclass(frozen=True, eq=False)
 class Track:
     """Groups one behind another; see the module.
@@ -87,21 +102,18 @@ class Track:
     ----------
     places
         By offset.
-    starts
-        int64, shape ``(groups,)``: where each group begins in its file.
-    ends
-        Where its last chunk ends, filled up.
-    used
-        Where its last value ends; ``starts`` if it has none.
     groups
         Groups per file.
+    starts, ends, used
+        int64, shape ``(groups,)``: where each group begins in its file, where its last chunk ends,
+        filled up, and where its last value ends; ``starts`` if it has none.
     """
 
     places: tuple[Place, ...]
+    groups: int
     starts: Ints
     ends: Ints
     used: Ints
-    groups: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,38 +126,37 @@ class GroupGrid:
         The groups.
     zipped
         Whether it is a ZIP file.
-    arrays
-        All arrays, settled.
-    rows
-        Of each array.
+    chunk
+        Samples per chunk in groups.
+    arrays, rows
+        All arrays, settled, and their rows.
     tracks
         See the module; none if there are no groups with bytes.
     ordinary
         The numbers of the arrays that are in no track, except as copies.
+    documents
+        The metadata by key.
+    beside
+        Of a ZIP file: by number of an ordinary array, where each of its chunks begins.
     front
         Bytes kept free at the beginning of a ZIP file, for metadata and ordinary arrays.
-    chunk
-        Samples per chunk in groups.
     """
 
     grouping: Grouping
     zipped: bool
-    arrays: tuple[ArrayPlan, ...]
-    rows: tuple[int, ...]
-    tracks: tuple[Track, ...]
-    ordinary: tuple[int, ...]
-    front: int
     chunk: int
+    arrays: list[ArrayPlan]
+    rows: list[int]
+    tracks: list[Track]
+    ordinary: list[int]
+    documents: dict[str, bytes]
+    beside: dict[int, Ints] = field(default_factory=dict)
+    front: int = 0
 
     @property
-    def copied(self) -> tuple[Place, ...]:
-        """The copies in track 0."""
-        return tuple(p for t in self.tracks for p in t.places if p.copy)
-
-    def first_chunk(self, number: int, group: int) -> int:
-        """Return the number of an array's first chunk in a group."""
-        plan = self.arrays[number]
-        return group if plan.role == "values" else int(self.grouping.edges[group]) // plan.chunk
+    def copied(self) -> list[int]:
+        """The numbers of the arrays that are copied into track 0."""
+        return [p.number for t in self.tracks for p in t.places if p.copy]
 
     def chunks(self, number: int) -> Ints:
         """Return how many chunks of an array each group has: int64, shape ``(groups,)``."""
@@ -154,7 +165,7 @@ class GroupGrid:
             return np.ones(self.grouping.count, np.int64)
         return -(-np.diff(self.grouping.edges) // plan.chunk)
 
-    def chunk_places(self, track: Track, place: Place) -> Ints:
+    def chunk_offsets(self, track: Track, place: Place) -> Ints:
         """Return where each chunk of an array begins in its file: int64, shape ``(chunks,)``."""
         counts = self.chunks(place.number)
         before = np.repeat(np.cumsum(counts) - counts, counts)
@@ -162,16 +173,35 @@ class GroupGrid:
         out: Ints = np.repeat(track.starts, counts) + place.at + within * place.step
         return out
 
+    def cells(
+        self, track: Track, group: int, samples: int = -1, rows: Mapping[str, int] | None = None
+    ) -> list[Cell]:
+        """Return the chunks of a group, by offset.
 
-def plan_grid(
-    schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool, front: int = 0
-) -> GroupGrid:
+        Parameters
+        ----------
+        samples, rows
+            How many of the group's samples, and of their values by ragged field, count as used;
+            all of them if they are not given.
+        """
+        first, last = self.grouping.edges[group : group + 2].tolist()
+        samples = last - first if samples < 0 else samples
+        found = []
+        for place in track.places:
+            plan, held, chunk = self.arrays[place.number], samples, self.chunk
+            if plan.role == "values":
+                name, chunk = plan.field.name, plan.chunk
+                held = int(self.grouping.rows[name][group]) if rows is None else rows[name]
+            before = group if plan.role == "values" else first // plan.chunk
+            for j in range(1 if plan.role == "values" else -(-held // chunk)):
+                used = min(chunk, held - j * chunk) * plan.row_nbytes
+                at, nbytes = place.at + j * place.step, chunk * plan.row_nbytes
+                found.append(Cell(at, place.number, before + j, nbytes, used))
+        return sorted(found)
+
+
+def plan_grid(schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool) -> GroupGrid:
     """Return where everything goes.
-
-    Parameters
-    ----------
-    front
-        See `GroupGrid`.
 
     Raises
     ------
@@ -180,20 +210,18 @@ def plan_grid(
     UsageError
         If an option contradicts the groups.
     """
-    if options.chunk is not None:
-        raise UsageError("zarr: a chunk is a group", fix="leave --chunk out")
-    return _Planner(schema, options, grouping, zipped, front).plan()
+    return _Planner(schema, options, grouping, zipped).plan()
 
 
 class _Planner:
     """Works a `GroupGrid` out."""
 
     def __init__(
-        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool, front: int
+        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool
     ) -> None:
-        self.options, self.grouping, self.zipped, self.front = options, grouping, zipped, front
-        self.sizes = np.diff(grouping.edges)
-        self.files = not zipped and (options.zarr_format == 2 or options.zarr_shard == 0)
+        self.schema, self.options, self.grouping, self.zipped = schema, options, grouping, zipped
+        if options.chunk is not None:
+            raise UsageError("zarr: a chunk is a group", fix="leave --chunk out")
         if zipped and options.zarr_shard:
             raise UsageError("zarr-shard: a ZIP file has no shards", fix="leave it out")
         plan_arrays(schema, replace(options, zarr_shard=None))  # refuses what there is not
@@ -203,16 +231,19 @@ class _Planner:
                 "zarr: groups with ragged fields are written without compression",
                 fix="leave it out, or write HDF5",
             )
-        shard = 0 if zipped or self.files else None
-        self.base = plan_arrays(schema, replace(options, compress=None, zarr_shard=shard))[0]
+        self.sharded = not zipped and options.zarr_format == 3 and options.zarr_shard != 0
+        shard = None if self.sharded else 0
+        self.arrays = plan_arrays(schema, replace(options, compress=None, zarr_shard=shard))[0]
+        self.sizes = np.diff(grouping.edges)
         inner = grouping.edges[1:-1]
         self.chunk = int(np.gcd.reduce(inner)) if len(inner) else int(grouping.edges[-1])
         self.single = bool((self.sizes <= self.chunk).all())  # a chunk per group
         self.per = self._groups_per_file()
+        self.rows: list[int] = []
 
     def _groups_per_file(self) -> int:
         count, wanted = max(1, self.grouping.count), self.options.zarr_shard
-        if self.files:
+        if not self.sharded and not self.zipped:
             if not self.single:
                 raise UnsupportedError(
                     "zarr: groups of different numbers of samples are no chunk files",
@@ -237,53 +268,86 @@ class _Planner:
         return min(count, MAX_CHUNKS)
 
     def plan(self) -> GroupGrid:
-        count = int(self.grouping.edges[-1])
-        arrays, rows, grouped = [], [], []
-        for number, plan in enumerate(self.base):
-            own = count
+        grouped = self._count_rows()
+        order = sorted(grouped, key=lambda n: -self._nbytes(n))
+        divided, ordinary = self._divide(order)
+        self._settle(grouped - set(ordinary))
+        places = [self._places(*track) for track in divided]
+        made = self._documents(places, ordinary)
+        front, beside = 0, {}
+        if self.zipped:
+            front = sum(header_nbytes(name) + len(data) for name, data in made.items())
+            for number in ordinary:
+                head, nbytes = self._header(number), self._chunk_nbytes(number)
+                chunks = np.arange(self.arrays[number].chunks(self.rows[number]) if nbytes else 0)
+                beside[number] = front + head + (head + nbytes) * chunks
+                front += (head + nbytes) * len(chunks)
+        tracks = [self._track(p, front, i == 0) for i, p in enumerate(places)]
+        every = self.arrays, self.rows, tracks, ordinary, made, beside, front
+        return GroupGrid(self.grouping, self.zipped, self.chunk, *every)
+
+    def _count_rows(self) -> set[int]:
+        """Find the rows of all arrays, and the chunks of values; return who has bytes in groups."""
+        count, grouped = int(self.grouping.edges[-1]), set()
+        for number, plan in enumerate(self.arrays):
+            rows = count
             if plan.role == "values":
-                capacity = int(self._rows(plan).max(initial=0))
-                own = capacity * self.grouping.count
+                capacity = int(self._values(plan).max(initial=0))
+                rows = capacity * self.grouping.count
                 plan = replace(plan, chunk=max(1, capacity), file=max(1, capacity) * self.per)
-            if plan.role in ("samples", "values") and plan.row_nbytes and own:
-                grouped.append(number)
-            arrays.append(plan)
-            rows.append(own)
-        order = sorted(grouped, key=lambda n: -self._nbytes(arrays[n]))
-        self.arrays = arrays
-        tracks, ordinary = self._divide(order)
-        for number, plan in enumerate(arrays):
-            grouped_here = number in grouped and number not in ordinary
-            if grouped_here and plan.role == "samples":
+            if plan.role in ("samples", "values") and plan.row_nbytes and rows:
+                grouped.add(number)
+            self.arrays[number] = plan
+            self.rows.append(rows)
+        return grouped
+
+    def _settle(self, grouped: set[int]) -> None:
+        """Give the arrays their chunks and files.
+
+        Parameters
+        ----------
+        grouped
+            Those in tracks, but for copies.
+        """
+        count = int(self.grouping.edges[-1])
+        for number, plan in enumerate(self.arrays):
+            if number in grouped and plan.role == "samples":
                 per = self.per if self.single else -(-count // self.chunk)
                 plan = replace(plan, chunk=self.chunk, file=self.chunk * per)
-            sharded = not self.zipped and not self.files
-            if grouped_here:
-                plan = replace(plan, sharded=sharded, file=plan.file if sharded else plan.chunk)
-            elif plan.role == "values" and not sharded:
+            if number in grouped:
+                file = plan.file if self.sharded else plan.chunk
+                plan = replace(plan, sharded=self.sharded, file=file)
+            elif plan.role == "values" and not self.sharded:
                 plan = replace(plan, file=plan.chunk)
-            arrays[number] = plan.settled(rows[number])
-        self._check_members(arrays, rows)
-        made = [self._track(*track, rows, i == 0) for i, track in enumerate(tracks)]
-        return GroupGrid(
-            self.grouping,
-            self.zipped,
-            tuple(arrays),
-            tuple(rows),
-            tuple(made),
-            tuple(ordinary),
-            self.front,
-            self.chunk,
-        )
+            self.arrays[number] = plan.settled(self.rows[number])
+            self._check(number)
 
-    def _rows(self, plan: ArrayPlan) -> Ints:
+    def _check(self, number: int) -> None:
+        """Raise `UnsupportedError` if a chunk of an array is too large."""
+        for limited, most, what, fix in (
+            (self.packed, MAX_PACKED, "2 GiB are the most that codecs compress at once", PLAIN),
+            (self.zipped, LARGEST, FULL, "choose smaller groups, or a directory store"),
+        ):
+            if limited and self.rows[number] and self._chunk_nbytes(number) > most:
+                raise UnsupportedError(
+                    f"zarr: {what}",
+                    where=f"field {self.arrays[number].field.name}",
+                    found=f"{self._chunk_nbytes(number)} bytes in a group",
+                    fix=fix,
+                )
+
+    def _values(self, plan: ArrayPlan) -> Ints:
         """Return how many rows of values each group has."""
         return np.asarray(self.grouping.rows[plan.field.name], np.int64)
 
-    def _nbytes(self, plan: ArrayPlan) -> int:
+    def _nbytes(self, number: int) -> int:
         """Return the bytes of an array in the largest group."""
+        plan = self.arrays[number]
         rows = plan.chunk if plan.role == "values" else self.grouping.samples
         return rows * plan.row_nbytes
+
+    def _chunk_nbytes(self, number: int) -> int:
+        return self.arrays[number].chunk * self.arrays[number].row_nbytes
 
     def _divide(self, order: list[int]) -> tuple[list[tuple[list[int], list[int]]], list[int]]:
         """Return the arrays and copies of each track, and the arrays of none.
@@ -300,149 +364,94 @@ class _Planner:
             heads = [n for n in order if self.arrays[n].role == "values"]
             return [(heads + [n for n in order if n not in heads], [])], beside
         main, rest = order[0], order[1:]
-        group = self._nbytes(self.arrays[main])
-        total = sum(self._nbytes(self.arrays[n]) for n in order)
+        group, total = self._nbytes(main), sum(map(self._nbytes, order))
         gap = round_up(group, self.grouping.align) - group
         left = total // SMALL if self.packed else max(gap, total // SMALL)
         small: list[int] = []
         for number in reversed(rest):
-            nbytes = self._nbytes(self.arrays[number])
-            if self.arrays[number].role == "samples" and nbytes <= left:
+            if self.arrays[number].role == "samples" and self._nbytes(number) <= left:
                 small.append(number)
-                left -= nbytes
+                left -= self._nbytes(number)
         both = self.single or self.arrays[main].role == "samples"
-        copies = small if both and not self.files and not self.packed else []
+        copies = small if both and self.sharded and not self.packed else []
         own = [n for n in rest if n not in small]
-        if not (
-            self.single or self.packed
-        ):  # rows of fixed size need no chunks of their own to lie together
-            small += [n for n in own if self.arrays[n].role == "samples"]
+        if not self.single and not self.packed:
+            # Rows of fixed size need no chunks of their own to lie together.
+            small = small + [n for n in own if self.arrays[n].role == "samples"]
             own = [n for n in own if n not in small]
         return [([main], copies), *(([n], []) for n in own)], sorted(beside + small)
 
-    def _header(self, number: int, rows: list[int]) -> int:
+    def _header(self, number: int) -> int:
+        """Return the bytes of the longest header of a ZIP file's member that is a chunk."""
         if not self.zipped:
             return 0
         plan = self.arrays[number]
-        last = max(0, plan.chunks(rows[number]) - 1)
+        last = max(0, plan.chunks(self.rows[number]) - 1)
         return header_nbytes(plan.key(last, self.options.zarr_format))
 
-    def _track(self, numbers: list[int], copies: list[int], rows: list[int], first: bool) -> Track:
-        """Return a track of these arrays, of which those of values come first."""
+    def _places(self, numbers: list[int], copies: list[int]) -> tuple[Place, ...]:
+        """Return a group of these arrays, of which those of values come first."""
         at = 0
         places: list[Place] = []
         heads = [n for n in numbers if self.arrays[n].role == "values"]
         cells = [n for n in numbers if n not in heads]
         for number in heads:
-            at += self._header(number, rows) * bool(places)
+            at += self._header(number) * bool(places)
             places.append(Place(number, at))
-            at += self.arrays[number].chunk * self.arrays[number].row_nbytes
+            at += self._chunk_nbytes(number)
         begin = at
-        inside: list[tuple[int, int, bool]] = []
+        inside: list[tuple[int, int]] = []
         for number in [*cells, *copies]:
-            at += self._header(number, rows) * bool(places or inside)
-            inside.append((number, at, number in copies))
+            at += self._header(number) * bool(places or inside)
+            inside.append((number, at))
             at += self.chunk * self.arrays[number].row_nbytes
         step = at - begin
         if not heads and cells:  # the header of the first array, before the next cell
-            step += self._header(cells[0], rows)
-        places += [Place(n, a, step, c) for n, a, c in inside]
+            step += self._header(cells[0])
+        return (*places, *(Place(n, a, step, n in copies) for n, a in inside))
+
+    def _track(self, places: tuple[Place, ...], front: int, first: bool) -> Track:
+        """Return the track of groups with these places; the first one is aligned."""
         ends, used = self._reach(places)
-        head = self._header(places[0].number, rows)
-        align = self.grouping.align
-        chunk_nbytes = self.arrays[numbers[0]].chunk * self.arrays[numbers[0]].row_nbytes
-        if not first and chunk_nbytes < WIDE * align:
+        head, align = self._header(places[0].number), self.grouping.align
+        if not first and self._chunk_nbytes(places[0].number) < WIDE * align:
             align = 1
         strides = -(-(ends + head) // align) * align
         starts = np.cumsum(strides) - strides
-        starts += round_up(self.front + head, align) if self.zipped else 0
+        starts += round_up(front + head, align) if self.zipped else 0
         if self.per < self.grouping.count:
             starts -= np.repeat(starts[:: self.per], self.per)[: len(starts)]
-        return Track(tuple(places), starts, starts + ends, starts + used, self.per)
+        return Track(places, self.per, starts, starts + ends, starts + used)
 
-    def _reach(self, places: list[Place]) -> tuple[Ints, Ints]:
+    def _reach(self, places: tuple[Place, ...]) -> tuple[Ints, Ints]:
         """Return the bytes of each group up to the end of its last chunk and last value."""
         ends = used = np.zeros(self.grouping.count, np.int64)
         for place in places:
             plan = self.arrays[place.number]
             if plan.role == "values":
-                last, held, full = np.zeros_like(used), self._rows(plan), plan.chunk
+                last, held, full = np.zeros_like(used), self._values(plan), plan.chunk
             else:
                 last = -(-self.sizes // self.chunk) - 1
                 held, full = self.sizes - last * self.chunk, self.chunk
             begin = place.at + last * place.step
-            real = np.where(held > 0, begin + held * plan.row_nbytes, 0)
             ends = np.maximum(ends, begin + full * plan.row_nbytes)
-            used = np.maximum(used, real)
+            used = np.maximum(used, np.where(held > 0, begin + held * plan.row_nbytes, 0))
         return ends, used
 
-    def _check_members(self, arrays: list[ArrayPlan], rows: list[int]) -> None:
-        for plan, count in zip(arrays, rows, strict=True):
-            if self.packed and count and plan.chunk * plan.row_nbytes > MAX_PACKED:
-                raise UnsupportedError(
-                    "zarr: 2 GiB are the most that codecs compress at once",
-                    where=f"field {plan.field.name}",
-                    found=f"{plan.chunk * plan.row_nbytes} bytes in a group",
-                    fix="choose smaller groups, or leave compression out",
-                )
-            if self.zipped and count and plan.chunk * plan.row_nbytes > LARGEST:
-                raise UnsupportedError(
-                    "zarr: 4 GiB are the most that a member of a ZIP file holds here",
-                    where=f"field {plan.field.name}",
-                    found=f"{plan.chunk * plan.row_nbytes} bytes in a group",
-                    fix="choose smaller groups, or a directory store",
-                )
-
-
-def planned(
-    schema: Schema, grouping: Grouping, options: WriteOptions, zipped: bool
-) -> tuple[GroupGrid, dict[str, bytes]]:
-    """Return where everything goes, and the metadata documents by key."""
-    grid = plan_grid(schema, options, grouping, zipped)
-    made = _documents(schema, grid, options)
-    if zipped:
-        front = metadata_nbytes(made) + sum(
-            len(places) * step for _, places, step in beside(grid, 0, options.zarr_format)
-        )
-        grid = plan_grid(schema, options, grouping, zipped, front)
-    return grid, made
-
-
-def metadata_nbytes(made: dict[str, bytes]) -> int:
-    """Return the bytes of the documents as members of a ZIP file."""
-    return sum(header_nbytes(name) + len(data) for name, data in made.items())
-
-
-def beside(grid: GroupGrid, at: int, zarr_format: int) -> Iterator[tuple[int, Ints, int]]:
-    """Yield the ordinary arrays of a ZIP file: number, place of each chunk, bytes of a member.
-
-    Parameters
-    ----------
-    at
-        Where the first header may begin: behind the metadata.
-    """
-    for number in grid.ordinary:
-        plan = grid.arrays[number]
-        count = plan.chunks(grid.rows[number]) if plan.row_nbytes else 0
-        head = header_nbytes(plan.key(max(0, count - 1), zarr_format))
-        step = head + plan.chunk * plan.row_nbytes
-        yield number, at + head + step * np.arange(count), step
-        at += step * count
-
-
-def _documents(schema: Schema, grid: GroupGrid, options: WriteOptions) -> dict[str, bytes]:
-    own: dict[str, dict[str, Any]] = {}
-    for plan in grid.arrays:
-        if plan.role == "values":
-            rows = int(np.sum(grid.grouping.rows[plan.field.name]))
-            own[plan.field.name] = {CAPACITY: plan.chunk, ROWS: rows}
-    for place in grid.copied:
-        first = grid.tracks[0].places[0]
-        main = grid.arrays[first.number]
-        at = place.at - first.at - main.chunk * main.row_nbytes
-        own[grid.arrays[place.number].path] = {COPY: {"array": main.path, "at": at}}
-    raw = frozenset(grid.arrays[n].path for n in grid.ordinary)
-    return documents(schema, list(zip(grid.arrays, grid.rows, strict=True)), options, own, raw)
+    def _documents(self, tracks: list[tuple[Place, ...]], ordinary: list[int]) -> dict[str, bytes]:
+        own: dict[str, dict[str, Any]] = {}
+        for plan in self.arrays:
+            if plan.role == "values":
+                rows = int(self._values(plan).sum())
+                own[plan.field.name] = {CAPACITY: plan.chunk, ROWS: rows}
+        for main, *others in tracks:
+            for place in (p for p in others if p.copy):
+                at = place.at - main.at - self._chunk_nbytes(main.number)
+                copy = {"array": self.arrays[main.number].path, "at": at}
+                own[self.arrays[place.number].path] = {COPY: copy}
+        raw = frozenset(self.arrays[n].path for n in ordinary)
+        arrays = list(zip(self.arrays, self.rows, strict=True))
+        return documents(self.schema, arrays, self.options, own, raw)
 
 
 # --- for a person and for the space check ----------------------------------------------------
@@ -450,16 +459,17 @@ def _documents(schema: Schema, grid: GroupGrid, options: WriteOptions) -> dict[s
 
 def report(schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool) -> GroupPlan:
     """Return the plan; see `base.Format.plan`."""
-    grid, made = planned(schema, grouping, options, zipped)
-    nbytes = grid.front if zipped else sum(map(len, made.values()))
+    grid = plan_grid(schema, options, grouping, zipped)
+    nbytes = grid.front if zipped else sum(map(len, grid.documents.values()))
     padding = 0
     for track in grid.tracks:
         last = np.arange(len(track.ends)) % track.groups == track.groups - 1
         last[-1:] = True
         if options.compress is None:
-            stored = int(track.ends[last].sum()) - (int(track.starts[0]) if zipped else 0)
+            skipped = int(track.starts[0]) if zipped else 0
+            stored = int(track.ends[last].sum()) - skipped
             padding += stored - sum(_held(grid, p.number) for p in track.places)
-            nbytes += stored + (int(track.starts[0]) - grid.front if zipped else 0)
+            nbytes += stored + skipped - grid.front
         else:
             stored = sum(_packed(grid, p.number, options.zarr_format) for p in track.places)
             skipped = (stored + grid.front) // (PADDING - 1) if grouping.align > 1 else 0
@@ -468,18 +478,20 @@ def report(schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bo
         plan = grid.arrays[track.places[0].number]
         if plan.sharded:
             nbytes += index_nbytes(plan.file // plan.chunk) * int(last.sum())
-    for number in grid.ordinary if not zipped else ():
-        nbytes += grid.arrays[number].stored_nbytes(grid.rows[number])
+    most = [grid.chunks(p.number) for t in grid.tracks for p in t.places]
     if zipped:
-        chunks = [int(grid.chunks(p.number).sum()) for t in grid.tracks for p in t.places]
-        nbytes += (sum(chunks) + len(made) + len(grid.ordinary)) * (ENTRY + 64)
-    reads = _reads(grid)
-    largest = int(_group_nbytes(grid).max(initial=0))
+        members = sum(int(n.sum()) for n in most) + len(grid.documents) + len(grid.ordinary)
+        nbytes += members * (ENTRY + 64)
+    else:
+        nbytes += sum(grid.arrays[n].stored_nbytes(grid.rows[n]) for n in grid.ordinary)
+    # Reads by which dsprep fetches all fields of a group: copies are not used.
+    alone = [n for n in grid.ordinary if grid.arrays[n].role == "samples" and _held(grid, n)]
+    reads = len(grid.tracks) + len(alone)
+    largest = _largest(grid, alone)
     aligned = all(bool((t.starts % grouping.align == 0).all()) for t in grid.tracks[:1])
     how = _how(grid, reads)
     if options.compress is not None and grid.tracks:
-        most = sum(int(grid.chunks(p.number).max()) for t in grid.tracks for p in t.places)
-        largest += largest // 100 + OVERHEAD * most
+        largest += largest // 100 + OVERHEAD * sum(int(n.max()) for n in most)
         aligned = grouping.align == 1 or grid.tracks[0].groups == 1
         small = [grid.arrays[n].field.name for n in grid.ordinary if _held(grid, n)]
         if small:
@@ -499,31 +511,21 @@ def _packed(grid: GroupGrid, number: int, zarr_format: int) -> int:
 
 def _held(grid: GroupGrid, number: int) -> int:
     """Return the bytes of all samples in an array."""
-    plan, edges = grid.arrays[number], grid.grouping.edges
-    rows = int(edges[-1])
+    plan, rows = grid.arrays[number], int(grid.grouping.edges[-1])
     if plan.role == "values":
         rows = int(np.sum(grid.grouping.rows[plan.field.name]))
     return rows * plan.row_nbytes
 
 
-def _reads(grid: GroupGrid) -> int:
-    """Return the reads by which dsprep fetches all fields of a group: copies are not used."""
-    return len(grid.tracks) + len(_alone(grid))
-
-
-def _alone(grid: GroupGrid) -> list[int]:
-    """Return the arrays with samples that are in no track, except as copies."""
-    return [n for n in grid.ordinary if grid.arrays[n].role == "samples" and _held(grid, n)]
-
-
-def _group_nbytes(grid: GroupGrid) -> Ints:
-    """Return the bytes of all reads of each group, a copied field once."""
-    copied = {p.number for p in grid.copied}
-    rows = sum(grid.arrays[n].row_nbytes for n in _alone(grid) if n not in copied)
-    total: Ints = np.diff(grid.grouping.edges) * rows
+def _largest(grid: GroupGrid, alone: list[int]) -> int:
+    """Return the bytes of all reads of the largest group, a copied field once."""
+    copied = grid.copied
+    total: Ints = np.diff(grid.grouping.edges) * sum(
+        grid.arrays[n].row_nbytes for n in alone if n not in copied
+    )
     for track in grid.tracks:
         total = total + (track.used - track.starts)
-    return total
+    return int(total.max(initial=0))
 
 
 def _how(grid: GroupGrid, reads: int) -> str:
@@ -532,16 +534,13 @@ def _how(grid: GroupGrid, reads: int) -> str:
     if grid.zipped:
         return "one ZIP store; a group's chunks follow one another, with a small header between"
     track = grid.tracks[0]
-    text = "a group is a chunk of the largest field" + _where(grid, track)
-    names = ", ".join(grid.arrays[p.number].field.name for p in grid.copied)
+    where = " and a file"
+    if grid.arrays[track.places[0].number].sharded:
+        where = f" in shards of {track.groups:,} groups"
+        if track.groups >= grid.grouping.count:
+            where = " in one shard"
+    text = f"a group is a chunk of the largest field{where}"
+    names = ", ".join(grid.arrays[n].field.name for n in grid.copied)
     if names:
         text += f", with a copy of {names} behind it for readers that take the whole range"
     return text + (f"; dsprep makes a read per field, {reads} per group" * (reads > 1))
-
-
-def _where(grid: GroupGrid, track: Track) -> str:
-    if not grid.arrays[track.places[0].number].sharded:
-        return " and a file"
-    if track.groups >= grid.grouping.count:
-        return " in one shard"
-    return f" in shards of {track.groups:,} groups"

@@ -16,25 +16,23 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.checksums import CRC32, crc32c
+from dsprep.core.checksums import CRC32
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Ints, Schema
-from dsprep.core.storage import as_bytes, pread_exact, pread_into, pwrite_all, remove
+from dsprep.core.storage import pread_exact, pwrite_all, remove
 from dsprep.formats.base import State, WriteOptions
 from dsprep.formats.zarr.chunks import build_index
 from dsprep.formats.zarr.documents import root_key
-from dsprep.formats.zarr.group_plan import Track, beside, metadata_nbytes, planned
+from dsprep.formats.zarr.group_plan import Track, plan_grid
 from dsprep.formats.zarr.plan import LARGEST, header_nbytes
 from dsprep.formats.zarr.writer import StoreWriter, is_zip
-from dsprep.layout.laws import Explicit, Law, affine
+from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
 
 BLOCK = 8 << 20
@@ -51,23 +49,6 @@ Member = tuple[str, int, int, int]
 """Name, bytes, CRC-32, and the offset of the local header."""
 
 
-@dataclass(frozen=True, eq=False)
-class Chunks:
-    """The chunks of an array, by number.
-
-    Attributes
-    ----------
-    offsets, nbytes
-        Where each is in its file, and its bytes: int64.
-    crc32
-        ZIP's checksum of each, where it is a member.
-    """
-
-    offsets: Ints
-    nbytes: Ints
-    crc32: Ints
-
-
 class GroupStore(StoreWriter):
     """A store in groups being written.
 
@@ -77,7 +58,10 @@ class GroupStore(StoreWriter):
         By track: where each group begins in its file, where its last value ends, and where its
         last chunk ends, filled up; int64, shape ``(groups,)``.
     chunks
-        By number of an array in a track: its chunks.
+        By number of an array in a track, of each of its chunks: offset in the file, bytes, and
+        ZIP's checksum if it is a member; int64, shape ``(3, chunks)``.
+    crcs
+        CRC-32C of each group.
     """
 
     def __init__(
@@ -88,17 +72,13 @@ class GroupStore(StoreWriter):
         options: WriteOptions,
         state: State | None,
     ) -> None:
-        self.grid, self.made = planned(schema, grouping, options, is_zip(path))
+        self.grid = plan_grid(schema, options, grouping, is_zip(path))
         super().__init__(path, schema, options, self.grid.arrays)
         self.grouping = grouping
-        self._beside: dict[int, Ints] = {}
-        if self.grid.zipped:
-            found = beside(self.grid, metadata_nbytes(self.made), options.zarr_format)
-            self._beside = {number: places for number, places, _ in found}
         self.starts: list[Ints] = []
         self.used: list[Ints] = []
         self.ends: list[Ints] = []
-        self.chunks: dict[int, Chunks] = {}
+        self.chunks: dict[int, Ints] = {}
         self.crcs = np.zeros(grouping.count, np.int64)
         self.samples = 0
         if state is None:
@@ -118,7 +98,7 @@ class GroupStore(StoreWriter):
     def slot(self, number: int, file: int) -> tuple[Path, int]:
         """See `StoreWriter.slot`."""
         if self.grid.zipped:
-            return self.root, int(self._beside[number][file])
+            return self.root, int(self.grid.beside[number][file])
         return super().slot(number, file)
 
     def track_file(self, track: Track, group: int) -> Path:
@@ -127,10 +107,20 @@ class GroupStore(StoreWriter):
             return self.root
         return self.root / self.key(track.places[0].number, group // track.groups)
 
+    def cut(self, track: Track, group: int, end: int) -> None:
+        """Let the file of a group end at `end`, and remove the files of later ones."""
+        with self.files.opened(self.track_file(track, group)) as fd:
+            os.ftruncate(fd, end)
+        for later in itertools.count(group // track.groups + 1):
+            path = self.root / self.key(track.places[0].number, later)
+            if self.grid.zipped or not path.exists():
+                break
+            path.unlink()
+
     def _erase_beside(self, fd: int) -> None:
         """Write zeros to all of the ordinary arrays but what is known to be written."""
         keep = []
-        for number, places in self._beside.items():
+        for number, places in self.grid.beside.items():
             plan = self.arrays[number]
             held = np.clip(self.samples - plan.chunk * np.arange(len(places)), 0, plan.chunk)
             stops = places + held * plan.row_nbytes
@@ -153,16 +143,16 @@ class GroupStore(StoreWriter):
         if self.grid.zipped:
             self._finish_zip()
             return
-        for i, track in enumerate(self.grid.tracks):
-            self._finish_track(track, self.ends[i])
+        for track, ends in zip(self.grid.tracks, self.ends, strict=True):
+            self._finish_track(track, ends)
         for number in self.grid.ordinary:
             self.finish_rows(number, self.grid.rows[number])
-        self.finish_documents(self.made)
+        self.finish_documents(self.grid.documents)
 
     def _finish_track(self, track: Track, ends: Ints) -> None:
         """Give each file of a track its length, and its index if it is a shard."""
         number = track.places[0].number
-        plan, found = self.arrays[number], self.chunks[number]
+        plan = self.arrays[number]
         counts = np.concatenate([[0], np.cumsum(self.grid.chunks(number))])
         for i, first in enumerate(range(0, len(ends), track.groups)):
             last = min(first + track.groups, len(ends))
@@ -170,8 +160,7 @@ class GroupStore(StoreWriter):
             with self.files.opened(self.root / self.key(number, i)) as fd:
                 os.ftruncate(fd, end)
                 if plan.sharded:
-                    some = slice(counts[first], counts[last])
-                    offsets, sizes = found.offsets[some], found.nbytes[some]
+                    offsets, sizes, _ = self.chunks[number][:, counts[first] : counts[last]]
                     pwrite_all(fd, [build_index(sizes, plan.file // plan.chunk, offsets)], end)
 
     # --- a ZIP file ----------------------------------------------------------------------------
@@ -181,7 +170,6 @@ class GroupStore(StoreWriter):
             end = int(self.ends[0][-1]) if self.grid.tracks else self.grid.front
             os.ftruncate(fd, end)
             members = [*self._write_front(fd), *self._group_members()]
-            members += self._ordinary_members(fd)
             members.sort(key=lambda member: member[3])
             if self.durable:
                 os.fdatasync(fd)
@@ -190,35 +178,27 @@ class GroupStore(StoreWriter):
             self.sync()
 
     def _write_front(self, fd: int) -> Iterator[Member]:
+        """Write the metadata; give the chunks of ordinary arrays headers, with sums of the file."""
         at = 0
-        for name, data in self.made.items():
+        for name, data in self.grid.documents.items():
             crc = CRC32.of(data)
             header = local_header(name, len(data), crc)
             pwrite_all(fd, [header, data], at)
             yield name, len(data), crc, at
             at += len(header) + len(data)
-
-    def _group_members(self) -> Iterator[Member]:
-        for track in self.grid.tracks:
-            for place in track.places:
-                found = self.chunks[place.number]
-                columns = (found.offsets, found.nbytes, found.crc32)
-                every = zip(*(c.tolist() for c in columns), strict=True)
-                for i, (offset, nbytes, crc) in enumerate(every):
-                    name = self.key(place.number, i)
-                    yield name, nbytes, crc, offset - header_nbytes(name)
-
-    def _ordinary_members(self, fd: int) -> Iterator[Member]:
-        """Yield the chunks of ordinary arrays, whose sums are taken from the file."""
-        for number, places in self._beside.items():
-            plan = self.arrays[number]
-            nbytes = plan.chunk * plan.row_nbytes
+        for number, places in self.grid.beside.items():
+            nbytes = self.arrays[number].chunk * self.arrays[number].row_nbytes
             for i, at in enumerate(places.tolist()):
-                name = self.key(number, i)
-                crc = CRC32.of(pread_exact(fd, nbytes, at, self.root))
+                name, crc = self.key(number, i), CRC32.of(pread_exact(fd, nbytes, at, self.root))
                 header = local_header(name, nbytes, crc)
                 pwrite_all(fd, [header], at - len(header))
                 yield name, nbytes, crc, at - len(header)
+
+    def _group_members(self) -> Iterator[Member]:
+        for number in (p.number for track in self.grid.tracks for p in track.places):
+            for i, (offset, nbytes, crc) in enumerate(self.chunks[number].T.tolist()):
+                name = self.key(number, i)
+                yield name, nbytes, crc, offset - header_nbytes(name)
 
     # --- groups --------------------------------------------------------------------------------
 
@@ -235,15 +215,10 @@ class GroupStore(StoreWriter):
                 files = track.groups
                 head, _, name = path.rpartition("/")
                 path = f"{head}/{name.replace('0', '{0}', 1)}"
-        first = None if self.grouping.even else law(self.grouping.edges[:-1])
+        first = None if self.grouping.even else Explicit(self.grouping.edges[:-1])
+        blocks = Blocks(Explicit(starts), Explicit(lengths), path)
         samples = max(1, self.grouping.samples)
-        blocks = Blocks(law(starts), law(lengths), path)
-        return Groups(samples, blocks, law(self.crcs), first, files)
-
-
-def law(values: Ints) -> Law:
-    """Return the simplest law of `values`."""
-    return affine.fit(values) or Explicit(values)
+        return Groups(samples, blocks, Explicit(self.crcs), first, files)
 
 
 def erase(fd: int, keep: list[tuple[int, int]], start: int, stop: int) -> None:
@@ -253,18 +228,6 @@ def erase(fd: int, keep: list[tuple[int, int]], start: int, stop: int) -> None:
     for (_, a), (b, _) in itertools.pairwise(edges):
         for at in range(a, b, BLOCK):
             pwrite_all(fd, [zeros[: min(BLOCK, b - at)]], at)
-
-
-def checksums(fd: int, at: int, nbytes: int, where: object, zipped: bool) -> tuple[int, int]:
-    """Return CRC-32C, and ZIP's CRC-32, of a range of a file."""
-    buffer = np.empty(min(BLOCK, nbytes), np.uint8)
-    one = two = 0
-    for done in range(0, nbytes, BLOCK):
-        part = buffer[: min(BLOCK, nbytes - done)]
-        pread_into(fd, part, at + done, where)
-        one = crc32c(part, one)
-        two = zlib.crc32(as_bytes(part), two) if zipped else 0
-    return one, two
 
 
 # --- the parts of a ZIP file -----------------------------------------------------------------

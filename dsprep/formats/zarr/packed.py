@@ -9,8 +9,6 @@ a checkpoint then has only how far it reaches, however many groups there are.
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +24,7 @@ from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.base import State, WriteOptions
 from dsprep.formats.zarr.documents import encode_file, encoder
 from dsprep.formats.zarr.group_plan import PADDING
-from dsprep.formats.zarr.groups import Chunks, GroupStore, local_header
+from dsprep.formats.zarr.groups import GroupStore, local_header
 from dsprep.formats.zarr.plan import LARGEST
 from dsprep.formats.zarr.writer import Piece
 
@@ -37,12 +35,8 @@ class PackedPiece(Piece):
 
     Attributes
     ----------
-    group
-        Theirs.
-    parts
-        By track: what is stored in the group's range, back to back.
-    heads
-        By track: bytes right before it.
+    parts, heads
+        By track: what is stored in the group's range, back to back, and what right before it.
     """
 
     group: int = 0
@@ -70,7 +64,7 @@ class PackedGroups(GroupStore):
         self._first: dict[int, Ints] = {}
         for number in (p.number for t in tracks for p in t.places):
             self._first[number] = packed(self.grid.chunks(number))
-            self.chunks[number] = Chunks(*np.zeros((3, int(self._first[number][-1])), np.int64))
+            self.chunks[number] = np.zeros((3, int(self._first[number][-1])), np.int64)
         self.starts = [np.zeros(grouping.count, np.int64) for _ in tracks]
         self.used = self.ends = [np.zeros(grouping.count, np.int64) for _ in tracks]
         self._ending = [[self.grid.front, 0] for _ in tracks]
@@ -95,7 +89,7 @@ class PackedGroups(GroupStore):
                 found, first = self.chunks[n], int(self._first[n][piece.group])
                 encoded = encode_file(plain.rows[n], self.arrays[n], self._encode[n])
                 for number, chunk in enumerate(map(bytes, encoded), first):
-                    found.nbytes[number] = len(chunk)
+                    found[1, number] = len(chunk)
                     if self.grid.zipped:
                         parts.append(self._header(n, number, chunk))
                     parts.append(chunk)
@@ -118,7 +112,7 @@ class PackedGroups(GroupStore):
                 fix="choose smaller groups, or a directory store",
             )
         crc = CRC32.of(data)
-        self.chunks[number].crc32[chunk] = crc
+        self.chunks[number][2, chunk] = crc
         return local_header(self.key(number, chunk), len(data), crc)
 
     def reserve(self, piece: PackedPiece) -> None:
@@ -137,7 +131,7 @@ class PackedGroups(GroupStore):
             chunks = iter(begin + packed(np.array([len(p) for p in parts], np.int64)))
             for n in (place.number for place in track.places):
                 for number in range(*self._first[n][piece.group : piece.group + 2]):
-                    self.chunks[n].offsets[number] = next(chunks)
+                    self.chunks[n][0, number] = next(chunks)
                     if self.grid.zipped:
                         next(chunks)  # the header of the next one, or the end
         self.samples = piece.start + piece.count
@@ -168,8 +162,7 @@ class PackedGroups(GroupStore):
             at += column.nbytes
         for n, first in self._first.items():
             some = slice(int(first[group]), int(first[last]))
-            found = self.chunks[n]
-            for column in (found.offsets, found.nbytes, found.crc32):
+            for column in self.chunks[n]:
                 yield column[some], at + 8 * some.start
                 at += column.nbytes
 
@@ -187,18 +180,8 @@ class PackedGroups(GroupStore):
                 if column.size:
                     pread_into(fd, column.view(np.uint8), at, self._index)
         for i, track in enumerate(self.grid.tracks):
-            file, inside = divmod(done, track.groups)
-            end = self._ending[i][0] if inside or self.grid.zipped else 0
-            for later in itertools.count(file):
-                path = self.root
-                if not self.grid.zipped:
-                    path = path / self.key(track.places[0].number, later)
-                if not path.exists():
-                    break
-                os.truncate(path, end)
-                if self.grid.zipped:
-                    break
-                end = 0
+            end = int(self.ends[i][done - 1]) if done else self.grid.front
+            self.cut(track, max(0, done - 1), end)
 
     def complete_groups(self) -> None:
         """Nothing is left to do: every piece was a whole group."""

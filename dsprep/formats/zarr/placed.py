@@ -7,7 +7,6 @@ members, which hold sums, are written. Groups of which an earlier run wrote a pa
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import zlib
@@ -18,19 +17,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsprep.core.checksums import CRC32, CRC32C, pwrite_crc32c
+from dsprep.core.checksums import CRC32, CRC32C, pwrite_crc32c, read_crc32, read_crc32c
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Array, Schema
 from dsprep.core.storage import CALL_NBYTES, as_bytes, pwrite_all
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, WriteOptions
 from dsprep.formats.zarr.group_plan import Place, Track
-from dsprep.formats.zarr.groups import Chunks, GroupStore, checksums, erase, local_header
+from dsprep.formats.zarr.groups import GroupStore, erase, local_header
 from dsprep.formats.zarr.writer import Piece
 
 
 class Sum(NamedTuple):
-    """The sums of a range of a group: its place counts from the group's beginning."""
+    """The sums of a range of a group: `at` counts from the group's beginning."""
 
     at: int
     nbytes: int
@@ -60,13 +59,32 @@ class PlacedGroups(GroupStore):
         self.used, self.ends = [t.used for t in tracks], [t.ends for t in tracks]
         for track, place in ((t, p) for t in tracks for p in t.places if not p.copy):
             plan = self.arrays[place.number]
-            offsets = self.grid.chunk_places(track, place)
+            offsets = self.grid.chunk_offsets(track, place)
             nbytes = np.full(len(offsets), plan.chunk * plan.row_nbytes)
-            self.chunks[place.number] = Chunks(offsets, nbytes, np.zeros_like(offsets))
+            self.chunks[place.number] = np.stack([offsets, nbytes, np.zeros_like(offsets)])
         if state is not None:
             self._rows = {name: int(state["rows"][name]) for name in self._rows}
-            for track in self.grid.tracks:
+            for track in tracks:
                 self._forget(track)
+
+    def _forget(self, track: Track) -> None:
+        """Cut off all behind the last value of the checkpoint, and write zeros between its values.
+
+        A killed run may have written anything there.
+        """
+        group = self.grouping.of(self.samples)
+        done = self.samples - int(self.grouping.edges[group])
+        at = group if done else max(0, group - 1)
+        begin = int(track.starts[at])
+        cells = self.grid.cells(track, group, done, self._rows) if done else []
+        known = [(begin + c.at, begin + c.at + c.used) for c in cells if c.used]
+        before = slice(at - at % track.groups, group)  # in the same file
+        stops = track.used[before][track.used[before] > track.starts[before]]
+        end = max([int(stops.max(initial=self.grid.front)), *(stop for _, stop in known)])
+        self.cut(track, at, end)
+        if known:
+            with self.files.opened(self.track_file(track, at)) as fd:
+                erase(fd, known, begin, end)
 
     # --- pieces --------------------------------------------------------------------------------
 
@@ -88,6 +106,9 @@ class PlacedGroups(GroupStore):
                 )
         self.samples = piece.start + piece.count
 
+    def _capacity(self, name: str) -> int:
+        return int(np.max(self.grouping.rows[name]))
+
     def checkpoint(self) -> State:
         """See `base.Writer.checkpoint`."""
         return {**super().checkpoint(), "rows": dict(self._rows)}
@@ -103,13 +124,14 @@ class PlacedGroups(GroupStore):
             sums: list[Sum] = []
             begin = int(track.starts[group])
             with self.files.opened(self.track_file(track, group)) as fd:
-                for place in track.places:
-                    for at, rows in self._parts(piece, group, place):
-                        if i == 0:
-                            crcs = self._write_summed(fd, rows, begin + at)
-                            sums.append(Sum(at, rows.nbytes, *crcs))
-                        else:
-                            pwrite_all(fd, [rows], begin + at)
+                for at, rows in (
+                    part for p in track.places for part in self._parts(piece, group, p)
+                ):
+                    if i == 0:
+                        crcs = self._write_summed(fd, rows, begin + at)
+                        sums.append(Sum(at, rows.nbytes, *crcs))
+                    else:
+                        pwrite_all(fd, [rows], begin + at)
                 if i == 0:
                     self._add(fd, group, piece.count, sums)
 
@@ -124,17 +146,13 @@ class PlacedGroups(GroupStore):
             crc = pwrite_crc32c(fd, [part], offset + at, crc)
         return crc, crc32
 
-    def _capacity(self, name: str) -> int:
-        return int(np.max(self.grouping.rows[name]))
-
     def _parts(self, piece: Piece, group: int, place: Place) -> Iterator[tuple[int, Array]]:
-        """Yield the rows of a piece in each chunk, and their place in the group."""
+        """Yield the rows of a piece in each chunk, and their offset in the group."""
         plan, rows = self.arrays[place.number], piece.rows[place.number]
-        chunk = plan.chunk if plan.role == "values" else self.grid.chunk
-        first = piece.start - int(self.grouping.edges[group])
+        chunk, first = self.grid.chunk, piece.start - int(self.grouping.edges[group])
         if plan.role == "values":
-            name = plan.field.name
-            first = piece.first_row[name] - self.grouping.of(piece.start) * self._capacity(name)
+            name, chunk = plan.field.name, plan.chunk
+            first = piece.first_row[name] - group * self._capacity(name)
         last = first + len(rows)
         for j in range(first // chunk, -(-last // chunk)):
             a, b = max(first, j * chunk), min(last, (j + 1) * chunk)
@@ -156,21 +174,6 @@ class PlacedGroups(GroupStore):
             del self._sums[group], self._came[group]
         self._complete(fd, group, held)
 
-    def _cells(self, group: int) -> list[tuple[int, int, int, int, int]]:
-        """Return of each chunk, by place: that, array, number, bytes, and those of samples."""
-        edges, found = self.grouping.edges, []
-        for place in self.grid.tracks[0].places:
-            plan = self.arrays[place.number]
-            held, chunk = int(edges[group + 1] - edges[group]), self.grid.chunk
-            if plan.role == "values":
-                held, chunk = int(self.grouping.rows[plan.field.name][group]), plan.chunk
-            first = self.grid.first_chunk(place.number, group)
-            for j in range(1 if plan.role == "values" else -(-held // chunk)):
-                real = min(chunk, held - j * chunk) * plan.row_nbytes
-                at = place.at + j * place.step
-                found.append((at, place.number, first + j, chunk * plan.row_nbytes, real))
-        return sorted(found)
-
     def _complete(self, fd: int, group: int, sums: list[Sum]) -> None:
         """Join the sums of a group; write its local headers."""
         track = self.grid.tracks[0]
@@ -178,17 +181,17 @@ class PlacedGroups(GroupStore):
         parts = [(s.at, s.nbytes, s.crc32c) for s in sums]
         if self.grid.zipped:
             begin, i = int(track.starts[group]), 0
-            for at, number, chunk, nbytes, _ in self._cells(group):
+            for cell in self.grid.cells(track, group):
                 inside = []
-                while i < len(sums) and sums[i].at < at + nbytes:
-                    inside.append((sums[i].at - at, sums[i].nbytes, sums[i].crc32))
+                while i < len(sums) and sums[i].at < cell.at + cell.nbytes:
+                    inside.append((sums[i].at - cell.at, sums[i].nbytes, sums[i].crc32))
                     i += 1
-                crc = CRC32.joined(inside, nbytes)
-                self.chunks[number].crc32[chunk] = crc
-                header = local_header(self.key(number, chunk), nbytes, crc)
-                pwrite_all(fd, [header], begin + at - len(header))
-                if at:
-                    parts.append((at - len(header), len(header), CRC32C.of(header)))
+                crc = CRC32.joined(inside, cell.nbytes)
+                self.chunks[cell.array][2, cell.chunk] = crc
+                header = local_header(self.key(cell.array, cell.chunk), cell.nbytes, crc)
+                pwrite_all(fd, [header], begin + cell.at - len(header))
+                if cell.at:
+                    parts.append((cell.at - len(header), len(header), CRC32C.of(header)))
             parts.sort()
         used = int(track.used[group] - track.starts[group])
         self.crcs[group] = CRC32C.joined([p for p in parts if p[0] < used], used)
@@ -196,67 +199,19 @@ class PlacedGroups(GroupStore):
 
     def complete_groups(self) -> None:
         """Read back what an earlier run wrote."""
-        if not self.grid.tracks:
-            return
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(self._read_back, np.flatnonzero(~self._summed).tolist()))
+        if self.grid.tracks:
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                list(pool.map(self._read_back, np.flatnonzero(~self._summed).tolist()))
 
     def _read_back(self, group: int) -> None:
         track = self.grid.tracks[0]
-        path, begin = self.track_file(track, group), int(track.starts[group])
+        path, begin, end = self.track_file(track, group), track.starts[group], track.ends[group]
         with self.files.opened(path) as fd:
-            end = int(track.ends[group])
             if os.fstat(fd).st_size < end:
-                os.ftruncate(fd, end)
-            sums = [
-                Sum(at, real, *checksums(fd, begin + at, real, path, self.grid.zipped))
-                for at, _, _, _, real in self._cells(group)
-            ]
+                os.ftruncate(fd, int(end))
+            sums = []
+            for cell in self.grid.cells(track, group):
+                a, b = int(begin) + cell.at, int(begin) + cell.at + cell.used
+                crc32 = read_crc32(fd, a, b, path) if self.grid.zipped else 0
+                sums.append(Sum(cell.at, cell.used, read_crc32c(fd, a, b, path), crc32))
             self._complete(fd, group, sums)
-
-    # --- the rest ------------------------------------------------------------------------------
-
-    def _forget(self, track: Track) -> None:
-        """Write zeros where a killed run may have written what the checkpoint does not know.
-
-        That is in the group of the checkpoint, and behind the samples of the one before.
-        """
-        group = self.grouping.of(self.samples) if self.grouping.count else 0
-        near = range(max(0, group - 1), min(group + 1, self.grouping.count))
-        known = {g: self._known(track, g) for g in near}
-        for g in near:
-            with_next = g + 1 in near and (g + 1) % track.groups and known[g + 1]
-            begin, end = int(track.starts[g]), int(track.ends[g])
-            with self.files.opened(self.track_file(track, g)) as fd:
-                if with_next:
-                    end = int(track.starts[g + 1])
-                elif known[g]:
-                    os.ftruncate(fd, end)
-                elif g % track.groups == 0:
-                    os.ftruncate(fd, end := begin)
-                else:
-                    continue  # the group before has cut the file
-                erase(fd, known[g], begin, end)
-        for later in itertools.count(group // track.groups + 1):
-            behind = self.root / self.key(track.places[0].number, later)
-            if self.grid.zipped or not behind.exists():
-                break
-            behind.unlink()
-
-    def _known(self, track: Track, group: int) -> list[tuple[int, int]]:
-        """Return the ranges of a group that were written before the checkpoint."""
-        first, last = self.grouping.edges[group : group + 2].tolist()
-        done = min(last, self.samples) - first
-        keep = []
-        for place in track.places:
-            plan = self.arrays[place.number]
-            held, chunk = done, self.grid.chunk
-            if plan.role == "values":
-                name, chunk = plan.field.name, plan.chunk
-                held = int(self.grouping.rows[name][group])
-                if first + done < last:
-                    held = self._rows[name] if done else 0
-            for j in range(-(-held // chunk)):
-                at = int(track.starts[group]) + place.at + j * place.step
-                keep.append((at, at + min(chunk, held - j * chunk) * plan.row_nbytes))
-        return keep
