@@ -53,18 +53,11 @@ Way: TypeAlias = Callable[[File, int, int], float | None]
 
 @dataclass(frozen=True)
 class Look:
-    """How the page cache can be looked at here.
+    """How the page cache can be looked at here."""
 
-    Attributes
-    ----------
-    way
-        The first that saw a page that had just been read; None: nothing saw it.
-    keeps
-        Whether the page cache keeps what is read from this mount. It does not where all is read
-        from the server again (``direct_io`` of FUSE): then nothing can be held.
-    """
-
-    way: Way | None
+    way: Way | None  # the first that saw a page that had just been read; None: nothing saw it
+    # whether the page cache keeps what is read from this mount. It does not where all is read
+    # from the server again (`direct_io` of FUSE): then nothing can be held.
     keeps: bool = True
 
     def held(self, files: Iterable[Path]) -> float | None:
@@ -249,18 +242,10 @@ def fill(files: Iterable[Path]) -> None:
 
 @dataclass(frozen=True)
 class Server:
-    """What is done about the cache of the server.
+    """What is done about the cache of the server."""
 
-    Attributes
-    ----------
-    warm
-        Whether all is read once before the client's pages are dropped.
-    evict
-        A command of the shell that drops the server's cache, run after them.
-    """
-
-    warm: bool = False
-    evict: str | None = None
+    warm: bool = False  # whether all is read once before the client's pages are dropped
+    evict: str | None = None  # A command of the shell that drops the server's cache, run after them
 
     def check(self, cold: bool) -> None:
         """Raise `UsageError` if it makes no sense."""

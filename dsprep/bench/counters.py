@@ -21,30 +21,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Counters:
-    """Counts since the processes began; the difference of two is what happened between.
+    """Counts since the processes began; the difference of two is what happened between."""
 
-    Attributes
-    ----------
-    calls
-        Read system calls.
-    asked
-        Bytes that they returned.
-    device
-        Bytes fetched from devices.
-    faults
-        Major page faults.
-    switches
-        Context switches, voluntary and not.
-    cpu
-        Seconds of processors, user and system.
-    """
-
-    calls: int = 0
-    asked: int = 0
-    device: int = 0
-    faults: int = 0
-    switches: int = 0
-    cpu: float = 0.0
+    calls: int = 0  # read system calls
+    asked: int = 0  # bytes that they returned
+    device: int = 0  # bytes fetched from devices
+    faults: int = 0  # major page faults
+    switches: int = 0  # context switches, voluntary and not
+    cpu: float = 0.0  # seconds of processors, user and system
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

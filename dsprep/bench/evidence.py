@@ -29,54 +29,30 @@ OVER, ANY = "of the bytes over ", "over any interface"
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What one process saw of one cold run.
+    """What one process saw of one cold run."""
 
-    Attributes
-    ----------
-    held
-        Share of the files that the page cache held when it began; None: it cannot be seen.
-    keeps
-        Whether the page cache keeps anything that is read from the mount.
-    counts
-        Whether the kernel counts for processes what they fetch from the mount; None: unknown.
-    remote
-        Whether another machine is mounted, as far as the mount is named after it.
-    opening, opened
-        Bytes that were counted while the files were opened, and the share of them that the page
-        cache held then; None: not looked at.
-    received
-        What the node received meanwhile.
-    node
-        Processes with the same one see the same of it.
-    """
-
+    # share of the files that the page cache held when it began; None: it cannot be seen
     held: float | None = None
-    keeps: bool = True
+    keeps: bool = True  # whether the page cache keeps anything that is read from the mount
+    # whether the kernel counts for processes what they fetch from the mount; None: unknown
     counts: bool | None = None
+    # whether another machine is mounted, as far as the mount is named after it
     remote: bool = False
+    # opening, opened: bytes that were counted while the files were opened, and the share of them
+    # that the page cache held then; None: not looked at
     opening: int = 0
     opened: float | None = None
-    received: Received = field(default_factory=Received)
-    node: str = ""
+    received: Received = field(default_factory=Received)  # what the node received meanwhile
+    node: str = ""  # processes with the same one see the same of it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence(Seen):
-    """What is known about one cold run: what all its processes saw together, and more.
+    """What is known about one cold run: what all its processes saw together, and more."""
 
-    Attributes
-    ----------
-    device
-        Bytes that the kernel counted for the processes.
-    least
-        Bytes that have to be fetched, 1 at least.
-    server
-        What was done about the server's cache, in words.
-    """
-
-    device: int
-    least: int
-    server: str = SERVER_UNKNOWN
+    device: int  # bytes that the kernel counted for the processes
+    least: int  # bytes that have to be fetched, 1 at least
+    server: str = SERVER_UNKNOWN  # what was done about the server's cache, in words
 
     @classmethod
     def of(cls, seen: Sequence[Seen], device: int, least: int, server: str) -> Evidence:

@@ -40,34 +40,18 @@ LIMIT_NBYTES = 512 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Conditions):
-    """How `bench_read` measures.
+    """How `bench_read` measures."""
 
-    Attributes
-    ----------
-    buffer_size
-        Of groups: samples, bytes (``"64MiB"``), or None: as the data are, or a good size.
-    transfer_size
-        Bytes of one read call at most, as text.
-    threads
-        None: as many as the Reader takes by itself on this node, with as many ranks.
-    ranks
-        Processes that read together, meeting after every step.
-    warmup
-        Epochs that do not count; None: 0 if `cold`, else 1.
-    repeat
-        How often each strategy runs, in new processes.
-    timeout
-        Seconds that a run may take.
-    """
-
+    # of groups: samples, bytes (`"64MiB"`), or None: as the data are, or a good size
     buffer_size: str | None = None
-    transfer_size: str | None = None
+    transfer_size: str | None = None  # bytes of one read call at most, as text
+    # none: as many as the Reader takes by itself on this node, with as many ranks
     threads: int | None = None
-    ranks: int = 1
-    warmup: int | None = None
-    repeat: int = 3
+    ranks: int = 1  # processes that read together, meeting after every step
+    warmup: int | None = None  # epochs that do not count; None: 0 if `cold`, else 1
+    repeat: int = 3  # how often each strategy runs, in new processes
     cold: bool = True
-    timeout: float = TIMEOUT
+    timeout: float = TIMEOUT  # seconds that a run may take
 
     @property
     def server(self) -> Server:
@@ -87,33 +71,16 @@ _SWEPT = {"buffer-size": str, "transfer-size": str, "engine": str}
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is to be run, decided before anything is written.
+    """What is to be run, decided before anything is written."""
 
-    Attributes
-    ----------
-    names
-        The strategies, the limit first.
-    points
-        The values of what is swept, with the settings to measure with; one without sweep.
-    plans
-        The dataset, and what has to be prepared of it for each point.
-    sweep
-        What is swept, as it was written; None if nothing is.
-    notes
-        Remarks.
-    named
-        The strategies that were asked for one by one, not as a set.
-    baseline
-        How the user reads the dataset today; None: not said.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # the strategies, the limit first
+    # the values of what is swept, with the settings to measure with; one without sweep
     points: tuple[tuple[str, Settings], ...]
-    plans: tuple[scratch.Plan, ...]
-    sweep: str | None
-    notes: tuple[str, ...]
-    named: tuple[str, ...] = ()
-    baseline: str | None = None
+    plans: tuple[scratch.Plan, ...]  # the dataset, and what has to be prepared of it for each point
+    sweep: str | None  # what is swept, as it was written; None if nothing is
+    notes: tuple[str, ...]  # remarks
+    named: tuple[str, ...] = ()  # the strategies that were asked for one by one, not as a set
+    baseline: str | None = None  # how the user reads the dataset today; None: not said
 
     @property
     def runs(self) -> int:

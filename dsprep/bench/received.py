@@ -31,17 +31,10 @@ WORD = 4
 
 @dataclass(frozen=True)
 class Received:
-    """Bytes, counted since some time; the difference of two is what came meanwhile.
+    """Bytes, counted since some time; the difference of two is what came meanwhile."""
 
-    Attributes
-    ----------
-    mount
-        For the mount; None where nothing counts that.
-    interfaces
-        By interface, whatever they were for.
-    """
-
-    mount: int | None = None
+    mount: int | None = None  # for the mount; None where nothing counts that
+    # by interface, whatever they were for
     interfaces: Mapping[str, int] = field(default_factory=dict)
 
     def __sub__(self, other: Received) -> Received:

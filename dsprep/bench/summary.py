@@ -16,33 +16,16 @@ from dsprep.bench.task import Epoch, Failure, Result
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of all runs of a strategy.
+    """What is known of all runs of a strategy."""
 
-    Attributes
-    ----------
-    expected
-        What the dataset adds up to.
-    payload
-        Bytes of its values.
-    stored
-        Bytes of the files that the strategy reads, fewer where they are compressed; None: as many.
-    cold
-        Whether every epoch was to begin without anything in the page cache.
-    computes
-        Whether steps do work.
-    checked
-        Whether all that was delivered was compared.
-    server
-        What was done about the server's cache, in words.
-    """
-
-    expected: Sums
-    payload: int
-    cold: bool
-    computes: bool
-    checked: bool = True
+    expected: Sums  # what the dataset adds up to
+    payload: int  # bytes of its values
+    cold: bool  # whether every epoch was to begin without anything in the page cache
+    computes: bool  # whether steps do work
+    checked: bool = True  # whether all that was delivered was compared
+    # bytes of the files that the strategy reads, fewer where they are compressed; None: as many
     stored: int | None = None
-    server: str = SERVER_UNKNOWN
+    server: str = SERVER_UNKNOWN  # what was done about the server's cache, in words
 
     @property
     def least(self) -> int:

@@ -36,22 +36,13 @@ PIECE = 8 << 20
 
 @dataclass(frozen=True)
 class Sums:
-    """What samples add up to.
+    """What samples add up to."""
 
-    Attributes
-    ----------
-    samples
-        How many.
-    full, light
-        See the module.
-    nbytes
-        Bytes of their values.
-    """
-
-    samples: int = 0
+    samples: int = 0  # how many
+    # full, light: see the module
     full: int = 0
     light: int = 0
-    nbytes: int = 0
+    nbytes: int = 0  # bytes of their values
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(

@@ -44,30 +44,18 @@ def apart(old: Measure, new: Measure, least: float = LEAST) -> int:
 
 @dataclass(frozen=True)
 class Pair:
-    """A strategy in both reports.
+    """A strategy in both reports."""
 
-    Attributes
-    ----------
-    name
-        The strategy.
-    value
-        Of what is swept; empty without a sweep.
-    old, new
-        The measure; None where the row has none.
-    verdict
-        ``faster``, ``slower``, ``same``; ``better``, ``worse`` for what is not a rate or time;
-        ``more``, ``less`` where neither is better; ``failed`` if only the new one has no figure;
-        ``mended`` if only the old one has none; ``none`` if both have none.
-    problem
-        Why there is no figure.
-    """
-
-    name: str
-    value: str
+    name: str  # the strategy
+    value: str  # of what is swept; empty without a sweep
+    # old, new: the measure; None where the row has none
     old: Measure | None
     new: Measure | None
+    # `faster`, `slower`, `same`; `better`, `worse` for what is not a rate or time; `more`, `less`
+    # where neither is better; `failed` if only the new one has no figure; `mended` if only the
+    # old one has none; `none` if both have none
     verdict: str
-    problem: str = ""
+    problem: str = ""  # why there is no figure
 
     @property
     def ratio(self) -> float | None:
@@ -79,24 +67,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two reports, side by side.
+    """Two reports, side by side."""
 
-    Attributes
-    ----------
-    measure
-        What is compared, of `MEASURES`.
-    pairs
-        Strategies of both, in the order of the new one.
-    only_old, only_new
-        Strategies of one only.
-    differences
-        What else differs, as (fact, old, new): it makes the comparison doubtful.
-    """
-
-    measure: str
-    pairs: tuple[Pair, ...]
+    measure: str  # what is compared, of `MEASURES`
+    pairs: tuple[Pair, ...]  # strategies of both, in the order of the new one
+    # only_old, only_new: strategies of one only
     only_old: tuple[str, ...]
     only_new: tuple[str, ...]
+    # what else differs, as (fact, old, new): it makes the comparison doubtful
     differences: tuple[tuple[str, str, str], ...]
 
     def worse(self, share: float) -> list[Pair]:

@@ -14,21 +14,11 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Unit:
-    """What a measure is.
+    """What a measure is."""
 
-    Attributes
-    ----------
-    unit
-        In which it is told; ``"1"`` for counts.
-    words
-        What it says.
-    better
-        ``-1`` if less is better, ``1`` if more is, 0 if neither.
-    """
-
-    unit: str
-    words: str
-    better: int = 0
+    unit: str  # in which it is told; `"1"` for counts
+    words: str  # what it says
+    better: int = 0  # `-1` if less is better, `1` if more is, 0 if neither
 
 
 MEASURES: dict[str, Unit] = {
@@ -72,31 +62,18 @@ class Measure:
 
 @dataclass(frozen=True)
 class Row:
-    """A strategy, and what it cost.
+    """A strategy, and what it cost."""
 
-    Attributes
-    ----------
-    name, words
-        Which one; what it does.
-    measures
-        By the names of `MEASURES`; empty where there is a problem.
-    problems
-        Why there are no numbers: wrong samples, warm pages in a cold run, a failure.
-    notes
-        Remarks that do not touch the numbers.
-    runs
-        Epochs that were measured, over all repeats.
-    evidence
-        Of cold runs: what shows that they were, in a few words.
-    """
-
+    # name, words: which one; what it does
     name: str
     words: str = ""
+    # by the names of `MEASURES`; empty where there is a problem
     measures: Mapping[str, Measure] = field(default_factory=dict)
+    # why there are no numbers: wrong samples, warm pages in a cold run, a failure
     problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    runs: int = 0
-    evidence: str = ""
+    notes: tuple[str, ...] = ()  # remarks that do not touch the numbers
+    runs: int = 0  # epochs that were measured, over all repeats
+    evidence: str = ""  # of cold runs: what shows that they were, in a few words
 
     def value(self, name: str) -> float | None:
         """Return the median of a measure, None if it was not taken."""
@@ -144,51 +121,27 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A setting that was varied.
+    """A setting that was varied."""
 
-    Attributes
-    ----------
-    parameter
-        The option's name without dashes: ``buffer-size``.
-    points
-        In the order given.
-    knees
-        By strategy: the value from which on more of it gains next to nothing.
-    """
-
-    parameter: str
-    points: tuple[Point, ...]
+    parameter: str  # the option's name without dashes: `buffer-size`
+    points: tuple[Point, ...]  # in the order given
+    # by strategy: the value from which on more of it gains next to nothing
     knees: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that a benchmark found.
+    """All that a benchmark found."""
 
-    Attributes
-    ----------
-    command
-        The exact command line.
-    when
-        ISO 8601, UTC.
-    machine, dataset, settings
-        Facts, by name.
-    rows
-        The strategies; the limit first. Empty where `sweep` has them.
-    sweep
-        If one was asked for.
-    answer
-        The closing words, paragraph by paragraph.
-    """
-
-    command: str
-    when: str
+    command: str  # the exact command line
+    when: str  # ISO 8601, UTC
+    # machine, dataset, settings: facts, by name
     machine: Mapping[str, Any]
     dataset: Mapping[str, Any]
     settings: Mapping[str, Any]
-    rows: tuple[Row, ...]
-    sweep: Sweep | None = None
-    answer: tuple[str, ...] = ()
+    rows: tuple[Row, ...]  # the strategies; the limit first. Empty where `sweep` has them.
+    sweep: Sweep | None = None  # if one was asked for
+    answer: tuple[str, ...] = ()  # the closing words, paragraph by paragraph
 
     @property
     def all_rows(self) -> tuple[Row, ...]:

@@ -24,65 +24,31 @@ HEADER = ("strategy", "parameter", "value", "runs", "problems", "notes")
 
 @dataclass(frozen=True)
 class Column:
-    """A measure as a column.
+    """A measure as a column."""
 
-    Attributes
-    ----------
-    measure
-        Its name in `MEASURES`.
-    heading
-        Above the numbers, with the unit where all numbers have the same.
-    rank
-        How soon it goes if there is no room: the largest first.
-    spread
-        Whether the spread is told even where there is little room.
-    """
-
-    measure: str
-    heading: str
-    rank: int
-    spread: bool = False
+    measure: str  # its name in `MEASURES`
+    heading: str  # above the numbers, with the unit where all numbers have the same
+    rank: int  # how soon it goes if there is no room: the largest first
+    spread: bool = False  # whether the spread is told even where there is little room
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table.
+    """A row of a table."""
 
-    Attributes
-    ----------
-    label
-        What the first column says: the strategy, or the value of what is swept.
-    row
-        The measures.
-    knee
-        Whether more of what is swept gains next to nothing from here on.
-    """
-
-    label: str
-    row: Row
-    knee: bool = False
+    label: str  # what the first column says: the strategy, or the value of what is swept
+    row: Row  # the measures
+    knee: bool = False  # whether more of what is swept gains next to nothing from here on
 
 
 @dataclass(frozen=True)
 class Table:
-    """Lines under one heading.
+    """Lines under one heading."""
 
-    Attributes
-    ----------
-    title
-        Above the table; empty if it is the only one.
-    first
-        Heading of the column of labels.
-    columns
-        Of numbers.
-    lines
-        In order.
-    """
-
-    title: str
-    first: str
-    columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
+    title: str  # above the table; empty if it is the only one
+    first: str  # heading of the column of labels
+    columns: tuple[Column, ...]  # of numbers
+    lines: tuple[Line, ...]  # in order
 
 
 _READ = (

@@ -37,24 +37,12 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A container ready to be read.
+    """A container ready to be read."""
 
-    Attributes
-    ----------
-    path
-        It; of a dataset whose sidecar is in the scratch folder, that sidecar.
-    nbytes
-        Bytes on disk.
-    in_place
-        Whether these are the user's own data.
-    data
-        The dataset, where `path` is a sidecar that is not beside it.
-    """
-
-    path: Path
-    nbytes: int
-    in_place: bool
-    data: Path | None = None
+    path: Path  # it; of a dataset whose sidecar is in the scratch folder, that sidecar
+    nbytes: int  # bytes on disk
+    in_place: bool  # whether these are the user's own data
+    data: Path | None = None  # the dataset, where `path` is a sidecar that is not beside it
 
 
 class Forms(dict[str, Prepared]):

@@ -80,52 +80,34 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be prepared; nothing has been written.
+    """What is to be prepared; nothing has been written."""
 
-    Attributes
-    ----------
-    data, reading, files
-        The dataset: as it was named, how it is read, and its files.
-    source, schema
-        Its format, and its fields.
-    folder, temporary
-        Where forms are written, and whether that is removed in the end.
-    samples, of
-        Samples that are taken, the first ones, and those of the dataset.
-    payload
-        Bytes of their values.
-    buffer_nbytes, group_text
-        Bytes of a group, and its size as `dsprep.repack` takes it.
-    in_place
-        Forms that the data themselves have.
-    items, writes
-        Forms in the folder, and which of them will be written; the others are there from before.
-    same
-        Forms that are another one: the source of a subset is that, in its own format.
-    impossible
-        Forms that cannot be had, and why.
-    notes
-        Remarks, one clause each.
-    """
-
+    # data, reading, files: the dataset: as it was named, how it is read, and its files
     data: tuple[str | Path, ...]
     reading: OpenOptions
     files: tuple[Path, ...]
+    # source, schema: its format, and its fields
     source: str
     schema: Schema
+    # folder, temporary: where forms are written, and whether that is removed in the end
     folder: Path
     temporary: bool
+    # samples, of: samples that are taken, the first ones, and those of the dataset
     samples: int
     of: int
-    payload: int
+    payload: int  # bytes of their values
+    # buffer_nbytes, group_text: bytes of a group, and its size as `dsprep.repack` takes it
     buffer_nbytes: int
     group_text: str
-    in_place: tuple[str, ...] = ()
+    in_place: tuple[str, ...] = ()  # forms that the data themselves have
+    # items, writes: forms in the folder, and which of them will be written; the others are there
+    # from before
     items: Mapping[str, Item] = field(default_factory=dict)
     writes: tuple[str, ...] = ()
+    # forms that are another one: the source of a subset is that, in its own format
     same: Mapping[str, str] = field(default_factory=dict)
-    impossible: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    impossible: Mapping[str, str] = field(default_factory=dict)  # forms that cannot be had, and why
+    notes: tuple[str, ...] = ()  # remarks, one clause each
 
     @property
     def cached(self) -> tuple[str, ...]:

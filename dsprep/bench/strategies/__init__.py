@@ -22,27 +22,13 @@ the strategy's own file can write (its class has ``write``)."""
 
 @dataclass(frozen=True)
 class Entry:
-    """A strategy, and what it needs.
+    """A strategy, and what it needs."""
 
-    Attributes
-    ----------
-    where
-        ``module:Class`` below this package.
-    container
-        The form of the dataset that it reads.
-    words
-        What it does, in half a line.
-    packages
-        That have to be installed besides dsprep's own.
-    optional
-        Whether it is another project's loader, taken only where asked for.
-    """
-
-    where: str
-    container: Container
-    words: str
-    packages: tuple[str, ...] = ()
-    optional: bool = False
+    where: str  # `module:Class` below this package
+    container: Container  # the form of the dataset that it reads
+    words: str  # what it does, in half a line
+    packages: tuple[str, ...] = ()  # that have to be installed besides dsprep's own
+    optional: bool = False  # whether it is another project's loader, taken only where asked for
 
     @property
     def missing(self) -> list[str]:

@@ -20,14 +20,10 @@ class Strategy(ABC):
     ----------
     task
         What to read, and how.
-
-    Attributes
-    ----------
-    delivers
-        Whether there are samples in the items at all; the limit and the run without any reading
-        have none, and are not checked.
     """
 
+    # whether there are samples in the items at all; the limit and the run without any reading
+    # have none, and are not checked
     delivers: ClassVar[bool] = True
 
     def __init__(self, task: Task) -> None:
@@ -61,18 +57,11 @@ class Strategy(ABC):
 
 
 class Loader(Strategy):
-    """A strategy whose items are those of another project's loader.
+    """A strategy whose items are those of another project's loader."""
 
-    Attributes
-    ----------
-    loader
-        Made by `open`, iterated once per epoch.
-    batches
-        The iterator of this epoch. It is an attribute, so that `close` ends what works for it
-        even while an epoch is under way.
-    """
-
-    loader: Any = None
+    loader: Any = None  # made by `open`, iterated once per epoch
+    # the iterator of this epoch. It is an attribute, so that `close` ends what works for it even
+    # while an epoch is under way.
     batches: Any = None
 
     def epoch(self, number: int) -> Iterator[Any]:

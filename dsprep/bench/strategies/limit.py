@@ -35,23 +35,12 @@ Job: TypeAlias = tuple[int, File, int, int]
 
 @dataclass(frozen=True)
 class Table:
-    """Where the groups of a dataset are stored.
+    """Where the groups of a dataset are stored."""
 
-    Attributes
-    ----------
-    edges
-        int64, shape ``(groups + 1,)``: the first sample of each, and the number of samples.
-    file
-        int64, shape ``(groups,)``: the file that it is in, one of `files`.
-    files
-        Number of the file entry, and the path below it.
-    offsets, lengths
-        int64, shape ``(groups,)``: its bytes.
-    """
-
-    edges: Ints
-    file: Ints
-    files: list[tuple[int, str]]
+    edges: Ints  # int64, shape `(groups + 1,)`: the first sample of each, and the number of samples
+    file: Ints  # int64, shape `(groups,)`: the file that it is in, one of `files`
+    files: list[tuple[int, str]]  # number of the file entry, and the path below it
+    # offsets, lengths: int64, shape `(groups,)`: its bytes
     offsets: Ints
     lengths: Ints
 
@@ -115,22 +104,13 @@ class Table:
 
 @dataclass(eq=False)
 class Group:
-    """A group under way.
+    """A group under way."""
 
-    Attributes
-    ----------
-    samples, buffer
-        Its samples, and where their bytes go.
-    left
-        Parts that are not in memory yet.
-    end
-        Samples that are in memory when it is.
-    """
-
+    # samples, buffer: its samples, and where their bytes go
     samples: int
     buffer: Bytes
-    left: int = 0
-    end: int = 0
+    left: int = 0  # parts that are not in memory yet
+    end: int = 0  # samples that are in memory when it is
 
 
 Work: TypeAlias = tuple[Group, Callable[[], None]]

@@ -116,17 +116,10 @@ class SampleBySample(Strategy):
     """As in a training script without a loader: what holds the samples is opened once.
 
     `open` of a subclass sets the two attributes.
-
-    Attributes
-    ----------
-    holder
-        The file or store, which has ``close``; None while it is not open.
-    stored
-        The fields in it.
     """
 
-    holder: Any = None
-    stored: tuple[Stored, ...] = ()
+    holder: Any = None  # the file or store, which has `close`; None while it is not open
+    stored: tuple[Stored, ...] = ()  # the fields in it
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's samples, shuffled; each is read with all its fields."""

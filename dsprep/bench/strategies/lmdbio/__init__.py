@@ -58,13 +58,9 @@ class Lmm(Strategy):
     on: to its own part of the first step (the sequential seek), and over the parts of the other
     roots from step to step. So with one root on one node there is nothing to seek, and with one
     rank this is plain reading by a cursor.
-
-    Attributes
-    ----------
-    jumps, explicit, computed, coalesced, staggered
-        What the steps add to each other.
     """
 
+    # jumps, explicit, computed, coalesced, staggered: what the steps add to each other
     jumps: ClassVar[bool] = False
     explicit: ClassVar[bool] = False
     computed: ClassVar[bool] = False

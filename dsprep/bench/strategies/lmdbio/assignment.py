@@ -8,42 +8,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """What is read at a time, and the steps that it lasts for.
+    """What is read at a time, and the steps that it lasts for."""
 
-    Attributes
-    ----------
-    start, stop
-        The records.
-    steps
-        One, or as many as are read by one large read.
-    """
-
+    # start, stop: the records
     start: int
     stop: int
-    steps: int
+    steps: int  # one, or as many as are read by one large read
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """How records are assigned to ranks, and ranks to those that read for them.
+    """How records are assigned to ranks, and ranks to those that read for them."""
 
-    Attributes
-    ----------
-    samples
-        Records, numbered in the order of their keys.
-    ranks, batch_size
-        Of the run: a step takes ``ranks * batch_size`` records.
-    roots
-        Ranks that read: each for itself and its neighbours.
-    steps
-        Steps of a window.
-    """
-
-    samples: int
+    samples: int  # records, numbered in the order of their keys
+    # ranks, batch_size: of the run: a step takes `ranks * batch_size` records
     ranks: int
     batch_size: int
-    roots: int
-    steps: int = 1
+    roots: int  # ranks that read: each for itself and its neighbours
+    steps: int = 1  # steps of a window
 
     def root_of(self, rank: int) -> int:
         """Return which of the roots reads for a rank."""
