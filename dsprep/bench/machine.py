@@ -78,10 +78,7 @@ def describe(path: Path) -> dict[str, Any]:
     path
         The data, or where they would be.
     """
-    at = path.absolute()
-    while not at.exists() and at != at.parent:
-        at = at.parent
-    at = at.resolve()
+    at = existing(path).resolve()
     facts: dict[str, Any] = {}
     told: dict[str, Callable[[], Any]] = {
         "cpu": _cpu,
@@ -105,6 +102,14 @@ def describe(path: Path) -> dict[str, Any]:
         if found not in (None, "", {}, []):
             facts[name] = found
     return facts
+
+
+def existing(path: Path) -> Path:
+    """Return the absolute path, or its nearest parent that exists."""
+    at = path.absolute()
+    while not at.exists() and at != at.parent:
+        at = at.parent
+    return at
 
 
 def _or_none(tell: Callable[[], T]) -> T | None:

@@ -1,34 +1,127 @@
-"""The folder for what a benchmark writes: where it is, who uses it, what is on the disk."""
+"""The folder in which forms are prepared: where it is, who writes there, what is complete in it.
+
+Each form has a directory of its own, which gets its name when all of it is on the disk: what was
+interrupted is never taken for complete.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from dsprep.bench.machine import existing
 from dsprep.core.locking import take
-from dsprep.core.marks import Mark
-from dsprep.core.storage import free_nbytes, sync_directory
+from dsprep.core.marks import Mark, sample
+from dsprep.core.storage import free_nbytes, remove, sync_directory
 from dsprep.errors import TargetError, UsageError
+from dsprep.formats.base import Source
+from dsprep.sidecar.spec import write_json
 from dsprep.write.plan import show_nbytes
+
+MADE = "made.json"
+"""In the directory of a complete form: what it was made from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A form of the dataset that is prepared, or was before."""
+
+    directory: Path
+    file: str
+    estimate: int  # its bytes, about
+    made_from: Mapping[str, Any]  # what identifies it: form, data, samples, settings, version
+    write: Callable[[Source, Path], None] = field(
+        compare=False
+    )  # given the samples that are taken, and the target
+    data: Path | None = None  # the dataset, where the form is a sidecar of it
+    marked: bool = True  # whether changes of its files are noticed
+
+    @property
+    def name(self) -> str:
+        """The name of the form."""
+        return str(self.made_from["container"])
+
+    @property
+    def path(self) -> Path:
+        """The file or directory with the samples, or the sidecar."""
+        return self.directory / self.file
+
+    def is_complete(self) -> bool:
+        """Return whether it is there from before, as it was made."""
+        record = _record(self.directory)
+        try:
+            if record.get("from") != dict(self.made_from) or not self.path.exists():
+                return False
+            then = Mark.from_json(record["mark"], self.path)
+            return not self.marked or then.is_same(Mark.with_files(self.path)[0])
+        except (OSError, KeyError, TypeError, ValueError):
+            return False
+
+    def make(self, source: Source) -> None:
+        """Write it beside its directory, which is renamed to when all is on the disk."""
+        partial = self.directory.with_name(f"{self.directory.name}.partial")
+        remove(partial)
+        partial.mkdir()
+        try:
+            made = partial / self.file
+            self.write(source, made)
+            if not made.exists():
+                raise OSError(errno.ENOENT, f"{self.name} wrote nothing", str(made))
+            _sync_tree(partial)  # which settles the times of what was written
+            mark, files = Mark.with_files(made)
+            mark = replace(mark, sampled=sample(files))
+            write_json({"from": dict(self.made_from), "mark": mark.to_json()}, partial / MADE)
+            remove(self.directory)
+            partial.rename(self.directory)
+            sync_directory(self.directory.parent)
+        except BaseException:
+            remove(partial)
+            raise
+
+
+def _record(directory: Path) -> dict[str, Any]:
+    """Return what a directory says that its form was made from; empty: it is not complete."""
+    try:
+        record = json.loads((directory / MADE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def remove_outdated(folder: Path, now: Mapping[str, Any]) -> None:
+    """Remove what was prepared from the same files before they changed: it is never used again."""
+    for marker in folder.glob(f"*/{MADE}"):
+        then = _record(marker.parent).get("from") or {}
+        if then.get("data") == now["data"] and then.get("identity") != now["identity"]:
+            remove(marker.parent)
 
 
 def folder_for(data: Sequence[str | Path], dataset: Path, folder: Path | None) -> tuple[Path, bool]:
-    """Return where to write, which need not exist, and whether it is a temporary place.
+    """Return where to write, which need not exist, and whether it is a temporary folder.
 
     Raises
     ------
     UsageError
         If one cannot write there, or it is a part of the dataset.
     """
+    parts = [Path(name).resolve() for name in data if Path(name).is_dir()]
+
+    def holding(path: Path) -> Path | None:
+        """Return the part of the dataset that a path is in."""
+        return next((p for p in parts if p in (path.resolve(), *path.resolve().parents)), None)
+
     if folder is None:
         beside = dataset.parent
-        for name in map(Path, data):
-            if name.is_dir() and name.resolve() in (beside.resolve(), *beside.resolve().parents):
-                beside = name.resolve().parent
+        while (part := holding(beside)) is not None:
+            beside = part.parent
         if not os.access(beside, os.W_OK | os.X_OK):
             raise UsageError(
                 "the folder of the dataset cannot be written to",
@@ -37,27 +130,16 @@ def folder_for(data: Sequence[str | Path], dataset: Path, folder: Path | None) -
             )
         return beside / f".dsprep-bench-{secrets.token_hex(4)}", True
     folder = folder.absolute()
+    why, fix = "", "name another with --scratch"
     if folder.exists() and not folder.is_dir():
-        raise UsageError("this is not a folder", where=folder, fix="name another with --scratch")
-    if not os.access(existing(folder), os.W_OK | os.X_OK):
-        raise UsageError(
-            "the folder cannot be written to", where=folder, fix="name another with --scratch"
-        )
-    for name in map(Path, data):
-        if name.is_dir() and name.resolve() in (folder.resolve(), *folder.resolve().parents):
-            raise UsageError(
-                f"the folder is a part of the dataset {name}",
-                where=folder,
-                fix="name one outside with --scratch",
-            )
+        why = "this is not a folder"
+    elif not os.access(existing(folder), os.W_OK | os.X_OK):
+        why = "the folder cannot be written to"
+    elif (part := holding(folder)) is not None:
+        why, fix = f"the folder is a part of the dataset {part}", "name one outside with --scratch"
+    if why:
+        raise UsageError(why, where=folder, fix=fix)
     return folder, False
-
-
-def existing(path: Path) -> Path:
-    """Return the path, or its nearest parent that exists."""
-    while not path.exists():
-        path = path.parent
-    return path
 
 
 def check_free(folder: Path, needed: int) -> None:
@@ -80,7 +162,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises
     ------
     TargetError
-        If someone does.
+        If another process writes there.
     """
     try:
         held = take(folder / ".lock")
@@ -107,7 +189,7 @@ def identity(files: Sequence[Path]) -> str:
     return state.hexdigest()
 
 
-def sync_tree(root: Path) -> None:
+def _sync_tree(root: Path) -> None:
     """Bring all files and names under `root` to the disk."""
     for directory, _, names in os.walk(root):
         for name in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,23 @@ import numpy as np
 
 import dsprep
 from dsprep import formats
-from dsprep.bench.scratch import in_place
-from dsprep.bench.scratch.folder import existing, folder_for, identity
-from dsprep.bench.strategies import find
-from dsprep.core.marks import Mark
+from dsprep.bench.machine import existing
+from dsprep.bench.scratch.folder import Item, folder_for, identity
+from dsprep.bench.strategies import find, forms
 from dsprep.core.schema import Schema
-from dsprep.errors import FormatError, UnsupportedError, UsageError
+from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, OpenOptions, Source, WriteOptions
 from dsprep.sidecar.spec import SUFFIX, Content
 from dsprep.source.dataset import open_dataset
 from dsprep.source.files import find_files
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.provenance import provenance
-from dsprep.verbs.repack import RepackOptions, plan_repack
+from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
 from dsprep.write.buffers import InBytes, InSamples, parse_buffer
-from dsprep.write.create_sidecar import Made, dataset_of
+from dsprep.write.job import RunOptions
 from dsprep.write.plan import probe_nbytes
+from dsprep.write.run import run_job
 from dsprep.write.split import SelectedSource
 
 BUFFER = 64 << 20
@@ -37,14 +38,8 @@ BUFFER = 64 << 20
 GROUPS = 8
 """Groups that there are to be at least, so that a small dataset has some to shuffle."""
 
-PAGE = 4 << 10
-"""Bytes below which reading less is no faster."""
-
-ZARR_FILES = 4096
-"""Up to so many samples, zarr gets a file for each, which its library reads fastest."""
-
-ZARR_SHARD = 256
-"""Chunks of a shard beyond that: readers load its index, 16 bytes a chunk, for every sample."""
+SLACK = 1.1
+"""Groups may be this much larger than what is asked for: fields and padding between samples."""
 
 OWN_NBYTES = 1536
 """Bytes of a field of a sample besides its values in another project's form: a member of a tar."""
@@ -52,72 +47,44 @@ OWN_NBYTES = 1536
 STEP = 1 << 18
 """Samples whose sizes are looked at together."""
 
-GROUP_FORMATS = ("hdf5", "zarr", "tfrecord", "lmdb")
-"""Formats for groups, the first one that can hold the fields."""
-
-MADE = "made.json"
-"""In a directory that is complete: what it was made from."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """A container that is written, or was: its directory, what it is, and how it is made."""
-
-    name: str
-    directory: Path
-    file: str
-    estimate: int
-    told: Mapping[str, Any]
-    format: str = ""
-    options: WriteOptions = field(default_factory=WriteOptions)
-    made: Made | None = None
-
-    @property
-    def path(self) -> Path:
-        """The container."""
-        return self.directory / self.file
+QUICK = RunOptions(durable=False)
+"""How forms are written; they are synced when they are complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is to be prepared; nothing has been written."""
 
-    # data, reading, files: the dataset: as it was named, how it is read, and its files
-    data: tuple[str | Path, ...]
-    reading: OpenOptions
+    data: tuple[str | Path, ...]  # the dataset, as it was named
+    reading: OpenOptions  # how it is read
     files: tuple[Path, ...]
-    # source, schema: its format, and its fields
-    source: str
+    source: str  # its format
     schema: Schema
-    # folder, temporary: where forms are written, and whether that is removed in the end
-    folder: Path
-    temporary: bool
-    # samples, of: samples that are taken, the first ones, and those of the dataset
-    samples: int
-    of: int
-    payload: int  # bytes of their values
-    # buffer_nbytes, group_text: bytes of a group, and its size as `dsprep.repack` takes it
-    buffer_nbytes: int
-    group_text: str
+    folder: Path  # where forms are written
+    temporary: bool  # whether the folder is removed in the end
+    samples: int  # that are taken, the first ones
+    of: int  # samples of the dataset
+    payload: int  # bytes of the values of those taken
+    buffer_nbytes: int  # bytes of a group
+    group_text: str  # its size as `dsprep.repack` takes it
     in_place: tuple[str, ...] = ()  # forms that the data themselves have
-    # items, writes: forms in the folder, and which of them will be written; the others are there
-    # from before
+    # The other forms, in the folder. Several may be the same item: the source of a subset is that
+    # of its own format.
     items: Mapping[str, Item] = field(default_factory=dict)
-    writes: tuple[str, ...] = ()
-    # forms that are another one: the source of a subset is that, in its own format
-    same: Mapping[str, str] = field(default_factory=dict)
+    writes: Mapping[str, Item] = field(default_factory=dict)  # the items that are not there yet
     impossible: Mapping[str, str] = field(default_factory=dict)  # forms that cannot be had, and why
     notes: tuple[str, ...] = ()  # remarks, one clause each
 
     @property
-    def cached(self) -> tuple[str, ...]:
-        """Forms that are in the folder from before."""
-        return tuple(name for name in self.items if name not in self.writes)
-
-    @property
     def needed(self) -> int:
         """Bytes that will be written."""
-        return sum(self.items[name].estimate for name in self.writes)
+        return sum(item.estimate for item in self.writes.values())
+
+    def chosen(self, source: Source) -> Source:
+        """Return the source of the samples that are taken."""
+        if self.samples == len(source):
+            return source
+        return SelectedSource(source, np.arange(self.samples, dtype=np.int64))
 
 
 def plan(
@@ -136,7 +103,7 @@ def plan(
     data, reading
         The dataset, and how to read it.
     containers
-        ``source``, ``groups``, ``hdf5``, ``lmdb``, ``tfrecord``, ``zarr``, ``own:STRATEGY``.
+        ``source``, ``groups``, names of formats, ``own:STRATEGY``.
     folder
         Where to write, and to keep it; None: a temporary one beside the dataset.
     limit
@@ -163,7 +130,7 @@ def plan(
             raise FormatError("the dataset has no samples", where=dataset)
         samples, payload = first_samples(source, limit)
         whole = samples == len(source) and not reading.fields
-        grouped = in_place.group_nbytes(source) if whole else None
+        grouped = _group_nbytes(source) if whole else None
         buffer, text = _buffer(buffer_size, -(-payload // samples), payload, grouped)
         facts = Plan(
             data=tuple(data),
@@ -180,179 +147,6 @@ def plan(
             group_text=text,
         )
         return _Deciding(facts, source, format, whole, grouped).decided(containers)
-
-
-def _buffer(
-    asked: str | int | None, each: int, payload: int, grouped: int | None
-) -> tuple[int, str]:
-    """Return the bytes of a group of samples of `each` bytes, and its size for `dsprep.repack`."""
-    buffer = parse_buffer("auto" if asked is None else str(asked))
-    if isinstance(buffer, InSamples):
-        return max(1, buffer.count * each), str(buffer.count)
-    nbytes = max(1, each, min(BUFFER, payload // GROUPS)) if grouped is None else grouped
-    if isinstance(buffer, InBytes):
-        nbytes = max(buffer.nbytes, each, 1)
-    return nbytes, f"{nbytes}B"
-
-
-class _Deciding:
-    """What is decided about forms; `facts` is the plan without that."""
-
-    def __init__(
-        self, facts: Plan, source: Source, format: Format, whole: bool, grouped: int | None
-    ) -> None:
-        self.facts, self.source, self.format = facts, source, format
-        self.whole, self.grouped = whole, grouped
-        self.samples, self.text, self.place = facts.samples, facts.group_text, facts.folder
-        self.items: dict[str, Item] = {}
-        self.here: list[str] = []
-        self.impossible: dict[str, str] = {}
-        self.same: dict[str, str] = {}
-        self.notes = list(source.notes)
-        self.identity = identity(facts.files)
-
-    def decide(self, name: str) -> None:
-        """Decide about one container."""
-        try:
-            if name == "source":
-                self._source()
-            elif name == "groups":
-                self._groups()
-            elif name in formats.FORMATS:
-                self._format(name)
-            elif name.startswith("own:"):
-                self._own(name)
-            else:
-                raise UsageError(f"{name!r} is not a form of a dataset")
-        except UnsupportedError as error:
-            self.impossible[name] = str(error)
-
-    def _source(self) -> None:
-        if self.whole and isinstance(self.source, SidecarSource):
-            if not self._partly(self.source.sidecar.content):
-                self.here.append("source")
-                return
-        elif self.whole:
-            item = self._item("source", f"data{SUFFIX}", 0, {})
-            if complete(item):
-                self.items["source"] = item
-                return
-            try:
-                made = provenance(
-                    list(self.facts.data), self.facts.reading, out=item.path, write=False
-                )
-            except UnsupportedError as error:
-                self.notes.append(f"the data cannot be located, so a copy is read: {error}")
-            else:
-                if not self._partly(made.content):
-                    self.items["source"] = self._item(
-                        "source", f"data{SUFFIX}", made.nbytes, {}, made=made
-                    )
-                    return
-        self.same["source"] = self.format.name
-        if self.format.name not in self.items:
-            self._format(self.format.name, again=True)
-
-    def _partly(self, content: Content) -> bool:
-        """Tell whether fields cannot be located, so that a sidecar is not enough; remark it."""
-        names = {str(n) for layout in content.layouts for n in layout.get("unlocated", ())}
-        if names:
-            told = ", ".join(sorted(names)[:3])
-            self.notes.append(f"not every field can be located, so a copy is read: not {told}")
-        return bool(names)
-
-    def _groups(self) -> None:
-        if self.grouped is not None and self.grouped <= self.facts.buffer_nbytes * in_place.SLACK:
-            self.here.append("groups")
-            return
-        options = WriteOptions()
-        for name in GROUP_FORMATS:
-            format = formats.load(name)
-            ending = ".zarr.zip" if name == "zarr" else format.suffixes[0]
-            try:
-                format.plan(self.source.schema, options)
-                estimate = self._grouped_nbytes(name, ending)
-            except UnsupportedError:
-                if name == GROUP_FORMATS[-1]:
-                    raise
-                continue
-            settings = {"format": name, "size": self.text}
-            self.items["groups"] = self._item(
-                "groups", f"data{ending}", estimate, settings, format=name
-            )
-            return
-
-    def _grouped_nbytes(self, name: str, ending: str) -> int:
-        """Return about how many bytes groups take; of ragged samples without reading them."""
-        if self.source.schema.ragged:
-            return self.facts.payload * 5 // 4 + (1 << 20)
-        planned = plan_repack(
-            chosen(self.source, self.samples),
-            self.place / f"data{ending}",
-            RepackOptions(buffer_size=self.text, to=name),
-        )
-        return planned.parts[0].layout.nbytes
-
-    def _format(self, name: str, again: bool = False) -> None:
-        here = self.whole and not again
-        if here and in_place.has_form(name, self.source, self.facts.files, self.format):
-            self.here.append(name)
-            return
-        format, schema = formats.load(name), self.source.schema
-        options = zarr_options(schema, self.samples) if name == "zarr" else WriteOptions()
-        estimate = format.plan(schema, options, self.samples, self.facts.payload).nbytes
-        settings = {"chunk": options.chunk, "shard": options.zarr_shard}
-        self.items[name] = self._item(
-            name, f"data{format.suffixes[0]}", estimate, settings, format=name, options=options
-        )
-
-    def _own(self, name: str) -> None:
-        strategy = name.removeprefix("own:")
-        entry = find(strategy)
-        if entry.missing:
-            self.impossible[name] = f"{' and '.join(entry.missing)} is not installed"
-            return
-        members = self.samples * len(self.source.schema) * OWN_NBYTES
-        self.items[name] = self._item(name, "data", self.facts.payload * 11 // 10 + members, {})
-
-    def _item(
-        self, name: str, file: str, estimate: int, settings: Mapping[str, Any], **more: Any
-    ) -> Item:
-        told = {
-            "data": [str(p) for p in self.facts.files[:64]],
-            "identity": self.identity,
-            "samples": self.samples,
-            "reading": self.facts.reading.to_json(),
-            "schema": self.source.schema.to_json(),
-            "container": name,
-            "settings": dict(settings),
-            "version": dsprep.__version__,
-        }
-        key = hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=6).hexdigest()
-        stem = f"{dataset_of(self.facts.files).name[:40]}-{name.replace(':', '-')}-{key}"
-        return Item(name, self.place / stem, file, estimate, told, **more)
-
-    def decided(self, containers: Sequence[str]) -> Plan:
-        """Return the plan for some forms."""
-        for name in dict.fromkeys(containers):
-            self.decide(name)
-        writes = tuple(name for name, item in self.items.items() if not complete(item))
-        if writes and existing(self.place).stat().st_dev != self.facts.files[0].stat().st_dev:
-            self.notes.append(
-                "the scratch folder is on another file system than the data: "
-                "what is measured there is not theirs"
-            )
-        if writes and any(layout.codecs for layout in self.source.storage().values()):
-            self.notes.append("the data are compressed, what is prepared from them is not")
-        return replace(
-            self.facts,
-            in_place=tuple(self.here),
-            items=self.items,
-            writes=writes,
-            same=self.same,
-            impossible=self.impossible,
-            notes=tuple(self.notes),
-        )
 
 
 def first_samples(source: Source, limit: int | None) -> tuple[int, int]:
@@ -378,45 +172,208 @@ def first_samples(source: Source, limit: int | None) -> tuple[int, int]:
     return count, done
 
 
-def chosen(source: Source, samples: int) -> Source:
-    """Return the source of the first samples."""
-    if samples == len(source):
-        return source
-    return SelectedSource(source, np.arange(samples, dtype=np.int64))
+def _group_nbytes(source: Source) -> int | None:
+    """Return the bytes of the first group of a dataset that was repacked; None: it was not."""
+    if not isinstance(source, SidecarSource) or not source.sidecar.content.layouts:
+        return None
+    layouts = [source.sidecar.layout(i) for i in range(len(source.sidecar.content.files))]
+    if any(layout.groups is None or layout.unlocated for layout in layouts):
+        return None
+    first = layouts[0].groups
+    assert first is not None  # all have them
+    return int(first.blocks.lengths.one(0)) if first.blocks.count else None
 
 
-def zarr_options(schema: Schema, samples: int) -> WriteOptions:
-    """Return how to write Zarr so that a sample is read without its neighbours.
-
-    A chunk is a sample, or as many as make up a page. Few samples get a file each. Many would
-    cost as many inodes, so chunks are put into shards then; small ones, since zarr reads the
-    index of a shard for every sample.
-    """
-    largest = max((f.row_nbytes for f in schema if not f.ragged), default=0)
-    chunk = max(1, min(samples, PAGE // max(1, largest)))
-    if -(-samples // chunk) <= ZARR_FILES:
-        return WriteOptions(chunk=chunk, zarr_shard=0)
-    return WriteOptions(chunk=chunk, zarr_shard=chunk * ZARR_SHARD)
-
-
-def complete(item: Item) -> bool:
-    """Whether a container is there from before, as it was made."""
-    told = told_of(item.directory)
-    try:
-        if told.get("from") != dict(item.told) or not item.path.exists():
-            return False
-        if item.name.startswith("own:"):
-            return True
-        then = Mark.from_json(told["mark"], item.path)
-        return then.is_same(Mark.with_files(item.path)[0])  # else written to, whoever did
-    except (OSError, KeyError, TypeError, ValueError):
-        return False
+def _buffer(
+    asked: str | int | None, each: int, payload: int, grouped: int | None
+) -> tuple[int, str]:
+    """Return the bytes of a group of samples of `each` bytes, and its size for `dsprep.repack`."""
+    buffer = parse_buffer("auto" if asked is None else str(asked))
+    if isinstance(buffer, InSamples):
+        return max(1, buffer.count * each), str(buffer.count)
+    nbytes = max(1, each, min(BUFFER, payload // GROUPS)) if grouped is None else grouped
+    if isinstance(buffer, InBytes):
+        nbytes = max(buffer.nbytes, each, 1)
+    return nbytes, f"{nbytes}B"
 
 
-def told_of(directory: Path) -> dict[str, Any]:
-    """Return what the directory of a container says that it was made from; empty: nothing."""
-    try:
-        told = json.loads((directory / MADE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return told if isinstance(told, dict) else {}
+class _Deciding:
+    """What is decided about forms; `facts` is the plan without that."""
+
+    def __init__(
+        self, facts: Plan, source: Source, format: Format, whole: bool, grouped: int | None
+    ) -> None:
+        self.facts, self.source, self.format = facts, source, format
+        self.whole, self.grouped = whole, grouped
+        self.notes = list(source.notes)
+        self.identity = identity(facts.files)
+
+    def decided(self, containers: Sequence[str]) -> Plan:
+        """Return the plan for some forms."""
+        items: dict[str, Item] = {}
+        here, impossible = [], {}
+        for name in dict.fromkeys(containers):
+            try:
+                item = self._decide(name)
+            except UnsupportedError as error:
+                impossible[name] = str(error)
+                continue
+            if item is None:
+                here.append(name)
+            else:
+                items[name] = item
+        writes = {item.name: item for item in items.values() if not item.is_complete()}
+        device = existing(self.facts.folder).stat().st_dev
+        if writes and device != self.facts.files[0].stat().st_dev:
+            self.notes.append(
+                "the scratch folder is on another file system than the data: "
+                "what is measured there is not theirs"
+            )
+        if writes and any(layout.codecs for layout in self.source.storage().values()):
+            self.notes.append("the data are compressed, what is prepared from them is not")
+        return replace(
+            self.facts,
+            in_place=tuple(here),
+            items=items,
+            writes=writes,
+            impossible=impossible,
+            notes=tuple(self.notes),
+        )
+
+    def _decide(self, name: str) -> Item | None:
+        """Return what has to be there for a form; None: the data have it."""
+        if name == "source":
+            return self._source()
+        if name == "groups":
+            return self._groups()
+        if name.startswith("own:"):
+            return self._own(name)
+        if name not in formats.FORMATS:
+            raise UsageError(f"{name!r} is not a form of a dataset")
+        readable = forms.is_readable(name, self.source, self.facts.files, self.format)
+        return None if self.whole and readable else self._converted(name)
+
+    def _source(self) -> Item | None:
+        """Return the sidecar that has to be made; a copy where there cannot be one."""
+        if self.whole and isinstance(self.source, SidecarSource):
+            if self._is_located(self.source.sidecar.content):
+                return None
+        elif self.whole:
+            facts, made = self.facts, list[Made]()
+            item = self._item(
+                "source",
+                f"data{SUFFIX}",
+                0,
+                lambda _, target: replace(made[0], path=target).save(),
+            )
+            item = replace(item, data=dataset_of(facts.files))
+            if item.is_complete():
+                return item
+            try:
+                made.append(provenance(list(facts.data), facts.reading, out=item.path, write=False))
+            except UnsupportedError as error:
+                self.notes.append(f"the data cannot be located, so a copy is read: {error}")
+            else:
+                if self._is_located(made[0].content):
+                    return replace(item, estimate=made[0].nbytes)
+        return self._converted(self.format.name)
+
+    def _is_located(self, content: Content) -> bool:
+        """Return whether a sidecar has the extents of every field; else remark it."""
+        names = {str(n) for layout in content.layouts for n in layout.get("unlocated", ())}
+        if names:
+            some = ", ".join(sorted(names)[:3])
+            self.notes.append(f"not every field can be located, so a copy is read: not {some}")
+        return not names
+
+    def _groups(self) -> Item | None:
+        if self.grouped is not None and self.grouped <= self.facts.buffer_nbytes * SLACK:
+            return None
+        size, why = self.facts.group_text, None
+        for name, suffix in forms.GROUPS.items():
+            options = RepackOptions(buffer_size=size, to=name)
+            try:
+                formats.load(name).plan(self.source.schema, WriteOptions())
+                estimate = self._grouped_nbytes(options, suffix)
+            except UnsupportedError as error:
+                why = error
+                continue
+
+            def write(source: Source, target: Path, options: RepackOptions = options) -> None:
+                run_repack(plan_repack(source, target, options), QUICK, measure=False)
+
+            return self._item("groups", f"data{suffix}", estimate, write, format=name, size=size)
+        assert why is not None  # no format can hold the fields
+        raise why
+
+    def _grouped_nbytes(self, options: RepackOptions, suffix: str) -> int:
+        """Return about how many bytes groups take; of ragged samples without reading them."""
+        if self.source.schema.ragged:
+            return self.facts.payload * 5 // 4 + (1 << 20)
+        source, target = self.facts.chosen(self.source), self.facts.folder / f"data{suffix}"
+        return plan_repack(source, target, options).parts[0].layout.nbytes
+
+    def _converted(self, name: str) -> Item:
+        facts, format = self.facts, formats.load(name)
+        options = forms.options_of(name, facts.schema, facts.samples)
+        estimate = format.plan(facts.schema, options, facts.samples, facts.payload).nbytes
+
+        def write(source: Source, target: Path) -> None:
+            how = ConvertOptions(to=name, write=options)
+            run_job(plan_job(source, target, how), source, QUICK)
+
+        settings = {"chunk": options.chunk, "shard": options.zarr_shard}
+        return self._item(name, f"data{format.suffixes[0]}", estimate, write, **settings)
+
+    def _own(self, name: str) -> Item:
+        """Return the form that a strategy itself writes; what its project raises is one line."""
+        strategy = name.removeprefix("own:")
+        entry = find(strategy)
+        if entry.missing:
+            raise UnsupportedError(f"{' and '.join(entry.missing)} is not installed")
+
+        def write(source: Source, target: Path) -> None:
+            try:
+                getattr(entry.load(), "write")(source, target)  # noqa: B009
+            except (DsprepError, OSError, MemoryError):
+                raise
+            except Exception as error:
+                raise DsprepError(
+                    f"{strategy} could not write its form of the dataset: "
+                    f"{type(error).__name__}: {error}",
+                    fix="leave this strategy out",
+                ) from error
+
+        members = self.facts.samples * len(self.facts.schema) * OWN_NBYTES
+        estimate = self.facts.payload * 11 // 10 + members
+        return replace(self._item(name, "data", estimate, write), marked=False)
+
+    def _item(
+        self,
+        name: str,
+        file: str,
+        estimate: int,
+        write: Callable[[Source, Path], None],
+        **settings: Any,
+    ) -> Item:
+        facts = self.facts
+        made_from = {
+            "data": [str(p) for p in facts.files[:64]],
+            "identity": self.identity,
+            "samples": facts.samples,
+            "reading": facts.reading.to_json(),
+            "schema": facts.schema.to_json(),
+            "container": name,
+            "settings": settings,
+            "version": dsprep.__version__,
+        }
+        text = json.dumps(made_from, sort_keys=True).encode()
+        key = hashlib.blake2b(text, digest_size=6).hexdigest()
+        stem = f"{dataset_of(facts.files).name[:40]}-{name.replace(':', '-')}-{key}"
+        return Item(
+            directory=facts.folder / stem,
+            file=file,
+            estimate=estimate,
+            made_from=made_from,
+            write=write,
+        )
