@@ -13,10 +13,10 @@ from dsprep.bench.caches import Server
 from dsprep.bench.evidence import server_words
 from dsprep.bench.machine import describe
 from dsprep.bench.report import sweeping
-from dsprep.bench.report.answer import TODAY, answer
+from dsprep.bench.report.answer import answer
 from dsprep.bench.report.model import Point, Report, Sweep
 from dsprep.bench.running import TIMEOUT, run
-from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, find
+from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, TODAY, find
 from dsprep.bench.summary import Facts, against_limit, row
 from dsprep.bench.task import Conditions, Failure, Result, Task
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
@@ -381,10 +381,9 @@ def _stored(task: Task | Failure) -> int | None:
 
 
 def _swept(text: str, points: Sequence[Point]) -> Sweep:
-    parameter, _ = sweeping.parse(text)
-    names = [r.name for r in points[0].rows if r.name != DUMMY]
-    knees = {name: sweeping.knee(points, name) for name in names}
-    return Sweep(parameter, tuple(points), {n: k for n, k in knees.items() if k is not None})
+    sweep = Sweep(sweeping.parse(text)[0], tuple(points))
+    knees = {n: sweeping.knee(sweep, n) for n in sweep.strategies if n != DUMMY}
+    return replace(sweep, knees={n: k for n, k in knees.items() if k is not None})
 
 
 def _told(settings: Settings, plan: scratch.Plan, alone: float | None) -> dict[str, Any]:

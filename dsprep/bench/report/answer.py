@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from dsprep.bench.evidence import (
@@ -21,17 +23,9 @@ from dsprep.bench.evidence import (
 from dsprep.bench.report import sweeping
 from dsprep.bench.report.comparing import apart, flat
 from dsprep.bench.report.model import Report, Row
-from dsprep.bench.report.tables import digits, number, show_seconds
-from dsprep.bench.strategies import DUMMY, LIMIT, SETS
+from dsprep.bench.report.tables import digits, number, show_percent, show_seconds
+from dsprep.bench.strategies import DUMMY, LIMIT, SETS, TODAY
 from dsprep.write.plan import show_nbytes
-
-TODAY = {
-    "hdf5": ("h5py", "torch", "tf", "tf-prefetch"),
-    "lmdb": ("lmdb-get", "lmdb-cursor"),
-    "tfrecord": ("tfrecord",),
-    "zarr": ("zarr",),
-}
-"""How a dataset of a format is read without dsprep; the first that was measured counts."""
 
 NO_PRODUCT = ("group", "group-db", *SETS["lmdbio"])
 """Ways that are there to be measured, so that none of them is advised."""
@@ -42,16 +36,11 @@ OURS = ("provenance", "dsprep", LIMIT, DUMMY, *NO_PRODUCT)
 BUSY = 90.0
 """Percent of utilisation that MLPerf Storage asks of most workloads."""
 
+HELPS = 1.1
+"""Times the rate from which on another way of reading is worth being advised."""
+
 PARALLEL = (
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "glusterfs",
-    "ceph",
-    "panfs",
-    "wekafs",
-    "pvfs",
-    "orangefs",
+    *("lustre", "gpfs", "beegfs", "glusterfs", "ceph", "panfs", "wekafs", "pvfs", "orangefs"),
     "daos",
 )
 RATE, WAIT = "samples_per_second", "exposed_seconds"
@@ -64,9 +53,10 @@ TABLE_I = (
     ("group", "group-db", _OVERLAP),
 )
 """Pairs of the paper's two by two ways of reading (one sample or many per read, overlapped or not):
-the second waits less. TF-Pre against Async I/O is none: it goes either way in the paper too."""
+the second waits less. TF-Pre against Async I/O is not one: it goes either way in the paper too."""
 
 WHY_NOT = {
+    "tf-prefetch": "the disk of one machine has no network or busy servers to hide",
     "lmdbio-lmm": "LMM relieves many processes that share a mapping, so it needs many ranks",
     "lmdbio-dm": "DM pays with several nodes",
     "lmdbio-coal": "a local disk's read-ahead joins small reads already",
@@ -87,225 +77,228 @@ def required_bandwidth(batch: float, sample_nbytes: float, step_seconds: float) 
 
 def answer(report: Report) -> tuple[str, ...]:
     """Return the closing words, paragraph by paragraph."""
+    found = _Found(report)
     if report.sweep is not None:
-        parts = [" ".join(sweeping.words(report.sweep)), _limits(report)]
+        parts = [" ".join(sweeping.words(report.sweep)), _limits(found)]
     else:
-        parts = [_need(report), _now(report), _table_i(report), _lmdbio(report), _limits(report)]
+        parts = [_need(found), _now(found), _table_i(found), _lmdbio(found), _limits(found)]
     return tuple(p for p in parts if p)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the paragraphs need of a report."""
+
+    report: Report
+
+    @cached_property
+    def rows(self) -> dict[str, Row]:
+        """The rows with figures, by strategy."""
+        return {r.name: r for r in self.report.rows if not r.failure}
+
+    @cached_property
+    def limit(self) -> Row | None:
+        """The row of the limit, with figures or without."""
+        return next((r for r in self.report.rows if r.name == LIMIT), None)
+
+    @cached_property
+    def ranks(self) -> int:
+        return max(1, int(number(self.report.settings, "ranks", 1)))
+
+    @cached_property
+    def batch(self) -> int:
+        return max(1, int(number(self.report.settings, "batch_size", 1)))
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        each = -(-int(number(self.report.dataset, "samples", 1)) // self.ranks)
+        return max(1, -(-each // self.batch))
+
+    @cached_property
+    def computing(self) -> list[float]:
+        """Seconds of the steps' own work in an epoch, of the rows that have them."""
+        return sorted(v for r in self.rows.values() if (v := r.value("compute_seconds")))
+
+    @cached_property
+    def ways(self) -> tuple[str, ...]:
+        """The strategies that may be how the dataset is read today, likelier ones first."""
+        said = self.report.settings.get("baseline")
+        return (str(said),) if said else TODAY.get(str(self.report.dataset.get("format")), ())
+
+    @cached_property
+    def today(self) -> str:
+        """The way in which the dataset is read without dsprep; empty if none was measured.
+
+        It is the one that the user gives; else the slowest of those that were asked for by name;
+        else the plainest that was measured.
+        """
+        rows, settings = self.rows, self.report.settings
+        named = [str(n) for n in settings.get("named", ()) if n in rows and n not in OURS]
+        if named and not settings.get("baseline"):
+            return min(named, key=lambda n: rows[n].value(RATE) or 0)
+        return next((n for n in self.ways if n in rows), "")
+
+    @cached_property
+    def parallel(self) -> str:
+        """The type of the parallel file system that was measured; empty if it was not one."""
+        facts = flat(self.report.machine)
+        kind = facts.get("file_system.type", facts.get("file_system", "")).lower()
+        return next((known for known in PARALLEL if known in kind), "")
 
 
 # --- what is needed, and what there is -------------------------------------------------------
 
 
-def _usable(report: Report) -> dict[str, Row]:
-    return {r.name: r for r in report.rows if r.measures and not r.problems}
-
-
-def _steps(report: Report) -> int:
-    """Return the steps of an epoch."""
-    ranks = max(1, int(number(report.settings, "ranks", 1)))
-    batch = max(1, int(number(report.settings, "batch_size", 1)))
-    each = -(-int(number(report.dataset, "samples", 1)) // ranks)
-    return max(1, -(-each // batch))
-
-
-def _computes(report: Report) -> bool:
-    return any(r.value("compute_seconds") for r in _usable(report).values())
-
-
-def _rate(nbytes_per_second: float) -> str:
-    return f"{show_nbytes(nbytes_per_second)}/s"
-
-
-def _source(report: Report) -> str:
-    limit = next((r for r in report.rows if r.name == LIMIT), None)
-    if not report.settings.get("cold"):
+def _source(found: _Found) -> str:
+    limit = found.limit
+    if not found.report.settings.get("cold"):
         kept = limit is None or UNKEPT not in limit.notes
         return "warm, from the page cache" if kept else "warm, but not in the page cache"
     evidence = "" if limit is None else limit.evidence
     return f"cold: {evidence}" if evidence not in ("", DEVICE) else f"cold, {DEVICE}"
 
 
-def _need(report: Report) -> str:
+def _need(found: _Found) -> str:
     """Return what the steps need, and what the storage gives."""
-    rows = _usable(report)
-    limit = rows.get(LIMIT)
-    alone = number(report.settings, "storage_gb_per_second", 0)
+    limit, ranks, source = found.rows.get(LIMIT), found.ranks, _source(found)
+    alone = number(found.report.settings, "storage_gb_per_second", 0)
     gives = alone or (None if limit is None else limit.value("gb_per_second"))
-    told = "The limit has no figure here, so what the storage gives is not known."
+    reads = "The limit has no figure here, so what the storage gives is not known."
     if gives is not None:
-        told = f"Plain reads got {_rate(1e9 * gives)} here ({_source(report)})"
-    computing = [v for r in rows.values() if (v := r.value("compute_seconds"))]
-    batch = max(1, int(number(report.settings, "batch_size", 1)))
-    ranks = max(1, int(number(report.settings, "ranks", 1)))
-    nbytes = number(report.dataset, "sample_nbytes", 0)
-    if not computing or not nbytes:
-        return " ".join(filter(None, [f"{told}." if gives else told, _hidden(report)]))
-    step = sorted(computing)[len(computing) // 2] / _steps(report)
-    rank = required_bandwidth(batch, nbytes, step)
-    every = f", {_rate(ranks * rank)} for all {ranks} ranks" if ranks > 1 else ""
+        reads = f"Plain reads got {show_nbytes(1e9 * gives)}/s here ({source})"
+    nbytes = number(found.report.dataset, "sample_nbytes", 0)
+    if not found.computing or not nbytes:
+        return " ".join(filter(None, [f"{reads}." if gives else reads, _hidden(found)]))
+    step = found.computing[len(found.computing) // 2] / found.steps
+    rate = required_bandwidth(found.batch, nbytes, step)
+    every = f" per rank, {show_nbytes(ranks * rate)}/s for all {ranks} ranks" if ranks > 1 else ""
     need = (
-        f"A step of {show_seconds(step)} on {batch} samples of {show_nbytes(nbytes)} needs "
-        f"{_rate(rank)}{' per rank' if ranks > 1 else ''}{every} (b*S/t)."
+        f"A step of {show_seconds(step)} on {found.batch} samples of {show_nbytes(nbytes)} needs "
+        f"{show_nbytes(rate)}/s{every} (b*S/t)."
     )
     if limit is None or gives is None:
-        return f"{need} {told}"
+        return f"{need} {reads}"
     if not alone and limit.value("compute_seconds"):  # its reads had the steps' time: no rate
         if (limit.value(WAIT) or 0) <= (1 - BUSY / 100) * (limit.value("epoch_seconds") or 0):
             return (
-                f"{need} Plain reads beside the same steps kept up with it ({_source(report)}): "
+                f"{need} Plain reads beside the same steps kept up with it ({source}): "
                 "the storage gives at least that."
             )
         return (
-            f"{need} {told} beside the same steps, which waited for them: "
+            f"{need} {reads} beside the same steps, which waited for them: "
             "not even plain reads keep up here."
         )
-    times = 1e9 * gives / (ranks * rank)
+    times = 1e9 * gives / (ranks * rate)
     if times < 1:
-        return f"{need} {told}, less than that: not even plain reads keep up here."
-    return f"{need} {told}, {digits(times)} times that."
+        return f"{need} {reads}, less than that: not even plain reads keep up here."
+    return f"{need} {reads}, {digits(times)} times that."
 
 
-def _hidden(report: Report) -> str:
+def _hidden(found: _Found) -> str:
     """Return how long a step has to be for loading to hide, where steps computed nothing."""
-    rows, steps = _usable(report), _steps(report)
-    names = [n for n in (_today(report), "dsprep") if n in rows]
-    told = []
-    for name in dict.fromkeys(names):
-        seconds = rows[name].value("epoch_seconds")
-        if seconds is not None:
-            told.append(f"{show_seconds(seconds / steps)} with {name}")
-    if not told:
+    seconds = {
+        name: value
+        for name in (found.today, "dsprep")
+        if name in found.rows and (value := found.rows[name].value("epoch_seconds")) is not None
+    }
+    if not seconds:
         return ""
-    batch = max(1, int(number(report.settings, "batch_size", 1)))
+    steps = [f"{show_seconds(s / found.steps)} with {name}" for name, s in seconds.items()]
     return (
         f"Steps computed nothing; loading, if it runs beside them, hides behind steps of "
-        f"{batch} samples that take at least {' or '.join(told)}."
+        f"{found.batch} samples that take at least {' or '.join(steps)}."
     )
 
 
 # --- the way it is read today, and what would help -------------------------------------------
 
 
-def _today(report: Report) -> str:
-    """Return the way in which the dataset is read without dsprep; empty if none was measured.
-
-    It is the one that the user says; else the slowest of those that were asked for by name; else
-    the plainest that was measured.
-    """
-    rows = _usable(report)
-    said = report.settings.get("baseline")
-    if said:
-        return str(said) if said in rows else ""
-    named = [str(n) for n in report.settings.get("named", ()) if n in rows and n not in OURS]
-    if named:
-        return min(named, key=lambda n: rows[n].value(RATE) or 0)
-    ways = TODAY.get(str(report.dataset.get("format")), ())
-    return next((n for n in ways if n in rows), "")
-
-
-def _now(report: Report) -> str:
+def _now(found: _Found) -> str:
     """Return whether loading is the bottleneck today, and what helps."""
-    today, rows = _today(report), _usable(report)
-    if not today:
-        said = report.settings.get("baseline")
-        ways = (said,) if said else TODAY.get(str(report.dataset.get("format")), ())
-        failed = [r.name for r in report.rows if r.name in ways]
-        if failed:
-            return (
-                f"Whether loading is the bottleneck today is open: {failed[0]} has no figures "
-                "(the reason is in its row)."
-            )
-        if not ways:
-            return ""
-        return f"The way it is read without dsprep was not measured; add --strategy {ways[0]}."
-    return f"{_bottleneck(report, rows[today])} {_help(report, rows, today)}"
+    if found.today:
+        return f"{_bottleneck(found, found.rows[found.today])} {_help(found)}"
+    failed = [r.name for r in found.report.rows if r.name in found.ways]
+    if failed:
+        return (
+            f"Whether loading is the bottleneck today is open: {failed[0]} has no figures "
+            "(the reason is in its row)."
+        )
+    if not found.ways:
+        return ""
+    return f"The way it is read without dsprep was not measured; add --strategy {found.ways[0]}."
 
 
-def _bottleneck(report: Report, row: Row) -> str:
+def _bottleneck(found: _Found, row: Row) -> str:
     wait, epoch = row.value(WAIT), row.value("epoch_seconds")
     busy, skew = row.value("utilisation_percent"), row.value("skew_seconds") or 0.0
-    if not _computes(report) or busy is None or wait is None or not epoch:
+    if not found.computing or busy is None or wait is None or not epoch:
         share, rate = row.value("limit_percent"), row.value(RATE)
-        limit = "" if share is None else f", {_percent(share)} of the limit"
+        limit = "" if share is None else f", {show_percent(share)} % of the limit"
         return f"Read as it is today ({row.name}), it gives {digits(rate or 0)} samples/s{limit}."
-    told = (
-        f"Read as it is today ({row.name}), the accelerator computes {_percent(busy)} of the time "
-        f"and waits for data for {show_seconds(wait)} of an epoch of {show_seconds(epoch)}: "
-    )
+    verdict = "loading is the bottleneck."
     if busy >= BUSY:
-        return f"{told}loading is not the bottleneck."
-    if skew > wait:
-        return f"{told}loading is not the first problem, waiting for other ranks is."
-    if wait < (1 - BUSY / 100) * epoch:
-        return f"{told}loading is not what holds it up."
-    return f"{told}loading is the bottleneck."
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %"
-
-
-def _help(report: Report, rows: dict[str, Row], today: str) -> str:
-    """Return which measured ways are better than today's, and by how much."""
-    base = rows[today]
-    ways = []
-    grouped = bool(report.dataset.get("grouped"))
-    if "dsprep" in rows:
-        by_reader = "read by dsprep.Reader"
-        ways.append(("dsprep", by_reader if grouped else f"repacked and {by_reader}"))
-    if "provenance" in rows:
-        ways.append(("provenance", "with its sidecar alone, nothing rewritten"))
-    others = [r for n, r in rows.items() if n not in (*OURS, today)]
-    top = max(others, key=lambda r: r.value(RATE) or 0, default=None)
-    if top is not None and all(_faster(rows[n], top) for n, _ in ways):
-        ways.append((top.name, f"read by {top.name} (the fastest here)"))
-    gains = sorted(
-        ((rows[n], words) for n, words in ways if _helps(base, rows[n])),
-        key=lambda g: -(g[0].value(RATE) or 0),
+        verdict = "loading is not the bottleneck."
+    elif skew > wait:
+        verdict = "loading is not the first problem, waiting for other ranks is."
+    elif wait < (1 - BUSY / 100) * epoch:
+        verdict = "loading is not what holds it up."
+    return (
+        f"Read as it is today ({row.name}), the accelerator computes {show_percent(busy)} % of "
+        f"the time and waits for data for {show_seconds(wait)} of an epoch of "
+        f"{show_seconds(epoch)}: {verdict}"
     )
+
+
+def _help(found: _Found) -> str:
+    """Return which measured ways are better than today's, and by how much."""
+    rows, base = found.rows, found.rows[found.today]
+    repacked = "" if found.report.dataset.get("grouped") else "repacked and "
+    known = {
+        "dsprep": f"{repacked}read by dsprep.Reader",
+        "provenance": "with its sidecar alone, nothing rewritten",
+    }
+    ways = {name: words for name, words in known.items() if name in rows}
+    others = [r for n, r in rows.items() if n not in (*OURS, found.today)]
+    top = max(others, key=lambda r: r.value(RATE) or 0, default=None)
+    if top is not None and all(_is_faster(rows[n], top) for n in ways):
+        ways[top.name] = f"read by {top.name} (the fastest here)"
+    if not ways:
+        return "No other way was measured; add --strategy dsprep."
+    least = HELPS * (base.value(RATE) or 0)
+    gains = [n for n in ways if _is_faster(base, rows[n]) and (rows[n].value(RATE) or 0) >= least]
+    gains.sort(key=lambda n: -(rows[n].value(RATE) or 0))
+    rest = ", ".join(n for n in ways if n not in gains)
+    none = f"No gain from {rest} above {HELPS - 1:.0%} and the spread." if rest else ""
     if not gains:
-        same = ", ".join(n for n, _ in ways)
-        if not same:
-            return "No other way was measured; add --strategy dsprep."
-        return f"No gain from {same} above {HELPS - 1:.0%} and the spread."
-    told = "; ".join(f"{words}, {_gain(report, base, row)}" for row, words in gains)
-    rest = [n for n, _ in ways if n not in {row.name for row, _ in gains}]
-    none = f" No gain from {', '.join(rest)} above {HELPS - 1:.0%} and the spread." if rest else ""
-    return f"What helps: {told}.{none}{_overlap(rows)}"
+        return none
+    helps = "; ".join(f"{ways[n]}, {_gain(found, base, rows[n])}" for n in gains)
+    return " ".join(filter(None, [f"What helps: {helps}.", none, _overlap(rows)]))
 
 
-HELPS = 1.1
-"""Times the rate from which on another way of reading is worth being advised."""
-
-
-def _helps(old: Row, new: Row) -> bool:
-    return _faster(old, new) and (new.value(RATE) or 0) >= HELPS * (old.value(RATE) or 0)
-
-
-def _faster(old: Row, new: Row) -> bool:
+def _is_faster(old: Row, new: Row) -> bool:
     a, b = old.measures.get(RATE), new.measures.get(RATE)
     return a is not None and b is not None and apart(a, b) > 0
 
 
-def _gain(report: Report, old: Row, new: Row) -> str:
-    times = (new.value(RATE) or 0) / (old.value(RATE) or math.inf)
-    told = f"{digits(times)} times the samples/s"
+def _gain(found: _Found, old: Row, new: Row) -> str:
+    times = digits((new.value(RATE) or 0) / (old.value(RATE) or math.inf))
     a, b = old.value(WAIT), new.value(WAIT)
-    if _computes(report) and a is not None and b is not None:
-        told += f" (exposed I/O {show_seconds(a)} to {show_seconds(b)})"
-    return told
+    exposed = ""
+    if found.computing and a is not None and b is not None:
+        exposed = f" (exposed I/O {show_seconds(a)} to {show_seconds(b)})"
+    return f"{times} times the samples/s{exposed}"
 
 
 def _overlap(rows: dict[str, Row]) -> str:
     """Return what reading ahead gains by itself."""
-    if "group" not in rows or "group-db" not in rows:
-        return ""
-    single, double = rows["group"].measures.get(WAIT), rows["group-db"].measures.get(WAIT)
+    single, double = (
+        rows[n].measures.get(WAIT) if n in rows else None for n in ("group", "group-db")
+    )
     if single is None or double is None or apart(single, double) >= 0:
         return ""
     return (
-        f" Double buffering by itself takes exposed I/O from {show_seconds(single.value)} to "
+        f"Double buffering by itself takes exposed I/O from {show_seconds(single.value)} to "
         f"{show_seconds(double.value)}."
     )
 
@@ -313,32 +306,26 @@ def _overlap(rows: dict[str, Row]) -> str:
 # --- the orderings of the papers -------------------------------------------------------------
 
 
-def _table_i(report: Report) -> str:
-    names = SETS["async-io"]
-    if not all(any(r.name == n for r in report.rows) for n in names):
+def _table_i(found: _Found) -> str:
+    if not {r.name for r in found.report.rows}.issuperset(SETS["async-io"]):
         return ""
-    return _orderings(
-        report,
+    what = (
         "The table of the asynchronous I/O paper (tf: TF, tf-prefetch: TF-Pre, group: Async I/O, "
-        "group-db: Async I/O DB)",
-        TABLE_I,
-        {"tf-prefetch": "the disk of one machine has no network or busy servers to hide"},
+        "group-db: Async I/O DB)"
     )
+    return _orderings(found, what, TABLE_I)
 
 
-def _lmdbio(report: Report) -> str:
-    present = [n for n in SETS["lmdbio"] if any(r.name == n for r in report.rows)]
+def _lmdbio(found: _Found) -> str:
+    present = [n for n in SETS["lmdbio"] if any(r.name == n for r in found.report.rows)]
     if len(present) < 3:
         return ""
-    pairs = [(a, b, "") for a, b in pairwise(present)]
-    return _orderings(report, "The steps of LMDBIO", pairs, WHY_NOT)
+    return _orderings(found, "The steps of LMDBIO", [(a, b, "") for a, b in pairwise(present)])
 
 
-def _orderings(
-    report: Report, what: str, pairs: Sequence[tuple[str, str, str]], why: dict[str, str]
-) -> str:
+def _orderings(found: _Found, what: str, pairs: Sequence[tuple[str, str, str]]) -> str:
     """Return which pairs wait less here as they do in the paper, and which do not."""
-    rows = _usable(report)
+    rows = found.rows
     shown, others, reasons = [], [], []
     for old, new, by in pairs:
         if old not in rows or new not in rows:
@@ -355,50 +342,43 @@ def _orderings(
             continue
         word = "is not a difference beyond the spread" if way == 0 else "goes the other way"
         others.append(f"{old} to {new} {word} ({seconds})")
-        if new in why and not _parallel(report):
-            reasons.append(why[new])
-    told = f"{what}, as exposed I/O: shown here, {'; '.join(shown)}." if shown else ""
-    if not shown:
-        told = f"{what}: no ordering shows here in exposed I/O."
+        if new in WHY_NOT and not found.parallel:
+            reasons.append(WHY_NOT[new])
+    words = [f"{what}: no ordering shows here in exposed I/O."]
+    if shown:
+        words = [f"{what}, as exposed I/O: shown here, {'; '.join(shown)}."]
     if others:
-        told += f" Not shown: {'; '.join(others)}."
+        words.append(f"Not shown: {'; '.join(others)}.")
     if reasons:
-        told += f" A single machine cannot show all: {'; '.join(dict.fromkeys(reasons))}."
-    return told
+        words.append(f"A single machine cannot show all: {'; '.join(dict.fromkeys(reasons))}.")
+    return " ".join(words)
 
 
 # --- what the figures do not show ------------------------------------------------------------
 
 
-def _parallel(report: Report) -> str:
-    """Return the type of the parallel file system that was measured; empty if it was none."""
-    facts = flat(report.machine)
-    told = facts.get("file_system.type", facts.get("file_system", "")).lower()
-    return next((kind for kind in PARALLEL if kind in told), "")
-
-
-def _limits(report: Report) -> str:
+def _limits(found: _Found) -> str:
     """Return what the figures do not show."""
-    kind = _parallel(report)
+    report, kind = found.report, found.parallel
     where = f"one client of {kind}, with what else ran on it" if kind else "no parallel file system"
-    told = [f"All this is one machine and {where}"]
+    words = [f"All this is one machine and {where}"]
     kept = not any(UNKEPT in r.notes for r in report.all_rows)
     if not report.settings.get("cold") and kept:
-        told.append("the data came from the page cache, so the storage itself was not measured")
+        words.append("the data came from the page cache, so the storage itself was not measured")
     if number(report.settings, "repeat", 2) < 2 and number(report.settings, "epochs", 2) < 2:
-        told.append("each was measured once, so only differences over 10 % are told")
-    told += _unseen(report)
+        words.append("each was measured once, so only differences over 10 % are reported")
+    words += _unseen(report)
     bad = list(dict.fromkeys(r.name for r in report.all_rows if r.problems))
     if bad:
         have = "has" if len(bad) == 1 else "have"
-        told.append(f"{', '.join(bad)} {have} no figures (each row says why)")
-    return "; ".join(told) + "."
+        words.append(f"{', '.join(bad)} {have} no figures (each row says why)")
+    return "; ".join(words) + "."
 
 
 def _unseen(report: Report) -> list[str]:
     """Return what the evidence of cold runs leaves open."""
     evidence = [r.evidence for r in report.all_rows if r.evidence]
-    words = {
+    meanings = {
         SERVER_UNKNOWN: "whether the server had the data in memory is unknown, so its disks may "
         "have had no part in this (--evict-server CMD drops its cache, --warm-server fills it)",
         SERVER_WARM: "the server had read all data before, so its disks count only for what its "
@@ -408,4 +388,4 @@ def _unseen(report: Report) -> list[str]:
         "network that is not counted",
         UNKNOWN: "whether the page cache had the data cannot be seen here",
     }
-    return [told for word, told in words.items() if any(word in e for e in evidence)]
+    return [meaning for word, meaning in meanings.items() if any(word in e for e in evidence)]

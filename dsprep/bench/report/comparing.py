@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dsprep.bench.report.model import MEASURES, Measure, Report, Row
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import UsageError
 
 ONCE = 0.10
 """Share by which two values must differ that were measured once, whose spread nobody knows."""
-
-LARGEST = 64 << 20
-"""Bytes of a report at most."""
-
 
 LEAST = 0.03
 """Share by which any two values must differ: few repeats show less of the spread than there is."""
@@ -48,8 +42,7 @@ class Pair:
 
     name: str  # the strategy
     value: str  # of what is swept; empty without a sweep
-    # old, new: the measure; None where the row has none
-    old: Measure | None
+    old: Measure | None  # None where the row has none
     new: Measure | None
     # `faster`, `slower`, `same`; `better`, `worse` for what is not a rate or time; `more`, `less`
     # where neither is better; `failed` if only the new one has no figure; `mended` if only the
@@ -71,8 +64,7 @@ class Comparison:
 
     measure: str  # what is compared, of `MEASURES`
     pairs: tuple[Pair, ...]  # strategies of both, in the order of the new one
-    # only_old, only_new: strategies of one only
-    only_old: tuple[str, ...]
+    only_old: tuple[str, ...]  # strategies of one report only
     only_new: tuple[str, ...]
     # what else differs, as (fact, old, new): it makes the comparison doubtful
     differences: tuple[tuple[str, str, str], ...]
@@ -115,26 +107,6 @@ class Comparison:
         }
 
 
-def load(path: Path) -> Report:
-    """Return the report that a file holds.
-
-    Raises
-    ------
-    FormatError
-        If it holds none.
-    """
-    with path.open("rb") as file:
-        raw = file.read(LARGEST + 1)
-    fix = "write one with dsprep bench ... --json FILE"
-    if len(raw) > LARGEST:
-        raise FormatError("this is not a report of dsprep bench: too large", where=path, fix=fix)
-    try:
-        content = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise FormatError("this is not a report of dsprep bench", where=path, fix=fix) from error
-    return Report.from_json(content, path)
-
-
 def compare(old: Report, new: Report, measure: str = "samples_per_second") -> Comparison:
     """Return two reports side by side.
 
@@ -145,19 +117,19 @@ def compare(old: Report, new: Report, measure: str = "samples_per_second") -> Co
     """
     if measure not in MEASURES:
         raise UsageError(f"{measure!r} is not a measure", expected=f"one of {', '.join(MEASURES)}")
-    before, after = _rows(old), _rows(new)
-    if not any(measure in row.measures for row in (*before.values(), *after.values())):
-        taken = {m for row in (*before.values(), *after.values()) for m in row.measures}
+    taken = old.taken | new.taken
+    if measure not in taken:
         raise UsageError(
             f"no strategy has the measure {measure}",
             expected=f"one of {', '.join(m for m in MEASURES if m in taken)}" if taken else None,
             fix="choose another one with --measure" if taken else None,
         )
+    before, after = _rows(old), _rows(new)
     return Comparison(
         measure,
         tuple(_pair(k, before[k], row, measure) for k, row in after.items() if k in before),
-        tuple(_label(k) for k in before if k not in after),
-        tuple(_label(k) for k in after if k not in before),
+        tuple(" ".join(filter(None, k)) for k in before if k not in after),
+        tuple(" ".join(filter(None, k)) for k in after if k not in before),
         tuple(differences(old, new)),
     )
 
@@ -172,29 +144,20 @@ def _rows(report: Report) -> dict[tuple[str, str], Row]:
     return found
 
 
-def _label(key: tuple[str, str]) -> str:
-    return " ".join(filter(None, key))
-
-
 def _pair(key: tuple[str, str], old: Row, new: Row, measure: str) -> Pair:
     before = None if old.problems else old.measures.get(measure)
     after = None if new.problems else new.measures.get(measure)
     if before is None or after is None:
-        verdict = "none"
-        if before is not None:
-            verdict = "failed"
-        elif after is not None:
-            verdict = "mended"
+        verdict = "failed" if before is not None else "none" if after is None else "mended"
         problem = "; ".join((old if after is not None else new).problems)
         return Pair(*key, before, after, verdict, problem or "not measured")
-    unit, way = MEASURES[measure].unit, apart(before, after)
-    if MEASURES[measure].better == 0:
-        verdict = {1: "more", -1: "less", 0: "same"}[way]
-    else:
-        rate = unit == "s" or unit.endswith("/s")
-        good, bad = ("faster", "slower") if rate else ("better", "worse")
-        verdict = {1: good, -1: bad, 0: "same"}[way * MEASURES[measure].better]
-    return Pair(*key, before, after, verdict)
+    kind, way = MEASURES[measure], apart(before, after)
+    words = ("more", "less")
+    if kind.better:
+        way *= kind.better
+        rate = kind.unit == "s" or kind.unit.endswith("/s")
+        words = ("faster", "slower") if rate else ("better", "worse")
+    return Pair(*key, before, after, "same" if not way else words[way < 0])
 
 
 def flat(facts: Mapping[str, Any], prefix: str = "", depth: int = 4) -> dict[str, str]:
@@ -219,7 +182,7 @@ def differences(old: Report, new: Report) -> list[tuple[str, str, str]]:
         for name in dict.fromkeys([*before, *after]):
             if "free" in name:  # changes by the minute
                 continue
-            values = before.get(name, "not told"), after.get(name, "not told")
+            values = before.get(name, "not stated"), after.get(name, "not stated")
             if values[0] != values[1]:
                 found.append((f"{part} {name}", *values))
     if old.command != new.command:

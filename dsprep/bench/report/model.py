@@ -1,9 +1,11 @@
-"""What every output is made of: measures, rows, sweeps, reports."""
+"""What every output is made of: measures, rows, sweeps, reports, and their JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dsprep.errors import FormatError
@@ -11,39 +13,62 @@ from dsprep.errors import FormatError
 VERSION = 1
 """Of the JSON form of a report."""
 
+LARGEST = 64 << 20
+"""Bytes of a report at most."""
+
 
 @dataclass(frozen=True)
-class Unit:
-    """What a measure is."""
+class Kind:
+    """What a measure is, and how tables show it."""
 
-    unit: str  # in which it is told; `"1"` for counts
+    unit: str  # in which it is given; "1" for counts
     words: str  # what it says
-    better: int = 0  # `-1` if less is better, `1` if more is, 0 if neither
+    better: int = 0  # -1 if less is better, 1 if more is, 0 if neither
+    heading: str = ""  # of its column; empty: it has none
+    rank: int = 0  # how soon the column goes if there is no room: the largest first
+    spread: bool = False  # whether the spread is shown even where there is little room
 
 
-MEASURES: dict[str, Unit] = {
-    "epoch_seconds": Unit("s", "one epoch, the slowest rank's", -1),
-    "exposed_seconds": Unit("s", "that the consumer waited for data in an epoch", -1),
-    "first_batch_seconds": Unit("s", "before the first batch", -1),
-    "exposed_after_first_seconds": Unit("s", "waited after the first group", -1),
-    "wait_p50_seconds": Unit("s", "waited for a batch, median", -1),
-    "wait_p99_seconds": Unit("s", "waited for a batch, 99th percentile", -1),
-    "compute_seconds": Unit("s", "of the steps' own work"),
-    "skew_seconds": Unit("s", "waited for other ranks at the end of steps", -1),
-    "utilisation_percent": Unit("%", "accelerator utilisation: compute / total", 1),
-    "samples_per_second": Unit("samples/s", "delivered by all ranks", 1),
-    "gb_per_second": Unit("GB/s", "of samples, delivered by all ranks (1e9 bytes)", 1),
-    "limit_percent": Unit("%", "of the rate of the limit", 1),
-    "read_calls": Unit("1", "read system calls in an epoch", -1),
-    "asked_bytes": Unit("B", "asked for by read calls in an epoch"),
-    "device_bytes": Unit("B", "that came from the device in an epoch"),
-    "network_bytes": Unit("B", "that the mount or an interface received in an epoch"),
-    "major_faults": Unit("1", "page faults that had to read, in an epoch", -1),
-    "context_switches": Unit("1", "voluntary and other, in an epoch", -1),
-    "cpu_seconds": Unit("s", "of processors, user and system, in an epoch", -1),
-    "peak_rss_bytes": Unit("B", "of memory, all processes of the slowest rank at its peak", -1),
+MEASURES: dict[str, Kind] = {
+    "epoch_seconds": Kind("s", "one epoch, the slowest rank's", -1, "epoch", 14),
+    "exposed_seconds": Kind(
+        "s", "that the consumer waited for data in an epoch", -1, "exposed I/O", 2
+    ),
+    "first_batch_seconds": Kind("s", "before the first batch", -1, "first batch", 7),
+    "exposed_after_first_seconds": Kind("s", "waited after the first group", -1, "after first", 12),
+    "wait_p50_seconds": Kind("s", "waited for a batch, median", -1, "wait p50", 8),
+    "wait_p99_seconds": Kind("s", "waited for a batch, 99th percentile", -1, "wait p99", 5),
+    "compute_seconds": Kind("s", "of the steps' own work"),
+    "skew_seconds": Kind("s", "waited for other ranks at the end of steps", -1, "skew", 6),
+    "utilisation_percent": Kind("%", "accelerator utilisation: compute / total", 1, "AU %", 3),
+    "samples_per_second": Kind(
+        "samples/s", "delivered by all ranks", 1, "samples/s", 0, spread=True
+    ),
+    "gb_per_second": Kind("GB/s", "of samples, delivered by all ranks (1e9 bytes)", 1, "GB/s", 4),
+    "limit_percent": Kind("%", "of the rate of the limit", 1, "% limit", 1),
+    "read_calls": Kind("1", "read system calls in an epoch", -1, "reads", 11),
+    "asked_bytes": Kind("B", "asked for by read calls in an epoch", 0, "asked", 15),
+    "device_bytes": Kind("B", "that came from the device in an epoch", 0, "device", 9),
+    "network_bytes": Kind(
+        "B", "that the mount or an interface received in an epoch", 0, "network", 9
+    ),
+    "major_faults": Kind("1", "page faults that had to read, in an epoch", -1, "faults", 16),
+    "context_switches": Kind("1", "voluntary and other, in an epoch", -1, "switches", 17),
+    "cpu_seconds": Kind("s", "of processors, user and system, in an epoch", -1, "CPU", 13),
+    "peak_rss_bytes": Kind(
+        "B", "of memory, all processes of the slowest rank at its peak", -1, "RSS", 10
+    ),
 }
-"""Every measure there is, in the order in which they are reported."""
+"""Every measure there is, in the order of CSV files."""
+
+COLUMNS = (
+    *("exposed_seconds", "exposed_after_first_seconds", "first_batch_seconds"),
+    *("wait_p50_seconds", "wait_p99_seconds", "samples_per_second", "gb_per_second"),
+    *("limit_percent", "utilisation_percent", "skew_seconds", "read_calls", "asked_bytes"),
+    *("device_bytes", "network_bytes", "major_faults", "context_switches", "peak_rss_bytes"),
+    *("cpu_seconds", "epoch_seconds"),
+)
+"""The measures that tables have, in their order there."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +89,8 @@ class Measure:
 class Row:
     """A strategy, and what it cost."""
 
-    # name, words: which one; what it does
     name: str
-    words: str = ""
+    words: str = ""  # what it does
     # by the names of `MEASURES`; empty where there is a problem
     measures: Mapping[str, Measure] = field(default_factory=dict)
     # why there are no numbers: wrong samples, warm pages in a cold run, a failure
@@ -79,6 +103,13 @@ class Row:
         """Return the median of a measure, None if it was not taken."""
         found = self.measures.get(name)
         return None if found is None else found.value
+
+    @property
+    def failure(self) -> str:
+        """Why it has no numbers; empty if it has."""
+        if self.problems or not self.measures:
+            return "; ".join(self.problems) or "not measured"
+        return ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; `from_json` is the inverse."""
@@ -128,6 +159,32 @@ class Sweep:
     # by strategy: the value from which on more of it gains next to nothing
     knees: Mapping[str, str] = field(default_factory=dict)
 
+    def rows_of(self, strategy: str) -> dict[str, Row]:
+        """Return the rows of a strategy by value, those without figures too."""
+        return {p.value: r for p in self.points for r in p.rows if r.name == strategy}
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The names of all strategies, each once."""
+        return tuple(dict.fromkeys(r.name for p in self.points for r in p.rows))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON; `from_json` is the inverse."""
+        points = [
+            {"value": p.value, "strategies": [r.to_json() for r in p.rows]} for p in self.points
+        ]
+        return {"parameter": self.parameter, "points": points, "knees": dict(self.knees)}
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Sweep:
+        """Return the sweep that `to_json` wrote."""
+        points = (
+            Point(str(p["value"]), tuple(map(Row.from_json, p["strategies"])))
+            for p in json["points"]
+        )
+        knees = {str(k): str(v) for k, v in json.get("knees", {}).items()}
+        return cls(str(json["parameter"]), tuple(points), knees)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -135,11 +192,10 @@ class Report:
 
     command: str  # the exact command line
     when: str  # ISO 8601, UTC
-    # machine, dataset, settings: facts, by name
-    machine: Mapping[str, Any]
+    machine: Mapping[str, Any]  # facts by name, as the next two
     dataset: Mapping[str, Any]
     settings: Mapping[str, Any]
-    rows: tuple[Row, ...]  # the strategies; the limit first. Empty where `sweep` has them.
+    rows: tuple[Row, ...]  # the strategies, the limit first; empty where `sweep` has them
     sweep: Sweep | None = None  # if one was asked for
     answer: tuple[str, ...] = ()  # the closing words, paragraph by paragraph
 
@@ -148,6 +204,11 @@ class Report:
         """The rows, those of a sweep included."""
         swept = self.sweep.points if self.sweep is not None else ()
         return (*self.rows, *(r for p in swept for r in p.rows))
+
+    @property
+    def taken(self) -> set[str]:
+        """The measures that some row has."""
+        return {name for row in self.all_rows for name in row.measures}
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; `from_json` is the inverse."""
@@ -162,16 +223,7 @@ class Report:
             "strategies": [r.to_json() for r in self.rows],
             "answer": list(self.answer),
         }
-        if self.sweep is not None:
-            json["sweep"] = {
-                "parameter": self.sweep.parameter,
-                "points": [
-                    {"value": p.value, "strategies": [r.to_json() for r in p.rows]}
-                    for p in self.sweep.points
-                ],
-                "knees": dict(self.sweep.knees),
-            }
-        return json
+        return json if self.sweep is None else {**json, "sweep": self.sweep.to_json()}
 
     @classmethod
     def from_json(cls, json: Any, where: object = None) -> Report:
@@ -180,7 +232,7 @@ class Report:
         Raises
         ------
         FormatError
-            If it is none, or of a later version.
+            If it is not one, or is of a later version.
         """
         version = json.get("dsprep_bench", VERSION) if isinstance(json, dict) else VERSION
         if version != VERSION:
@@ -194,15 +246,6 @@ class Report:
         try:
             if json["kind"] != "read":
                 raise ValueError(f"there is no kind {json['kind']!r}")
-            sweep = None
-            if "sweep" in json:
-                told = json["sweep"]
-                points = tuple(
-                    Point(str(p["value"]), tuple(map(Row.from_json, p["strategies"])))
-                    for p in told["points"]
-                )
-                knees = {str(k): str(v) for k, v in told.get("knees", {}).items()}
-                sweep = Sweep(str(told["parameter"]), points, knees)
             return cls(
                 str(json["command"]),
                 str(json["when"]),
@@ -210,10 +253,35 @@ class Report:
                 dict(json["dataset"]),
                 dict(json["settings"]),
                 tuple(map(Row.from_json, json["strategies"])),
-                sweep,
+                Sweep.from_json(json["sweep"]) if "sweep" in json else None,
                 tuple(map(str, json["answer"])),
             )
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise FormatError(
-                "this is not a report of dsprep bench", where=where, fix="write one with --json"
-            ) from error
+            raise _not_a_report(where) from error
+
+
+def load(path: Path) -> Report:
+    """Return the report that a file holds.
+
+    Raises
+    ------
+    FormatError
+        If it does not hold one.
+    """
+    with path.open("rb") as file:
+        raw = file.read(LARGEST + 1)
+    if len(raw) > LARGEST:
+        raise _not_a_report(path, ": too large")
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise _not_a_report(path) from error
+    return Report.from_json(content, path)
+
+
+def _not_a_report(where: object, why: str = "") -> FormatError:
+    return FormatError(
+        f"this is not a report of dsprep bench{why}",
+        where=where,
+        fix="write one with dsprep bench read ... --json FILE",
+    )

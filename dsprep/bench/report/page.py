@@ -8,24 +8,23 @@ style sheet, `plots` draws bars, stacked bars and curves.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dsprep import __version__
 from dsprep.bench.report import plots
 from dsprep.bench.report.comparing import flat
-from dsprep.bench.report.model import MEASURES, Report, Row
+from dsprep.bench.report.model import MEASURES, Measure, Report
 from dsprep.bench.report.plots import text
 from dsprep.bench.report.tables import (
-    NOTHING,
-    Column,
     Line,
     Table,
+    columns,
     footnotes,
     number,
+    show,
     show_spread,
-    show_value,
     tables,
 )
 from dsprep.bench.strategies import LIMIT
@@ -105,22 +104,15 @@ def _plots(report: Report) -> list[tuple[str, str]]:
     """Return headings and figures."""
     found = []
     if report.rows:
-        missing = [r for r in report.rows if r.problems or not r.measures]
-        found.append(("What each way delivers", plots.bars(report) + _problems(missing)))
+        items = "".join(
+            f"<li><b>{text(r.name)}</b> {text(r.failure)}</li>" for r in report.rows if r.failure
+        )
+        problems = f'\n<ul class="problems">{items}</ul>' if items else ""
+        found.append(("What each way delivers", plots.bars(report) + problems))
         found.append(("One epoch, by what it is spent on", plots.epochs(report.rows)))
     if report.sweep is not None:
         found.append((f"Over --{report.sweep.parameter}", plots.curves(report)))
     return found
-
-
-def _problems(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    items = "".join(
-        f"<li><b>{text(r.name)}</b> {text('; '.join(r.problems) or 'not measured')}</li>"
-        for r in rows
-    )
-    return f'\n<ul class="problems">{items}</ul>'
 
 
 def _tables(report: Report) -> str:
@@ -128,11 +120,8 @@ def _tables(report: Report) -> str:
     notes = [f"<li>{text(n)}</li>" for n in footnotes(report.all_rows)]
     if notes:
         parts.append(f'<ul class="notes">{"".join(notes)}</ul>')
-    taken = {c.measure: c for table in tables(report) for c in table.columns}
-    words = "".join(
-        f"<div><dt>{text(c.heading)}</dt><dd>{text(MEASURES[m].words)}</dd></div>"
-        for m, c in taken.items()
-    )
+    kinds = [MEASURES[name] for name in columns(report)]
+    words = "".join(f"<div><dt>{text(k.heading)}</dt><dd>{text(k.words)}</dd></div>" for k in kinds)
     if words:
         parts.append(
             '<details><summary>What the columns mean</summary><dl class="grid">'
@@ -143,7 +132,8 @@ def _tables(report: Report) -> str:
 
 
 def _table(table: Table, key: str) -> str:
-    head = "".join(f'<th scope="col">{text(c.heading)}</th>' for c in table.columns)
+    headings = (text(MEASURES[name].heading) for name in table.columns)
+    head = "".join(f'<th scope="col">{heading}</th>' for heading in headings)
     lines = "\n".join(_line(line, table.columns) for line in table.lines)
     title = f"<caption>{text(table.title)}</caption>" if table.title else ""
     label = text(table.title or "All figures")
@@ -154,28 +144,26 @@ def _table(table: Table, key: str) -> str:
     )
 
 
-def _line(line: Line, columns: Iterable[Column]) -> str:
-    row, shown = line.row, list(columns)
+def _line(line: Line, names: Sequence[str]) -> str:
+    row = line.row
     kinds = [("knee", line.knee), ("limit", row.name == LIMIT), ("own", row.name == "dsprep")]
     classes = " ".join(k for k, there in kinds if there)
     mark = ' <span class="tag">knee</span>' if line.knee else ""
     words = f' title="{text(row.words)}"' if row.words else ""
     head = f'<th scope="row"{words}>{text(line.label)}{mark}</th>'
-    if row.problems or not row.measures:
-        told = text("; ".join(row.problems) or "not measured")
-        span = max(1, len(shown))
-        return f'<tr class="bad">{head}<td colspan="{span}">{told}</td></tr>'
-    cells = "".join(f"<td>{_cell(row, c)}</td>" for c in shown)
+    if row.failure:
+        span = max(1, len(names))
+        return f'<tr class="bad">{head}<td colspan="{span}">{text(row.failure)}</td></tr>'
+    cells = "".join(f"<td>{_cell(row.measures.get(name), name)}</td>" for name in names)
     return f'<tr class="{classes}">{head}{cells}</tr>'
 
 
-def _cell(row: Row, column: Column) -> str:
-    m = row.measures.get(column.measure)
-    if m is None:
-        return NOTHING
-    spread = show_spread(m)
-    small = f"<small>{text(spread)}</small>" if spread else ""
-    return f"{text(show_value(column.measure, m.value))}{small}"
+def _cell(measure: Measure | None, name: str) -> str:
+    value, spread = (
+        show(name, measure, spread=False),
+        "" if measure is None else show_spread(measure),
+    )
+    return text(value) + (f"<small>{text(spread)}</small>" if spread else "")
 
 
 def _facts(report: Report) -> str:
@@ -191,13 +179,13 @@ def _facts(report: Report) -> str:
 def _fact(key: str, value: object) -> str:
     """Return a fact; one that has several of its own takes a line."""
     inner = flat({key: value})
-    told = [(k, v) for k, v in inner.items() if v not in ("", "None", "{}")]
-    if not told:
+    known = [(k, v) for k, v in inner.items() if v not in ("", "None", "{}")]
+    if not known:
         return ""
     if isinstance(value, Mapping):
-        words = "; ".join(f"{_words(k.partition('.')[2])} {_value(k, v)}" for k, v in told)
+        words = "; ".join(f"{_words(k.partition('.')[2])} {_value(k, v)}" for k, v in known)
     else:
-        words = _value(*told[0])
+        words = _value(*known[0])
     wide = ' class="whole"' if len(words) > 60 else ""
     return f"<div{wide}><dt>{text(_words(key))}</dt><dd>{text(words)}</dd></div>"
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from dsprep.bench.report.model import MEASURES, Measure, Report, Row, Sweep
 from dsprep.bench.report.sweeping import standing
-from dsprep.bench.report.tables import show_seconds, show_spread, show_value
+from dsprep.bench.report.tables import show, show_percent, show_seconds, show_value
 from dsprep.bench.strategies import DUMMY, LIMIT
 from dsprep.core.escaping import printable
 
@@ -22,7 +22,7 @@ LONGEST = 2000
 
 ROW = 46
 """Pixels of a bar with its label."""
-PARTS = (("compute", "compute"), ("exposed", "exposed I/O"), ("skew", "waiting for ranks"))
+PARTS = {"compute": "compute", "exposed": "exposed I/O", "skew": "waiting for ranks"}
 
 HEIGHT, ABOVE, BELOW = 250, 26, 34
 """Pixels of a plot of curves, and of its margins."""
@@ -39,16 +39,15 @@ Points: TypeAlias = Sequence[Measure | None]
 
 def text(value: object) -> str:
     """Return foreign text for the page: escaped, cut if very long, nothing that steers."""
-    told = str(value)
-    told = told if len(told) <= LONGEST else told[: LONGEST - 1] + "..."
-    return html.escape(printable(told))
+    words = str(value)
+    words = words if len(words) <= LONGEST else words[: LONGEST - 1] + "..."
+    return html.escape(printable(words))
 
 
 def drawn(report: Report) -> str:
     """Return the measure that is drawn."""
     order = ("samples_per_second", "gb_per_second", "epoch_seconds")
-    taken = {name for row in report.all_rows for name in row.measures}
-    return next((m for m in order if m in taken), order[0])
+    return next((m for m in order if m in report.taken), order[0])
 
 
 def _finite(value: float) -> float:
@@ -68,7 +67,29 @@ def _svg(key: str, title: str, describes: str, height: int, parts: Sequence[str]
     )
 
 
+def _line(kind: str, x1: str, x2: str, y1: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1}" x2="{x2}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
+
+
 # --- bars ------------------------------------------------------------------------------------
+
+
+def _labelled(name: str, y: int, detail: str, rects: Sequence[tuple[str, float, float]]) -> str:
+    """Return the label of a bar, what stands at its right end, and its track and rectangles.
+
+    `rects` are classes, starts and widths, as shares of the width.
+    """
+    shapes = ""
+    for kind, at, width in (("track", 0.0, 1.0), *rects):
+        corners = "" if kind in PARTS else ' rx="3"'
+        extent = f'x="{100 * at:.2f}%" y="{y + 23}" width="{100 * width:.2f}%" height="12"'
+        shapes += f'<rect class="{kind}" {extent}{corners}/>'
+    return f'<text x="0" y="{y + 16}" class="name">{text(name)}</text>{detail}{shapes}'
+
+
+def _at_right(y: int, words: str, kind: str = "") -> str:
+    shown = f' class="{kind}"' if kind else ""
+    return f'<text x="100%" y="{y + 16}" text-anchor="end"{shown}>{words}</text>'
 
 
 def bars(report: Report) -> str:
@@ -87,20 +108,14 @@ def bars(report: Report) -> str:
     top = max(_finite(r.measures[name].most) for r in scale) or 1.0
     limit = rows[0] if rows[0].name == first else None
     parts = [_bar(row, name, ROW * i, top, limit) for i, row in enumerate(rows)]
+    line = ""
     if limit is not None:
+        line = f" The dashed line is {text(limit.name)}, 100 %."
         x = _percent(limit.measures[name].value, top)
-        parts += [
-            f'<line class="mark" x1="{x}" x2="{x}" y1="{y}" y2="{y + 18}"/>'
-            for y in range(ROW + 20, ROW * len(rows), ROW)
-        ]
-    says = "; ".join(f"{text(r.name)} {_detail(name, r.measures[name])}" for r in rows)
-    line = "" if limit is None else f" The dashed line is {text(limit.name)}, 100 %."
+        parts += [_line("mark", x, x, y, y + 18) for y in range(ROW + 20, ROW * len(rows), ROW)]
+    says = "; ".join(f"{text(r.name)} {text(show(name, r.measures[name]))}" for r in rows)
     figure = _svg("bars", caption, says, ROW * len(rows), parts)
     return f"<figure>{figure}<figcaption>{caption}.{line}</figcaption></figure>"
-
-
-def _detail(name: str, m: Measure) -> str:
-    return text(" ".join(filter(None, [show_value(name, m.value), show_spread(m)])))
 
 
 def _bar(row: Row, name: str, y: int, top: float, limit: Row | None) -> str:
@@ -108,60 +123,46 @@ def _bar(row: Row, name: str, y: int, top: float, limit: Row | None) -> str:
     percent = row.value("limit_percent")
     kind = {DUMMY: "idle", "dsprep": "own"}.get(row.name, "other")
     if row is limit:
-        kind, share = "limit", '<tspan class="dim" dx="8">100 %</tspan>'
+        kind, share = "limit", "100 %"
     elif percent is not None and limit is not None:
         of = f'<tspan class="more"> of {text(limit.name)}</tspan>'
-        share = f'<tspan class="dim" dx="8">{show_value("limit_percent", percent)} %{of}</tspan>'
+        share = f"{show_percent(percent)} %{of}"
+    share = share and f'<tspan class="dim" dx="8">{share}</tspan>'
     least, most = (_percent(v, top) for v in (m.least, m.most))
     whisker = [] if least == most else [(least, most, 0), (least, least, 4), (most, most, 4)]
-    return (
-        f'<g class="{kind}"><text x="0" y="{y + 16}" class="name">{text(row.name)}</text>'
-        f'<text x="100%" y="{y + 16}" text-anchor="end">{_detail(name, m)}{share}</text>'
-        f'<rect class="track" x="0" y="{y + 23}" width="100%" height="12" rx="3"/>'
-        f'<rect class="bar" x="0" y="{y + 23}" width="{_percent(m.value, top)}" '
-        'height="12" rx="3"/>'
-        + "".join(
-            f'<line class="whisker" x1="{a}" x2="{b}" y1="{y + 29 - h}" y2="{y + 29 + h}"/>'
-            for a, b, h in whisker
-        )
-        + "</g>"
-    )
+    detail = _at_right(y, text(show(name, m)) + share)
+    bar = _labelled(row.name, y, detail, [("bar", 0.0, min(1.0, _finite(m.value) / top))])
+    lines = "".join(_line("whisker", a, b, y + 29 - h, y + 29 + h) for a, b, h in whisker)
+    return f'<g class="{kind}">{bar}{lines}</g>'
 
 
 def epochs(rows: Sequence[Row]) -> str:
     """Return stacked bars of epochs, if there is more than waiting for data to tell apart."""
     known = [r for r in rows if r.value("epoch_seconds") is not None and not r.problems]
-    times = [[r.value(f"{part}_seconds") or 0.0 for part, _ in PARTS] for r in known]
-    if not any(compute or skew for compute, _, skew in times):
+    times = [{p: r.value(f"{p}_seconds") or 0.0 for p in PARTS} for r in known]
+    if not any(t["compute"] or t["skew"] for t in times):
         return ""
     totals = [r.value("epoch_seconds") or 0.0 for r in known]
-    longest = (max(_finite(e), sum(map(_finite, t))) for e, t in zip(totals, times, strict=True))
-    top = max(longest, default=0) or 1.0
+    sums = [sum(map(_finite, t.values())) for t in times]
+    top = max(map(_finite, (*totals, *sums))) or 1.0
     parts, says = [], []
     for i, (row, seconds, total) in enumerate(zip(known, times, totals, strict=True)):
-        y, at = ROW * i, 0.0
-        pieces = [f'<rect class="track" x="0" y="{y + 23}" width="100%" height="12" rx="3"/>']
-        for (kind, _), value in zip(PARTS, seconds, strict=True):
+        at, rects = 0.0, []
+        for kind, value in seconds.items():
             if _finite(value):
-                pieces.append(
-                    f'<rect class="{kind}" x="{_percent(at, top)}" y="{y + 23}" '
-                    f'width="{_percent(value, top)}" height="12"/>'
-                )
+                rects.append((kind, at / top, min(1.0, value / top)))
                 at += value
-        words = zip(("compute", "exposed I/O", "skew"), seconds, strict=True)
-        each = ", ".join(f"{word} {show_seconds(v)}" for word, v in words if v)
+        words = {**PARTS, "skew": "skew"}
+        each = ", ".join(f"{words[p]} {show_seconds(v)}" for p, v in seconds.items() if v)
         detail = text(f"{show_seconds(total)}: {each}")
         says.append(f"{text(row.name)} {detail}")
-        parts.append(
-            f'<g><text x="0" y="{y + 16}" class="name">{text(row.name)}</text>'
-            f'<text x="100%" y="{y + 16}" text-anchor="end" class="wide">{detail}</text>'
-            f'<text x="100%" y="{y + 16}" text-anchor="end" class="narrow">'
-            f"{detail.partition(':')[0]}</text>{''.join(pieces)}</g>"
-        )
+        right = _at_right(ROW * i, detail, "wide")
+        right += _at_right(ROW * i, detail.partition(":")[0], "narrow")
+        parts.append(f"<g>{_labelled(row.name, ROW * i, right, rects)}</g>")
     legend = "".join(
-        f'<li class="{kind}">{words}</li>'
-        for k, (kind, words) in enumerate(PARTS)
-        if any(_finite(t[k]) for t in times)
+        f'<li class="{part}">{words}</li>'
+        for part, words in PARTS.items()
+        if any(_finite(t[part]) for t in times)
     )
     figure = _svg("epochs", "Where an epoch goes", "; ".join(says), ROW * len(known), parts)
     return f'<figure><ul class="legend">{legend}</ul>{figure}</figure>'
@@ -176,26 +177,27 @@ def curves(report: Report) -> str:
     if sweep is None:
         return ""
     name = drawn(report)
-    limit = [_found(p.rows, LIMIT, name, problems=True) for p in sweep.points]
-    names = list(dict.fromkeys(row.name for p in sweep.points for row in p.rows))
+    limit = _points(sweep, LIMIT, name, problems=True)
     lines = {
-        strategy: [_found(p.rows, strategy, name) for p in sweep.points]
-        for strategy in names
-        if strategy != LIMIT or names == [LIMIT]
+        strategy: _points(sweep, strategy, name)
+        for strategy in sweep.strategies
+        if strategy != LIMIT or sweep.strategies == (LIMIT,)
     }
     known = [m for values in (*lines.values(), limit) for m in values if m is not None and lines]
     top = _round_up(max((_finite(m.most) for m in known), default=0.0) or 1.0)
     figures = [
-        _curve(sweep, strategy, values, limit, name, f"curve{i}", top)
+        _Plot(sweep, name, f"curve{i}", top).draw(strategy, values, limit)
         for i, (strategy, values) in enumerate(lines.items())
         if any(v is not None for v in values)
     ]
     return f'<div class="plots">{"".join(figures)}</div>' if figures else ""
 
 
-def _found(rows: Sequence[Row], strategy: str, name: str, problems: bool = False) -> Measure | None:
-    good = (r for r in rows if r.name == strategy and (problems or not r.problems))
-    return next((r.measures.get(name) for r in good), None)
+def _points(sweep: Sweep, strategy: str, name: str, problems: bool = False) -> Points:
+    """Return a measure of a strategy at each value; None where it has no figure."""
+    rows = sweep.rows_of(strategy)
+    good = {v: r.measures.get(name) for v, r in rows.items() if problems or not r.problems}
+    return [good.get(p.value) for p in sweep.points]
 
 
 def _round_up(value: float) -> float:
@@ -204,76 +206,87 @@ def _round_up(value: float) -> float:
     return next(f * unit for f in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if f * unit >= value)
 
 
-def _curve(
-    sweep: Sweep, strategy: str, values: Points, limit: Points, name: str, key: str, top: float
-) -> str:
-    """Return the plot of a strategy: values over the binary logarithm of what is swept."""
-    at = [math.log2(s) if (s := standing(p.value)) else i for i, p in enumerate(sweep.points)]
-    ticks, knee = [text(p.value) for p in sweep.points], text(sweep.knees.get(strategy, ""))
-    order = sorted(range(len(at)), key=lambda i: at[i])
-    first, last, base = min(at), max(at), HEIGHT - BELOW
+class _Plot:
+    """A plot of values over the binary logarithm of what is swept."""
 
-    def x(i: int) -> float:
-        return LEFT + ((at[i] - first) / (last - first) if last > first else 0.5) * (RIGHT - LEFT)
+    def __init__(self, sweep: Sweep, name: str, key: str, top: float) -> None:
+        self.sweep, self.name, self.key, self.top = sweep, name, key, top
+        stand = [standing(p.value) for p in sweep.points]
+        self.at = [math.log2(s) if s else i for i, s in enumerate(stand)]
+        self.order = sorted(range(len(stand)), key=lambda i: self.at[i])
+        self.base = HEIGHT - BELOW
 
-    def y(value: float) -> float:
-        return base - (base - ABOVE) * min(1.0, _finite(value) / top)
-
-    unit = text(MEASURES[name].unit)
-    parts = _grid(name, unit, top, y)
-    every = -(-len(ticks) // 6)
-    parts += [
-        f'<text class="tick" x="{x(i):.2f}%" y="{base + 18}" text-anchor="middle">{ticks[i]}</text>'
-        for n, i in enumerate(order)
-        if n % every == 0 or ticks[i] == knee
-    ]
-    paths = ""
-    for kind, line in (("limit", limit), ("line", values)):
-        points = [f"{x(i):.2f},{y(m.value):.1f}" for i in order if (m := line[i])]
-        if len(points) > 1:
-            paths += (
-                f'<polyline class="{kind}" points="{" ".join(points)}" '
-                'vector-effect="non-scaling-stroke"/>'
-            )
-    parts.append(
-        f'<svg x="0" y="0" width="100%" height="{HEIGHT}" viewBox="0 0 100 {HEIGHT}" '
-        f'preserveAspectRatio="none">{paths}</svg>'
-    )
-    for i in order:
-        if (m := values[i]) is not None:
-            parts.append(_point(f"{x(i):.2f}%", m, y, bool(knee) and ticks[i] == knee))
-    shown = (f"{ticks[i]}: {show_value(name, m.value)}" for i in order if (m := values[i]))
-    dashed = " Dashed: the limit." if any(limit) else ""
-    label, parameter = text(strategy), text(sweep.parameter)
-    figure = _svg(key, f"{label} over {parameter}, {unit}", ", ".join(shown), HEIGHT, parts)
-    return (
-        f"<figure><h3>{label}</h3>{figure}"
-        f"<figcaption>{unit} over {parameter}.{dashed}</figcaption></figure>"
-    )
-
-
-def _grid(name: str, unit: str, top: float, y: Callable[[float], float]) -> list[str]:
-    """Return three lines with what they stand for."""
-    parts = []
-    for share in (0, 0.5, 1):
-        high = y(share * top)
-        with_unit = f" {unit}" if share == 1 and unit != "s" else ""
-        words = f"{show_value(name, share * top)}{with_unit}" if share else "0"
-        parts.append(f'<line class="grid" x1="0" x2="100%" y1="{high:.1f}" y2="{high:.1f}"/>')
-        parts.append(f'<text class="tick" x="0" y="{high - 5:.1f}">{words}</text>')
-    return parts
-
-
-def _point(at: str, m: Measure, y: Callable[[float], float], knee: bool) -> str:
-    drawn = ""
-    if knee:
-        drawn = (
-            f'<line class="knee" x1="{at}" x2="{at}" y1="{y(m.value):.1f}" y2="{HEIGHT - BELOW}"/>'
-            f'<text class="kneename" x="{at}" y="{y(m.value) - 14:.1f}" '
-            'text-anchor="middle">knee</text>'
+    def x(self, i: int) -> float:
+        """Return where a point stands, in percent of the width."""
+        first, last = min(self.at), max(self.at)
+        return LEFT + ((self.at[i] - first) / (last - first) if last > first else 0.5) * (
+            RIGHT - LEFT
         )
-    return (
-        f'{drawn}<line class="whisker" x1="{at}" x2="{at}" y1="{y(m.least):.1f}" '
-        f'y2="{y(m.most):.1f}"/><circle class="{"knee" if knee else "dot"}" cx="{at}" '
-        f'cy="{y(m.value):.1f}" r="{6 if knee else 3.5}"/>'
-    )
+
+    def y(self, value: float) -> float:
+        """Return where a value stands, in pixels."""
+        return self.base - (self.base - ABOVE) * min(1.0, _finite(value) / self.top)
+
+    def draw(self, strategy: str, values: Points, limit: Points) -> str:
+        """Return the plot of a strategy, the limit as a dashed line."""
+        unit = text(MEASURES[self.name].unit)
+        ticks = [text(p.value) for p in self.sweep.points]
+        knee = text(self.sweep.knees.get(strategy, ""))
+        parts = self._grid(unit)
+        every = -(-len(ticks) // 6)
+        parts += [
+            f'<text class="tick" x="{self.x(i):.2f}%" y="{self.base + 18}" '
+            f'text-anchor="middle">{ticks[i]}</text>'
+            for n, i in enumerate(self.order)
+            if n % every == 0 or ticks[i] == knee
+        ]
+        paths = "".join(self._path(k, line) for k, line in (("limit", limit), ("line", values)))
+        parts.append(
+            f'<svg x="0" y="0" width="100%" height="{HEIGHT}" viewBox="0 0 100 {HEIGHT}" '
+            f'preserveAspectRatio="none">{paths}</svg>'
+        )
+        shown = []
+        for i in self.order:
+            if (m := values[i]) is not None:
+                parts.append(self._point(i, m, bool(knee) and ticks[i] == knee))
+                shown.append(f"{ticks[i]}: {show_value(self.name, m.value)}")
+        dashed = " Dashed: the limit." if any(limit) else ""
+        label, parameter = text(strategy), text(self.sweep.parameter)
+        title = f"{label} over {parameter}, {unit}"
+        figure = _svg(self.key, title, ", ".join(shown), HEIGHT, parts)
+        return (
+            f"<figure><h3>{label}</h3>{figure}"
+            f"<figcaption>{unit} over {parameter}.{dashed}</figcaption></figure>"
+        )
+
+    def _grid(self, unit: str) -> list[str]:
+        """Return three lines with what they stand for."""
+        parts = []
+        for share in (0, 0.5, 1):
+            high = self.y(share * self.top)
+            with_unit = f" {unit}" if share == 1 and unit != "s" else ""
+            words = f"{show_value(self.name, share * self.top)}{with_unit}" if share else "0"
+            parts.append(_line("grid", "0", "100%", high, high))
+            parts.append(f'<text class="tick" x="0" y="{high - 5:.1f}">{words}</text>')
+        return parts
+
+    def _path(self, kind: str, line: Points) -> str:
+        points = [f"{self.x(i):.2f},{self.y(m.value):.1f}" for i in self.order if (m := line[i])]
+        if len(points) < 2:
+            return ""
+        every = " ".join(points)
+        return f'<polyline class="{kind}" points="{every}" vector-effect="non-scaling-stroke"/>'
+
+    def _point(self, i: int, m: Measure, knee: bool) -> str:
+        at, y = f"{self.x(i):.2f}%", self.y(m.value)
+        mark = ""
+        if knee:
+            mark = (
+                f'{_line("knee", at, at, y, self.base)}<text class="kneename" x="{at}" '
+                f'y="{y - 14:.1f}" text-anchor="middle">knee</text>'
+            )
+        return (
+            f"{mark}{_line('whisker', at, at, self.y(m.least), self.y(m.most))}"
+            f'<circle class="{"knee" if knee else "dot"}" cx="{at}" cy="{y:.1f}" '
+            f'r="{6 if knee else 3.5}"/>'
+        )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsprep.bench.report.comparing import apart
-from dsprep.bench.report.model import MEASURES, Point, Sweep
+from dsprep.bench.report.model import MEASURES, Measure, Sweep
 from dsprep.bench.report.tables import show_value
 from dsprep.bench.strategies import LIMIT
 from dsprep.errors import UsageError
@@ -140,42 +140,36 @@ def standing(value: str) -> int:
         return 0
 
 
-def knee(points: Sequence[Point], strategy: str, measure: str = "samples_per_second") -> str | None:
+def knee(sweep: Sweep, strategy: str, measure: str = "samples_per_second") -> str | None:
     """Return the smallest value from which on no larger one is better by more than `GAIN`.
 
     A value whose spread overlaps is not better. None if the strategy has no figures, or gains up
     to the largest value: then there may be a knee beyond it.
     """
-    known = sorted(
-        (
-            (standing(point.value), point.value, row.measures[measure])
-            for point in points
-            for row in point.rows
-            if row.name == strategy and measure in row.measures and not row.problems
-        ),
-        key=lambda k: k[0],
-    )
-    better = MEASURES[measure].better
-    for i, (_, value, here) in enumerate(known[:-1]):
-        if not any(apart(here, there, GAIN) == better for _, _, there in known[i + 1 :]):
+    known = _known(sweep, strategy, measure)
+    order, better = sorted(known, key=standing), MEASURES[measure].better
+    for i, value in enumerate(order[:-1]):
+        if not any(apart(known[value], known[v], GAIN) == better for v in order[i + 1 :]):
             return value
     return None
 
 
+def _known(sweep: Sweep, strategy: str, measure: str) -> dict[str, Measure]:
+    """Return a measure of a strategy by value, where it has figures."""
+    rows = sweep.rows_of(strategy)
+    return {
+        v: r.measures[measure] for v, r in rows.items() if measure in r.measures and not r.problems
+    }
+
+
 def words(sweep: Sweep, measure: str = "samples_per_second") -> list[str]:
     """Return a sentence for each strategy with figures: which setting to use, and why."""
-    names = dict.fromkeys(r.name for p in sweep.points for r in p.rows if r.name != LIMIT)
-    told = (_sentence(sweep, n, measure) for n in sorted(names, key=lambda n: (n != "dsprep", n)))
-    return [sentence for sentence in told if sentence]
+    names = sorted(sweep.strategies, key=lambda n: (n != "dsprep", n))
+    return [s for n in names if n != LIMIT and (s := _sentence(sweep, n, measure))]
 
 
 def _sentence(sweep: Sweep, name: str, measure: str) -> str:
-    rates = {
-        p.value: row.measures[measure].value
-        for p in sweep.points
-        for row in p.rows
-        if row.name == name and measure in row.measures and not row.problems
-    }
+    rates = {v: m.value for v, m in _known(sweep, name, measure).items()}
     if not rates:
         return ""
     order = sorted(rates, key=standing)
@@ -183,11 +177,10 @@ def _sentence(sweep: Sweep, name: str, measure: str) -> str:
     use = f"{name}: use {_argument(sweep.parameter, value, name)}"
     if value not in rates:
         return f"{use}."
-    unit = MEASURES[measure].unit
+    unit, better = MEASURES[measure].unit, MEASURES[measure].better
     if len(rates) == 1:
         return f"{name}: --{sweep.parameter} {value} was the only value with figures."
-    choose = max if MEASURES[measure].better > 0 else min
-    best = choose(rates, key=lambda v: rates[v])
+    best = (max if better > 0 else min)(rates, key=lambda v: rates[v])
     here = f"{show_value(measure, rates[value])} {unit}".removesuffix(" s")
     if sweep.parameter in WORDS and best == value:
         return f"{use}: {here}, and no other value gains more."
@@ -195,9 +188,9 @@ def _sentence(sweep: Sweep, name: str, measure: str) -> str:
         return f"{use} or more: {here} there, and no knee was reached; sweep further."
     if value == order[0] and best == value:
         return f"{use}: {here}, and no larger value gains more."
-    if MEASURES[measure].better * (rates[best] - rates[value]) > GAIN * rates[value]:
+    if better * (rates[best] - rates[value]) > GAIN * rates[value]:
         return (
-            f"{name}: the spread is too wide to tell which --{sweep.parameter} to use: {here} at "
+            f"{name}: the spread is too wide to say which --{sweep.parameter} to use: {here} at "
             f"{value}, {show_value(measure, rates[best])} at {best}; raise --repeat."
         )
     top = "" if best == value else f"; the most, {show_value(measure, rates[best])}, at {best}"

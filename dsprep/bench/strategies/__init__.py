@@ -102,6 +102,14 @@ SETS: dict[str, tuple[str, ...]] = {
 }
 """Names for several strategies at once: the papers' tables, and others."""
 
+TODAY = {
+    "hdf5": ("h5py", "torch", "tf", "tf-prefetch"),
+    "lmdb": ("lmdb-get", "lmdb-cursor"),
+    "tfrecord": ("tfrecord",),
+    "zarr": ("zarr",),
+}
+"""How a dataset of a format is read without dsprep; the first that was measured counts."""
+
 
 def find(name: str) -> Entry:
     """Return the strategy called `name`.

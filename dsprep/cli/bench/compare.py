@@ -56,7 +56,7 @@ def compare(
 ) -> None:
     """Put two reports side by side: what got faster or slower beyond the spread of repeats."""
     from dsprep.bench.report.comparing import compare as side_by_side
-    from dsprep.bench.report.comparing import load
+    from dsprep.bench.report.model import load
     from dsprep.cli.bench.output import STDOUT, check_targets, write
     from dsprep.sidecar.spec import dump_json
 
@@ -96,17 +96,12 @@ def _name(pair: Pair) -> str:
 def _show(found: Comparison) -> None:
     """Print the strategies with both values, the ratio and the verdict."""
     from dsprep.bench.report.model import MEASURES
-    from dsprep.bench.report.tables import NOTHING, digits, show_spread, show_value
+    from dsprep.bench.report.tables import NOTHING, digits, show
 
     unit = MEASURES[found.measure]
     rows = [("strategy", "old", "new", "new/old", "")]
     for pair in found.pairs:
-        values = [
-            NOTHING
-            if m is None
-            else f"{show_value(found.measure, m.value)} {show_spread(m)}".rstrip()
-            for m in (pair.old, pair.new)
-        ]
+        values = [show(found.measure, m) for m in (pair.old, pair.new)]
         ratio = NOTHING if pair.ratio is None else f"{digits(pair.ratio)}x"
         verdict = f"{pair.verdict}: {pair.problem}" if pair.problem else pair.verdict
         rows.append((_name(pair), values[0], values[1], ratio, verdict))

@@ -7,7 +7,7 @@ import secrets
 import stat
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from dsprep.errors import UsageError
 
 if TYPE_CHECKING:
     from dsprep.bench.report.model import Report
-    from dsprep.bench.report.tables import Line, Table
+    from dsprep.bench.report.tables import Table
 
 WIDTH = 100
 """Columns of characters where the output is not a terminal."""
@@ -108,37 +108,35 @@ def drawn(table: Table, room: int) -> list[tuple[str, str]]:
     Labels stay whole; columns of little importance go first. Numbers are to the right; a row
     without numbers says why across the columns.
     """
-    from dsprep.bench.report.tables import show as cell
+    from dsprep.bench.report.model import MEASURES
+    from dsprep.bench.report.tables import show
 
     labels = [printable(line.label) + ("  <- knee" if line.knee else "") for line in table.lines]
     label = max(map(len, (table.first, *labels)))
-    good = [line for line in table.lines if line.row.measures and not line.row.problems]
-    cells = {c: [cell(line.row, c) for line in good] for c in table.columns}
-    sizes = {c: max(map(len, (c.heading, *cells[c]))) for c in table.columns}
-    kept = set(table.columns)
-    while kept and label + sum(sizes[c] + GAP for c in kept) > room:
-        kept.remove(max(kept, key=lambda c: (c.rank, c.measure)))
-    shown = [c for c in table.columns if c in kept]
-    head = "".join(f"{c.heading:>{sizes[c] + GAP}}" for c in shown)
-    across = label + sum(sizes[c] + GAP for c in shown)
+    cells, sizes = {}, {}
+    for name in table.columns:
+        kind = MEASURES[name]
+        cells[name] = [
+            "" if line.row.failure else show(name, line.row.measures.get(name), spread=kind.spread)
+            for line in table.lines
+        ]
+        sizes[name] = GAP + max(map(len, (kind.heading, *cells[name])))
+    kept = list(table.columns)
+    while kept and label + sum(sizes[name] for name in kept) > room:
+        kept.remove(max(kept, key=lambda name: (MEASURES[name].rank, name)))
+    head = "".join(f"{MEASURES[name].heading:>{sizes[name]}}" for name in kept)
+    across = label + sum(sizes[name] for name in kept)
     lines = [(f"{table.first:<{label}}{head}", "bold"), ("-" * across, "dim")]
-    at = 0
-    for name, line in zip(labels, table.lines, strict=True):
-        if line not in good:
-            lines += _problem(name, line, label, room)
-            continue
-        numbers = "".join(f"{cells[c][at]:>{sizes[c] + GAP}}" for c in shown)
-        lines.append((f"{name:<{label}}{numbers}", "bold" if line.knee else ""))
-        at += 1
+    for i, (name, line) in enumerate(zip(labels, table.lines, strict=True)):
+        if why := line.row.failure:
+            parts = textwrap.wrap(printable(why), max(20, room - label - GAP)) or [""]
+            names = [name, *[""] * (len(parts) - 1)]
+            both = zip(names, parts, strict=True)
+            lines += [(f"{n:<{label}}{' ' * GAP}{part}", "red") for n, part in both]
+        else:
+            numbers = "".join(f"{cells[n][i]:>{sizes[n]}}" for n in kept)
+            lines.append((f"{name:<{label}}{numbers}", "bold" if line.knee else ""))
     return lines
-
-
-def _problem(name: str, line: Line, label: int, room: int) -> list[tuple[str, str]]:
-    """Return why a row has no numbers, across the columns."""
-    told = printable("; ".join(line.row.problems) or "not measured")
-    parts: Sequence[str] = textwrap.wrap(told, max(20, room - label - GAP)) or [""]
-    names: Iterable[str] = [name, *[""] * (len(parts) - 1)]
-    return [(f"{n:<{label}}{' ' * GAP}{part}", "red") for n, part in zip(names, parts, strict=True)]
 
 
 # --- files -----------------------------------------------------------------------------------
