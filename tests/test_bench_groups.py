@@ -20,9 +20,9 @@ import pytest
 
 import dsprep
 from dsprep.bench.strategies import find, group, limit
+from dsprep.bench.strategies.lmdbio import Assignment
 from dsprep.bench.strategies.lmdbio import node as lmdbio_node
 from dsprep.bench.strategies.lmdbio import records as lmdbio_records
-from dsprep.bench.strategies.lmdbio.assignment import Assignment
 from dsprep.bench.task import Task
 from dsprep.core.schema import Ragged
 from dsprep.errors import DsprepError, UsageError

@@ -27,6 +27,7 @@ from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
 from dsprep.write.buffers import InBytes, InSamples, parse_buffer
+from dsprep.write.create_sidecar import Made, dataset_of
 from dsprep.write.job import RunOptions
 from dsprep.write.plan import probe_nbytes
 from dsprep.write.run import run_job

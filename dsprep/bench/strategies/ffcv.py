@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from dsprep.bench.strategies.peers import Peer, check, names, samples, stored
-from dsprep.core.schema import Batch
+from dsprep.bench.strategies.peers import Peer, names, samples, stored
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import Source
 
@@ -33,17 +32,18 @@ LARGEST = 1 << 31
 class Ffcv(Peer):
     """A Loader with ``threads`` threads."""
 
-    @staticmethod
-    def write(source: Source, target: Path) -> None:
+    project: ClassVar[str] = "FFCV"
+
+    @classmethod
+    def save(cls, source: Source, target: Path) -> None:
         """Write the ``.beton`` file, as FFCV's writer does with one worker, in this process.
 
         Raises
         ------
         UnsupportedError
-            If a field has no fixed shape, or a sample does not fit on a page.
+            If a sample does not fit on a page.
         """
         schema = source.schema
-        check(schema, "FFCV")
         page = max(PAGE, 1 << (schema.fixed_nbytes - 1).bit_length())
         if page > LARGEST:
             raise UnsupportedError(
@@ -75,15 +75,18 @@ class Ffcv(Peer):
             writer.metadata_sm.unlink()
 
     def open(self) -> None:
-        """Read the tables, and compile."""
-        if self.loader is not None:
-            return
-        check(self.task.schema, "FFCV")
+        """Read the tables, and compile; once, since `close` keeps both."""
+        if self.loader is None:
+            super().open()
+            self._compile()
+
+    def made(self) -> Any:
+        """Read the tables."""
         from ffcv.fields.decoders import NDArrayDecoder
         from ffcv.loader import Loader, OrderOption
 
         task = self.task
-        self.loader = Loader(
+        return Loader(
             str(task.path),
             batch_size=task.batch_size,
             num_workers=max(1, task.threads),
@@ -94,7 +97,6 @@ class Ffcv(Peer):
             pipelines={name: [NDArrayDecoder()] for name in names(task.schema)},
             drop_last=False,
         )
-        self._compile()
 
     def _compile(self) -> None:
         """Take an epoch of one batch of zeros, which stand where the file would be mapped."""
@@ -110,14 +112,6 @@ class Ffcv(Peer):
         """Yield the Loader's own batches: each is overwritten some steps later."""
         self.loader.next_epoch = number
         return super().epoch(number)
-
-    def size(self, item: Any) -> int:
-        """Return the samples of a batch."""
-        return len(item[0])
-
-    def batch(self, item: Any) -> Batch:
-        """Return the arrays in the fields' dtypes."""
-        return super().batch(dict(zip(names(self.task.schema), item, strict=True)))
 
     def close(self) -> None:
         """End the thread that reads ahead, and unmap the file; the compiled code is kept."""

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any, ClassVar
 
-from dsprep.bench.strategies.peers import Peer, check, check_alone, samples
+from dsprep.bench.strategies.peers import Peer, samples
 from dsprep.formats.base import Source
 
 
 class Litdata(Peer):
     """A StreamingDataLoader with ``threads`` workers over a StreamingDataset."""
 
-    @staticmethod
-    def write(source: Source, target: Path) -> None:
-        """Write the directory of chunks.
+    project: ClassVar[str] = "litdata"
+    alone: ClassVar[str] = "it takes ranks from torch.distributed"
 
-        Raises
-        ------
-        UnsupportedError
-            If a field has no fixed shape.
-        """
-        check(source.schema, "litdata")
+    @classmethod
+    def save(cls, source: Source, target: Path) -> None:
+        """Write the directory of chunks."""
         _quiet()
         from litdata.streaming.writer import BinaryWriter
 
@@ -38,21 +35,14 @@ class Litdata(Peer):
         writer.done()
         writer.merge(1)
 
-    def open(self) -> None:
+    def made(self) -> Any:
         """Read the index."""
-        check_alone(self.task, "litdata", "it takes ranks from torch.distributed")
-        self.close()
         _quiet()
         from litdata import StreamingDataLoader, StreamingDataset
 
         task = self.task
         dataset = StreamingDataset(str(task.path), shuffle=True, drop_last=False, seed=task.seed)
-        self.loader = StreamingDataLoader(
-            dataset,
-            batch_size=task.batch_size,
-            num_workers=task.threads,
-            persistent_workers=task.threads > 0,
-        )
+        return StreamingDataLoader(dataset, batch_size=task.batch_size, **self.workers)
 
     def close(self) -> None:
         """End the workers.

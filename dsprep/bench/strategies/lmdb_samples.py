@@ -3,53 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.task import Task
 from dsprep.core.schema import Batch, Ints
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb.keys import Keys
 from dsprep.formats.lmdb.values import Values
 
 
-class Environment:
-    """An LMDB environment, with one read transaction for as long as it is open.
+def opened(path: Path) -> Any:
+    """Return an environment of py-lmdb, which only reads."""
+    import lmdb
 
-    Parameters
-    ----------
-    task
-        Tells the environment, and what its values hold: samples as `Values` describes.
+    return lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False, meminit=False)
 
-    Raises
-    ------
-    FormatError
-        If it does not hold one record per sample.
-    """
 
-    def __init__(self, task: Task) -> None:
-        import lmdb
+class Records(Strategy):
+    """An LMDB environment, with one read transaction for as long as it is open."""
 
-        self._task = task
-        self._values = Values(task.schema)
-        path = task.path
-        self._env = lmdb.open(
-            str(path),
-            subdir=path.is_dir(),
-            readonly=True,
-            lock=False,
-            meminit=False,
-        )
-        self.txn = self._env.begin(buffers=True)
+    _env: Any = None
+    _txn: Any = None
+
+    def open(self) -> None:
+        """Open the environment.
+
+        Raises
+        ------
+        FormatError
+            If it does not hold one record per sample.
+        """
+        self._values = Values(self.task.schema)
+        self._env = opened(self.task.path)
+        self._txn = self._env.begin(buffers=True)
         entries = int(self._env.stat()["entries"])
-        if entries != task.samples:
+        if entries != self.task.samples:
             self.close()
             raise FormatError(
                 "the environment does not hold a record per sample",
-                where=path,
-                expected=task.samples,
+                where=self.task.path,
+                expected=self.task.samples,
                 found=entries,
             )
 
@@ -80,34 +76,14 @@ class Environment:
         return batch
 
     def _label(self, i: int) -> str:
-        return f"{self._task.path}, record {i} of a batch"
+        return f"{self.task.path}, record {i} of a batch"
 
     def close(self) -> None:
         """End the transaction, and unmap the file."""
-        self.txn.abort()
-        self._env.close()
-
-
-class Records(Strategy):
-    """An environment that is open from `open` to `close`, as `env`."""
-
-    _env: Environment | None = None
-
-    @property
-    def env(self) -> Environment:
-        """The environment."""
-        assert self._env is not None, "open comes first"
-        return self._env
-
-    def open(self) -> None:
-        """Open the environment."""
-        self._env = Environment(self.task)
-
-    def close(self) -> None:
-        """Close the environment."""
         if self._env is not None:
+            self._txn.abort()
             self._env.close()
-        self._env = None
+        self._env = self._txn = None
 
 
 class LmdbGet(Records):
@@ -123,7 +99,7 @@ class LmdbGet(Records):
         of the tree.
         """
         super().open()
-        with self.env.txn.cursor() as cursor:
+        with self._txn.cursor() as cursor:
             first = bytes(cursor.key()) if cursor.first() else b""
             last = bytes(cursor.key()) if cursor.last() else b""
             numbers = Keys(b"", b"", len(first), b"0123456789")
@@ -143,12 +119,12 @@ class LmdbGet(Records):
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's samples, shuffled."""
         for indices in self.task.batches(number):
-            get = self.env.txn.get
+            get = self._txn.get
             records = [get(key) for key in self._keys_of(indices)]
             if None in records:
                 missing = int(indices[records.index(None)])
                 raise FormatError("a key is missing", where=f"{self.task.path}, sample {missing}")
-            yield self.env.decoded(records)
+            yield self.decoded(records)
 
 
 class LmdbCursor(Records):
@@ -164,13 +140,13 @@ class LmdbCursor(Records):
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's records, those of every epoch in the same order."""
         each, others = self.task.batch_size, self.task.world_size - 1
-        with self.env.txn.cursor() as cursor:
+        with self._txn.cursor() as cursor:
             there = cursor.first() and _walk(cursor, self.task.rank * each)
             while there:
                 records = [cursor.value()]
                 while (there := cursor.next()) and len(records) < each:
                     records.append(cursor.value())
-                yield self.env.decoded(records)
+                yield self.decoded(records)
                 there = there and _walk(cursor, others * each)
 
 

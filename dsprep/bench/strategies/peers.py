@@ -9,14 +9,15 @@ bytes, uint8 with an axis more: as many bytes to read, and the same bits. Fields
 from __future__ import annotations
 
 import gc
+from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dsprep.bench.strategies.base import Loader
 from dsprep.bench.strategies.samples import as_field
-from dsprep.bench.task import Task
 from dsprep.core.schema import Array, Batch, DType, Field, Schema
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import Source
@@ -24,7 +25,7 @@ from dsprep.formats.base import Source
 CHUNK = 64 << 20
 """Bytes of a file of a loader that stores many samples per file."""
 
-PIECE = 8 << 20
+BLOCK = 8 << 20
 """Bytes of samples that are read from the dataset at a time."""
 
 PLAIN = frozenset(np.dtype(c) for c in ("i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8"))
@@ -42,31 +43,11 @@ def stored(field: Field) -> tuple[DType, tuple[int, ...]]:
     return np.dtype(np.uint8), (*field.inner, field.dtype.itemsize)
 
 
-def check(schema: Schema, loader: str) -> None:
-    """Raise `UnsupportedError` unless all fields have a fixed shape, and bytes."""
-    for f in schema:
-        if f.ragged or not f.row_nbytes:
-            raise UnsupportedError(
-                f"{loader} is measured with fields of a fixed shape only",
-                found=f"field {f.name}: {f}",
-                fix="leave the field out with --field, or the strategy",
-            )
-
-
-def check_alone(task: Task, loader: str, why: str) -> None:
-    """Raise `UnsupportedError` if there is more than one rank."""
-    if task.world_size > 1:
-        raise UnsupportedError(
-            f"{loader} cannot be shared out to {task.world_size} processes here: {why}",
-            fix="measure it with --ranks 1",
-        )
-
-
 def samples(source: Source) -> Iterator[dict[str, Array]]:
-    """Yield each sample as it is stored; pieces of 8 MiB are in memory."""
+    """Yield each sample as it is stored; 8 MiB of them are in memory."""
     schema = source.schema
     forms = [(name, f, stored(f)) for name, f in zip(names(schema), schema, strict=True)]
-    step = max(1, PIECE // max(1, schema.fixed_nbytes))
+    step = max(1, BLOCK // max(1, schema.fixed_nbytes))
     for start in range(0, len(source), step):
         stop = min(len(source), start + step)
         batch = source.read(start, stop)
@@ -79,20 +60,72 @@ def samples(source: Source) -> Iterator[dict[str, Array]]:
 
 
 class Peer(Loader):
-    """A loader whose items are dicts of tensors, by the names of `names`.
+    """A loader of another project, which has a form of the dataset of its own.
 
-    Worker processes stay from epoch to epoch.
+    Its items are dicts of tensors by the names of `names`, or the tensors in that order. Worker
+    processes stay from epoch to epoch.
     """
+
+    project: ClassVar[str]  # its name
+    alone: ClassVar[str] = ""  # why one process only can be measured; empty: several can be
+
+    @classmethod
+    def write(cls, source: Source, target: Path) -> None:
+        """Write the dataset in the project's form.
+
+        Raises
+        ------
+        UnsupportedError
+            If a field has no fixed shape, or no bytes.
+        """
+        cls._check(source.schema)
+        cls.save(source, target)
+
+    @classmethod
+    @abstractmethod
+    def save(cls, source: Source, target: Path) -> None:
+        """Write the dataset in the project's form."""
+
+    @classmethod
+    def _check(cls, schema: Schema) -> None:
+        for f in schema:
+            if f.ragged or not f.row_nbytes:
+                raise UnsupportedError(
+                    f"{cls.project} is measured with fields of a fixed shape only",
+                    found=f"field {f.name}: {f}",
+                    fix="leave the field out with --field, or the strategy",
+                )
+
+    def open(self) -> None:
+        """Make the loader, which reads tables or an index."""
+        self._check(self.task.schema)
+        if self.alone and self.task.world_size > 1:
+            raise UnsupportedError(
+                f"{self.project} cannot share samples between {self.task.world_size} processes "
+                f"here: {self.alone}",
+                fix="measure it with --ranks 1",
+            )
+        self.close()
+        self.loader = self.made()
+
+    @abstractmethod
+    def made(self) -> Any:
+        """Return the loader."""
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        """How a DataLoader of torch is given workers that stay."""
+        return {"num_workers": self.task.threads, "persistent_workers": self.task.threads > 0}
 
     def size(self, item: Any) -> int:
         """Return the samples of a batch."""
-        return len(item["f0"])
+        return len(item["f0"] if isinstance(item, dict) else item[0])
 
     def batch(self, item: Any) -> Batch:
         """Return the tensors as arrays."""
         batch: Batch = {}
-        for name, f in zip(names(self.task.schema), self.task.schema, strict=True):
-            array = np.ascontiguousarray(item[name])
+        for i, f in enumerate(self.task.schema):
+            array = np.ascontiguousarray(item[f"f{i}" if isinstance(item, dict) else i])
             batch[f.name] = as_field(array, f, (len(array), *f.inner))
         return batch
 

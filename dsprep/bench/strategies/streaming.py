@@ -13,27 +13,23 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from dsprep.bench.strategies.peers import CHUNK, Peer, check, check_alone, names, samples, stored
+from dsprep.bench.strategies.peers import CHUNK, Peer, names, samples, stored
 from dsprep.formats.base import Source
 
 
 class Streaming(Peer):
     """A DataLoader with ``threads`` workers over a StreamingDataset."""
 
+    project: ClassVar[str] = "streaming"
+    alone: ClassVar[str] = "it takes ranks from torch.distributed"
+
     _dataset: Any = None
 
-    @staticmethod
-    def write(source: Source, target: Path) -> None:
-        """Write the directory of shards.
-
-        Raises
-        ------
-        UnsupportedError
-            If a field has no fixed shape.
-        """
-        check(source.schema, "streaming")
+    @classmethod
+    def save(cls, source: Source, target: Path) -> None:
+        """Write the directory of shards."""
         from streaming import MDSWriter
 
         columns = {}
@@ -44,10 +40,8 @@ class Streaming(Peer):
             for sample in samples(source):
                 writer.write(sample)
 
-    def open(self) -> None:
+    def made(self) -> Any:
         """Read the index; its shared memory is made."""
-        check_alone(self.task, "streaming", "it takes ranks from torch.distributed")
-        self.close()
         from streaming import StreamingDataset
         from torch.utils.data import DataLoader
 
@@ -59,12 +53,7 @@ class Streaming(Peer):
             batch_size=task.batch_size,
             num_canonical_nodes=1,
         )
-        self.loader = DataLoader(
-            self._dataset,
-            task.batch_size,
-            num_workers=task.threads,
-            persistent_workers=task.threads > 0,
-        )
+        return DataLoader(self._dataset, task.batch_size, **self.workers)
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield the DataLoader's batches, in this epoch's order."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from dsprep.bench.strategies.peers import CHUNK, Peer, check, check_alone, names, samples
+from dsprep.bench.strategies.peers import CHUNK, Peer, names, samples
 from dsprep.formats.base import Source
 
 SHARDS = 16
@@ -29,50 +29,36 @@ BUFFER, ROOM = 1000, 256 << 20
 class Webdataset(Peer):
     """A WebLoader with ``threads`` workers."""
 
-    @staticmethod
-    def write(source: Source, target: Path) -> None:
-        """Write the directory of tar files.
+    project: ClassVar[str] = "webdataset"
+    alone: ClassVar[str] = "its ranks get whole shards"
 
-        Raises
-        ------
-        UnsupportedError
-            If a field has no fixed shape.
-        """
-        check(source.schema, "webdataset")
+    @classmethod
+    def save(cls, source: Source, target: Path) -> None:
+        """Write the directory of tar files."""
         from webdataset import ShardWriter
 
         target.mkdir()
-        per_shard = max(1, len(source) // SHARDS)
-        with ShardWriter(
-            str(target / "%06d.tar"), maxcount=per_shard, maxsize=CHUNK, verbose=0
-        ) as writer:
+        limits = {"maxcount": max(1, len(source) // SHARDS), "maxsize": CHUNK}
+        with ShardWriter(str(target / "%06d.tar"), verbose=0, **limits) as writer:
             for i, sample in enumerate(samples(source)):
                 files = {f"{name}.npy": array for name, array in sample.items()}
                 writer.write({"__key__": f"{i:012d}", **files})
 
-    def open(self) -> None:
+    def made(self) -> Any:
         """Find the shards."""
-        check_alone(self.task, "webdataset", "its ranks get whole shards")
-        self.close()
         from torch.utils.data import default_collate
         from webdataset import WebDataset, WebLoader
 
         task = self.task
         shards = sorted(map(str, task.path.glob("*.tar")))
-        fields = names(task.schema)
         dataset = (
             WebDataset(shards, shardshuffle=len(shards), detshuffle=True, empty_check=False)
             .shuffle(max(1, min(BUFFER, ROOM // max(1, task.schema.fixed_nbytes))))
             .decode()
-            .to_tuple(*(f"{name}.npy" for name in fields))
+            .to_tuple(*(f"{name}.npy" for name in names(task.schema)))
             .batched(task.batch_size, collation_fn=default_collate)
         )
-        self.loader = WebLoader(
-            dataset,
-            batch_size=None,
-            num_workers=task.threads,
-            persistent_workers=task.threads > 0,
-        )
+        return WebLoader(dataset, batch_size=None, **self.workers)
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield the workers' batches; at last, what is left of them."""
@@ -88,11 +74,3 @@ class Webdataset(Peer):
             joined = [torch.cat(columns) for columns in zip(*last, strict=True)]
             for at in range(0, len(joined[0]), size):
                 yield [column[at : at + size] for column in joined]
-
-    def size(self, item: Any) -> int:
-        """Return the samples of a batch."""
-        return len(item[0])
-
-    def batch(self, item: Any) -> Any:
-        """Return the tensors as arrays."""
-        return super().batch(dict(zip(names(self.task.schema), item, strict=True)))

@@ -6,7 +6,7 @@ once in an epoch; of the records left for a last, smaller block every rank gets 
 Reading is not overlapped with computing. Each class adds one thing to the one before it:
 
 ============ ======== ======== ======== ========= ======== =========
-step         one      jumps    explicit places    many     readers
+step         one      jumps    explicit offsets   many     readers
              reads    to its   reads    computed  steps by take
              for all  records                     one read turns
 ============ ======== ======== ======== ========= ======== =========
@@ -25,20 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, ClassVar
 
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.strategies.lmdbio.assignment import Assignment, Window
 from dsprep.bench.strategies.lmdbio.node import STEP_SECONDS, Member, Root
-from dsprep.bench.strategies.lmdbio.records import (
-    Computed,
-    Cursor,
-    Explicit,
-    Records,
-    Seen,
-    table,
-)
+from dsprep.bench.strategies.lmdbio.records import Computed, Cursor, Explicit, table
 from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import Batch, Bytes, Ints
 from dsprep.errors import DsprepError
@@ -51,6 +44,61 @@ from dsprep.reader.units import BUFFER_NBYTES, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
 
 
+@dataclass(frozen=True)
+class Window:
+    """What is read at a time: records ``start <= i < stop``, which last for some steps."""
+
+    start: int
+    stop: int
+    steps: int  # one, or as many as are read by one large read
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """How records are assigned to ranks, and ranks to those that read for them."""
+
+    samples: int  # records, numbered in the order of their keys
+    ranks: int  # of the run
+    batch_size: int  # a step takes `ranks * batch_size` records
+    roots: int  # ranks that read: each for itself and its neighbours
+    steps: int = 1  # of a window
+
+    def root_of(self, rank: int) -> int:
+        """Return which of the roots reads for a rank."""
+        return next(j for j in range(self.roots) if rank in self.members(j))
+
+    def members(self, root: int) -> range:
+        """Return the ranks that a root reads for; it is the first of them."""
+        return range(root * self.ranks // self.roots, (root + 1) * self.ranks // self.roots)
+
+    def windows(self) -> Iterator[Window]:
+        """Yield what all roots together read at a time; only the last one has fewer records."""
+        block = self.ranks * self.batch_size
+        full = self.samples // block
+        for step in range(0, full, self.steps):
+            until = min(step + self.steps, full)
+            yield Window(step * block, until * block, until - step)
+        if full * block < self.samples:
+            yield Window(full * block, self.samples, 1)
+
+    def span(self, window: Window, root: int) -> tuple[int, int]:
+        """Return the records that a root reads: first, and after the last."""
+        ranks = self.members(root)
+        return self._edge(window, ranks.start), self._edge(window, ranks.stop)
+
+    def part(self, window: Window, rank: int, step: int) -> tuple[int, int]:
+        """Return the records that a rank gets in a step of a window."""
+        if window.steps == 1:
+            return self._edge(window, rank), self._edge(window, rank + 1)
+        ranks = self.members(self.root_of(rank))
+        first = self._edge(window, ranks.start)
+        first += (step * len(ranks) + rank - ranks.start) * self.batch_size
+        return first, first + self.batch_size
+
+    def _edge(self, window: Window, rank: int) -> int:
+        return window.start + (window.stop - window.start) * rank // self.ranks
+
+
 class Lmm(Strategy):
     """LMM: of the ranks of a node, `Task.readers_per_node` read for all, into shared memory.
 
@@ -60,15 +108,14 @@ class Lmm(Strategy):
     rank this is plain reading by a cursor.
     """
 
-    # jumps, explicit, computed, coalesced, staggered: what the steps add to each other
-    jumps: ClassVar[bool] = False
+    jumps: ClassVar[bool] = False  # the columns of the table above
     explicit: ClassVar[bool] = False
     computed: ClassVar[bool] = False
     coalesced: ClassVar[bool] = False
     staggered: ClassVar[bool] = False
 
     _node: Root | Member | None = None
-    _records: Records | None = None
+    _records: Cursor | Explicit | None = None
 
     def open(self) -> None:
         """Find each other; a root opens the database."""
@@ -77,7 +124,7 @@ class Lmm(Strategy):
         self._values = Values(task.schema)
         self._pool = Pool(1, 2)
         roots = min(task.readers_per_node, task.world_size)
-        steps = self._steps(roots)
+        steps = self._steps(roots) if self.coalesced else 1
         self._assigned = Assignment(task.samples, task.world_size, task.batch_size, roots, steps)
         self._root = self._assigned.root_of(task.rank)
         members = self._assigned.members(self._root)
@@ -95,9 +142,7 @@ class Lmm(Strategy):
         self._tokens = Local(f"bench {task.strategy} {task.key}", task.stagger, self._root)
 
     def _steps(self, roots: int) -> int:
-        """Return how many steps are read at a time."""
-        if not self.coalesced:
-            return 1
+        """Return how many steps a buffer holds."""
         with Sidecar.open(self.task.path) as sidecar:
             each = sample_nbytes(sidecar, sidecar.schema)
         most = -(-self.task.world_size // roots) * self.task.batch_size
@@ -113,14 +158,12 @@ class Lmm(Strategy):
         each = data_file(self.task.path).stat().st_size / assigned.samples
         return int((high - low) * (16 + each))
 
-    def _opened(self) -> Records:
+    def _opened(self) -> Cursor | Explicit:
         task = self.task
         if self.computed:
             return Explicit(task.path, Computed(task.path), task.transfer_size)
         cursor = Cursor(task.path, task.samples, self.jumps)
-        if self.explicit:
-            return Explicit(task.path, Seen(cursor), task.transfer_size)
-        return cursor
+        return Explicit(task.path, cursor, task.transfer_size) if self.explicit else cursor
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield the batches of this rank, in order."""
@@ -158,10 +201,10 @@ class Lmm(Strategy):
 
     def _batch(self, shared: Bytes, starts: Ints, lengths: Ints, first: int) -> Batch:
         """Copy records out of the shared memory, and take them apart."""
-        places = packed(lengths)
-        total = int(places[-1])
+        offsets = packed(lengths)
+        total = int(offsets[-1])
         _, out = self._pool.take(total, lambda: True)
-        move_spans(shared, starts, lengths, out, places[:-1])
+        move_spans(shared, starts, lengths, out, offsets[:-1])
         path = self.task.path
         return self._values.decode(out[:total], lengths, lambda i: f"{path}, record {first + i}")
 
@@ -221,7 +264,7 @@ class Prov(Dio):
 class Coal(Prov):
     """COAL: a root reads the records of many steps at a time, contiguously.
 
-    As many as `Task.buffer_nbytes` hold; 64 MiB by default. Each root reads one piece of the
+    As many as `Task.buffer_nbytes` hold; 64 MiB by default. Each root reads one block of the
     records of these steps, for its own ranks: they get other records than in one step at a time.
     """
 

@@ -35,8 +35,9 @@ def _lost(what: str) -> DsprepError:
     return DsprepError(what, fix="see what the other processes of the run say")
 
 
-def _received(sock: socket.socket, deadline: float) -> tuple[dict[str, Any], list[int]] | None:
+def _receive(sock: socket.socket, seconds: float) -> tuple[dict[str, Any], list[int]] | None:
     """Wait for a message, and the files that come with it; None: there is none."""
+    deadline = time.monotonic() + seconds
     return wire.receive(sock, lambda: time.monotonic() > deadline)
 
 
@@ -46,7 +47,7 @@ class Root:
     Parameters
     ----------
     name
-        Where the others find it; see `dsprep.reader.node.wire.address`.
+        Of the socket that the others connect to; see `dsprep.reader.node.wire.address`.
     others
         The ranks that it reads for besides itself.
     """
@@ -56,7 +57,6 @@ class Root:
         self._fd: int | None = None  # of memory that the others do not have yet
         self._looking = False
         self._socks: list[socket.socket] = []
-        self._shared = bool(others)
         if others:
             self._accept(name, set(others))
 
@@ -67,11 +67,15 @@ class Root:
                 listening.bind(name)
                 listening.listen(len(missing))
                 while missing:
-                    listening.settimeout(max(0.001, deadline - time.monotonic()))
+                    left = max(0.001, deadline - time.monotonic())
+                    listening.settimeout(left)
                     sock, _ = listening.accept()
                     self._socks.append(sock)
-                    if not self._greet(sock, missing, deadline):
+                    found = _receive(sock, left) if wire.same_user(sock) else None
+                    if found is None or found[0].get("rank") not in missing:
                         self._socks.pop().close()
+                    else:
+                        missing.remove(found[0]["rank"])
             except BaseException as error:
                 self.close()
                 if isinstance(error, TimeoutError):
@@ -79,38 +83,20 @@ class Root:
                     raise _lost(f"rank {ranks} did not come in {OPEN_SECONDS:.0f} s") from error
                 raise
 
-    def _greet(self, sock: socket.socket, missing: set[int], deadline: float) -> bool:
-        """Find out who connected, and answer; False: it is gone, or nobody that is expected."""
-        found = _received(sock, deadline)
-        if found is None or not wire.same_user(sock):
-            return False
-        rank = found[0].get("rank")
-        if rank not in missing:
-            return False
-        try:
-            wire.send(sock, {"welcome": rank})
-        except OSError:  # it gave up
-            return False
-        missing.discard(rank)
-        return True
-
     def memory(self, nbytes: int) -> Bytes:
         """Return memory of at least that many bytes, once nobody looks at it any more."""
-        deadline = time.monotonic() + STEP_SECONDS
-        if self._looking and None in [_received(s, deadline) for s in self._socks]:
+        if self._looking and None in [_receive(s, STEP_SECONDS) for s in self._socks]:
             raise _lost("a process that this one reads for is gone, or hangs")
         self._looking = False
         if self._memory is None or len(self._memory) < nbytes:
             self._memory = None
-            self._memory = self._made(max(nbytes + nbytes // 8, mmap.PAGESIZE))
+            self._drop_fd()
+            size = max(nbytes + nbytes // 8, mmap.PAGESIZE)
+            if self._socks:
+                self._fd, self._memory = wire.new_memory(size)
+            else:
+                self._memory = anonymous(size)
         return np.frombuffer(self._memory, np.uint8)
-
-    def _made(self, nbytes: int) -> mmap.mmap:
-        if not self._shared:
-            return anonymous(nbytes)
-        self._drop_fd()
-        self._fd, memory = wire.new_memory(nbytes)
-        return memory
 
     def look(self) -> Bytes:
         """Return what was read last, which the others may look at from now on."""
@@ -121,16 +107,15 @@ class Root:
                 sock.settimeout(STEP_SECONDS)
                 wire.send(sock, {"look": True}, fds)
                 sock.settimeout(None)
-            except TimeoutError as error:
-                raise _lost("a process that this one reads for hangs") from error
             except OSError as error:
-                raise _lost("a process that this one reads for is gone") from error
+                how = "hangs" if isinstance(error, TimeoutError) else "is gone"
+                raise _lost(f"a process that this one reads for {how}") from error
         self._looking = bool(self._socks)
         self._drop_fd()
         return np.frombuffer(self._memory, np.uint8)
 
     def looked(self) -> None:
-        """Nothing: the others say that they have looked, and `memory` waits for that."""
+        """Do nothing: the others say that they have looked, and `memory` waits for that."""
 
     def _drop_fd(self) -> None:
         if self._fd is not None:
@@ -146,20 +131,12 @@ class Root:
 
 
 class Member:
-    """A process that another one reads for.
-
-    Parameters
-    ----------
-    name
-        Where that one is found.
-    rank
-        Of this process.
-    """
+    """A process that another one reads for; `name` and `rank` are as for `Root`."""
 
     def __init__(self, name: str, rank: int) -> None:
         self._memory: mmap.mmap | None = None
         deadline = time.monotonic() + OPEN_SECONDS
-        while (sock := _welcomed(name, rank, deadline)) is None:
+        while (sock := _connected(name, rank)) is None:
             if time.monotonic() > deadline:
                 raise _lost(f"the process that reads did not come in {OPEN_SECONDS:.0f} s")
             time.sleep(_RETRY_SECONDS)
@@ -167,7 +144,7 @@ class Member:
 
     def look(self) -> Bytes:
         """Return what the root read next."""
-        found = _received(self._sock, time.monotonic() + STEP_SECONDS)
+        found = _receive(self._sock, STEP_SECONDS)
         if found is None:
             raise _lost("the process that reads for this one is gone, or hangs")
         for fd in found[1]:
@@ -191,19 +168,17 @@ class Member:
         self._memory = None
 
 
-def _welcomed(name: str, rank: int, deadline: float) -> socket.socket | None:
-    """Return a connection to the root; None: it is not there, or ends just now."""
+def _connected(name: str, rank: int) -> socket.socket | None:
+    """Return a connection to the root; None: it is not there yet."""
     sock = wire.new_socket()
     try:
         sock.connect(name)
-        wire.send(sock, {"rank": rank})
-        found = _received(sock, deadline)
+        if wire.same_user(sock):
+            wire.send(sock, {"rank": rank})
+            return sock
+        sock.close()
     except OSError as error:
         sock.close()
         if error.errno in (errno.EMFILE, errno.EPERM, errno.EACCES):
             raise
-        return None
-    if found is None or not wire.same_user(sock):
-        sock.close()
-        return None
-    return sock
+    return None
