@@ -30,7 +30,7 @@ from dsprep.executors.launched import launched
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.verbs import verify
 from dsprep.verbs.convert import plan_job
-from dsprep.write import plan, remote, shuffle
+from dsprep.write import plan, shuffle
 from dsprep.write import run as jobs
 from dsprep.write.run import run_job
 
@@ -481,41 +481,25 @@ def test_processes_end_with_the_one_that_started_them():
 # --- where other processes are -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parts", [0, 3])
-def test_buckets_are_read_from_another_directory(parts, tmp_path, monkeypatch):
+def test_buckets_are_read_from_another_directory(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
-    batch = random_batch(MIXED, 40)
-    base = MemorySource(batch=batch, schema=MIXED, path=Path("data"))
+    monkeypatch.setattr(shuffle, "PART_NBYTES", 3000)
+    base = MemorySource(MIXED, random_batch(MIXED, 40), Path("data"))
     source = shuffle.ShuffledSource(base, 5, 4000, Path("scratch"))
-    if parts:
-        first_pass = source.first_pass(parts)
-        for i in range(parts):
-            first_pass.deal(i, base, 0)
-        source.dealt(first_pass)
-    source.prepare()
     expected = source.read(0, 40)
     before = executor_job.digests(tmp_path / "here")
-    sent = pickle.dumps(source)
+    assert {name.split("/")[1] for name in before} > {"part-0", "part-1"}
+    sent = pickle.dumps(source.part(0, 40))
     monkeypatch.chdir(tmp_path / "there")
-    with pickle.loads(sent) as other:
-        assert_same_batch(other.read(0, 40), expected, MIXED)
+    opening, at = pickle.loads(sent)
+    with opening.opened() as other:
+        assert_same_batch(other.read(0 - at, 40 - at), expected, MIXED)
     assert not list((tmp_path / "there").iterdir())
     source.close()
     assert executor_job.digests(tmp_path / "here") == before
-
-
-def test_a_first_pass_has_as_many_parts_as_files_may_be_open(monkeypatch):
-    class Wide:
-        scratch_nbytes = 1 << 50
-
-        def first_pass(self, wanted):
-            raise UsageError(f"{wanted} parts")
-
-    with pytest.raises(UsageError, match=f"{remote.MOST_PARTS} parts"):
-        remote.deal(Wide(), None)
 
 
 def test_differences_are_told_with_their_place_in_the_file(origin, monkeypatch):

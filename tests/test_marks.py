@@ -158,7 +158,7 @@ def test_the_first_pass_of_a_shuffle_notices(tmp_path, monkeypatch):
     paths = made("hdf5", tmp_path / "one", 1, 1, beside=True)
     others = made("hdf5", tmp_path / "two", 2, 1, beside=False)
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
-    monkeypatch.setattr("dsprep.write.remote.PART_NBYTES", 4000)
+    monkeypatch.setattr("dsprep.write.shuffle.PART_NBYTES", 4000)
     executor = Inline(lambda: replace_all(paths, others))
     options = {"buffer_size": 10, "stripe_size": "4KiB", "shuffle": 3, "samples_per_file": 20}
     with pytest.raises(ChangedError):

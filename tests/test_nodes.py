@@ -258,14 +258,14 @@ def test_the_first_pass_of_a_shuffle_by_another_node(tmp_path, monkeypatch):
     (path,) = made("hdf5", tmp_path / "one", 1, 1, beside=True)
     waited = []
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
-    monkeypatch.setattr("dsprep.write.remote.PART_NBYTES", 4000)
+    monkeypatch.setattr("dsprep.write.shuffle.PART_NBYTES", 4000)
     monkeypatch.setattr(shuffle, "node", lambda: "another")
     monkeypatch.setattr(shuffle, "wait_for", lambda p, by: (waited.append(p), wait_for(p, by)))
     target = tmp_path / "out"
     options = {"buffer_size": 10, "stripe_size": "4KiB", "shuffle": 3, "samples_per_file": 20}
     dsprep.repack(path, target, to="hdf5", executor=Inline(), durable=False, **options)
     names = {p.name for p in waited}
-    assert any(name.startswith("part-of-run-") for name in names)
+    assert any(name.startswith("run-") for name in names)
     assert "runs" in names
     with dsprep.open(target) as out, dsprep.open(path) as source:
         assert sorted(out[:]["y"].tolist()) == sorted(source[:]["y"].tolist())

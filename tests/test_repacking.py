@@ -459,7 +459,7 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "_make_shards", die)
     with pytest.raises(Killed):
         repacked(origin, tmp_path / "b.h5", **options)
-    assert (tmp_path / ".b.h5.dsprep-partial" / "shuffle" / "runs").exists()
+    assert (tmp_path / ".b.h5.dsprep-partial" / "shuffle" / "part-0" / "runs").exists()
     monkeypatch.undo()
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
     monkeypatch.setattr(shuffle, "RunWriter", die)  # nothing is dealt again

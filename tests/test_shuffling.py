@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from dsprep.core import pread
 from dsprep.core.gather import take as gather
 from dsprep.core.permutation import SORTED, Permutation
 from dsprep.core.schema import Arena, Field, Schema, batch_nbytes, concatenate
+from dsprep.formats.base import Opening
 from dsprep.write import buckets, shuffle
 from dsprep.write.shuffle import ShuffledSource
 
@@ -143,7 +145,7 @@ def test_every_schema(name, through, kind, tmp_path, tiny):
         sizes = shuffled.sizes(0, 53)
         assert sizes.tolist() == Knowing(schema, expected(source, 5)).sizes(0, 53).tolist()
         if shuffled.how == "buckets":
-            used = sum(p.stat().st_size for p in (tmp_path / "s").iterdir())
+            used = sum(p.stat().st_size for p in (tmp_path / "s").rglob("*") if p.is_file())
             assert used <= shuffled.scratch_nbytes * (2 if kind is Forgetful else 1)
         else:
             assert not (tmp_path / "s").exists()
@@ -183,7 +185,7 @@ def test_any_number_of_threads_at_any_place(tmp_path, tiny):
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(check, sorted(starts)))
             list(pool.map(check, starts))
-        assert len(shuffled._cache._held) <= 2
+        assert len(shuffled._served._cache._held) <= 2
     assert source.count == 5000  # the first pass only
 
 
@@ -199,7 +201,7 @@ def test_what_was_read_stays_when_memory_is_used_again(name, tmp_path, tiny, mon
         del kept
         for i in range(0, 400, 10):
             assert_same_batch(shuffled.read(i, i + 10), take(want, i, i + 10), schema)
-        held = sum(b.nbytes for b in shuffled._cache._load.__self__._memory._blocks)
+        held = sum(b.nbytes for b in shuffled._served._cache._load.__self__._memory._blocks)
         assert held < batch_nbytes(want)  # some of it, not all buckets
 
 
@@ -220,7 +222,7 @@ def test_files_do_not_depend_on_threads(tmp_path, tiny):
         source = numbered(2000)
         with ShuffledSource(source, 1, 30_000, scratch, workers=workers) as shuffled:
             shuffled.prepare()
-        found.append({p.name: p.read_bytes() for p in scratch.iterdir() if p.suffix != ".json"})
+        found.append({p.name: p.read_bytes() for p in scratch.glob("part-*/*")})
     assert found[0] == found[1]
 
 
@@ -247,41 +249,52 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("name", ["mixed", "five-d"])
-def test_a_killed_first_pass_goes_on(name, tmp_path, tiny, monkeypatch):
-    monkeypatch.setattr(shuffle, "CHECKPOINT_NBYTES", 500)
+def test_a_killed_first_pass_goes_on(name, again, tmp_path, tiny, monkeypatch):
+    """Parts that are there are not dealt again, by threads or by the workers of an executor."""
+    monkeypatch.setattr(shuffle, "PART_NBYTES", 2000)
     schema = SCHEMAS[name]
-    source = Forgetful(schema, random_batch(schema, 300, seed=2))
-    memory = batch_nbytes(source.read(0, 300)) // 5
+    source = Knowing(schema, random_batch(schema, 300, seed=2))
+    want, memory = expected(source, 9), batch_nbytes(source.read(0, 300)) // 5
+    (tmp_path / "memory").touch()
+    source.path, source.opening = tmp_path / "memory", Again(source=source)
 
-    def make(scratch, workers):
-        return ShuffledSource(source, 9, memory, scratch, workers=workers)
-
-    with make(tmp_path / "whole", 1) as shuffled:
-        shuffled.prepare()
-    whole = {n: (tmp_path / "whole" / n).read_bytes() for n in ("runs", "index", "sizes")}
-    source.count = 0
+    def make(workers):
+        return ShuffledSource(source, 9, memory, tmp_path / "s", workers=workers)
 
     def kill(done, total):
         if done >= 150:
             raise Killed
 
-    with make(tmp_path / "s", 1) as shuffled, pytest.raises(Killed):
-        shuffled.prepare(kill)
-    for file in ("runs", "index", "sizes"):  # what a killed run may have left behind the place
-        with (tmp_path / "s" / file).open("ab") as f:
-            f.write(b"\xff" * 999)
+    source.count = 0
+    with make(1) as shuffled, pytest.raises(Killed):
+        shuffled.prepare(progress=kill)
     first = source.count
-    with make(tmp_path / "s", 2) as shuffled:
-        shuffled.prepare()
-        assert source.count - first < 290
-        assert (tmp_path / "s" / "runs").read_bytes() == whole["runs"]
-        assert (tmp_path / "s" / "index").read_bytes() == whole["index"]
-        assert_same_batch(shuffled.read(0, 300), expected(source, 9), schema)
+    with make(2) as shuffled, ThreadPoolExecutor(2) as pool:
+        shuffled.prepare(pool if again else None)
+        assert len(list((tmp_path / "s").iterdir())) > 5
+        assert 50 < source.count - first < 250
+        assert_same_batch(shuffled.read(0, 300), want, schema)
+        opening, at = shuffled.part(40, 60)
+        with opening.opened() as other:
+            assert_same_batch(other.read(40 - at, 60 - at), take(want, 40, 60), schema)
+            assert np.array_equal(other.sizes(0, 300), shuffled.sizes(0, 300))
+        shuffled.clean()
+    assert not (tmp_path / "s").exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again(Opening):
+    source: MemorySource
+
+    def open(self):
+        return self.source
 
 
 @pytest.mark.parametrize("damage", ["journal", "truncated", "missing", "nonsense"])
-def test_damaged_files_are_made_again(damage, tmp_path, tiny):
+def test_damaged_files_are_made_again(damage, tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(shuffle, "PART_NBYTES", 10_000)
     source = numbered(1000)
     scratch = tmp_path / "s"
     with ShuffledSource(source, 1, 20_000, scratch) as shuffled:
@@ -292,10 +305,10 @@ def test_damaged_files_are_made_again(damage, tmp_path, tiny):
         case "nonsense":
             (scratch / "shuffle.json").write_text("[1]")
         case "truncated":
-            with (scratch / "runs").open("r+b") as f:
+            with (scratch / "part-1" / "runs").open("r+b") as f:
                 f.truncate(100)
         case "missing":
-            (scratch / "index").unlink()
+            (scratch / "part-0" / "index").unlink()
     with ShuffledSource(source, 1, 20_000, scratch) as shuffled:
         assert_same_batch(shuffled.read(0, 1000), expected(source, 1), X)
 

@@ -10,15 +10,11 @@ from support import DTYPES, MemorySource, assert_same_batch, random_batch, schem
 
 from dsprep.core.schema import Arena, Field, Ragged, Schema, concatenate
 from dsprep.errors import SchemaError, UsageError
+from dsprep.source import derived
+from dsprep.source.derived import DuplicatedSource, SelectedSource
 from dsprep.write import split
 from dsprep.write.shuffle import ShuffledSource
-from dsprep.write.split import (
-    DuplicatedSource,
-    SelectedSource,
-    assign,
-    group_labels,
-    parse_split,
-)
+from dsprep.write.split import assign, group_labels, parse_split
 
 SCHEMAS = dict(schemas())
 THIRDS = [("train", 0.8), ("val", 0.1), ("test", 0.1)]
@@ -169,7 +165,7 @@ INDICES = {
 @pytest.mark.parametrize("which", INDICES)
 @pytest.mark.parametrize("name", ["mixed", "fixed-<f4", "ragged-|S7", "empty-axis", "bytes"])
 def test_selected(name, which, join, monkeypatch):
-    monkeypatch.setattr(split, "JOIN_NBYTES", join)
+    monkeypatch.setattr(derived, "JOIN_NBYTES", join)
     schema, indices = SCHEMAS[name], INDICES[which]
     source = MemorySource(schema, random_batch(schema, 50, seed=3))
     selected = SelectedSource(source, indices)
@@ -184,7 +180,7 @@ def test_selected(name, which, join, monkeypatch):
 
 
 def test_long_selections_are_read_in_bounded_spans(monkeypatch):
-    monkeypatch.setattr(split, "SPAN_NBYTES", 800)
+    monkeypatch.setattr(derived, "SPAN_NBYTES", 800)
     calls = []
     source = numbered(10_000)
     read = source.read

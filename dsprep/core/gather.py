@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, new_array
+from dsprep.core.schema import (
+    Arena,
+    Array,
+    Batch,
+    Ints,
+    Ragged,
+    Schema,
+    concatenate,
+    new_array,
+)
 
 LONG = 2048
 """Bytes of a sample from which on it is worth naming it alone: to copy it, or in one call to the
@@ -63,3 +72,46 @@ def _take_ragged(column: Ragged, rows: Ints, arena: Arena | None, key: str) -> R
         index = np.arange(total) + np.repeat(starts - offsets[:-1], lengths)
         take_into(out, values, index)
     return Ragged(out, offsets, column.kind)
+
+
+class Assembly:
+    """A batch put together from parts: fixed fields in one array, ragged ones joined in the end.
+
+    Parts of ragged fields are kept until then: they must have memory of their own.
+
+    Parameters
+    ----------
+    schema, count
+        The fields and the number of samples.
+    arena, key
+        As in `take`.
+    """
+
+    def __init__(
+        self, schema: Schema, count: int, arena: Arena | None = None, key: str = ""
+    ) -> None:
+        self._schema, self.ragged = schema, Schema(tuple(f for f in schema if f.ragged))
+        self._fixed = {
+            f.name: new_array(arena, f"{key}.{f.name}", (count, *f.inner), f.dtype)
+            for f in schema
+            if not f.ragged
+        }
+        self._parts: dict[int, Batch] = {}
+
+    def put(self, at: int, batch: Batch, rows: Ints | None = None) -> None:
+        """Let sample `at` and those after it be those of `batch`, or `rows` of them."""
+        for name, out in self._fixed.items():
+            column = np.asarray(batch[name])
+            if rows is None:
+                out[at : at + len(column)] = column
+            else:
+                take_into(out[at : at + len(rows)], column, rows)
+        if self.ragged.fields:
+            part = {f.name: batch[f.name] for f in self.ragged}
+            self._parts[at] = part if rows is None else take(self.ragged, part, rows)
+
+    def batch(self) -> Batch:
+        """Return the samples, when all are there."""
+        parts = [self._parts[at] for at in sorted(self._parts)]
+        joined = concatenate(self.ragged, parts) if parts else {}
+        return {n: self._fixed[n] if n in self._fixed else joined[n] for n in self._schema.names}

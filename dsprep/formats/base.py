@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -23,15 +24,8 @@ from numpy.typing import NDArray
 
 from dsprep.core.checksums import Members
 from dsprep.core.groups import Grouping, GroupPlan
-from dsprep.core.schema import (
-    Arena,
-    Batch,
-    Column,
-    Field,
-    FieldSpec,
-    Ragged,
-    Schema,
-)
+from dsprep.core.marks import Mark, unchanged
+from dsprep.core.schema import Arena, Batch, Column, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout, Groups
@@ -238,6 +232,37 @@ def check_options(options: OpenOptions | WriteOptions, known: frozenset[str], fo
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Opening(ABC):
+    """How a source was opened, so that another process can open it as well.
+
+    What travels is small: paths and options, and the numbers of samples that were selected.
+
+    Attributes
+    ----------
+    marks
+        What the files were, those of the data first; empty: not looked at.
+    """
+
+    marks: tuple[Mark, ...] = ()
+
+    @abstractmethod
+    def open(self) -> Source:
+        """Open the source.
+
+        Raises
+        ------
+        DsprepError, OSError
+            If it has changed meanwhile, or cannot be reached from here.
+        """
+
+    @contextmanager
+    def opened(self) -> Iterator[Source]:
+        """Open the source, and close it; a `ChangedError` if its files are others now."""
+        with unchanged(self.marks), self.open() as source:
+            yield source
+
+
 class Source(ABC):
     """A dataset opened for reading.
 
@@ -258,8 +283,7 @@ class Source(ABC):
     named
         The paths and patterns by which it was named; empty if it was opened otherwise.
     opening
-        How it was opened (`dsprep.source.many.Opening`), for other processes; None if it was
-        not by `dsprep.open`.
+        How it was opened, for other processes; None if it was not by `dsprep.open`.
     """
 
     path: Path
@@ -267,7 +291,7 @@ class Source(ABC):
     version: str = ""
     notes: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
-    opening: Any = None
+    opening: Opening | None = None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -322,6 +346,39 @@ class Source(ABC):
 
         Reads everything where that takes it.
         """
+
+    def files(self) -> list[Path]:
+        """Return the files and stores that it reads."""
+        return [self.path]
+
+    def marks(self) -> tuple[Mark, ...]:
+        """Return what its files were when it was opened, or else are now, in their order.
+
+        Empty for a source that was made in this process.
+        """
+        if self.opening is None:
+            return ()
+        if not self.opening.marks:
+            marks = tuple(Mark.of(path.absolute()) for path in self.files())
+            self.opening = replace(self.opening, marks=marks)
+        return self.opening.marks
+
+    def part(self, start: int, stop: int) -> tuple[Opening, int]:
+        """Return how another process opens what samples ``start <= i < stop`` need.
+
+        Returns
+        -------
+        How, and the number that the first sample there has here.
+
+        Raises
+        ------
+        UsageError
+            If it was made in this process and cannot be opened in another one.
+        """
+        if self.opening is None:
+            raise UsageError("other processes cannot open this dataset", where=self.path)
+        self.marks()
+        return self.opening, 0
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the payload bytes of each sample, or None where that takes reading them.

@@ -16,11 +16,19 @@ from typing import Literal, TypeAlias
 from dsprep.core.marks import Mark
 from dsprep.core.schema import Field, FieldSpec, Schema, with_others
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
-from dsprep.formats.base import UNRECORDED, Format, OpenOptions, Source, check_options, wanted
+from dsprep.formats.base import (
+    UNRECORDED,
+    Format,
+    Opening,
+    OpenOptions,
+    Source,
+    check_options,
+    wanted,
+)
 from dsprep.sidecar import sidecar, spec
 from dsprep.source.files import find_dataset
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.source.many import Opening, beside, open_native
+from dsprep.source.many import open_native
 
 Progress: TypeAlias = Callable[[int, int], None]
 Through: TypeAlias = Literal["sidecar", "library", "strict"]
@@ -52,7 +60,7 @@ def open_dataset(
     at
         The sidecar, if it is not beside the dataset.
     marked
-        Look at the status of every file before anything is read, for `marks_of`.
+        Look at the status of every file before anything is read, for `Source.marks`.
 
     Raises
     ------
@@ -79,22 +87,32 @@ def open_dataset(
     return source
 
 
-def open_known(opening: Opening) -> Source:
-    """Open a dataset that was opened through its sidecar, in another process or before.
+@dataclass(frozen=True, kw_only=True)
+class SidecarOpening(Opening):
+    """A dataset that was opened through its sidecar.
 
-    Raises
-    ------
-    DsprepError, OSError
-        If it has changed meanwhile, or cannot be reached from here.
+    Attributes
+    ----------
+    paths, options
+        Its files, and how they are read.
+    at
+        The sidecar, if it is not beside the dataset.
     """
-    format, names, notes = find_dataset(opening.paths)
-    check_options(opening.options, format.open_options, format.name)
-    files = _Files(format, names, opening.at, notes)
-    known = _required(_known(files, trusted=bool(opening.marks)), names)
-    source = _through(files, known, _reading(opening.options, known), "strict", ())
-    assert source is not None  # or it is refused
-    source.named = tuple(map(str, opening.paths))
-    return source
+
+    paths: tuple[Path, ...]
+    options: OpenOptions
+    at: Path | None = None
+
+    def open(self) -> Source:
+        """Open the source through its sidecar, and in no other way."""
+        format, names, notes = find_dataset(self.paths)
+        check_options(self.options, format.open_options, format.name)
+        files = _Files(format, names, self.at, notes)
+        known = _required(_known(files, trusted=bool(self.marks)), names)
+        source = _through(files, known, _reading(self.options, known), "strict", ())
+        assert source is not None  # or it is refused
+        source.named = tuple(map(str, self.paths))
+        return source
 
 
 @dataclass(frozen=True)
@@ -158,11 +176,12 @@ def _through(
         return None
     if source is not None:
         source.notes = (*files.notes, *source.notes)
-        if marks:
-            marks = (*marks, *beside(source))
-        absolute = tuple(p.absolute() for p in files.names)
-        at = None if files.at is None else files.at.absolute()
-        source.opening = Opening(absolute, options, marks=marks, at=at)
+        source.opening = SidecarOpening(
+            paths=tuple(p.absolute() for p in files.names),
+            options=options,
+            at=None if files.at is None else files.at.absolute(),
+            marks=(*marks, *source.beside()) if marks else (),
+        )
     elif through == "strict":
         raise UsageError(
             "what is asked for cannot be read through the sidecar",

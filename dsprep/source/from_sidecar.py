@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from dsprep.core.marks import Mark
 from dsprep.core.schema import Arena, Batch, Field, Ints, Schema
-from dsprep.formats.base import Source
+from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.model import FileLayout
 from dsprep.reading.records import Verify
+from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 
 
@@ -50,6 +53,33 @@ class SidecarSource(Source):
 
     def __len__(self) -> int:
         return len(self.sidecar)
+
+    def files(self) -> list[Path]:
+        """Return the files of the data."""
+        return self.paths
+
+    def marks(self) -> tuple[Mark, ...]:
+        """See `Source.marks`; those of the sidecar, by which the samples are found, come last."""
+        if self.opening is not None and not self.opening.marks:
+            marks = (*super().marks(), *self.beside())
+            self.opening = replace(self.opening, marks=marks)
+        return super().marks()
+
+    def beside(self) -> Iterator[Mark]:
+        """Yield the marks of the sidecar and its companion."""
+        path = self.sidecar.path
+        yield Mark.of(path.absolute())
+        if self.sidecar.content.companion is not None:
+            yield Mark.of(path.with_name(spec.companion_name(path)).absolute())
+
+    def part(self, start: int, stop: int) -> tuple[Opening, int]:
+        """See `Source.part`; of the data, only files that hold some of the samples are marked."""
+        opening, offset = super().part(start, stop)
+        files = len(self.paths)
+        first, last = (self.sidecar.file_of(i)[0] for i in (start, max(start, stop - 1)))
+        some = slice(min(first, files), min(last + 1, files))
+        marks = (*opening.marks[some], *opening.marks[files:])
+        return replace(opening, marks=marks), offset
 
     def locate(self, sample: int) -> tuple[Path, int]:
         """Return the file that holds `sample`, and the sample's number in it."""

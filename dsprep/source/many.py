@@ -19,93 +19,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep import formats
+from dsprep.core.gather import Assembly
 from dsprep.core.marks import Mark, Status, changed, same_file, status
 from dsprep.core.schema import (
     OTHERS,
     Arena,
-    Array,
     Batch,
-    Ragged,
     Schema,
-    concatenate,
     differences,
     empty_batch,
-    new_array,
     with_others,
 )
 from dsprep.errors import FormatError, SchemaError
-from dsprep.formats.base import Format, OpenOptions, Settled, Source
+from dsprep.formats.base import Format, Opening, OpenOptions, Settled, Source
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar import spec
-from dsprep.source.from_sidecar import SidecarSource
 
 MAX_OPEN = 8
 """Files of one dataset that are kept open at the same time, besides those being read."""
 
 
-@dataclass(frozen=True)
-class Opening:
-    """How a source was opened, so that another process can open it as well.
+@dataclass(frozen=True, kw_only=True)
+class NativeOpening(Opening):
+    """Files that were opened by the library of their format.
 
     Attributes
     ----------
-    paths
-        Its files.
-    options
-        How they are read.
-    format
-        By the library of which format; None: through their sidecar.
+    paths, options, format
+        The files, how they are read, and the name of their format.
     hint
         Types that the format does not keep.
-    marks
-        What the files were, then the sidecar's; empty: not looked at.
-    at
-        The sidecar, if it is not beside the dataset.
     """
 
     paths: tuple[Path, ...]
     options: OpenOptions
-    format: str | None = None
+    format: str
     hint: Schema | None = None
-    marks: tuple[Mark, ...] = ()
-    at: Path | None = None
 
     def open(self) -> Source:
-        """Open the source.
-
-        Raises
-        ------
-        DsprepError, OSError
-            If it has changed meanwhile, or cannot be reached from here.
-        """
-        if self.format is None:
-            from dsprep.source.dataset import open_known
-
-            return open_known(self)
+        """Open the source."""
         return open_native(formats.load(self.format), self.paths, self.options, self.hint)
-
-
-def marks_of(source: Source) -> tuple[Mark, ...]:
-    """Return what the files of `source` were when it was opened, or else are now.
-
-    Those of its files come first, in their order; empty for a source made in this process.
-    """
-    opening = source.opening
-    if not isinstance(opening, Opening):
-        return ()
-    if not opening.marks:
-        marks = tuple(map(Mark.of, opening.paths))
-        more = beside(source) if isinstance(source, SidecarSource) else ()
-        source.opening = opening = replace(opening, marks=(*marks, *more))
-    return opening.marks
-
-
-def beside(source: SidecarSource) -> Iterator[Mark]:
-    """Yield the marks of the sidecar and its companion, by which the samples are found."""
-    path = source.sidecar.path
-    yield Mark.of(path.absolute())
-    if source.sidecar.content.companion is not None:
-        yield Mark.of(path.with_name(spec.companion_name(path)).absolute())
 
 
 def open_native(
@@ -143,9 +96,21 @@ def open_native(
     else:
         source = many = MultiSource(format, paths, options, schema, notes, progress)
         options, schema = many.options, many.hint
-    absolute = tuple(p.absolute() for p in paths)
-    source.opening = Opening(absolute, options, format.name, schema, marks)
+    source.opening = _opening(format, paths, options, schema, marks)
     return source
+
+
+def _opening(
+    format: Format,
+    paths: Sequence[Path],
+    options: OpenOptions,
+    hint: Schema | None,
+    marks: tuple[Mark, ...],
+) -> NativeOpening:
+    absolute = tuple(p.absolute() for p in paths)
+    return NativeOpening(
+        paths=absolute, options=options, format=format.name, hint=hint, marks=marks
+    )
 
 
 def _settled(
@@ -357,21 +322,23 @@ class MultiSource(Source):
             with self.file(i) as source:
                 source.confirm()
 
-    def openings(self) -> Iterator[Opening]:
+    def openings(self) -> Iterator[NativeOpening]:
         """Yield how to open each file by itself, with the fields of all."""
-        marks = self.opening.marks
-        for i, path in enumerate(self.paths):
-            one = (path.absolute(),)
-            yield Opening(one, self.options, self.format.name, self.hint, marks[i : i + 1])
+        return (self._opening(slice(i, i + 1)) for i in range(len(self.paths)))
+
+    def _opening(self, some: slice) -> NativeOpening:
+        marks = self.marks()[some]
+        return _opening(self.format, self.paths[some], self.options, self.hint, marks)
 
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
-        """Return how to open the files that hold some samples, and the first sample in those."""
+        """See `Source.part`; only the files that hold some of the samples are opened."""
         numbers = [i for i, _, _ in self._ranges(start, stop)] or [0]
-        some = slice(numbers[0], numbers[-1] + 1)
-        paths = tuple(p.absolute() for p in self.paths[some])
-        marks = self.opening.marks[some]
-        opening = Opening(paths, self.options, self.format.name, self.hint, marks)
+        opening = self._opening(slice(numbers[0], numbers[-1] + 1))
         return opening, int(self._starts[numbers[0]])
+
+    def files(self) -> list[Path]:
+        """Return all files."""
+        return self.paths
 
     def locate(self, sample: int) -> tuple[Path, int]:
         """Return the file that holds `sample`, and the sample's number in it."""
@@ -398,24 +365,14 @@ class MultiSource(Source):
             with self.file(index) as source:
                 batch = source.read(first, last, arena)
             return {name: batch[name] for name in self.schema.names}
-        parts: list[Batch] = []
-        fixed: dict[str, Array] = {
-            f.name: new_array(arena, f"multi.{f.name}", (stop - start, *f.inner), f.dtype)
-            for f in self.schema
-            if not f.ragged
-        }
-        done = 0
-        scratch = Arena()
+        found = Assembly(self.schema, stop - start, arena, "multi")
+        scratch = None if found.ragged.fields else Arena()
+        at = 0
         for index, first, last in ranges:
             with self.file(index) as source:
-                batch = source.read(first, last, scratch)
-            for name, out in fixed.items():
-                out[done : done + last - first] = batch[name]
-            done += last - first
-            parts.append({f.name: _own(batch[f.name]) for f in self.schema if f.ragged})
-        ragged = tuple(f for f in self.schema if f.ragged)
-        joined = concatenate(Schema(ragged), parts) if ragged else {}
-        return {name: fixed.get(name, joined.get(name)) for name in self.schema.names}  # type: ignore[misc]
+                found.put(at, source.read(first, last, scratch))
+            at += last - first
+        return found.batch()
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the payload bytes of each sample; see `Source.sizes`."""
@@ -450,13 +407,6 @@ class MultiSource(Source):
         with self._lock:
             for index in list(self._open):
                 self._close(index)
-
-
-def _own(column: Array | Ragged) -> Array | Ragged:
-    """Return the column in memory of its own, since the arena is used for the next file."""
-    if isinstance(column, Ragged):
-        return Ragged(column.values.copy(), column.offsets, column.kind)
-    return column.copy()
 
 
 def attributes_text(schema: Schema) -> str:

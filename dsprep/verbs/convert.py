@@ -21,6 +21,7 @@ from dsprep.formats.base import (
     check_options,
 )
 from dsprep.source.dataset import open_dataset
+from dsprep.source.derived import SelectedSource, probe_nbytes
 from dsprep.verbs.verify import Verdict, verify
 from dsprep.write.job import Job, Progress, Report, RunOptions, count_workers
 from dsprep.write.plan import (
@@ -31,13 +32,11 @@ from dsprep.write.plan import (
     make_casts,
     one_each,
     parse_range,
-    probe_nbytes,
     shard_names,
     shards_by_bytes,
     shards_by_samples,
 )
 from dsprep.write.run import run_job
-from dsprep.write.split import SelectedSource
 
 
 @dataclass(frozen=True, kw_only=True)

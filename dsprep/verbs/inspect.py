@@ -14,7 +14,6 @@ from dsprep.formats.base import Source
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import encode_attr
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.write.job import source_paths
 
 SAMPLED = 256
 """Samples looked at for the statistics of ragged fields in large datasets."""
@@ -155,7 +154,7 @@ def _field_json(facts: FieldFacts) -> dict[str, Any]:
 def inspect(source: Source) -> Inspection:
     """Return what there is to know about `source` without reading all of it."""
     storage = source.storage()
-    if len(source_paths(source)) > 1:  # these are of the first file; the others may differ
+    if len(source.files()) > 1:  # these are of the first file; the others may differ
         storage = {
             name: replace(found, storage=f"{found.storage} (first file)", stored_nbytes=None)
             for name, found in storage.items()
@@ -169,7 +168,7 @@ def inspect(source: Source) -> Inspection:
         rows = 1.0 if lengths is None else lengths.mean
         nbytes = 0 if f.ragged and lengths is None else round(len(source) * rows * f.row_nbytes)
         facts.append(FieldFacts(f, nbytes, lengths, storage.get(f.name)))
-    paths = source_paths(source)
+    paths = source.files()
     return Inspection(
         path=str(source.path),
         version=source.version,

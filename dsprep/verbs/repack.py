@@ -20,7 +20,6 @@ import numpy as np
 from dsprep import formats
 from dsprep.core.atomic import partial_path
 from dsprep.core.groups import Grouping, GroupPlan, even
-from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Array, Batch, Ints, Ragged
 from dsprep.core.storage import free_memory, total_memory
 from dsprep.errors import FormatError, UsageError
@@ -35,6 +34,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import LENGTH, sorted_by
 from dsprep.source.dataset import open_dataset
+from dsprep.source.derived import DerivedSource, DuplicatedSource, SelectedSource
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
@@ -49,11 +49,11 @@ from dsprep.write.buffers import (
     warnings,
     within,
 )
-from dsprep.write.job import Job, Progress, Report, RunOptions, admit, check_space, source_paths
+from dsprep.write.job import Job, Progress, Report, RunOptions, admit, check_space
 from dsprep.write.plan import PIECE_NBYTES, Cut, Shard, as_nbytes, one_each, shard_names
 from dsprep.write.run import check_targets, making
 from dsprep.write.shuffle import ShuffledSource
-from dsprep.write.split import DuplicatedSource, SelectedSource, assign, parse_split
+from dsprep.write.split import assign, parse_split
 from dsprep.write.stripes import Stripe, as_asked, detect
 
 STEP = 1 << 18
@@ -387,19 +387,6 @@ def all_rows(source: Source) -> dict[str, Ints]:
     return {name: np.concatenate(p) for name, p in parts.items()}
 
 
-def sample_rows(source: Source, known: Ints) -> Ints:
-    """Return the rows of each sample of a derived source, from those of the dataset behind it."""
-    if isinstance(source, SelectedSource):
-        return sample_rows(source.base, known)[source.indices]
-    if isinstance(source, DuplicatedSource):
-        return np.tile(sample_rows(source.base, known), source.times)
-    if isinstance(source, ShuffledSource):
-        order = Permutation(source.seed, len(source.base))
-        rows = sample_rows(source.base, known)
-        return rows[order.forward(np.arange(len(rows), dtype=np.int64))]
-    return known
-
-
 def _step(source: Source) -> int:
     """Return how many samples make up about 8 MiB."""
     sizes = source.sizes(0, min(64, len(source)))
@@ -427,10 +414,12 @@ class _Payload(NamedTuple):
 
 def _payload(source: Source, known: dict[str, Ints]) -> _Payload:
     schema, count = source.schema, len(source)
-    rows = {name: sample_rows(source, found) for name, found in known.items()}
-    each = schema.fixed_nbytes
+    each, rows = schema.fixed_nbytes, known
     if not rows:
         return _Payload(rows, each, each * count, each)
+    if isinstance(source, DerivedSource):
+        numbers = source.origin(np.arange(count, dtype=np.int64))[1]
+        rows = {name: found[numbers] for name, found in known.items()}
     sizes = np.full(count, each, np.int64)
     for name, number in rows.items():
         sizes += number * schema[name].row_nbytes
@@ -578,7 +567,7 @@ def _break_even(source: Source, beside: Path, seconds: float) -> BreakEven | Non
     if not spec.read(beside).layouts:
         return None
     with Sidecar.open(beside) as target:
-        return break_even.measure(source, source_paths(source), target, seconds)
+        return break_even.measure(source, source.files(), target, seconds)
 
 
 def _of_part(progress: Callable[[Part, int, int], None] | None, part: Part) -> Progress | None:

@@ -16,11 +16,10 @@ from dsprep import executors
 from dsprep.core.marks import unchanged
 from dsprep.core.schema import Arena, Array, Batch, Column, Ragged, Schema, differences, has_padding
 from dsprep.errors import UsageError
-from dsprep.formats.base import Source
+from dsprep.formats.base import Opening, Source
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.source.many import MultiSource, marks_of
+from dsprep.source.many import MultiSource
 from dsprep.write.plan import Cast, Shard, apply_casts, cast_schema, pieces
-from dsprep.write.remote import Part, opened, part
 
 BLOCK = 8
 """Consecutive samples that are looked at together when only a share of them is."""
@@ -149,7 +148,7 @@ def verify(
     compared = nbytes = differing = 0
     ranges = _ranges(a, share, seed)
     with ExitStack() as stack:
-        stack.enter_context(unchanged((*marks_of(a), *marks_of(b))))
+        stack.enter_context(unchanged((*a.marks(), *b.marks())))
         if executor is None:
             pool = stack.enter_context(ThreadPoolExecutor(workers, "dsprep-verify"))
             work = _Comparing(a, b, limit, casts).range
@@ -229,9 +228,9 @@ class _Comparing:
 class _Task:
     """Ranges of two sources as they travel; `first_a`, `first_b`: the parts' first samples."""
 
-    a: Part
+    a: Opening
     first_a: int
-    b: Part
+    b: Opening
     first_b: int
     limit: int
     casts: Mapping[str, Cast]
@@ -246,13 +245,13 @@ def _task(
     ranges: tuple[tuple[int, int], ...],
 ) -> _Task:
     start, stop = ranges[0][0], ranges[-1][1]
-    return _Task(*part(a, start, stop), *part(b, start, stop), limit, casts, ranges)
+    return _Task(*a.part(start, stop), *b.part(start, stop), limit, casts, ranges)
 
 
 def _compare(task: _Task) -> Compared:
     samples = nbytes = differing = 0
     found: list[Difference] = []
-    with opened(task.a) as a, opened(task.b) as b:
+    with task.a.opened() as a, task.b.opened() as b:
         comparing = _Comparing(a, b, task.limit, task.casts, task.first_a, task.first_b)
         for bounds in task.ranges:
             count, size, first, bad = comparing.range(bounds)

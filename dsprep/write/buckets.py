@@ -36,7 +36,7 @@ from dsprep.core.pread import scatter
 from dsprep.core.schema import Arena, Array, Batch, Bytes, DType, Field, Ints, Ragged, Schema
 from dsprep.core.storage import Buffer, as_bytes, close, pread_into, pwrite_all, sync
 from dsprep.errors import FormatError
-from dsprep.formats.base import State, Writer
+from dsprep.formats.base import Writer
 
 _FEW = 1 << 20  # bytes up to which memory is not kept
 
@@ -86,30 +86,18 @@ class RunWriter(Writer):
         Where each sample will come.
     bucket_samples
         Bucket b has the samples at the places ``b * bucket_samples ..``.
-    state
-        What `checkpoint` returned in an earlier run that is to be continued.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        schema: Schema,
-        order: Permutation,
-        bucket_samples: int,
-        state: State | None,
+        self, directory: Path, schema: Schema, order: Permutation, bucket_samples: int
     ) -> None:
         self._schema, self._order = schema, order
         self._per_bucket = bucket_samples
         self._buckets = -(-len(order) // bucket_samples)
-        self._runs = int(state["runs"]) if state else 0
-        self._end = int(state["end"]) if state else 0
+        self._runs = self._end = 0
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._data = os.open(directory / "runs", flags, 0o666)
-        self._index = os.open(directory / "index", flags, 0o666)
-        self._sizes = os.open(directory / "sizes", flags, 0o666)
-        self._open = True
-        _cut(self._data, self._end)
-        _cut(self._index, self._runs * index_row_nbytes(self._buckets))
+        names = ("runs", "index", "sizes")
+        self._files = [os.open(directory / name, flags, 0o666) for name in names]
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> Run:
         """Sort samples ``start ..`` by bucket."""
@@ -150,18 +138,15 @@ class RunWriter(Writer):
 
     def write(self, piece: Run) -> None:
         """Write the run and its row of the index."""
-        pwrite_all(self._data, piece.buffers, piece.offset)
+        data, index, sizes = self._files
+        pwrite_all(data, piece.buffers, piece.offset)
         row = np.append(np.int64(piece.start), piece.segments + piece.offset)
-        pwrite_all(self._index, [row], piece.index * row.nbytes)
-        pwrite_all(self._sizes, [piece.sizes], piece.start * 8)
-
-    def checkpoint(self) -> State:
-        """Return how far it has come."""
-        return {"runs": self._runs, "end": self._end}
+        pwrite_all(index, [row], piece.index * row.nbytes)
+        pwrite_all(sizes, [piece.sizes], piece.start * 8)
 
     def sync(self) -> None:
         """Make all that has been written durable."""
-        for fd in (self._data, self._index, self._sizes):
+        for fd in self._files:
             sync(fd, data=True)
 
     def finish(self) -> None:
@@ -172,15 +157,30 @@ class RunWriter(Writer):
 
     def close(self) -> None:
         """Close the files."""
-        was_open, self._open = self._open, False
-        if was_open:
-            close(self._data, self._index, self._sizes)
+        files, self._files = self._files, []
+        close(*files)
 
 
-def _cut(fd: int, nbytes: int) -> None:
-    """Shorten a file, if need be: ext4 waits at close for files that were cut to nothing."""
-    if os.fstat(fd).st_size > nbytes:
-        os.ftruncate(fd, nbytes)
+def intact(directory: Path, buckets: int) -> bool:
+    """Whether the files of a writer that has finished have the bytes that it wrote."""
+    try:
+        runs, rows = ((directory / n).stat().st_size for n in ("runs", "index"))
+        if rows % index_row_nbytes(buckets):
+            return False
+        return runs == (int(read_ints(directory / "index", rows // 8 - 1, 1)[0]) if rows else 0)
+    except (OSError, FormatError):
+        return False
+
+
+def read_ints(path: Path, start: int, count: int) -> Ints:
+    """Return some of the numbers of a file of int64."""
+    out = np.empty(count, np.int64)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pread_into(fd, out, 8 * start, path)
+    finally:
+        os.close(fd)
+    return out
 
 
 def payload_sizes(schema: Schema, batch: Batch) -> Ints:

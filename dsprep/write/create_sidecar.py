@@ -35,7 +35,7 @@ from dsprep.reading.proofs import rest_of
 from dsprep.reading.records import RecordReader
 from dsprep.sidecar import identity, spec
 from dsprep.sidecar.spec import Content, FileEntry, Identity
-from dsprep.source.many import MultiSource, Opening, marks_of, open_native
+from dsprep.source.many import MultiSource, NativeOpening, open_native
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -269,7 +269,7 @@ class _FileTask:
     path: Path
     format: str
     marks: tuple[Mark, ...]
-    opening: Opening | None
+    opening: NativeOpening | None
     schema: Schema
     law: str | None
     checksums: bool
@@ -302,9 +302,9 @@ def _fitted(
 
 def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
     """Return layout, identity and checksums of every file, several files at a time."""
-    marks, files = marks_of(source), len(subject.files)
+    marks, files = source.marks(), len(subject.files)
 
-    def task(i: int, opening: Opening | None) -> _FileTask:
+    def task(i: int, opening: NativeOpening | None) -> _FileTask:
         return _FileTask(
             i,
             subject.files[i],

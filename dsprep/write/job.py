@@ -24,12 +24,9 @@ from dsprep.core.schema import Schema
 from dsprep.core.storage import data_files, free_memory, free_nbytes, tree_nbytes
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Format, Source, WriteOptions
-from dsprep.source.from_sidecar import SidecarSource
-from dsprep.source.many import MultiSource, marks_of
 from dsprep.write.create_sidecar import made_by
 from dsprep.write.plan import PIECE_NBYTES, Cast, Shard, as_nbytes, show_asked, show_nbytes
 from dsprep.write.shuffle import ShuffledSource
-from dsprep.write.split import DerivedSource
 from dsprep.write.staging import STATUS
 
 COPIES_PER_WORKER = 4
@@ -264,32 +261,15 @@ def recorded_state(root: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def source_paths(source: Source) -> list[Path]:
-    """Return the files and stores that `source` reads."""
-    source = _bottom(source)
-    return source.paths if isinstance(source, MultiSource | SidecarSource) else [source.path]
-
-
-def _bottom(source: Source) -> Source:
-    while isinstance(source, DerivedSource):
-        source = source.base
-    return source
-
-
-def marks(source: Source) -> tuple[Mark, ...]:
-    """Return what the files of `source` were when it was opened; those of its data come first."""
-    return marks_of(_bottom(source)) or tuple(Mark.of(p.absolute()) for p in source_paths(source))
-
-
 def _check_not_source(target: Path, source: Source) -> None:
     final = Path(os.path.realpath(target))  # allows links that lead in circles
-    for path in source_paths(source):
+    for path in source.files():
         used = path.resolve()
         if used == final or final in used.parents or used in final.parents:
             raise UsageError(
                 "the target is or holds the source", where=target, fix="choose another place"
             )
-    for name in _bottom(source).named:
+    for name in source.named:
         if _would_name(name, final):
             raise UsageError(
                 f"the target lies in {name}, and would be part of the source the next time",
@@ -320,7 +300,7 @@ def fingerprint(job: Job, source: Source, marks: Sequence[Mark]) -> dict[str, An
     data, exact = hashlib.sha256(), hashlib.sha256()
     files: list[tuple[Path, int]] = []
     places = set[str]()
-    for mark in marks[: len(source_paths(source))]:
+    for mark in marks[: len(source.files())]:
         files += [(p, p.stat().st_size) for p in data_files(mark.path)]
         line = f"{mark.path}\0{mark.lasting}\n"
         data.update(line.encode("utf-8", "surrogateescape"))
@@ -332,7 +312,7 @@ def fingerprint(job: Job, source: Source, marks: Sequence[Mark]) -> dict[str, An
     return {
         "version": dsprep.__version__,
         "format": job.format.name,
-        "source": f"{source_paths(source)[0]}, {nbytes} bytes in all",
+        "source": f"{source.files()[0]}, {nbytes} bytes in all",
         "source as it was": data.hexdigest(),
         STATUS: [*sorted(places), exact.hexdigest()],
         "read as": [f"{f}" for f in source.schema],
@@ -359,7 +339,7 @@ def _told(groupings: Sequence[Grouping]) -> dict[str, Any]:
 
 def lineage(job: Job, source: Source) -> dict[str, Any]:
     """Return from what the output is made, and by what."""
-    paths = source_paths(source)
+    paths = source.files()
     return {
         "source": [str(p.absolute()) for p in paths[:8]],
         "source_files": len(paths),

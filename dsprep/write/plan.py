@@ -8,7 +8,6 @@ output is the same whatever the number of workers and interruptions.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,12 +18,10 @@ from dsprep.core.schema import Array, Batch, DType, Field, Ragged, Schema, show_
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Source
 from dsprep.layout.describe import show_nbytes as show_nbytes
+from dsprep.source.derived import probe_nbytes
 
 PIECE_NBYTES = 8 << 20
 """Payload of a piece: large enough for full speed, small enough to stay near the caches."""
-
-PROBE = 64
-"""Samples read to estimate the size of ragged samples that cannot be told without reading."""
 
 
 @dataclass(frozen=True)
@@ -144,18 +141,6 @@ def cuts(
             i, base, room = j, int(ends[j - 1]) if j else 0, limit
     if start < stop:
         yield stop
-
-
-def probe_nbytes(source: Source, start: int, stop: int) -> int:
-    """Return the mean payload bytes of up to `PROBE` samples spread over ``start .. stop``."""
-    count = min(PROBE, stop - start)
-    if count == 0:
-        return 1
-    total = 0
-    for i in range(count):
-        at = start + (stop - start) * i // count
-        total += sum(int(c.nbytes) for c in source.read(at, at + 1).values())
-    return max(1, math.ceil(total / count))
 
 
 def pieces(

@@ -24,10 +24,10 @@ import numpy as np
 
 from dsprep import executors
 from dsprep.core.atomic import partial_path
-from dsprep.core.marks import unchanged
+from dsprep.core.marks import Mark, unchanged
 from dsprep.core.storage import node, remove, sync_directory, tree_nbytes, wait_for
 from dsprep.errors import DsprepError, ExecutorError
-from dsprep.formats.base import Source, State, Writer
+from dsprep.formats.base import Opening, Source, State, Writer
 from dsprep.layout.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
 from dsprep.sidecar import spec
@@ -43,11 +43,8 @@ from dsprep.write.job import (
     check_space,
     fingerprint,
     lineage,
-    marks,
-    source_paths,
 )
 from dsprep.write.plan import Shard, group_pieces, pieces
-from dsprep.write.remote import Part, deal, opened, part
 from dsprep.write.shuffle import ShuffledSource
 from dsprep.write.staging import Staging, check_target, discard, published
 from dsprep.write.transfer import CHECKPOINT_NBYTES, Done, ShardCopy
@@ -90,7 +87,7 @@ def making(
     options = options or RunOptions()
     began = time.monotonic()
     threads = admit(job, source, options.workers, options.memory)
-    before = marks(source)
+    before = source.marks() or tuple(Mark.of(p.absolute()) for p in source.files())
     if options.overwrite:
         check_replaceable(job.target)
     with Staging(
@@ -117,7 +114,7 @@ def making(
             sidecar=spec.sidecar_path(job.target),
             samples=job.samples,
             files=len(job.shards),
-            bytes_in=sum(tree_nbytes(p) for p in source_paths(source)),
+            bytes_in=sum(tree_nbytes(p) for p in source.files()),
             payload=copied + round(job.payload * resumed / max(1, job.samples)),
             copied=copied,
             bytes_out=0,
@@ -186,9 +183,7 @@ def _shuffle(shuffled: ShuffledSource, staging: Staging, executor: Executor | No
     shuffled.durable = staging.durable
     if staging.durable and shuffled.how == "buckets" and staging.state is None:
         staging.save(_START)  # a rerun goes on with the first pass
-    if executor is not None and shuffled.how == "buckets":
-        deal(shuffled, executor)
-    shuffled.prepare()
+    shuffled.prepare(executor)
 
 
 def check_targets(targets: Sequence[Path], *, overwrite: bool, restart: bool) -> None:
@@ -336,8 +331,8 @@ def _write_shard(
             _ranges(job, source, writer, to.index, done),
             casts=job.casts,
             workers=threads,
-            save=to.save,
-            checkpoint_nbytes=CHECKPOINT_NBYTES if to.durable else None,
+            save=to.save if to.durable else None,
+            checkpoint_nbytes=CHECKPOINT_NBYTES,
         )
         yield from copy.run()
         writer.finish()
@@ -382,7 +377,7 @@ class _ShardTask:
     """
 
     job: Job
-    part: Part
+    part: Opening
     number: int
     path: Path
     root: Path
@@ -423,7 +418,7 @@ def _shard_task(
     job: Job, source: Source, staging: Staging, attempts: Path, index: int
 ) -> _ShardTask:
     shard = job.shards[index]
-    needed, offset = part(source, shard.start, shard.stop)
+    needed, offset = source.part(shard.start, shard.stop)
     one = replace(
         job,
         shards=(Shard(shard.name, shard.start - offset, shard.stop - offset),),
@@ -469,7 +464,7 @@ def _copied(task: _ShardTask) -> _Written:
     # In a directory of this attempt: another one may be under way if a worker seemed lost.
     own = Path(tempfile.mkdtemp(prefix=f"{task.number}-", dir=task.attempts))
     made = own / task.path.name
-    with opened(task.part) as source:
+    with task.part.opened() as source:
         writer = _created(task.job, made, 0, None)
         to = _Destination(0, own, task.durable, _save_nothing)
         pieces = _write_shard(task.job, source, writer, to, 0, task.threads)

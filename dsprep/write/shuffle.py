@@ -1,11 +1,15 @@
 """A dataset in random order, in bounded memory whatever its size.
 
 Reading samples of a large file one by one in random order is what this program exists to avoid.
-Instead the samples are read once in the order in which they lie and dealt into buckets on disk
-(`buckets`), each of which fits in memory and has the samples of one range of the new order. Then
-buckets are loaded one after another, and samples are served from them in the new order: the
-second pass. Small datasets are kept in memory instead, and large samples whose places are known
+Instead the samples are read once in the order in which they are stored and dealt into buckets on
+disk (`buckets`), each of which fits in memory and has the samples of one range of the new order.
+Then buckets are loaded one after another, and samples are served from them in the new order: the
+second pass. Small datasets are kept in memory instead, and large samples whose extents are known
 are read directly.
+
+The first pass is cut into parts, ranges of samples, each of which is dealt into a directory of its
+own, by threads of this process or by the workers of an executor. A part that is there is complete;
+a rerun deals the others.
 
 The order is that of `permutation.Permutation`: it depends on seed and number of samples alone,
 and every sample comes exactly once.
@@ -16,11 +20,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,19 +31,27 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from dsprep.core.gather import take
+from dsprep import executors
+from dsprep.core.gather import Assembly, take
 from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena, Batch, Ints, Schema, concatenate, empty_batch
-from dsprep.core.storage import copy_range, node, pread_into, remove, sync_directory, wait_for
+from dsprep.core.storage import node, remove, sync_directory, wait_for
 from dsprep.errors import UsageError
-from dsprep.formats.base import Source, State
+from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import write_json
+from dsprep.source.derived import DerivedSource, probe_nbytes
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.write.buckets import BucketReader, RunWriter, index_row_nbytes, payload_sizes
-from dsprep.write.plan import PIECE_NBYTES, Shard, pieces, probe_nbytes, show_nbytes
-from dsprep.write.split import DerivedSource, SelectedSource
-from dsprep.write.transfer import ShardCopy
+from dsprep.write.buckets import (
+    BucketReader,
+    RunWriter,
+    index_row_nbytes,
+    intact,
+    payload_sizes,
+    read_ints,
+)
+from dsprep.write.plan import PIECE_NBYTES, Shard, pieces, show_nbytes
+from dsprep.write.transfer import Done, ShardCopy
 
 How: TypeAlias = Literal["memory", "direct", "buckets"]
 
@@ -50,15 +61,18 @@ DIRECT_NBYTES = 1 << 20
 SEGMENT_NBYTES = 256 << 10
 """Bytes of a bucket's segment of one run that make reading it back efficient."""
 
-CHECKPOINT_NBYTES = 1 << 30
-"""Payload between two records of how far the first pass has come."""
+PART_NBYTES = 1 << 30
+"""Payload of a part of a first pass, about."""
+
+MOST_PARTS = 256
+"""Parts of a first pass at most: the second pass has two files of each open, of 1024 by default."""
 
 PIECES = 4
 """Pieces that are in memory at a time in the first pass, at most: one per thread."""
 
 _JOURNAL = "shuffle.json"
-_FILES = (_JOURNAL, "runs", "index", "sizes")
-_PART = "part-"  # with a number: the files of one of several processes
+_PART = "part-"  # with a number
+_RUN = "run-"  # of the first pass: where its parts are until they are complete
 _STEP = 1 << 18  # samples whose sizes are asked for at a time
 
 
@@ -71,9 +85,9 @@ class FirstPass:
     directory
         Where the parts are written, each in a directory of its own.
     attempts
-        A directory of this run, where they lie until they are complete: workers of an earlier
-        run of something else find theirs gone.
-    schema, seed, samples, per_bucket, piece_nbytes
+        A directory of this run, where they are until they are complete: workers of an earlier
+        run find theirs gone.
+    path, schema, seed, samples, per_bucket, piece_nbytes
         What is dealt, and how.
     parts
         Into how many ranges of samples it is cut.
@@ -85,6 +99,7 @@ class FirstPass:
 
     directory: Path
     attempts: Path
+    path: Path
     schema: Schema
     seed: int
     samples: int
@@ -94,37 +109,53 @@ class FirstPass:
     durable: bool
     node: str
 
+    @property
+    def buckets(self) -> int:
+        """How many buckets there are."""
+        return -(-self.samples // self.per_bucket)
+
     def range(self, part: int) -> tuple[int, int]:
         """Return the samples of a part, half-open."""
         return part * self.samples // self.parts, (part + 1) * self.samples // self.parts
 
-    def place(self, part: int) -> Path:
+    def directory_of(self, part: int) -> Path:
         """Return the directory of a part; it is there when the part is complete."""
         return self.directory / f"{_PART}{part}"
 
-    def deal(self, part: int, base: Source, offset: int) -> None:
+    def missing(self) -> list[int]:
+        """Return the parts that are not there; what is there and not whole is removed."""
+        found = []
+        for part in range(self.parts):
+            path = self.directory_of(part)
+            if not intact(path, self.buckets):
+                found.append(part)
+                if path.exists():
+                    remove(path)
+        return found
+
+    def deal(
+        self, part: int, base: Source, offset: int, threads: int
+    ) -> Generator[Done, None, None]:
         """Deal the samples of a part; sample `offset` of all is the first one of `base`."""
         start, stop = self.range(part)
         wait_for(self.attempts, self.node)
         own = Path(tempfile.mkdtemp(prefix=f"{part}-", dir=self.attempts))
         order = Permutation(self.seed, self.samples)
-        writer = RunWriter(own, self.schema, order, self.per_bucket, None)
+        writer = RunWriter(own, self.schema, order, self.per_bucket)
         writer.durable = self.durable
         shard = Shard("", start - offset, stop - offset)
         copy = ShardCopy(
             base,
             writer,
             Shard("", -offset, stop - offset),  # samples are numbered as in the whole
-            pieces(base, shard, writer.unit, self.piece_nbytes, 0),
+            pieces(base, shard, writer.unit, self.piece_nbytes),
             {},
-            2,
-            lambda samples, position: None,
-            None,
+            threads,
         )
-        for _ in copy.complete():
-            pass
+        with closing(copy.complete()) as dealt:
+            yield from dealt
         try:
-            own.rename(self.place(part))
+            own.rename(self.directory_of(part))
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -132,6 +163,143 @@ class FirstPass:
         remove(own)
         if self.durable:
             sync_directory(self.directory)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A part of a first pass, and how the samples that it needs are opened."""
+
+    first_pass: FirstPass
+    number: int
+    base: Opening
+    offset: int
+
+
+def _deal(task: _Task) -> None:
+    with task.base.opened() as base:
+        for _ in task.first_pass.deal(task.number, base, task.offset, threads=2):
+            pass
+
+
+class BucketSource(Source):
+    """Samples in the order of a shuffle whose first pass is done."""
+
+    def __init__(self, first_pass: FirstPass) -> None:
+        self._first_pass, self.path, self.schema = first_pass, first_pass.path, first_pass.schema
+        self._order = Permutation(first_pass.seed, first_pass.samples)
+        self._per_bucket = first_pass.per_bucket
+        directories = [first_pass.directory_of(i) for i in range(first_pass.parts)]
+        for path in directories:
+            wait_for(path / "runs", first_pass.node)
+        reader = BucketReader(directories, self.schema, self._order, self._per_bucket)
+        self._cache = _BucketCache(reader.load, self._per_bucket, len(self), reader.close)
+        self._lock = threading.Lock()
+        self._sizes: Ints | None = None
+
+    def __len__(self) -> int:
+        return self._first_pass.samples
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop`` of the new order; see `Source.read`."""
+        parts: list[Batch] = []
+        while start < stop:
+            # Parts of one bucket each, so that no thread waits for one while it holds another.
+            bucket = start // self._per_bucket
+            first = bucket * self._per_bucket
+            end = min(stop, first + self._per_bucket)
+            with self._cache.bucket(bucket, end - start) as held:  # views keep the memory alive
+                parts.append({n: c[start - first : end - first] for n, c in held.batch.items()})
+            start = end
+        return concatenate(self.schema, parts) if parts else empty_batch(self.schema)
+
+    def recorded_sizes(self) -> Ints:
+        """Return the payload bytes of all samples in source order, as they were when read."""
+        pass_ = self._first_pass
+        ranges = map(pass_.range, range(pass_.parts))
+        return np.concatenate(
+            [
+                read_ints(pass_.directory_of(i) / "sizes", start, stop - start)
+                for i, (start, stop) in enumerate(ranges)
+            ]
+        )
+
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        """Return the payload bytes of each sample; see `Source.sizes`."""
+        if not self.schema.ragged:
+            return super().sizes(start, stop)
+        with self._lock:
+            if self._sizes is None:
+                self._sizes = _in_order(self._order, self.recorded_sizes())
+        return self._sizes[start:stop]
+
+    def storage(self) -> dict[str, FieldStorage]:
+        """Return nothing: they are temporary files."""
+        return {}
+
+    def loading_code(self) -> str:
+        """Return nothing, as `storage` does."""
+        return ""
+
+    def close(self) -> None:
+        """Close the files."""
+        self._cache.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buckets(Opening):
+    """Samples in the order of a shuffle whose first pass is done; its files are not read again."""
+
+    first_pass: FirstPass
+
+    def open(self) -> Source:
+        """Open the buckets."""
+        return BucketSource(self.first_pass)
+
+
+class _MemorySource(DerivedSource):
+    """The samples of another source in a new order, all kept in memory when one is asked for."""
+
+    def __init__(self, base: Source, order: Permutation, threads: int) -> None:
+        super().__init__(base)
+        self._order, self._threads = order, threads
+        self._lock = threading.Lock()
+        self._batch: Batch | None = None
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def numbers(self, indices: Ints) -> Ints:
+        return self._order.forward(indices)
+
+    def all(self) -> Batch:
+        """Return all samples in source order."""
+        with self._lock:
+            if self._batch is None:
+                self._batch = self._read_all()
+            return self._batch
+
+    def _read_all(self) -> Batch:
+        found = Assembly(self.schema, len(self))
+
+        def read(bounds: tuple[int, int]) -> None:
+            start, stop = bounds
+            arena = None if found.ragged.fields else self._arena()
+            found.put(start, self.base.read(start, stop, arena))
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            list(pool.map(read, pieces(self.base, Shard("", 0, len(self)), 1)))
+        return found.batch()
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        rows = self.numbers(np.arange(start, stop, dtype=np.int64))
+        return take(self.schema, self.all(), rows, arena, "shuffled")
+
+    def recorded_sizes(self) -> Ints:
+        """Return the payload bytes of all samples in source order."""
+        return payload_sizes(self.schema, self.all())
+
+    def close(self) -> None:
+        self._batch = None  # the base is closed by the source that this one serves
 
 
 class ShuffledSource(DerivedSource):
@@ -189,43 +357,28 @@ class ShuffledSource(DerivedSource):
         self.how: How = _choose(base, payload, mean, memory_nbytes)
         per_bucket = min(memory_nbytes // 3, payload // 2) // mean
         self._per_bucket = max(1, len(base) if self.how == "memory" else per_bucket)
-        buckets = -(-len(base) // self._per_bucket)
+        self._buckets = -(-len(base) // self._per_bucket)
         # Each worker has a piece as read and a piece as sorted: half of the memory in all.
-        most = max(PIECE_NBYTES, buckets * SEGMENT_NBYTES)
+        most = max(PIECE_NBYTES, self._buckets * SEGMENT_NBYTES)
         self._piece_nbytes = max(1, min(most, memory_nbytes // (4 * PIECES)))
         self.scratch_nbytes = 0
         if self.how == "buckets":
             runs = 2 + 2 * payload // self._piece_nbytes + (len(base) >> 20)
             ragged = sum(f.ragged for f in base.schema)
             self.scratch_nbytes = payload + 8 * (ragged + 1) * len(base) + 4096
-            self.scratch_nbytes += runs * index_row_nbytes(buckets)
+            self.scratch_nbytes += runs * index_row_nbytes(self._buckets)
             self.scratch_nbytes += 0 if exact else payload // 20
-        self._cache: _BucketCache | None = None
+        self._first_pass: FirstPass | None = None  # when it is done
+        self._served: BucketSource | _MemorySource | None = None
         self._lock, self._sizes_lock = threading.Lock(), threading.Lock()
         self._sizes: Ints | None = None
-        self._selected: SelectedSource | None = None
-        self._dealt = 0  # into so many parts, if by several processes
-        self._node = node()  # whose word it is that they are there
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Another process reads the buckets, once they are there, and never the source itself.
-        unshared = ("_cache", "_lock", "_sizes_lock", "_sizes", "_selected", "_local")
-        state = {k: v for k, v in vars(self).items() if k not in unshared}
-        scratch = self.scratch.absolute()
-        return {**state, "base": _Dealt(self.base), "scratch": scratch, "_node": node()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._cache, self._sizes, self._selected = None, None, None
-        self._lock, self._sizes_lock = threading.Lock(), threading.Lock()
-        self._local = threading.local()
 
     def __len__(self) -> int:
         return len(self.base)
 
-    def order(self, places: Ints) -> Ints:
-        """Return which samples of `base` come at some places of the new order."""
-        return self._order.forward(places)
+    def numbers(self, indices: Ints) -> Ints:
+        """Return which samples of `base` come at some positions of the new order."""
+        return self._order.forward(indices)
 
     @property
     def described(self) -> str:
@@ -238,91 +391,54 @@ class ShuffledSource(DerivedSource):
         }
         return words[self.how]
 
-    @property
-    def _buckets(self) -> int:
-        return -(-len(self) // self._per_bucket)
-
-    def prepare(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Do the first pass, or what an earlier run left of it.
+    def prepare(
+        self,
+        executor: Executor | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Do the first pass, or what earlier runs left of it.
 
         Parameters
         ----------
+        executor
+            Who does it; None: threads of this process.
         progress
             Called with (samples done, samples in all).
+
+        Raises
+        ------
+        DsprepError, OSError
+            If the data are damaged or a worker was lost; a rerun does the parts that are missing.
         """
         with self._lock:
-            if self._cache is not None or self.how == "direct":
+            if self._served is not None or self.how == "direct":
                 return
-            if self.how == "buckets":
-                if not isinstance(self.base, _Dealt):
-                    self._deal(progress or (lambda done, total: None))
-                for path in self._directories():
-                    wait_for(path / "runs", self._node)
-                reader = BucketReader(
-                    self._directories(), self.schema, self._order, self._per_bucket
-                )
-                self._cache = _BucketCache(reader.load, self._per_bucket, len(self), reader.close)
-            else:
-                self._cache = _BucketCache(lambda _: self._read_all(), self._per_bucket, len(self))
+            if self.how == "memory":
+                self._served = _MemorySource(self.base, self._order, self._workers)
+                return
+            first_pass = self._begin()
+            self._do(first_pass, executor, progress)
+            self._first_pass, self._served = first_pass, BucketSource(first_pass)
 
-    def _deal(self, progress: Callable[[int, int], None]) -> None:
-        """Write the runs."""
+    def _begin(self) -> FirstPass:
+        """Return what is to be done; what other runs left is removed if it is not of use."""
         self.scratch.mkdir(parents=True, exist_ok=True)
-        job = self._job()
-        journal = self._journal(job)
-        total = len(self)
-        if journal.get("complete"):
-            self._dealt = int(journal.get("parts", 0))
-            progress(total, total)
-            return
-        if journal.get("parts"):  # several processes began it
+        facts: list[Any] = [3, self.seed, len(self), self._per_bucket, self._piece_nbytes]
+        facts += [str(self.path.absolute()), self._identity, self.schema.to_json()]
+        job = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+        parts = self._recorded_parts(job)
+        if not parts:
             self._remove()
-            journal = {}
-        done, state = journal.get("samples", 0), journal.get("state")
-        writer = RunWriter(self.scratch, self.schema, self._order, self._per_bucket, state)
-        writer.durable = self.durable
-
-        def save(samples: int, at: State) -> None:
-            self._save({"job": job, "samples": samples, "state": at})
-
-        shard = Shard("", 0, total)
-        copy = ShardCopy(
-            self.base,
-            writer,
-            shard,
-            pieces(self.base, shard, writer.unit, self._piece_nbytes, done),
-            {},
-            min(self._workers, PIECES),
-            save,
-            CHECKPOINT_NBYTES if self.durable else None,
-        )
-        with closing(copy.complete()) as written:
-            for piece in written:
-                done += piece.samples
-                progress(done, total)
-        self._save({"job": job, "samples": total, "complete": True})
-
-    # --- the first pass by other processes -------------------------------------------------------
-
-    def first_pass(self, wanted: int) -> FirstPass:
-        """Return how to deal the samples by several processes, or what is left of it.
-
-        Parameters
-        ----------
-        wanted
-            Into how many parts to cut it, if no earlier run has begun.
-        """
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        job = self._job()
-        journal = self._journal(job)
-        parts = int(journal.get("parts", 0))
-        if not journal:
-            parts = max(1, min(wanted, len(self)))
-            self._save({"job": job, "samples": 0, "parts": parts})
+            parts = max(1, min(MOST_PARTS, -(-self.scratch_nbytes // PART_NBYTES), len(self)))
+            journal = {"job": job, "parts": parts}
+            write_json(journal, self.scratch / _JOURNAL, durable=self.durable)
+        for path in self.scratch.glob(f"{_RUN}*"):
+            remove(path)
         directory = self.scratch.absolute()
         return FirstPass(
             directory=directory,
-            attempts=Path(tempfile.mkdtemp(prefix=f"{_PART}of-run-", dir=directory)),
+            attempts=Path(tempfile.mkdtemp(prefix=_RUN, dir=directory)),
+            path=self.path,
             schema=self.schema,
             seed=self.seed,
             samples=len(self),
@@ -333,163 +449,92 @@ class ShuffledSource(DerivedSource):
             node=node(),
         )
 
-    def dealt(self, first_pass: FirstPass) -> None:
-        """Record that all parts of the first pass are there."""
-        for path in self._parts(first_pass.parts):
-            if not path.is_dir():
-                wait_for(path / "runs", "any")
-        if self.schema.ragged:
-            with (self.scratch / "sizes").open("wb") as out:
-                for part in range(first_pass.parts):
-                    start, stop = first_pass.range(part)
-                    with (first_pass.place(part) / "sizes").open("rb") as file:
-                        copy_range(
-                            file.fileno(), out.fileno(), 8 * (stop - start), 8 * start, 8 * start
-                        )
-        journal = {"job": self._job(), "samples": len(self), "parts": first_pass.parts}
-        self._save({**journal, "complete": True})
-
-    def _parts(self, count: int) -> list[Path]:
-        return [self.scratch / f"{_PART}{i}" for i in range(count)]
-
-    def _directories(self) -> list[Path]:
-        """Return where the runs lie."""
-        return self._parts(self._dealt) if self._dealt else [self.scratch]
-
-    def _job(self) -> str:
-        """Return a word that differs where the temporary files would."""
-        facts: list[Any] = [2, self.seed, len(self), self._per_bucket, self._piece_nbytes]
-        facts += [str(self.path.absolute()), self._identity, self.schema.to_json()]
-        return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-
-    def _journal(self, job: str) -> dict[str, Any]:
-        """Return what an earlier run of the same job recorded, or nothing."""
+    def _recorded_parts(self, job: str) -> int:
+        """Return into how many parts an earlier run of the same job was cut; 0 if there is none."""
         try:
-            found = json.loads((self.scratch / _JOURNAL).read_text())
-            if isinstance(found, dict) and found["job"] == job:
-                state = found.get("state")
-                numbers = [found["samples"], found.get("parts", 0)]
-                numbers += state.values() if state else ()
-                right = all(isinstance(n, int) and n >= 0 for n in numbers)
-                if right and (found.get("parts") or self._intact(state)):
-                    return found
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass
-        self._remove()
-        return {}
+            found = json.loads((self.scratch / _JOURNAL).read_bytes())
+            return max(0, int(found["parts"])) if found["job"] == job else 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+    def _do(
+        self,
+        first_pass: FirstPass,
+        executor: Executor | None,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """Deal the parts that are missing."""
+        missing, total = first_pass.missing(), len(self)
+        done = total - sum(stop - start for start, stop in map(first_pass.range, missing))
+        progress(done, total)
+        if executor is None:
+            threads = min(self._workers, PIECES)
+            for i in missing:
+                with closing(first_pass.deal(i, self.base, 0, threads)) as dealt:
+                    for piece in dealt:
+                        done += piece.samples
+                        progress(done, total)
+        else:
+            tasks = (_Task(first_pass, i, *self.base.part(*first_pass.range(i))) for i in missing)
+            for task, _ in executors.run(executor, _deal, tasks):
+                start, stop = first_pass.range(task.number)
+                done += stop - start
+                progress(done, total)
+            for i in missing:
+                if not first_pass.directory_of(i).is_dir():  # another node has made it
+                    wait_for(first_pass.directory_of(i) / "runs", "any")
+        remove(first_pass.attempts)
 
     def _remove(self) -> None:
         for path in list(self.scratch.iterdir()) if self.scratch.is_dir() else ():
-            if path.name in _FILES or path.name.startswith(_PART):
+            if path.name == _JOURNAL or path.name.startswith((_PART, _RUN)):
                 remove(path)
 
-    def _intact(self, state: State | None) -> bool:
-        """Whether the files have the bytes that were recorded."""
-        runs, index = ((self.scratch / n).stat().st_size for n in ("runs", "index"))
-        row = index_row_nbytes(self._buckets)
-        if state is not None:
-            return runs >= int(state["end"]) and index >= int(state["runs"]) * row
-        if index < row or index % row:
-            return False
-        return runs == int(_ints(self.scratch / "index", index // 8 - 1, 1)[0])
-
-    def _save(self, journal: dict[str, Any]) -> None:
-        write_json(journal, self.scratch / _JOURNAL, durable=self.durable)
-
-    def _read_all(self) -> Batch:
-        """Return all samples in source order."""
-        ranges = list(pieces(self.base, Shard("", 0, len(self)), 1))
-        fixed = {
-            f.name: np.empty((len(self), *f.inner), f.dtype) for f in self.schema if not f.ragged
-        }
-        ragged = Schema(tuple(f for f in self.schema if f.ragged))
-
-        def read(bounds: tuple[int, int]) -> Batch:
-            start, stop = bounds
-            batch = self.base.read(start, stop, None if ragged.fields else self._arena())
-            for name, out in fixed.items():
-                out[start:stop] = batch[name]
-            return {f.name: batch[f.name] for f in ragged}
-
-        with ThreadPoolExecutor(self._workers) as pool:
-            parts = list(pool.map(read, ranges))
-        joined = concatenate(ragged, parts) if ragged.fields and parts else {}
-        return {n: fixed[n] if n in fixed else joined[n] for n in self.schema.names}
+    def _prepared(self) -> BucketSource | _MemorySource:
+        self.prepare()
+        served = self._served
+        if served is None:
+            raise UsageError("the source is closed")
+        return served
 
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         """Return samples ``start <= i < stop`` of the new order; see `Source.read`."""
         if start == stop:
             return empty_batch(self.schema)
         if self.how == "direct":
-            return self._direct().read(start, stop, arena)
-        self.prepare()
-        parts: list[Batch] = []
-        while start < stop:
-            bucket = start // self._per_bucket
-            end = min(stop, (bucket + 1) * self._per_bucket)
-            # Parts of one bucket each, so that no thread waits for one while it holds another.
-            key = "shuffled" if not parts else f"shuffled{len(parts)}"
-            parts.append(self._serve(bucket, start, end, arena, key))
-            start = end
-        return concatenate(self.schema, parts)
-
-    def _serve(self, bucket: int, start: int, stop: int, arena: Arena | None, key: str) -> Batch:
-        cache = self._cache
-        if cache is None:
-            raise UsageError("the source is closed")
-        first = bucket * self._per_bucket
-        with cache.bucket(bucket, stop - start) as held:
-            if self.how == "buckets":  # in order already; views keep the memory alive
-                return {n: c[start - first : stop - first] for n, c in held.batch.items()}
-            rows = self._order.forward(np.arange(start, stop, dtype=np.int64))
-            return take(self.schema, held.batch, rows, arena, key)
-
-    def _direct(self) -> SelectedSource:
-        with self._lock:
-            if self._selected is None:
-                places = np.arange(len(self), dtype=np.int64)
-                self._selected = SelectedSource(self.base, self._order.forward(places))
-            return self._selected
+            return super().read(start, stop, arena)
+        return self._prepared().read(start, stop, arena)
 
     def sizes(self, start: int, stop: int) -> Ints | None:
         """Return the payload bytes of each sample; see `Source.sizes`.
 
         Ragged samples take 8 bytes each. Where `base` does not know, the first pass tells.
         """
-        if not self.schema.ragged:
+        if self.how == "direct" or not self.schema.ragged:
             return super().sizes(start, stop)
-        if self.how == "direct":
-            return self._direct().sizes(start, stop)
         with self._sizes_lock:
             if self._sizes is None:
-                self._sizes = self._all_sizes()
+                self._sizes = _in_order(self._order, self._all_sizes())
         return self._sizes[start:stop]
 
     def _all_sizes(self) -> Ints:
-        """Return the bytes of all samples in the new order."""
+        """Return the bytes of all samples in source order."""
         out = np.empty(len(self), np.int64)
-        recorded: Callable[[int, int], Ints] | None = None
         for start in range(0, len(self), _STEP):
             stop = min(start + _STEP, len(self))
-            sizes = self.base.sizes(start, stop) if recorded is None else None
+            sizes = self.base.sizes(start, stop)
             if sizes is None:
-                recorded = self._recorded_sizes() if recorded is None else recorded
-                sizes = recorded(start, stop)
-            out[self._order.inverse(np.arange(start, stop, dtype=np.int64))] = sizes
+                return self._prepared().recorded_sizes()
+            out[start:stop] = sizes
         return out
 
-    def _recorded_sizes(self) -> Callable[[int, int], Ints]:
-        """Return what gives the bytes of samples in source order, as they were when read."""
+    def part(self, start: int, stop: int) -> tuple[Opening, int]:
+        """See `Source.part`; samples that were dealt into buckets are read from those."""
+        if self.how != "buckets":
+            return super().part(start, stop)
         self.prepare()
-        if self.how == "buckets":
-            path = self.scratch / "sizes"
-            return lambda start, stop: _ints(path, start, stop - start)
-        cache = self._cache
-        if cache is None:
-            raise UsageError("the source is closed")
-        with cache.bucket(0, 0) as held:
-            sizes = payload_sizes(self.schema, held.batch)
-        return lambda start, stop: sizes[start:stop]
+        assert self._first_pass is not None
+        return Buckets(first_pass=self._first_pass), 0
 
     def resident_nbytes(self) -> int:
         """Return what is held besides the samples asked for: buckets, or what `base` holds."""
@@ -506,9 +551,9 @@ class ShuffledSource(DerivedSource):
 
     def _drop(self) -> None:
         with self._lock:
-            if self._cache is not None:
-                self._cache.close()
-            self._cache = None
+            if self._served is not None:
+                self._served.close()
+            self._served = self._first_pass = None
 
     def close(self) -> None:
         """Release memory and files, and close `base`; the temporary files stay for a rerun."""
@@ -516,23 +561,13 @@ class ShuffledSource(DerivedSource):
         super().close()
 
 
-class _Dealt(Source):
-    """What is left of a source whose samples are in buckets: what they are, and how many."""
-
-    def __init__(self, source: Source) -> None:
-        self.path, self.schema, self._count = source.path, source.schema, len(source)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        raise UsageError("the samples are in buckets", where=self.path)
-
-    def storage(self) -> dict[str, FieldStorage]:
-        return {}
-
-    def loading_code(self) -> str:
-        return ""
+def _in_order(order: Permutation, values: Ints) -> Ints:
+    """Return numbers of samples in source order as they come in the new one."""
+    out = np.empty_like(values)
+    for start in range(0, len(values), _STEP):
+        stop = min(start + _STEP, len(values))
+        out[order.inverse(np.arange(start, stop, dtype=np.int64))] = values[start:stop]
+    return out
 
 
 def _payload(source: Source) -> tuple[int, bool]:
@@ -547,17 +582,6 @@ def _payload(source: Source) -> tuple[int, bool]:
             return probe_nbytes(source, 0, count) * count, False
         total += int(sizes.sum())
     return total, True
-
-
-def _ints(path: Path, start: int, count: int) -> Ints:
-    """Return some of the numbers of a file of int64."""
-    out = np.empty(count, np.int64)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        pread_into(fd, out, 8 * start, path)
-    finally:
-        os.close(fd)
-    return out
 
 
 def _choose(base: Source, payload: int, mean: int, memory_nbytes: int) -> How:

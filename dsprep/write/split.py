@@ -1,4 +1,4 @@
-"""Which samples go to training, validation and test; and sources of some samples of another.
+"""Which samples go to training, validation and test.
 
 A split is exact and repeatable: it depends on the seed and the samples alone. By default samples
 are dealt at random. With a field to group by, all samples with the same value of it (a patient, a
@@ -10,41 +10,19 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.gather import take, take_into
 from dsprep.core.permutation import Permutation
-from dsprep.core.schema import (
-    Arena,
-    Array,
-    Batch,
-    Bytes,
-    Field,
-    Ints,
-    Ragged,
-    Schema,
-    concatenate,
-    empty_batch,
-    has_padding,
-    new_array,
-)
+from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Ragged, has_padding
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Source
-from dsprep.layout.describe import FieldStorage
-from dsprep.write.plan import Shard, pieces, probe_nbytes
+from dsprep.write.plan import Shard, pieces
 
 MAX_KEY_NBYTES = 4096
 """Bytes of one value of a fixed field by which samples are grouped."""
-
-JOIN_NBYTES = 128 << 10
-"""Bytes between two wanted samples up to which reading them costs less than another call."""
-
-SPAN_NBYTES = 8 << 20
-"""Bytes that are read together, wanted or not."""
 
 
 def parse_split(text: str) -> list[tuple[str, float]]:
@@ -226,171 +204,3 @@ def _packed(values: Array) -> Bytes:
     nbytes = math.prod(values.shape[1:]) * values.dtype.itemsize
     rows: Bytes = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     return rows.reshape(len(values), nbytes)
-
-
-# --- sources of some samples -----------------------------------------------------------------
-
-
-class DerivedSource(Source):
-    """The samples of another source, `base`, in another selection or order.
-
-    What is not about single samples is passed through. Closing it closes `base`.
-    """
-
-    def __init__(self, base: Source) -> None:
-        self.base, self.path, self.schema = base, base.path, base.schema
-        self.version, self.notes = base.version, base.notes
-        self._local = threading.local()
-
-    def _arena(self) -> Arena:
-        """Return this thread's memory for what is read from `base`."""
-        found: Arena | None = getattr(self._local, "arena", None)
-        if found is None:
-            found = self._local.arena = Arena()
-        return found
-
-    def resident_nbytes(self) -> int:
-        """Return what reading `base` holds."""
-        return self.base.resident_nbytes()
-
-    def storage(self) -> dict[str, FieldStorage]:
-        """Return how the fields of `base` lie."""
-        return self.base.storage()
-
-    def loading_code(self) -> str:
-        """Return the program that loads sample 0 of `base`."""
-        return self.base.loading_code()
-
-    def close(self) -> None:
-        """Close `base`."""
-        self.base.close()
-
-
-class SelectedSource(DerivedSource):
-    """Samples of another source by number: sample i is sample ``indices[i]``.
-
-    Parameters
-    ----------
-    base
-        The source.
-    indices
-        int64, shape ``(n,)``, in any order. Where they rise, neighbours are read together.
-
-    Raises
-    ------
-    UsageError
-        If a number is none of a sample.
-    """
-
-    def __init__(self, base: Source, indices: Ints) -> None:
-        super().__init__(base)
-        self.indices = np.asarray(indices, np.int64)
-        if len(self.indices) and not (self.indices.min() >= 0 and self.indices.max() < len(base)):
-            raise UsageError(
-                "a sample is selected that does not exist", expected=f"0 to {len(base) - 1}"
-            )
-        self._sample_nbytes: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
-        wanted = self.indices[start:stop]
-        if not len(wanted):
-            return empty_batch(self.schema)
-        edges = self._spans(wanted)
-        if len(edges) == 2 and wanted[-1] - wanted[0] + 1 == len(wanted):
-            return self.base.read(int(wanted[0]), int(wanted[-1]) + 1, arena)
-        inner = self._arena()
-        fixed = {
-            f.name: new_array(arena, f"selected.{f.name}", (len(wanted), *f.inner), f.dtype)
-            for f in self.schema
-            if not f.ragged
-        }
-        ragged = Schema(tuple(f for f in self.schema if f.ragged))
-        parts: list[Batch] = []
-        bounds = edges.tolist()
-        for i, j in itertools.pairwise(bounds):
-            first, last = int(wanted[i]), int(wanted[j - 1])
-            batch = self.base.read(first, last + 1, inner)
-            rows = wanted[i:j] - first
-            for name, out in fixed.items():
-                take_into(out[i:j], np.asarray(batch[name]), rows)
-            if ragged.fields:
-                parts.append(take(ragged, batch, rows))
-        joined = concatenate(ragged, parts) if ragged.fields else {}
-        return {n: fixed[n] if n in fixed else joined[n] for n in self.schema.names}
-
-    def _spans(self, wanted: Ints) -> Ints:
-        """Return where in `wanted` each read begins, and its length."""
-        if self._sample_nbytes is None:
-            probe = self.schema.fixed_nbytes
-            if self.schema.ragged:
-                probe = probe_nbytes(self.base, 0, len(self.base))
-            self._sample_nbytes = max(1, probe)
-        steps = np.diff(wanted)
-        apart = (steps <= 0) | ((steps - 1) * self._sample_nbytes > JOIN_NBYTES)
-        # A read ends before it grows long where samples are left out; whole runs stay whole.
-        if (steps != 1).any():
-            block = (wanted - wanted[0]) // max(1, SPAN_NBYTES // self._sample_nbytes)
-            apart |= (np.diff(block) != 0) & (steps != 1)
-        return np.concatenate([[0], np.flatnonzero(apart) + 1, [len(wanted)]])
-
-    def sizes(self, start: int, stop: int) -> Ints | None:
-        """Return the payload bytes of each sample; see `Source.sizes`."""
-        if not self.schema.ragged:
-            return super().sizes(start, stop)
-        wanted = self.indices[start:stop]
-        out = np.empty(len(wanted), np.int64)
-        bounds = self._spans(wanted).tolist() if len(wanted) else [0]
-        for i, j in itertools.pairwise(bounds):
-            first, last = int(wanted[i]), int(wanted[j - 1])
-            sizes = self.base.sizes(first, last + 1)
-            if sizes is None:
-                return None
-            out[i:j] = sizes[wanted[i:j] - first]
-        return out
-
-
-class DuplicatedSource(DerivedSource):
-    """Every sample of another source `times` times: the whole order, again and again."""
-
-    def __init__(self, base: Source, times: int) -> None:
-        super().__init__(base)
-        if times < 1:
-            raise UsageError(f"--duplicate {times} is not possible", expected="at least 1")
-        if times * max(1, len(base)) * max(1, base.schema.fixed_nbytes) >= 1 << 62:
-            raise UsageError(f"--duplicate {times} is not possible: no storage is so large")
-        self.times = times
-
-    def __len__(self) -> int:
-        return len(self.base) * self.times
-
-    def _ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the ranges of `base` that make up ``start .. stop``."""
-        count, found = len(self.base), []
-        while start < stop:
-            first = start % count
-            last = min(count, first + stop - start)
-            found.append((first, last))
-            start += last - first
-        return found
-
-    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
-        ranges = self._ranges(start, stop)
-        if len(ranges) == 1:
-            return self.base.read(*ranges[0], arena)
-        parts = [self.base.read(first, last) for first, last in ranges]
-        return concatenate(self.schema, parts) if parts else empty_batch(self.schema)
-
-    def sizes(self, start: int, stop: int) -> Ints | None:
-        """Return the payload bytes of each sample; see `Source.sizes`."""
-        parts = [np.zeros(0, np.int64)]
-        for first, last in self._ranges(start, stop):
-            sizes = self.base.sizes(first, last)
-            if sizes is None:
-                return None
-            parts.append(sizes)
-        return np.concatenate(parts)

@@ -54,9 +54,10 @@ class ShardCopy:
     workers
         Threads.
     save
-        Called with (samples done, writer state) when a position is durable.
+        Called with (samples done, writer state) when a position is durable; None: no position is
+        recorded, and nothing waits for the disk.
     checkpoint_nbytes
-        Payload between two calls of `save`; None: never, and without waiting for the disk.
+        Payload between two calls of `save`.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class ShardCopy:
         ranges: Iterator[tuple[int, int]],
         casts: Mapping[str, Cast],
         workers: int,
-        save: Callable[[int, State], None],
-        checkpoint_nbytes: int | None = CHECKPOINT_NBYTES,
+        save: Callable[[int, State], None] | None = None,
+        checkpoint_nbytes: int = CHECKPOINT_NBYTES,
     ) -> None:
         self._source, self._writer, self._shard, self._casts = source, writer, shard, casts
         self._workers, self._save, self._checkpoint_nbytes = workers, save, checkpoint_nbytes
@@ -132,7 +133,7 @@ class ShardCopy:
         with self._turn:
             while self._positions and self._positions[0][0] <= prefix:
                 last = self._positions.popleft()
-        if last is not None:
+        if last is not None and self._save is not None:
             self._writer.sync()
             self._save(last[1], last[2])
 
@@ -169,7 +170,7 @@ class ShardCopy:
 
     def _note_position(self, pieces_before: int, samples: int, nbytes: int) -> None:
         self._since_position += nbytes
-        if self._checkpoint_nbytes is None or self._since_position < self._checkpoint_nbytes:
+        if self._save is None or self._since_position < self._checkpoint_nbytes:
             return
         self._since_position = 0
         self._positions.append((pieces_before, samples, self._writer.checkpoint()))

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import dsprep.write.create_sidecar
-import dsprep.write.remote
 import dsprep.write.run
+import dsprep.write.shuffle
 from dsprep.cli import main
 
 PAUSE = float(os.environ.get("DSPREP_LAB_PAUSE", "0"))
 MARK = os.environ.get("DSPREP_LAB_MARK")
 
-dsprep.write.remote.PART_NBYTES = 8 << 20
+dsprep.write.shuffle.PART_NBYTES = 8 << 20
 
 
 def paused(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, OpenOptions, Source, WriteOptions
 from dsprep.sidecar.spec import SUFFIX, Content
 from dsprep.source.dataset import open_dataset
+from dsprep.source.derived import SelectedSource, probe_nbytes
 from dsprep.source.files import find_files
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs.convert import ConvertOptions, plan_job
@@ -29,9 +30,7 @@ from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
 from dsprep.write.buffers import InBytes, InSamples, parse_buffer
 from dsprep.write.create_sidecar import Made, dataset_of
 from dsprep.write.job import RunOptions
-from dsprep.write.plan import probe_nbytes
 from dsprep.write.run import run_job
-from dsprep.write.split import SelectedSource
 
 BUFFER = 64 << 20
 """Bytes of a group that are aimed at where nothing is asked for."""

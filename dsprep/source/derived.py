@@ -1,0 +1,213 @@
+"""Sources of some samples of another source, in an order of their own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.core.gather import Assembly
+from dsprep.core.marks import Mark
+from dsprep.core.schema import Arena, Batch, Ints, empty_batch
+from dsprep.errors import UsageError
+from dsprep.formats.base import Opening, Source
+from dsprep.layout.describe import FieldStorage
+
+PROBE = 64
+"""Samples that are read to estimate the size of ragged ones that only reading gives."""
+
+JOIN_NBYTES = 128 << 10
+"""Bytes between two wanted samples up to which reading them costs less than another call."""
+
+SPAN_NBYTES = 8 << 20
+"""Bytes that are read together, wanted or not."""
+
+
+def probe_nbytes(source: Source, start: int, stop: int) -> int:
+    """Return the mean payload bytes of up to `PROBE` samples spread over ``start .. stop``."""
+    count = min(PROBE, stop - start)
+    if count == 0:
+        return 1
+    total = 0
+    for i in range(count):
+        at = start + (stop - start) * i // count
+        total += sum(int(c.nbytes) for c in source.read(at, at + 1).values())
+    return max(1, math.ceil(total / count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection(Opening):
+    """Samples `indices` (int64, shape ``(n,)``) of a source that was opened as `base`."""
+
+    base: Opening
+    indices: Ints
+
+    def open(self) -> Source:
+        """Open the source."""
+        return SelectedSource(self.base.open(), self.indices)
+
+
+class DerivedSource(Source):
+    """The samples of another source, `base`, in another selection or order.
+
+    Neighbours are read together. What is not about single samples is passed through; closing it
+    closes `base`.
+    """
+
+    def __init__(self, base: Source) -> None:
+        self.base, self.path, self.schema = base, base.path, base.schema
+        self.version, self.notes, self.named = base.version, base.notes, base.named
+        self._local = threading.local()
+        self._sample_nbytes: int | None = None
+
+    @abstractmethod
+    def numbers(self, indices: Ints) -> Ints:
+        """Return which samples of `base` some samples are."""
+
+    def origin(self, indices: Ints) -> tuple[Source, Ints]:
+        """Return the source that is derived from nothing, and which samples of it they are."""
+        source: Source = self
+        while isinstance(source, DerivedSource):
+            indices = source.numbers(indices)
+            source = source.base
+        return source, indices
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop``; see `Source.read`."""
+        wanted = self.numbers(np.arange(start, stop, dtype=np.int64))
+        if not len(wanted):
+            return empty_batch(self.schema)
+        bounds = self._spans(wanted).tolist()
+        if len(bounds) == 2 and wanted[-1] - wanted[0] + 1 == len(wanted):
+            return self.base.read(int(wanted[0]), int(wanted[-1]) + 1, arena)
+        found = Assembly(self.schema, len(wanted), arena, "selected")
+        for i, j in itertools.pairwise(bounds):
+            first, last = int(wanted[i]), int(wanted[j - 1])
+            batch = self.base.read(first, last + 1, self._arena())
+            found.put(i, batch, wanted[i:j] - first)
+        return found.batch()
+
+    def _arena(self) -> Arena:
+        """Return this thread's memory for what is read from `base`."""
+        found: Arena | None = getattr(self._local, "arena", None)
+        if found is None:
+            found = self._local.arena = Arena()
+        return found
+
+    def _spans(self, wanted: Ints) -> Ints:
+        """Return where in `wanted` each read begins, and its length."""
+        steps = np.diff(wanted)
+        apart = steps <= 0
+        if (steps > 1).any():
+            each = self._sample_nbytes
+            if each is None:
+                each = self.schema.fixed_nbytes
+                if self.schema.ragged:
+                    each = probe_nbytes(self.base, 0, len(self.base))
+                each = self._sample_nbytes = max(1, each)
+            apart |= (steps - 1) * each > JOIN_NBYTES
+            # A read ends before it grows long where samples are left out; whole runs stay whole.
+            block = (wanted - wanted[0]) // max(1, SPAN_NBYTES // each)
+            apart |= (np.diff(block) != 0) & (steps != 1)
+        return np.concatenate([[0], np.flatnonzero(apart) + 1, [len(wanted)]])
+
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        """Return the payload bytes of each sample; see `Source.sizes`."""
+        if not self.schema.ragged:
+            return super().sizes(start, stop)
+        wanted = self.numbers(np.arange(start, stop, dtype=np.int64))
+        out = np.empty(len(wanted), np.int64)
+        for i, j in itertools.pairwise(self._spans(wanted).tolist() if len(wanted) else ()):
+            first, last = int(wanted[i]), int(wanted[j - 1])
+            sizes = self.base.sizes(first, last + 1)
+            if sizes is None:
+                return None
+            out[i:j] = sizes[wanted[i:j] - first]
+        return out
+
+    def files(self) -> list[Path]:
+        """Return what `base` reads."""
+        return self.base.files()
+
+    def marks(self) -> tuple[Mark, ...]:
+        """Return what the files of `base` were."""
+        return self.base.marks()
+
+    def part(self, start: int, stop: int) -> tuple[Opening, int]:
+        """See `Source.part`; only the numbers of the samples travel."""
+        base, indices = self.origin(np.arange(start, stop, dtype=np.int64))
+        first = int(indices.min(initial=len(base)))
+        opening, offset = base.part(first, int(indices.max(initial=first - 1)) + 1)
+        return Selection(base=opening, indices=indices - offset, marks=opening.marks), start
+
+    def resident_nbytes(self) -> int:
+        """Return what reading `base` holds."""
+        return self.base.resident_nbytes()
+
+    def storage(self) -> dict[str, FieldStorage]:
+        """Return how the fields of `base` are stored."""
+        return self.base.storage()
+
+    def loading_code(self) -> str:
+        """Return the program that loads sample 0 of `base`."""
+        return self.base.loading_code()
+
+    def close(self) -> None:
+        """Close `base`."""
+        self.base.close()
+
+
+class SelectedSource(DerivedSource):
+    """Samples of another source by number: sample i is sample ``indices[i]``.
+
+    Parameters
+    ----------
+    base
+        The source.
+    indices
+        int64, shape ``(n,)``, in any order. Where they rise, neighbours are read together.
+
+    Raises
+    ------
+    UsageError
+        If a number is not one of a sample.
+    """
+
+    def __init__(self, base: Source, indices: Ints) -> None:
+        super().__init__(base)
+        self.indices = np.asarray(indices, np.int64)
+        if len(self.indices) and not (self.indices.min() >= 0 and self.indices.max() < len(base)):
+            raise UsageError(
+                "a sample is selected that does not exist", expected=f"0 to {len(base) - 1}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def numbers(self, indices: Ints) -> Ints:
+        """Return which samples of `base` some samples are."""
+        return self.indices[indices]
+
+
+class DuplicatedSource(DerivedSource):
+    """Every sample of another source `times` times: the whole order, again and again."""
+
+    def __init__(self, base: Source, times: int) -> None:
+        super().__init__(base)
+        if times < 1:
+            raise UsageError(f"--duplicate {times} is not possible", expected="at least 1")
+        if times * max(1, len(base)) * max(1, base.schema.fixed_nbytes) >= 1 << 62:
+            raise UsageError(f"--duplicate {times} is not possible: no storage is so large")
+        self.times = times
+
+    def __len__(self) -> int:
+        return len(self.base) * self.times
+
+    def numbers(self, indices: Ints) -> Ints:
+        """Return which samples of `base` some samples are."""
+        return indices % max(1, len(self.base))
