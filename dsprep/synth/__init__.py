@@ -26,13 +26,10 @@ from dsprep.core.storage import remove, sync, sync_directory
 from dsprep.errors import TargetError, UsageError
 from dsprep.sidecar.spec import NAMES
 from dsprep.source.files import check_replaceable
-from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20
-from dsprep.synth.job import Hint, Job, Progress, Recipe
+from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20  # noqa: F401
+from dsprep.synth.job import RECIPES, Hint, Job, Progress, Recipe
 
 __all__ = ["Synthesised", "describe", "names", "synth"]
-
-_FAMILIES = (cosmoflow, deepcam, neuron, caffe, oc20, cosmic, ffn, nova)
-_RECIPES: dict[str, Recipe] = {name: r for f in _FAMILIES for name, r in f.RECIPES.items()}
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Synthesised:
 
 def names() -> tuple[str, ...]:
     """Return the names of the datasets that can be made."""
-    return tuple(_RECIPES)
+    return tuple(RECIPES)
 
 
 def describe(name: str) -> str:
@@ -121,7 +118,7 @@ def synth(
         samples=recipe.samples if samples is None else samples,
         scale=recipe.scale if scale is None else scale,
         seed=seed,
-        progress=progress or (lambda done, total: None),
+        progress=progress or _silent,
     )
     _check(job, out)
     _check_target(out, overwrite)
@@ -141,8 +138,12 @@ def synth(
     return Synthesised(out, len(files), job.samples, nbytes, shlex.join(command))
 
 
+def _silent(done: int, total: int) -> None:
+    """Report no progress."""
+
+
 PARTS = 64
-"""Into which the files of a dataset are dealt for other processes."""
+"""Into which the files of a dataset are divided for other processes."""
 
 
 def _make(recipe: Recipe, job: Job) -> tuple[Hint, list[Path]]:
@@ -150,7 +151,8 @@ def _make(recipe: Recipe, job: Job) -> tuple[Hint, list[Path]]:
     hint = recipe.write(job)
     files = _files(job.path)
     for path in files:
-        _sync(path)
+        with path.open("rb") as file:
+            sync(file.fileno())
     return hint, files
 
 
@@ -161,14 +163,14 @@ def _make_apart(name: str, job: Job, executor: Executor) -> Hint:
     with tempfile.TemporaryDirectory(
         prefix=f"{job.path.name}-", dir=job.path.parent.absolute(), ignore_cleanup_errors=True
     ) as attempts:
-        quiet = replace(job, path=Path(attempts), progress=_no_progress, parts=PARTS)
+        quiet = replace(job, path=Path(attempts), progress=_silent, parts=PARTS)
         tasks = ((name, replace(quiet, part=i)) for i in range(PARTS))
         for done, (_, (made, found)) in enumerate(executors.run(executor, _make_part, tasks), 1):
             hint = found  # the same of every part
             for path in _files(made):
-                place = job.path / path.relative_to(made)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(place)
+                target = job.path / path.relative_to(made)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
             remove(made.parent)
             job.progress(job.samples * done // PARTS, job.samples)
     return hint
@@ -181,14 +183,10 @@ def _make_part(task: tuple[str, Job]) -> tuple[Path, Hint]:
     return own, _make(_recipe(name), replace(job, path=own))[0]
 
 
-def _no_progress(done: int, total: int) -> None:
-    """Tell nobody."""
-
-
 def _recipe(name: str) -> Recipe:
-    if name not in _RECIPES:
-        raise UsageError(f"there is no dataset {name!r}", expected="one of " + ", ".join(_RECIPES))
-    return _RECIPES[name]
+    if name not in RECIPES:
+        raise UsageError(f"there is no dataset {name!r}", expected="one of " + ", ".join(RECIPES))
+    return RECIPES[name]
 
 
 def _check(job: Job, out: Path) -> None:
@@ -221,14 +219,6 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if not p.is_dir() or p.is_symlink())
     return [path]
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        sync(fd)
-    finally:
-        os.close(fd)
 
 
 def _publish(made: Path, out: Path) -> None:

@@ -15,9 +15,8 @@ Sources: BVLC/caffe ``src/caffe/proto/caffe.proto``, ``examples/cifar10/convert_
 from __future__ import annotations
 
 from dsprep.core.schema import Array
-from dsprep.synth.containers import lmdb_environment
-from dsprep.synth.job import Hint, Job, Recipe
-from dsprep.synth.protobuf import blob, integer
+from dsprep.synth.containers import blob, integer, lmdb_environment
+from dsprep.synth.job import Hint, Job, recipe
 from dsprep.synth.values import image
 
 PER_COMMIT = 1000
@@ -35,6 +34,12 @@ def _map_size(job: Job, record: int) -> int:
     return 2 * job.samples * (record + 3 * 4096) + (64 << 20)
 
 
+@recipe(
+    "caffe-cifar",
+    "CIFAR-10 as Caffe's LMDB: Datum of uint8[3,32,32] and a label, one transaction",
+    samples=2000,
+    scale=1,
+)
 def _write_cifar(job: Job) -> Hint:
     edge = job.edge(32)
     with (
@@ -51,6 +56,12 @@ def _write_cifar(job: Job) -> Hint:
     return OPEN
 
 
+@recipe(
+    "caffe-imageset",
+    "an image set as Caffe's LMDB: Datum of uint8[3,256,256] and a label, 1,000 per commit",
+    samples=1200,
+    scale=1 / 4,
+)
 def _write_imageset(job: Job) -> Hint:
     edge = job.edge(256)
     not_encoded = integer(7, 0)  # convert_imageset sets the member even where it is false
@@ -67,19 +78,3 @@ def _write_imageset(job: Job) -> Hint:
                     transaction.put(key, datum(image(rng, edge, edge, 3), label) + not_encoded)
                     job.done(i + 1)
     return OPEN
-
-
-RECIPES = {
-    "caffe-cifar": Recipe(
-        "CIFAR-10 as Caffe's LMDB: Datum of uint8[3,32,32] and a label, one transaction",
-        samples=2000,
-        scale=1,
-        write=_write_cifar,
-    ),
-    "caffe-imageset": Recipe(
-        "an image set as Caffe's LMDB: Datum of uint8[3,256,256] and a label, 1,000 per commit",
-        samples=1200,
-        scale=1 / 4,
-        write=_write_imageset,
-    ),
-}

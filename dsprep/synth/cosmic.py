@@ -28,7 +28,7 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import append, hdf5_file
-from dsprep.synth.job import Hint, Job, Recipe
+from dsprep.synth.job import Hint, Job, recipe
 
 PLANES = 3
 WIDTH, HEIGHT = 2048, 1280
@@ -186,6 +186,12 @@ class _Sparse:
         append(self.voxels, _joined(planes))
 
 
+@recipe(
+    "cosmic-tagger",
+    "Cosmic Tagger (larcv3), one HDF5 file: voxels reached through two index tables, gzip",
+    samples=24,
+    scale=1 / 2,
+)
 def _write(job: Job) -> Hint:
     width, height = job.edge(WIDTH), job.edge(HEIGHT)
     with hdf5_file(job.path) as file:
@@ -204,13 +210,3 @@ def _write(job: Job) -> Hint:
             append(events, np.array([(1, i // 100, i)], EVENT_ID))
             job.done(i + 1)
     return Hint()
-
-
-RECIPES = {
-    "cosmic-tagger": Recipe(
-        "Cosmic Tagger (larcv3), one HDF5 file: voxels reached through two index tables, gzip",
-        samples=24,
-        scale=1 / 2,
-        write=_write,
-    ),
-}

@@ -23,15 +23,13 @@ NERSC/CosmoFlow ``io_Cosmo.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from dsprep.core.schema import Array
-from dsprep.synth.containers import hdf5_file
-from dsprep.synth.job import Hint, Job, Recipe, train_and_validation
-from dsprep.synth.records import bytes_feature, example, float_feature, write_records
+from dsprep.synth.containers import bytes_feature, example, float_feature, hdf5_file, write_records
+from dsprep.synth.job import Hint, Job, recipe, train_and_validation
 from dsprep.synth.values import particle_counts
 
 PER_FILE = 128
@@ -45,6 +43,13 @@ def _parameters(job: Job, *universe: int) -> Array:
     return job.rng("cosmoflow parameters", *universe).uniform(-1, 1, 4).astype(np.float32)
 
 
+@recipe(
+    "cosmoflow-h5",
+    "CosmoFlow volumes, HDF5 files of 128 samples: uint16[128,128,128,12] and 4 parameters",
+    samples=192,
+    scale=1 / 8,
+    apart=True,
+)
 def _write_hdf5(job: Job) -> Hint:
     edge = job.edge(128)
     job.path.mkdir()
@@ -82,7 +87,14 @@ def _crops(job: Job) -> Iterator[tuple[Path, Array, Array]]:
             job.done(done)
 
 
-def _write_tfrecord(job: Job, *, gzip: bool) -> Hint:
+@recipe(
+    "cosmoflow-tfrecord",
+    "CosmoFlow volumes of MLPerf HPC, one sample per TFRecord: int16[128,128,128,4] as bytes",
+    samples=36,
+    scale=1 / 4,
+    apart=True,
+)
+def _write_tfrecord(job: Job, *, gzip: bool = False) -> Hint:
     edge = job.edge(128)
     for stem, x, y in _crops(job):
         features = {"x": bytes_feature(x.astype("<i2").tobytes()), "y": float_feature(y)}
@@ -90,6 +102,24 @@ def _write_tfrecord(job: Job, *, gzip: bool) -> Hint:
     return Hint(("--field", f"x:int16[{edge},{edge},{edge},4]", "--field", "y"), "train")
 
 
+@recipe(
+    "cosmoflow-tfrecord-gzip",
+    "the same samples, every TFRecord file one gzip stream",
+    samples=36,
+    scale=1 / 4,
+    apart=True,
+)
+def _write_gzip(job: Job) -> Hint:
+    return _write_tfrecord(job, gzip=True)
+
+
+@recipe(
+    "cosmoflow-split-h5",
+    "the same samples, one HDF5 file each, without a sample axis",
+    samples=36,
+    scale=1 / 4,
+    apart=True,
+)
 def _write_split(job: Job) -> Hint:
     for stem, x, y in _crops(job):
         with hdf5_file(stem.with_suffix(".hdf5")) as file:
@@ -113,6 +143,13 @@ def _sc18_examples(job: Job, first: int, stop: int) -> Iterator[bytes]:
         job.done(i + 1)
 
 
+@recipe(
+    "cosmoflow-sc18",
+    "CosmoFlow volumes of SC18, TFRecords of 64 samples: float64[64,64,64] as bytes",
+    samples=160,
+    scale=1 / 4,
+    apart=True,
+)
 def _write_sc18(job: Job) -> Hint:
     edge = job.edge(64)
     job.path.mkdir()
@@ -123,42 +160,3 @@ def _write_sc18(job: Job) -> Hint:
         write_records(job.path / f"{number}.tfrecord", examples)
     data = f"data_raw:float64[{edge},{edge},{edge}]"
     return Hint(("--field", data, "--field", "label_raw:float64[2]"))
-
-
-RECIPES = {
-    "cosmoflow-h5": Recipe(
-        "CosmoFlow volumes, HDF5 files of 128 samples: uint16[128,128,128,12] and 4 parameters",
-        samples=192,
-        scale=1 / 8,
-        write=_write_hdf5,
-        apart=True,
-    ),
-    "cosmoflow-tfrecord": Recipe(
-        "CosmoFlow volumes of MLPerf HPC, one sample per TFRecord: int16[128,128,128,4] as bytes",
-        samples=36,
-        scale=1 / 4,
-        write=partial(_write_tfrecord, gzip=False),
-        apart=True,
-    ),
-    "cosmoflow-tfrecord-gzip": Recipe(
-        "the same samples, every TFRecord file one gzip stream",
-        samples=36,
-        scale=1 / 4,
-        write=partial(_write_tfrecord, gzip=True),
-        apart=True,
-    ),
-    "cosmoflow-split-h5": Recipe(
-        "the same samples, one HDF5 file each, without a sample axis",
-        samples=36,
-        scale=1 / 4,
-        write=_write_split,
-        apart=True,
-    ),
-    "cosmoflow-sc18": Recipe(
-        "CosmoFlow volumes of SC18, TFRecords of 64 samples: float64[64,64,64] as bytes",
-        samples=160,
-        scale=1 / 4,
-        write=_write_sc18,
-        apart=True,
-    ),
-}

@@ -17,7 +17,7 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import hdf5_file
-from dsprep.synth.job import Hint, Job, Recipe, train_and_validation
+from dsprep.synth.job import Hint, Job, recipe, train_and_validation
 from dsprep.synth.values import smooth
 
 CHANNELS = 16
@@ -70,6 +70,12 @@ class _Statistics:
         }
 
 
+@recipe(
+    "deepcam",
+    "DeepCAM weather, one HDF5 file per sample: float32[768,1152,16] and labels[768,1152]",
+    samples=5,
+    scale=1 / 4,
+)
 def _write(job: Job) -> Hint:
     height, width = job.edge(768), job.edge(1152)
     statistics = _Statistics()
@@ -91,13 +97,3 @@ def _write(job: Job) -> Hint:
         for key, table in statistics.tables().items():
             file[f"climate/{key}"] = table
     return Hint(("--sample-axis", "none"), "train")
-
-
-RECIPES = {
-    "deepcam": Recipe(
-        "DeepCAM weather, one HDF5 file per sample: float32[768,1152,16] and labels[768,1152]",
-        samples=5,
-        scale=1 / 4,
-        write=_write,
-    ),
-}

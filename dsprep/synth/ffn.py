@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dsprep.synth.job import Hint, Job, Recipe
-from dsprep.synth.records import bytes_feature, example, int64_feature, write_records
+from dsprep.synth.containers import bytes_feature, example, int64_feature, write_records
+from dsprep.synth.job import Hint, Job, recipe
 
 BLOCK = 1024
 """Samples that are drawn together; always as many, so that none depends on how many are made."""
@@ -37,16 +37,12 @@ def _examples(job: Job) -> Iterator[bytes]:
         job.done(first + count)
 
 
+@recipe(
+    "ffn-coords",
+    "coordinates for flood-filling networks, one gzip TFRecord: int64[1,3] and a volume name",
+    samples=20_000,
+    scale=1,
+)
 def _write(job: Job) -> Hint:
     write_records(job.path, _examples(job), gzip=True)
     return Hint()
-
-
-RECIPES = {
-    "ffn-coords": Recipe(
-        "coordinates for flood-filling networks, one gzip TFRecord: int64[1,3] and a volume name",
-        samples=20_000,
-        scale=1,
-        write=_write,
-    ),
-}

@@ -1,4 +1,4 @@
-"""What a dataset family is given, and what it hands back: `Recipe`, `Job` and `Hint`.
+"""What a dataset family is given, and what it hands back: `recipe`, `Job` and `Hint`.
 
 A family writes the files of `Job.path` sample by sample or block by block, draws every value from
 `Job.rng`, and knows nothing of temporary names, overwriting or other families.
@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -103,6 +103,24 @@ class Recipe:
     scale: float
     write: Callable[[Job], Hint]
     apart: bool = False
+
+
+W = TypeVar("W", bound=Callable[[Job], Hint])
+
+RECIPES: dict[str, Recipe] = {}
+"""The datasets that can be made, by name: each family adds its own when it is imported."""
+
+
+def recipe(
+    name: str, about: str, *, samples: int, scale: float, apart: bool = False
+) -> Callable[[W], W]:
+    """Add the function below as the `Recipe` called `name`."""
+
+    def add(write: W) -> W:
+        RECIPES[name] = Recipe(about, samples, scale, write, apart)
+        return write
+
+    return add
 
 
 def train_and_validation(samples: int, one_in: int) -> tuple[tuple[str, int], ...]:

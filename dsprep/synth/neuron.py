@@ -23,7 +23,7 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import hdf5_file
-from dsprep.synth.job import Hint, Job, Recipe
+from dsprep.synth.job import Hint, Job, recipe
 from dsprep.synth.values import voltages
 
 PER_CELL = 610_000
@@ -55,6 +55,13 @@ def cell_sizes(job: Job) -> list[int]:
     return [int(n) + 1 for n in np.diff(edges)]
 
 
+@recipe(
+    "neuron-inverter",
+    "Neuron-Inverter (ONTRA), HDF5 files of unequal length: float32[1600,4] and parameters",
+    samples=512,
+    scale=1,
+    apart=True,
+)
 def _write_ontra(job: Job) -> Hint:
     job.path.mkdir()
     bins = job.edge(1600)
@@ -104,6 +111,12 @@ def _write_domain(job: Job, file: Any, domain: int, prefix: str, count: int, fir
         job.done(first + i + 1)
 
 
+@recipe(
+    "neuron-bbp3",
+    "Neuron-Inverter (BBP3), one HDF5 file: float16[4000,3,5], parameters and a JSON string",
+    samples=128,
+    scale=1,
+)
 def _write_bbp3(job: Job) -> Hint:
     import h5py
 
@@ -124,20 +137,3 @@ def _write_bbp3(job: Job) -> Hint:
         }
         file.create_dataset("meta.JSON", data=[json.dumps(meta)], dtype=h5py.string_dtype())
     return Hint(("--field", "x=train_volts_norm", "--field", "y=train_unit_par"))
-
-
-RECIPES = {
-    "neuron-inverter": Recipe(
-        "Neuron-Inverter (ONTRA), HDF5 files of unequal length: float32[1600,4] and parameters",
-        samples=512,
-        scale=1,
-        write=_write_ontra,
-        apart=True,
-    ),
-    "neuron-bbp3": Recipe(
-        "Neuron-Inverter (BBP3), one HDF5 file: float16[4000,3,5], parameters and a JSON string",
-        samples=128,
-        scale=1,
-        write=_write_bbp3,
-    ),
-}

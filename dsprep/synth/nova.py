@@ -19,7 +19,7 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import append, hdf5_file
-from dsprep.synth.job import Hint, Job, Recipe
+from dsprep.synth.job import Hint, Job, recipe
 
 BLOCK = 1024
 """Spills that are drawn together; always as many, so that none depends on how many are made."""
@@ -89,6 +89,12 @@ def _column(group: Any, name: str, values: Array) -> Any:
     )
 
 
+@recipe(
+    "nova",
+    "NOvA-like physics tables, one HDF5 file: gzip columns [n,1] in groups of unequal length",
+    samples=16_384,
+    scale=1,
+)
 def _write(job: Job) -> Hint:
     with hdf5_file(job.path) as file:
         for first in range(0, job.samples, BLOCK):
@@ -102,13 +108,3 @@ def _write(job: Job) -> Hint:
             job.done(stop)
     table = "rec.training.cvnmaps"
     return Hint(("--field", f"cvnmap={table}/cvnmap", "--field", f"evt={table}/evt"))
-
-
-RECIPES = {
-    "nova": Recipe(
-        "NOvA-like physics tables, one HDF5 file: gzip columns [n,1] in groups of unequal length",
-        samples=16_384,
-        scale=1,
-        write=_write,
-    ),
-}

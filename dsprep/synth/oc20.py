@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.synth.containers import lmdb_environment
-from dsprep.synth.job import Hint, Job, Recipe
+from dsprep.synth.job import Hint, Job, recipe
 
 EDGES_PER_ATOM = 30
 MOST_ATOMS = 225
@@ -50,6 +50,12 @@ def _system(rng: np.random.Generator, scale: float, number: int) -> dict[str, An
     }
 
 
+@recipe(
+    "oc20",
+    "Open Catalyst S2EF, one LMDB file: opaque values of varying size, unpadded decimal keys",
+    samples=120,
+    scale=1,
+)
 def _write(job: Job) -> Hint:
     map_size = 2 * job.samples * (MOST_NBYTES + 6 * 4096) + (64 << 20)
     with lmdb_environment(job.path, subdir=False, map_size=map_size) as environment:
@@ -61,13 +67,3 @@ def _write(job: Job) -> Hint:
         with environment.begin(write=True) as transaction:
             transaction.put(b"length", pickle.dumps(job.samples, protocol=5))
     return Hint(("--order", "numeric", "--skip-key", "length"))
-
-
-RECIPES = {
-    "oc20": Recipe(
-        "Open Catalyst S2EF, one LMDB file: opaque values of varying size, unpadded decimal keys",
-        samples=120,
-        scale=1,
-        write=_write,
-    ),
-}
