@@ -63,7 +63,7 @@ def said_by_reader(path, **options):
 def test_sorted_samples_are_noticed_once_and_the_remedy_works(suffix, tmp_path):
     path, out = made(tmp_path, SORTED), tmp_path / f"out{suffix}"
     said = repack(path, out, "-b", 1000).stderr
-    assert said.count("samples lie sorted by y") == 1
+    assert said.count("samples are sorted by y") == 1
     assert "--shuffle SEED" in said
     assert "buffers_mixed" in said
     (words,) = said_by_reader(out)

@@ -76,7 +76,7 @@ def test_the_same_values_in_groups(target, kind, origins, tmp_path):
     schema, batch, origin = origins[kind]
     out = tmp_path / name_of(target)
     report = repacked(origin, out)
-    plan = report.parts[0][0].layout
+    plan = report.parts[0][0]
     if target != "zip":
         assert_same_batch(READ[target](out, schema), batch, schema)
     with dsprep.open(out) as source:
@@ -95,7 +95,7 @@ def test_one_read_fetches_a_group(target, origins, tmp_path, monkeypatch):
     schema, batch, origin = origins["fixed"]
     out = tmp_path / name_of(target)
     report = repacked(origin, out)
-    assert report.parts[0][0].layout.plans[0].reads == 1
+    assert report.parts[0][0].plans[0].reads == 1
     calls = []
     with dsprep.Sidecar.open(out) as opened:
         opened.read(slice(0, 64))  # opens files and reads small tables
@@ -566,6 +566,6 @@ def test_groups_of_ragged_samples_keep_within_the_bytes_asked_for(target, origin
     options, memory = repack.RepackOptions(buffer_size="16KiB"), RunOptions(memory=1 << 30)
     with dsprep.open(origin) as source:
         plan = repack.plan_repack(source, tmp_path / name_of(target), options, memory)
-        assert 4096 < plan.parts[0].layout.plans[0].group_nbytes <= 16 << 10
+        assert 4096 < plan.parts[0].plans[0].group_nbytes <= 16 << 10
     report = repacked(origin, tmp_path / name_of(target), buffer_size="16KiB")
-    assert report.parts[0][0].layout.groups > 2
+    assert report.parts[0][0].groups > 2

@@ -138,18 +138,26 @@ def repack(
     for part in plan.parts:
         files_written(part.job)
     if json:
-        print_json({**_plan_json(plan), **_report_json(report)})
+        print_json(
+            {
+                **_plan_json(plan),
+                "reports": [vars(r) for _, r in report.parts],
+                "break_even": report.break_even and vars(report.break_even),
+            }
+        )
         return
     for line in dict.fromkeys(line for _, done in report.parts for line in done.notes):
         note(line)
     if measure and report.break_even is None and any(p.job.samples for p in plan.parts):
-        remark("when the rewrite pays was not measured: the sidecar has no places of such groups")
+        remark(
+            "when the rewrite pays off was not measured: such groups have no offsets in the sidecar"
+        )
     _print_report(report)
 
 
 @contextmanager
 def _progress_of_all(plan: Plan, show: bool) -> Iterator[Callable[[Part, int, int], None]]:
-    """Show how far all outputs together are."""
+    """Show the progress of all outputs together."""
     payload, samples = (sum(getattr(p.job, n) for p in plan.parts) for n in ("payload", "samples"))
     done = {id(part): (0, 0) for part in plan.parts}
     with progress_bar("repack", samples, payload, show) as update:
@@ -225,18 +233,17 @@ def _print_plan(plan: Plan, ranks: int | None) -> None:
 
     stripe, rows = plan.stripe, []
     for part in plan.parts:
-        layout, job = part.layout, part.job
-        choice, first = layout.choice, layout.plans[0]
-        share = layout.padding / max(1, layout.nbytes)
+        job, choice, first = part.job, part.choice, part.plans[0]
+        share = part.padding / max(1, job.estimate)
         name = f" {part.name}" if part.name else ""
         files = f"{len(job.shards):,} file{'s' * (len(job.shards) != 1)}"
         about = "about " * (choice.limit_nbytes is not None)
-        aligned = all(p.aligned for p in layout.plans)
+        aligned = all(p.aligned for p in part.plans)
         each = f"{about}{_samples(choice.samples)}, {show_nbytes(choice.group_nbytes)}"
-        disk = f"about {show_nbytes(layout.nbytes)} in {files}, {share:.1%} of it padding"
+        disk = f"about {show_nbytes(job.estimate)} in {files}, {share:.1%} of it padding"
         rows += [
             (f"target{name}", f"{job.format.name} {job.target}, {_samples(job.samples)}"),
-            ("groups", f"{layout.groups:,} of {each}: {choice.reason}"),
+            ("groups", f"{part.groups:,} of {each}: {choice.reason}"),
             ("reads", f"{first.reads} per group, of at most {show_nbytes(first.group_nbytes)}"),
             ("aligned", _aligned(stripe) if aligned else _unaligned(job)),
             ("on disk", f"{disk}, {inodes(job):,} inodes"),
@@ -244,14 +251,14 @@ def _print_plan(plan: Plan, ranks: int | None) -> None:
         if job.scratch:
             rows.append(("working", f"{show_nbytes(job.scratch)} of files meanwhile"))
     if stripe.file_system.startswith("lustre"):
-        told = hint(
+        advice = hint(
             stripe,
-            [[p.nbytes for p in part.layout.plans] for part in plan.parts],
+            [[p.nbytes for p in part.plans] for part in plan.parts],
             str(plan.parts[0].job.target.parent),
-            group_nbytes=max(p.group_nbytes for part in plan.parts for p in part.layout.plans),
+            group_nbytes=max(p.group_nbytes for part in plan.parts for p in part.plans),
             ranks=ranks,
         )
-        rows.append(("stripes", f"{told.command} ({told.why})"))
+        rows.append(("stripes", f"{advice.command} ({advice.why})"))
     print_rows(rows)
 
 
@@ -292,29 +299,22 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
                 "target": part.job.target,
                 "format": part.job.format.name,
                 "samples": part.job.samples,
-                "groups": part.layout.groups,
-                "samples_per_group": part.layout.choice.samples,
-                "group_nbytes": max(p.group_nbytes for p in part.layout.plans),
-                "reads_per_group": part.layout.plans[0].reads,
-                "aligned": all(p.aligned for p in part.layout.plans),
-                "how": part.layout.plans[0].how,
-                "reasoning": list(part.layout.choice.reasoning),
-                "reason": part.layout.choice.reason,
-                "padding_nbytes": part.layout.padding,
-                "estimated_nbytes": part.layout.nbytes,
+                "groups": part.groups,
+                "samples_per_group": part.choice.samples,
+                "group_nbytes": max(p.group_nbytes for p in part.plans),
+                "reads_per_group": part.plans[0].reads,
+                "aligned": all(p.aligned for p in part.plans),
+                "how": part.plans[0].how,
+                "reasoning": list(part.choice.reasoning),
+                "reason": part.choice.reason,
+                "padding_nbytes": part.padding,
+                "estimated_nbytes": part.job.estimate,
                 "scratch_nbytes": part.job.scratch,
                 "files": len(part.job.shards),
                 "inodes": inodes(part.job),
             }
             for part in plan.parts
         ],
-    }
-
-
-def _report_json(report: RepackReport) -> dict[str, Any]:
-    return {
-        "reports": [vars(r) for _, r in report.parts],
-        "break_even": None if report.break_even is None else vars(report.break_even),
     }
 
 
@@ -338,10 +338,9 @@ def _print_report(report: RepackReport) -> None:
     if found is not None:
         each, together = found.sample_seconds * 1e6, found.group_seconds * 1e6
         text = f"{each:.1f} us a sample before, read one by one cold; {together:.1f} us in groups: "
-        text += (
-            "reading is not faster here"
-            if found.epochs is None
-            else f"the rewrite has paid after {max(found.epochs, 0.1):.1f} epochs"
-        )
-        rows.append(("pays", text))
+        if found.epochs is None:
+            text += "reading is not faster here"
+        else:
+            text += f"the rewrite pays off after {max(found.epochs, 0.1):.1f} epochs"
+        rows.append(("pays off", text))
     print_done(rows)

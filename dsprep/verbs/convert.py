@@ -27,7 +27,6 @@ from dsprep.write.job import Job, Progress, Report, RunOptions, count_workers
 from dsprep.write.plan import (
     Cut,
     Shard,
-    as_nbytes,
     cast_schema,
     make_casts,
     one_each,
@@ -222,7 +221,7 @@ def convert(
         Discard what an interrupted run left, instead of continuing it.
     durable
         Wait for the disk before names appear and positions are recorded. Without, a crash of
-        the machine (not of the process) can lose data, and interrupted runs begin anew.
+        the machine (not of the process) can lose data, and interrupted runs start over.
     progress
         Called with (samples, payload bytes) done so far.
     executor
@@ -240,9 +239,9 @@ def convert(
         samples=samples,
         cut=Cut.of(samples_per_file, shard_size),
     )
-    run = RunOptions(
+    run = RunOptions.of(
         workers=workers,
-        memory=as_nbytes(memory) if memory is not None else None,
+        memory=memory,
         overwrite=overwrite,
         restart=restart,
         durable=durable,

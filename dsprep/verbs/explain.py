@@ -1,7 +1,7 @@
-"""What a sidecar says, in words: where samples lie, by which law, and how reading them will go.
+"""What a sidecar states, in words and figures: offsets, laws, and what reading will cost.
 
-Everything is told by the sidecar itself and the sizes of the files; no sample is read. Of large
-datasets samples spread evenly are looked at, and what is estimated from them is marked.
+All of it follows from the sidecar and the sizes of the files; no sample is read. In large
+datasets, samples spread evenly are taken, and estimates from them are marked.
 """
 
 from __future__ import annotations
@@ -13,37 +13,35 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.packing import Tables
-from dsprep.core.schema import Field, Schema, show_dtype
+from dsprep.core.schema import Field, Ints, Schema, show_dtype
 from dsprep.errors import DsprepError
 from dsprep.formats import FRAMES, RECIPES
 from dsprep.layout import as_json
 from dsprep.layout.laws import Affine, Law, Runs
-from dsprep.layout.model import Blocks, Column, FileLayout, Records
+from dsprep.layout.locate import locate, rows_of
+from dsprep.layout.model import Column, FileLayout, Records
 from dsprep.reading.proofs import said
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.verbs import statistics
 from dsprep.write.create_sidecar import Made
+
+NEAR = 64 << 10
+"""Bytes between two reads that do not make them two: skipping them takes no longer."""
+IN_A_ROW = 1000
+"""Consecutive samples whose reads are counted together."""
+
+_WINDOWS = 64
+_SUMMED = 1 << 22  # numbers of a law that are added up one by one
+_SLICE = 1 << 20
+_APART = 1 << 41  # between ranges of different files
 
 
 @dataclass(frozen=True)
 class FieldWords:
-    """Where a field of a file lies.
+    """How a field of a file is stored.
 
-    Attributes
-    ----------
-    field
-        Its name.
-    type
-        Its type and shape.
-    stored
-        What it is stored in.
-    offsets, lengths
-        The laws in words; empty if it has no places.
-    decode
-        What turns the stored bytes into values, step by step.
-    unlocated
-        Why only the format's library can read it; None: it has places.
+    `offsets` and `lengths` are the laws in words, empty without any; `decode` is what turns the
+    stored bytes into values, step by step; `unlocated`: why only the format's library can read it.
     """
 
     field: str
@@ -57,22 +55,10 @@ class FieldWords:
 
 @dataclass(frozen=True)
 class LayoutWords:
-    """What files have in common that have one layout.
+    """What files of one layout have in common.
 
-    Attributes
-    ----------
-    files, samples
-        How many files have it, and their samples.
-    fields
-        The fields, in the schema's order.
-    groups
-        How samples are grouped; empty if they are not.
-    checksums
-        What each field can be compared with; empty if that cannot be told without the data.
-    facts
-        How the files were made, as far as it shows.
-    history
-        The same as a sentence; empty if nothing is known.
+    `checksums`: what each field can be compared with, empty if only the data would show it;
+    `facts` and `history`: how the files were made as far as known, as JSON and as a sentence.
     """
 
     files: int
@@ -86,31 +72,18 @@ class LayoutWords:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a sidecar says.
+    """What a sidecar states.
 
     Attributes
     ----------
-    path, dataset
-        The sidecar, and what it describes.
-    format, files, samples
-        Of the dataset.
-    nbytes
-        Of the sidecar and its companion.
-    data_nbytes
-        Of all files.
-    payload_nbytes
-        Bytes of the files that hold samples; None where no field has a place.
-    exact
-        Whether they were added up, not estimated.
-    runs
-        Contiguous ranges that a read of `run_samples` consecutive samples takes, on the average;
-        ranges that are less than 64 KiB apart count as one. None if no field has a place.
-    run_samples
-        1,000, or all if there are fewer.
-    layouts
-        How the files lie.
-    lineage, notes
-        As in the sidecar.
+    nbytes, data_nbytes
+        Bytes of the sidecar and its companion, and of all files.
+    payload_nbytes, exact
+        Bytes of the files that hold samples, and whether these were added up, not estimated; None
+        where no field can be located.
+    runs, run_samples
+        Contiguous ranges that a read of `run_samples` consecutive samples takes on average, where
+        ranges less than 64 KiB apart count as one. None if no field can be located.
     """
 
     path: str
@@ -150,7 +123,7 @@ class Explanation:
 
 
 def explain(opened: Sidecar) -> Explanation:
-    """Return what a sidecar says.
+    """Return what a sidecar states.
 
     Raises
     ------
@@ -158,28 +131,23 @@ def explain(opened: Sidecar) -> Explanation:
         If it is damaged.
     """
     content = opened.content
-    payload, exact = statistics.payload(opened)
+    payload, exact = _payload(opened)
     return Explanation(
         str(opened.path),
         str(opened.dataset),
         content.format,
         len(content.files),
         len(opened),
-        len(spec.dump(opened.content).encode()) + _companion_nbytes(opened),
+        len(spec.dump(content).encode()) + int((content.companion or {}).get("nbytes", 0)),
         sum(f.identity.nbytes for f in content.files),
         payload,
         exact,
-        statistics.runs(opened),
-        min(statistics.IN_A_ROW, len(opened)),
+        _runs(opened),
+        min(IN_A_ROW, len(opened)),
         tuple(_layouts(opened)),
         content.lineage,
         content.notes,
     )
-
-
-def _companion_nbytes(opened: Sidecar) -> int:
-    """Return the bytes of the companion, as the sidecar says."""
-    return int((opened.content.companion or {}).get("nbytes", 0))
 
 
 def _layouts(opened: Sidecar) -> Iterator[LayoutWords]:
@@ -193,7 +161,9 @@ def _layouts(opened: Sidecar) -> Iterator[LayoutWords]:
             len(numbers),
             sum(opened.content.files[i].samples for i in numbers),
             tuple(fields_of(layout, opened.schema)),
-            "" if groups is None else f"{groups.samples:,} samples, at {_law(groups.blocks)}",
+            ""
+            if groups is None
+            else f"{groups.samples:,} samples, at {groups.blocks.offsets.words()}",
             _checksums(opened, numbers[0]),
             layout.facts,
             history(layout.facts),
@@ -219,7 +189,7 @@ def laws_of(made: Made) -> dict[str, str]:
     layout = as_json.from_json(json, first.samples, content.schema, tables)
     for words in fields_of(layout, content.schema):
         if words.unlocated is not None:
-            laws[words.field] = f"has no places: {words.unlocated}"
+            laws[words.field] = f"has no offsets: {words.unlocated}"
         else:
             laws[words.field] = words.offsets or words.stored
     if len(content.layouts) > 1:
@@ -232,7 +202,7 @@ def laws_of(made: Made) -> dict[str, str]:
 
 
 def fields_of(layout: FileLayout, schema: Schema) -> Iterator[FieldWords]:
-    """Yield where each field lies, in words."""
+    """Yield how each field is stored, in words."""
     for field in schema:
         name = field.name
         if layout.records is not None and name in layout.records.parts:
@@ -242,10 +212,6 @@ def fields_of(layout: FileLayout, schema: Schema) -> Iterator[FieldWords]:
         else:
             reason = layout.unlocated.get(name, "it is not in the layout")
             yield FieldWords(name, str(field), "by the format's own library", unlocated=reason)
-
-
-def _law(blocks: Blocks) -> str:
-    return blocks.offsets.words()
 
 
 def _bytes(law: Law) -> str:
@@ -273,7 +239,7 @@ def _record_words(records: Records, field: Field) -> FieldWords:
         field.name,
         str(field),
         stored,
-        _law(records.blocks),
+        records.blocks.offsets.words(),
         _bytes(records.blocks.lengths),
         tuple(steps),
     )
@@ -286,7 +252,7 @@ def _column_words(column: Column, field: Field) -> FieldWords:
     where = f" of {grid.blocks.path}" if grid.blocks.path else ""
     shape = " x ".join(f"{n:,}" for n in grid.shape)
     if grid.block_count == 1 and grid.plain:
-        stored = f"an array of {shape}, in one piece{where}"
+        stored = f"a contiguous array of {shape}{where}"
     else:
         chunk = " x ".join(f"{n:,}" for n in grid.chunk)
         chunks = "a chunk" if grid.block_count == 1 else f"{grid.block_count:,} chunks"
@@ -303,7 +269,7 @@ def _column_words(column: Column, field: Field) -> FieldWords:
     if grid.fill is not None and any(grid.fill):
         steps.append("fill value where nothing is stored")
     steps += _typed(field)
-    offsets, lengths = _law(grid.blocks), _bytes(grid.blocks.lengths)
+    offsets, lengths = grid.blocks.offsets.words(), _bytes(grid.blocks.lengths)
     base = grid.blocks.offsets
     if grid.block_count == 1 and grid.plain and isinstance(base, Affine) and base.base >= 0:
         rows = 1 if column.first is not None else column.lines
@@ -321,7 +287,7 @@ def _called(json: Mapping[str, Any], key: str = "name") -> str:
 
 def _typed(field: Field) -> list[str]:
     if field.kind != "array":
-        return ["as it is" if field.kind == "bytes" else "UTF-8"]
+        return ["as stored" if field.kind == "bytes" else "UTF-8"]
     order = "little-endian " if field.dtype.str[0] == "<" and field.dtype.itemsize > 1 else ""
     return [f"read as {order}{show_dtype(field.dtype)}"]
 
@@ -333,12 +299,12 @@ def history(facts: Mapping[str, Any]) -> str:
     said = []
     known = dict(facts)
 
-    def tell(key: str, text: str) -> None:
+    def say(key: str, text: str) -> None:
         if key in known:
             value = known.pop(key)
             said.append(text.format(f"{value:,}" if isinstance(value, int) else value))
 
-    tell("order", "with {}")
+    say("order", "with {}")
     interval, several = known.pop("commit interval", None), known.pop("commit interval range", None)
     if isinstance(interval, int):
         said.append(f"{interval:,} records per transaction")
@@ -352,13 +318,132 @@ def history(facts: Mapping[str, Any]) -> str:
         said.append("and copied compactly")
     if (database := known.pop("database", None)) is not None:
         said.append(f"in the {database} database")
-    tell("record size", "values of {} bytes")
-    if (place := known.pop("values", None)) is not None and said:
-        said[-1] += f" {place}"
-    tell("key size", "keys of {} bytes")
-    tell("leaf capacity", "{} records per leaf")
-    tell("branch capacity", "{} children per branch")
-    tell("page size", "pages of {} bytes")
-    tell("meta pages", "{} meta pages")
+    say("record size", "values of {} bytes")
+    if (where := known.pop("values", None)) is not None and said:
+        said[-1] += f" {where}"
+    say("key size", "keys of {} bytes")
+    say("leaf capacity", "{} records per leaf")
+    say("branch capacity", "{} children per branch")
+    say("page size", "pages of {} bytes")
+    say("meta pages", "{} meta pages")
     said += [f"{key} {value}" for key, value in known.items()]
     return f"Records were put {', '.join(said)}."
+
+
+# --- figures ---------------------------------------------------------------------------------
+
+
+def _total(law: Law) -> tuple[int, bool]:
+    """Return the sum of the numbers above 0, and whether it is exact, not estimated."""
+    n = law.count
+    if isinstance(law, Affine) and (not law.stride or law.base >= 0):
+        if not law.stride:
+            return max(0, law.base) * n, True
+        if law.stride > 0:
+            return n * law.base + law.stride * (n * (n - 1) // 2), True
+    if n <= _SUMMED:
+        parts = (law.span(a, min(a + _SLICE, n)) for a in range(0, n, _SLICE))
+        return sum(int(np.maximum(p, 0).sum()) for p in parts), True
+    some = np.linspace(0, n - 1, _SUMMED >> 4).astype(np.int64)
+    return int(float(np.maximum(law.at(some), 0).mean()) * n), False
+
+
+def _payload(opened: Sidecar) -> tuple[int | None, bool]:
+    """Return the bytes in the files that hold samples, and whether that is exact."""
+    known: dict[tuple[int, int], tuple[int | None, bool]] = {}
+    found: int | None = None
+    exact = True
+    for i, entry in enumerate(opened.content.files):
+        key = entry.layout, entry.samples
+        if key not in known:
+            known[key] = _payload_of(opened.layout(i))
+        nbytes, sure = known[key]
+        if nbytes is not None:
+            found = (found or 0) + nbytes
+        exact &= sure
+    return found, exact
+
+
+def _payload_of(layout: FileLayout) -> tuple[int | None, bool]:
+    sums: list[tuple[int, bool]] = []
+    records = layout.records
+    if records is not None:
+        sizes = [p.nbytes for p in records.parts.values() if p.at is not None]
+        if len(sizes) == len(records.parts) and None not in sizes:
+            sums.append((layout.count * sum(n or 0 for n in sizes), True))
+        else:
+            sums.append(_total(records.blocks.lengths))
+    for column in layout.columns.values():
+        grid = column.grid
+        if grid is None:
+            sums.append((0, True))
+        elif not grid.plain:
+            sums.append(_total(grid.blocks.lengths))
+        elif column.count is not None:
+            rows, sure = _total(column.count)
+            sums.append((rows * grid.row_nbytes, sure))
+        else:
+            sums.append((layout.count * column.lines * grid.row_nbytes, True))
+    if not sums:
+        return None, True
+    return sum(n for n, _ in sums), all(sure for _, sure in sums)
+
+
+def _runs(opened: Sidecar) -> float | None:
+    """Return the mean number of ranges that consecutive samples take."""
+    n = len(opened)
+    step = min(IN_A_ROW, n)
+    if not n:
+        return None
+    most = n // step
+    begins = np.unique(np.linspace(0, most - 1, min(most, _WINDOWS)).astype(np.int64)) * step
+    counted = [_ranges(opened, int(a), int(a) + step) for a in begins]
+    known = [k for k in counted if k is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _ranges(opened: Sidecar, start: int, stop: int) -> int | None:
+    """Return how many ranges a read of some samples takes, one field after another."""
+    count, any_field = 0, False
+    for layout, _, local in opened.files_of(start, stop):
+        for name in _streams(layout):
+            any_field = True
+            found = _stored(layout, name, local)
+            if found is None:
+                continue
+            offset, length = found
+            if len(offset):
+                once = np.sort(np.unique(offset, return_index=True)[1])  # a chunk is read once
+                offset, length = offset[once], length[once]
+                ends = offset + length
+                far = (offset[1:] - ends[:-1] > NEAR) | (offset[:-1] - ends[1:] > NEAR)
+                count += 1 + int(far.sum())
+    return count if any_field else None
+
+
+def _streams(layout: FileLayout) -> Iterator[str]:
+    """Yield the fields that are read one by one: those of records come together."""
+    if layout.records is not None and layout.records.parts:
+        yield next(iter(layout.records.parts))
+    yield from (n for n, c in layout.columns.items() if c.grid is not None)
+
+
+def _stored(layout: FileLayout, name: str, local: Ints) -> tuple[Ints, Ints] | None:
+    """Return the stored ranges of some samples, in order; files of one field count as one."""
+    column = layout.columns.get(name)
+    if column is not None and column.grid is not None:
+        _, rows = rows_of(column, local)
+        if len(rows) and int(np.abs(rows).max()) > _SLICE * max(1, column.grid.chunk[0]):
+            return None  # a sample of that size takes as many reads as it has chunks
+    if layout.records is not None and name in layout.records.parts:
+        records = layout.records
+        numbers = local if records.order is None else records.order.at(local)
+        return records.blocks.offsets.at(numbers), records.blocks.lengths.at(numbers)
+    found = locate(layout, name, local)
+    offset, length = found.offset, found.length
+    if found.place is not None and len(offset):
+        new = np.zeros(len(offset), np.int64)
+        new[1:] = (np.diff(found.place, axis=1) != 0).any(axis=0)
+        offset = offset + np.cumsum(new) * _APART
+    kept = found.offset >= 0
+    return offset[kept], length[kept]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,50 +50,21 @@ from dsprep.write.buffers import (
     warnings,
     within,
 )
-from dsprep.write.job import Job, Progress, Report, RunOptions, admit, check_space
-from dsprep.write.plan import PIECE_NBYTES, Cut, Shard, as_nbytes, one_each, shard_names
+from dsprep.write.job import Job, Report, RunOptions, admit, check_space
+from dsprep.write.plan import PIECE_NBYTES, Cut, Shard, one_each, shard_names
 from dsprep.write.run import check_targets, making
 from dsprep.write.shuffle import ShuffledSource
 from dsprep.write.split import assign, parse_split
 from dsprep.write.stripes import Stripe, as_asked, detect
 
 STEP = 1 << 18
-"""Samples whose sizes are looked at together."""
+"""Samples whose sizes are summed together."""
 
 TRAINING = ("", "train")
 """The outputs that are trained on: the whole dataset, or this split of it."""
 
 LOOKED_AT = 4 << 20
 """Bytes of a run of samples that are read to see whether they are sorted, at most."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How one output is laid out in groups.
-
-    Attributes
-    ----------
-    choice
-        How large groups are, and why.
-    groups
-        How many there are.
-    plans
-        What the format makes of the groups of each file.
-    """
-
-    choice: BufferChoice
-    groups: int
-    plans: tuple[GroupPlan, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all files."""
-        return sum(p.nbytes for p in self.plans)
-
-    @property
-    def padding(self) -> int:
-        """Bytes of them that hold nothing."""
-        return sum(p.padding for p in self.plans)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +79,25 @@ class Part:
         The samples, in the order in which they are written.
     job
         What is written.
-    layout
-        How.
+    choice
+        How large groups are, and why.
+    groups
+        How many there are.
+    plans
+        What the format makes of the groups of each file.
     """
 
     name: str
     source: Source
     job: Job
-    layout: Layout
+    choice: BufferChoice
+    groups: int
+    plans: tuple[GroupPlan, ...]
+
+    @property
+    def padding(self) -> int:
+        """Bytes of the files that hold nothing."""
+        return sum(p.padding for p in self.plans)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +131,7 @@ class RepackReport:
     parts
         Each output's part and report.
     break_even
-        After how many epochs the rewrite has paid; None if it was not measured.
+        After how many epochs the rewrite pays off; None if it was not measured.
     """
 
     plan: Plan
@@ -165,7 +148,7 @@ class RepackOptions:
     buffer_size
         Samples (``"128"``) or bytes (``"256MiB"``) of a group, or ``"auto"``.
     stripe_size
-        At whose multiples groups begin; detected if None.
+        Groups begin at multiples of this size; detected if None.
     to
         The format; None: by the suffix of the target, else `formats.DEFAULT`.
     write
@@ -179,7 +162,7 @@ class RepackOptions:
     ranks, epochs
         Processes that will read, and how often: for warnings, and for the size of stripes.
     check_order
-        Whether to look whether the samples are sorted by a field.
+        Whether to check if the samples are sorted by a field.
     """
 
     buffer_size: str = "auto"
@@ -228,7 +211,7 @@ def plan_repack(
         admit(part.job, part.source, run.workers, run.memory)
         found += _warnings(part, options)
         if options.check_order and part.name in TRAINING and output.recipe.get("shuffle") is None:
-            found += _sorted(part.source, part.layout.groups)
+            found += _sorted(part.source, part.groups)
     return Plan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
 
 
@@ -287,8 +270,8 @@ def _warnings(part: Part, options: RepackOptions) -> list[str]:
     """Return what may go wrong with the groups of one output."""
     found = warnings(
         len(part.source),
-        part.layout.groups,
-        max((p.group_nbytes for p in part.layout.plans), default=0),
+        part.groups,
+        max((p.group_nbytes for p in part.plans), default=0),
         memory=total_memory(),
         ranks=options.ranks,
         epochs=options.epochs if part.name in TRAINING else None,
@@ -298,7 +281,7 @@ def _warnings(part: Part, options: RepackOptions) -> list[str]:
 
 
 def _sorted(source: Source, groups: int) -> list[str]:
-    """Return whether samples lie sorted by a field, so that a group has few values of it."""
+    """Return whether samples are sorted by a field, so that a group has few values of it."""
     lineage = source.sidecar.content.lineage if isinstance(source, SidecarSource) else {}
     if lineage.get("shuffle") is not None:
         return []
@@ -317,11 +300,11 @@ def _sorted(source: Source, groups: int) -> list[str]:
     name = sorted_by(source.schema, len(source), read, length)
     if not name:
         return []
-    told = (
-        f"samples lie sorted by {name}, so a group, and a batch of it, has few values of it: "
+    text = (
+        f"samples are sorted by {name}, so a group, and a batch of it, has few values of it: "
         "--shuffle SEED mixes them for good, buffers_mixed=K of dsprep.Reader K groups at a time"
     )
-    return [told]
+    return [text]
 
 
 def _file_nbytes(source: Source, known: dict[str, Ints], samples: int, cut: Cut) -> int:
@@ -369,13 +352,13 @@ def _splits(
 def all_rows(source: Source) -> dict[str, Ints]:
     """Return how many rows each ragged field has in each sample.
 
-    From a sidecar where there is one that tells; else all samples are read for it, once.
+    From a sidecar where there is one that has them; else all samples are read for it, once.
     """
     names = [f.name for f in source.schema if f.ragged]
     if isinstance(source, SidecarSource):
-        told = {name: source.rows(name) for name in names}
-        if all(rows is not None for rows in told.values()):
-            return {name: rows for name, rows in told.items() if rows is not None}
+        known = {name: source.rows(name) for name in names}
+        if all(rows is not None for rows in known.values()):
+            return {name: rows for name, rows in known.items() if rows is not None}
     parts: dict[str, list[Ints]] = {name: [np.zeros(0, np.int64)] for name in names}
     step = _step(source) if names else max(1, len(source))
     for at in range(0, len(source), step) if names else ():
@@ -394,17 +377,7 @@ def _step(source: Source) -> int:
 
 
 class _Payload(NamedTuple):
-    """How large the samples of an output are.
-
-    Attributes
-    ----------
-    rows
-        By ragged field: int64, shape ``(samples,)``.
-    sizes
-        Bytes of each sample, or of every one.
-    nbytes, largest
-        Bytes of all samples, and of the largest.
-    """
+    """How large the samples of an output are: rows by ragged field, bytes of each or of all."""
 
     rows: dict[str, Ints]
     sizes: int | Ints
@@ -471,12 +444,8 @@ def _plan_part(
         format.plan(schema, write, g, payload.nbytes * len(s) // max(1, count), s.name)
         for s, g in zip(shards, groupings, strict=True)
     ]
-    layout = Layout(
-        choice=choice,
-        groups=len(edges) - 1,
-        plans=tuple(p.groups for p in plans if p.groups is not None),
-    )
-    group = max((p.group_nbytes for p in layout.plans), default=0)
+    grouped = tuple(p.groups for p in plans if p.groups is not None)
+    group = max((p.group_nbytes for p in grouped), default=0)
     whole = write.compress is not None or schema.ragged or write.group_values
     scratch = source.scratch_nbytes if isinstance(source, ShuffledSource) else 0
     job = Job(
@@ -490,14 +459,21 @@ def _plan_part(
         stored=plans[0].stored,
         losses=plans[0].notes,
         payload=payload.nbytes,
-        estimate=layout.nbytes,
+        estimate=sum(p.nbytes for p in grouped),
         scratch=scratch + sum(p.scratch for p in plans),
         files=plans[0].files,
         largest=max(payload.largest, group if whole else 0),
         groupings=tuple(groupings),
         recipe=output.recipe,
     )
-    return Part(name=output.name, source=source, job=job, layout=layout)
+    return Part(
+        name=output.name,
+        source=source,
+        job=job,
+        choice=choice,
+        groups=len(edges) - 1,
+        plans=grouped,
+    )
 
 
 def _edges(count: int, sizes: int | Ints, choice: BufferChoice, format: Format) -> Ints:
@@ -533,7 +509,7 @@ def run_repack(
     plan, run
         What to make, and how.
     measure
-        Whether to measure after how many epochs the rewrite has paid for itself.
+        Whether to measure after how many epochs the rewrite pays off.
     progress
         Called with (part, samples, payload bytes) done so far.
 
@@ -549,7 +525,7 @@ def run_repack(
         check_space([part.job for part in plan.parts], run.restart)
     with ExitStack() as stack:  # all are made before one is seen, and all seen before records go
         outputs = [
-            stack.enter_context(making(p.job, p.source, run, _of_part(progress, p)))
+            stack.enter_context(making(p.job, p.source, run, progress and partial(progress, p)))
             for p in plan.parts
         ]
         reports = [output.publish() for output in outputs]
@@ -563,15 +539,11 @@ def run_repack(
 
 
 def _break_even(source: Source, beside: Path, seconds: float) -> BreakEven | None:
-    """Return when the rewrite pays; None where the sidecar `beside` has no places to read."""
+    """Return when the rewrite pays off; None where the sidecar `beside` gives no offsets."""
     if not spec.read(beside).layouts:
         return None
     with Sidecar.open(beside) as target:
         return break_even.measure(source, source.files(), target, seconds)
-
-
-def _of_part(progress: Callable[[Part, int, int], None] | None, part: Part) -> Progress | None:
-    return None if progress is None else lambda samples, nbytes: progress(part, samples, nbytes)
 
 
 def repack(
@@ -610,7 +582,7 @@ def repack(
     buffer_size
         Samples per group (128), bytes (``"256MiB"``), or ``"auto"``.
     stripe_size
-        At whose multiples groups begin; detected if None.
+        Groups begin at multiples of this size; detected if None.
     to
         ``"hdf5"``, ``"lmdb"``, ``"tfrecord"`` or ``"zarr"``.
     fields, open_options
@@ -631,7 +603,7 @@ def repack(
     workers, memory, overwrite, restart, durable
         As in `convert`.
     measure
-        Whether to measure after how many epochs the rewrite has paid for itself.
+        Whether to measure after how many epochs the rewrite pays off.
     executor
         Who writes the files, if there are several (see `dsprep.executors`); None: threads here.
 
@@ -652,9 +624,9 @@ def repack(
         cut=Cut.of(samples_per_file, shard_size),
         check_order=False,
     )
-    run = RunOptions(
+    run = RunOptions.of(
         workers=workers,
-        memory=as_nbytes(memory) if memory is not None else None,
+        memory=memory,
         overwrite=overwrite,
         restart=restart,
         durable=durable,

@@ -311,7 +311,7 @@ class _Deciding:
         if self.source.schema.ragged:
             return self.facts.payload * 5 // 4 + (1 << 20)
         source, target = self.facts.chosen(self.source), self.facts.folder / f"data{suffix}"
-        return plan_repack(source, target, options).parts[0].layout.nbytes
+        return plan_repack(source, target, options).parts[0].job.estimate
 
     def _converted(self, name: str) -> Item:
         facts, format = self.facts, formats.load(name)
