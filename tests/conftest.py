@@ -1,9 +1,12 @@
-"""What all tests share: quick garbage collections, and examples that may take their time."""
+"""What all tests share: quick collections, examples that may take their time, a small dataset."""
 
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -16,3 +19,15 @@ def _frozen():
     """Let a collection look only at what the module itself makes, not at all that is imported."""
     gc.collect()  # what the module before left, whose files would stay open
     gc.freeze()
+
+
+@pytest.fixture
+def train(tmp_path) -> Path:
+    """A file of 100 samples, for what is tried by commands."""
+    path = tmp_path / "train.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(600, dtype="<f4").reshape(100, 2, 3)
+        file["y"] = np.arange(100)
+        file["x"].attrs["unit"] = "K"
+        file.attrs["title"] = "long " * 50
+    return path

@@ -49,6 +49,9 @@ MEASURED = "neuron-inverter"
 READ = 4000
 """Its samples then."""
 
+SAMPLES: int | None = None
+"""Samples of the datasets that are converted; as many as `synth` makes by default."""
+
 DATASETS = (
     ("cosmic-tagger", "ragged detector hits, HDF5"),
     ("neuron-inverter", "fixed waveforms and labels, HDF5"),
@@ -146,7 +149,7 @@ def _around(name: str, directory: Path) -> list[Step]:
     from dsprep.verbs.verify import verify
 
     reading = OpenOptions(values="datum") if name == "caffe-cifar" else OpenOptions()
-    first = synth(name, directory / name).path
+    first = synth(name, directory / name, samples=SAMPLES).path
     steps = []
     last, options = first, reading
     with open_dataset(first, reading) as original:
