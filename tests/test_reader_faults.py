@@ -104,22 +104,28 @@ def test_leaving_a_loop_early(made):
 def test_loops_that_are_thrown_away(made):
     reader = dsprep.Reader(made["groups"], 7, epochs=None, io_threads=2)
     before = fds()
-    for steps in (0, 1, 5):
+
+    def begun(reader: dsprep.Reader, steps: int) -> Any:
         loop = iter(reader)
         for _ in range(steps):
             next(loop)
         assert threads() == 3
-        del loop
-        gc.collect()
+        return loop
+
+    for steps in (0, 1, 5):
+        begun(reader, steps)
         assert threads() == 0
-    cycle: list[Any] = [iter(reader)]
-    next(cycle[0])
+    cycle: list[Any] = [begun(reader, 1)]
     cycle.append(cycle)
     del cycle
     gc.collect()
     assert threads() == 0
-    loop = iter(reader)
-    next(loop)
+    items = [begun(reader, 1)]
+    thread = threading.Thread(target=lambda: (next(items[0]), items.clear()))  # and ended there
+    thread.start()
+    thread.join(20)
+    assert threads() == 0
+    loop = begun(reader, 1)
     del reader  # the loop goes on
     next(loop)
     del loop
@@ -128,23 +134,30 @@ def test_loops_that_are_thrown_away(made):
     assert fds() <= before + 1
 
 
+@pytest.mark.parametrize("transform", [None, dict])
 @pytest.mark.parametrize("close", ["reader", "loop"])
-def test_closing_within_the_loop(close, made):
+def test_closing_within_the_loop(close, transform, made):
     for io_threads in (1, 3):
-        reader = dsprep.Reader(made["groups"], 7, epochs=None, io_threads=io_threads)
-        loop = epochs(reader)
+        options: dict[str, Any] = {"io_threads": io_threads, "transform": transform}
+        reader = dsprep.Reader(made["groups"], 7, epochs=None, **options)
+        assert threads() == 0
+        loop = iter(reader)
         held = next(loop)
         known = keys(held, SCHEMA)
         (reader if close == "reader" else loop).close()
         assert threads() == 0
-        with pytest.raises((UsageError, StopIteration)):
-            exhaust(loop)
         assert keys(held, SCHEMA) == known
         if close == "reader":
-            with pytest.raises(UsageError, match="was closed"):
-                iter(reader)
+            for late in (lambda loop=loop: next(loop), lambda reader=reader: iter(reader)):
+                with pytest.raises(UsageError, match="was closed"):
+                    late()
         else:
-            next(iter(reader))
+            assert len(list(reader)) == 14
+        assert list(loop) == []
+        reader.close()
+        reader.close()
+        del reader, loop
+        assert keys(held, SCHEMA) == known
 
 
 def test_closing_while_another_thread_waits(made, monkeypatch):
@@ -185,7 +198,7 @@ def test_closing_while_another_thread_waits(made, monkeypatch):
 
 
 def test_closing_while_others_consume(made):
-    for k in range(20):
+    for k in range(0, 20, 3):
         reader = dsprep.Reader(made["groups"], 3, epochs=None, io_threads=2, buffers=1 + k % 3)
         ended, closing = threading.Event(), threading.Event()
 
@@ -243,34 +256,6 @@ def test_a_transform_that_fails(made):
             assert state["stages"][-1][2] == 1
             gc.collect()
             assert threads() == 0
-
-
-def test_iterating_in_another_thread(made):
-    found: list[list[bytes]] = []
-
-    def work() -> None:
-        with dsprep.Reader(made["gzip"], 7) as reader:
-            found.append([k for b in reader for k in keys(b, SCHEMA)])
-
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for w in workers:
-        w.start()
-    for w in workers:
-        w.join(30)
-    assert len(found) == 4
-    assert all(f == found[0] for f in found)
-
-
-def test_begun_here_and_ended_there(made):
-    loop = iter(dsprep.Reader(made["groups"], 7, epochs=None))
-    next(loop)
-    items = [loop]
-    del loop
-    thread = threading.Thread(target=lambda: (next(items[0]), items.clear()))
-    thread.start()
-    thread.join(20)
-    gc.collect()
-    assert threads() == 0
 
 
 # --- other processes -------------------------------------------------------------------------
@@ -379,7 +364,6 @@ def script(path: Path, body: str, **options: Any) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     "body",
     [
-        "loop = iter(dsprep.Reader(path, 7, epochs=None)); next(loop)",
         "reader = dsprep.Reader(path, 7, epochs=None)\nloop = iter(reader)\nkept = next(loop)",
         "sys.loop = iter(dsprep.Reader(path, 7, epochs=None, io_threads=3)); next(sys.loop)",
         "loop = iter(dsprep.Reader(path, 7, epochs=None)); next(loop); loop.me = loop",
@@ -530,59 +514,27 @@ def test_data_written_to_in_place_are_noticed(target, tmp_path):
             list(loop)
 
 
-@pytest.mark.parametrize("transform", [None, dict])
-def test_nothing_comes_from_a_closed_reader(transform, made):
-    for name in ("groups", "one"):
-        if name not in made:
-            continue
-        reader = dsprep.Reader(made[name], 3, transform=transform)
-        loop = iter(reader)
-        next(loop)
-        reader.close()
-        with pytest.raises(UsageError, match="closed"):
-            next(loop)
-        with pytest.raises(UsageError, match="closed"):
-            iter(reader)
-        reader.close()
-    reader = dsprep.Reader(made["groups"], 3, transform=transform)
-    loop = iter(reader)
-    next(loop)
-    loop.close()
-    assert list(loop) == []
-    loop = iter(reader)
-    assert list(loop)
-    reader.close()
-    assert list(loop) == []
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_flipped_bits_are_found_by_verify(target, tmp_path, monkeypatch):
-    batch = random_batch(SCHEMA, COUNT, seed=2)
-    origin = written("hdf5", tmp_path, SCHEMA, batch, COUNT)
-    path = tmp_path / TARGETS[target]
-    dsprep.repack(origin, path, buffer_size=20, stripe_size=4096, durable=False)
+def test_flipped_bits_are_found_by_verify(made, tmp_path, monkeypatch):
+    """By the checksum of a group, however it is read; other formats: `test_flipped_bits`."""
+    path = copied(made["groups"], tmp_path)
     with dsprep.Sidecar.open(path) as opened:
         (extent,) = opened.extents([47], ["x"])
-        file = opened.path.parent / extent.file
-    stat = file.stat()
-    with file.open("r+b") as f:
+    with path.open("r+b") as f:
         f.seek(extent.offset + 600)
         bits = f.read(1)[0]
         f.seek(extent.offset + 600)
         f.write(bytes([bits ^ 4]))
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     # In a file this small, every block is among those by which it is recognised.
     monkeypatch.setattr(dsprep.Sidecar, "check", lambda self: None)
-    for shuffle in ("none", "group", "global"):
-        for io_threads in (1, 3):
-            with dsprep.Reader(path, 10, shuffle=shuffle, io_threads=io_threads) as reader:
-                assert len(consumed(reader)) == COUNT
-            options: dict[str, Any] = {"verify": True, "io_threads": io_threads}
-            with (
-                dsprep.Reader(path, 10, shuffle=shuffle, **options) as reader,
-                pytest.raises(ReadError, match="group 2 is wrong"),
-            ):
-                consumed(reader)
+    for shuffle, io_threads in itertools.product(("none", "group", "global"), (1, 3)):
+        options: dict[str, Any] = {"shuffle": shuffle, "io_threads": io_threads}
+        with dsprep.Reader(path, 10, **options) as reader:
+            assert len(consumed(reader)) == COUNT
+        with (
+            dsprep.Reader(path, 10, verify=True, **options) as reader,
+            pytest.raises(ReadError, match="group 2 is wrong"),
+        ):
+            consumed(reader)
 
 
 def failing(monkeypatch, code: int, after: int, times: int = 1 << 60) -> list[int]:
@@ -696,16 +648,16 @@ def test_more_files_than_may_be_open(kind, tmp_path):
     origin = written("hdf5", tmp_path, SCHEMA, batch, count)
     path = tmp_path / "set"
     if kind == "files":
-        dsprep.convert(origin, path, to="hdf5", samples_per_file=1, workers=1)
+        dsprep.convert(origin, path, to="hdf5", samples_per_file=1, workers=1, durable=False)
     else:
         compress = "gzip" if "compressed" in kind else None
-        options = {"workers": 1, "compress": compress, "memory": "100GiB"}
+        options = {"workers": 1, "compress": compress, "memory": "100GiB", "durable": False}
         write = WriteOptions(chunk=1)
         path = path.with_suffix(".zarr")
         dsprep.convert(origin, path, to="zarr", write_options=write, **options)
     expected = sorted(keys(batch, SCHEMA))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for shuffle in ("group", "global", "none"):
+    for shuffle in ("global", "none"):
         with dsprep.Reader(path, 20, shuffle=shuffle, io_threads=2) as reader:
             resource.setrlimit(resource.RLIMIT_NOFILE, (fds() + 250, hard))
             try:
@@ -770,7 +722,7 @@ def test_hostile_sidecars_are_refused_or_harmless(format, grouped, tmp_path, mon
     rng = np.random.default_rng(6)
     monkeypatch.setattr(dsprep.Sidecar, "check", lambda self: None)
     refused = 0
-    for _ in range(60):
+    for _ in range(30):
         content = json.loads(good)
         done = [mutations(content, rng) for _ in range(int(rng.integers(1, 3)))]
         where.write_text(json.dumps(content))
@@ -782,7 +734,7 @@ def test_hostile_sidecars_are_refused_or_harmless(format, grouped, tmp_path, mon
         except BaseException as error:
             raise AssertionError(f"{done}: {error!r}") from error
         assert threads() == 0
-    assert refused > 20
+    assert refused > 10
 
 
 def test_a_file_of_which_nothing_can_be_asked_any_more(made, monkeypatch):

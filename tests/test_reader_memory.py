@@ -22,7 +22,6 @@ from test_reader import keys, time_limit
 
 import dsprep
 from dsprep.core.schema import Batch, Field, Ragged, Schema
-from dsprep.errors import UsageError
 from dsprep.reader.memory import PAGE, Pool, Stopped, anonymous
 
 COUNT = 120
@@ -160,7 +159,7 @@ def test_held_in_other_threads_and_dropped_in_odd_orders(data):
         assert free == made
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(draws=st.data())
 def test_any_pattern_of_holding(draws, data):
     """Some batches are kept, some dropped, in any order; collections come at any time."""
@@ -194,45 +193,23 @@ def test_any_pattern_of_holding(draws, data):
         assert free == made
 
 
-def test_a_collection_does_not_lose_blocks_that_are_held(data):
-    path, _ = data
-    with dsprep.Reader(path, 10, buffer_size=50, epochs=3) as reader:
-        for batch in epochs(reader, 3):
-            kept = [batch]
-            del batch
-            gc.collect()
-        kept.clear()
-        free, made = blocks_at_home(reader)
-        assert free == made
-
-
-def test_one_buffer_is_used_again(data):
-    """With one buffer, nothing is allocated in the middle of the loop."""
-    path, _ = data
+def test_memory_is_taken_once(data):
+    """Nothing is allocated in the middle of a loop, nor again from loop to loop."""
     taken: list[int] = []
 
     def counted(nbytes: int) -> Any:
         taken.append(nbytes)
         return anonymous(nbytes)
 
-    options: dict[str, Any] = {"fields": ("x", "y"), "buffer_size": 30, "epochs": 20}
+    options: dict[str, Any] = {"fields": ("x", "y"), "buffer_size": 30, "allocate": counted}
     for buffers in (1, 2, 3):
         taken.clear()
-        with dsprep.Reader(path, 10, buffers=buffers, allocate=counted, **options) as reader:
+        with dsprep.Reader(data[0], 10, buffers=buffers, epochs=20, **options) as reader:
             for batch in epochs(reader, 20):
                 del batch
         assert len(taken) == 1
-
-
-def test_memory_is_kept_from_loop_to_loop(data):
-    path, _ = data
-    taken: list[int] = []
-
-    def counted(nbytes: int) -> Any:
-        taken.append(nbytes)
-        return anonymous(nbytes)
-
-    with dsprep.Reader(path, 10, buffer_size=30, fields=("x",), allocate=counted) as reader:
+    with dsprep.Reader(data[0], 10, **options) as reader:
+        taken.clear()
         for _ in range(20):
             for k, batch in enumerate(reader):
                 del batch
@@ -264,22 +241,22 @@ def test_memory_stays_flat_over_epochs(tmp_path):
         assert reader._pools.blocks.nbytes * reader._pools.blocks._made < 2 * k
 
 
-def test_a_thousand_epochs_leave_nothing_behind(tmp_path):
+def test_many_epochs_leave_nothing_behind(tmp_path):
     schema = Schema((Field("x", np.dtype("<f4"), (3,)), Field("y", np.dtype("u1"))))
     path = written("hdf5", tmp_path, schema, random_batch(schema, 8, seed=4), 8)
     with dsprep.Reader(path, 4, epochs=1) as reader:
-        for _ in range(100):
+        for _ in range(50):
             list(reader)
         gc.collect()
         before = threads(), fds(), resident()
-        tracemalloc.start()
+        tracemalloc.start(1)
         try:
-            for k in range(900):
+            for k in range(250):
                 for batch in reader:
                     del batch
                     if k % 7 == 0:
                         break
-                if k == 100:
+                if k == 50:
                     gc.collect()
                     small = tracemalloc.get_traced_memory()[0]
             gc.collect()
@@ -288,48 +265,12 @@ def test_a_thousand_epochs_leave_nothing_behind(tmp_path):
             tracemalloc.stop()
         assert (threads(), fds()) == before[:2]
         assert resident() < before[2] + (16 << 20)
-        assert large - small < 1 << 20
-        assert len(reader.stats) <= 1000
-    with dsprep.Reader(path, 4, epochs=1500) as reader:
-        assert sum(1 for _ in epochs(reader, 1500)) == 3000
+        assert large - small < 1 << 18
+    with dsprep.Reader(path, 4, epochs=1100) as reader:
+        assert sum(1 for _ in epochs(reader, 1100)) == 2200
         assert threads() == 0
         assert len(reader.stats) == 1000
     assert fds() <= before[1]
-
-
-def test_threads_end_with_the_loop(data):
-    path, _ = data
-    assert threads() == 0
-    reader = dsprep.Reader(path, 7, buffer_size=20, io_threads=3, epochs=None)
-    assert threads() == 0
-    loop = iter(reader)
-    next(loop)
-    assert threads() == 4
-    loop.close()
-    assert threads() == 0
-    for _ in reader:
-        assert threads() == 4
-        break
-    assert threads() == 0
-    before = fds()
-    reader.close()
-    assert fds() < before
-    with pytest.raises(UsageError, match="closed"):
-        iter(reader)
-    assert threads() == 0
-
-
-def test_batches_outlive_their_reader(data):
-    path, _ = data
-    with dsprep.Reader(path, 7, buffer_size=20) as reader:
-        held = [(b, keys(b, LARGE)) for _, b in zip(range(6), reader, strict=False)]
-        reader.close()
-    del reader
-    gc.collect()
-    for batch, known in held:
-        assert keys(batch, LARGE) == known
-    while held:
-        del held[0]
 
 
 def test_compressed_and_mixed_batches_are_held(tmp_path):

@@ -20,7 +20,7 @@ from test_node import SCHEMA, bits, written
 
 import dsprep
 from dsprep.reader.memory import Stopped
-from dsprep.reader.node.tokens import Local, Stagger, successor
+from dsprep.reader.node.tokens import Local, Stagger
 from dsprep.reader.node.wire import address
 
 
@@ -49,12 +49,6 @@ def overlap(spans: list[tuple[float, float]]) -> int:
         now += change
         most = max(most, now)
     return most
-
-
-def test_the_next_one_around_the_end():
-    assert successor([3, 1, 2], 1) == 2
-    assert successor([3, 1, 2], 3) == 1
-    assert successor([3, 1, 3], 2) == 0
 
 
 # --- in threads of one process, each a reader of its own -------------------------------------
@@ -87,7 +81,7 @@ class Readers:
             assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(("readers", "count"), [(1, 1), (4, 1), (5, 2), (7, 3), (3, 5), (8, 4)])
+@pytest.mark.parametrize(("readers", "count"), [(1, 1), (4, 1), (5, 2), (3, 5), (8, 4)])
 def test_at_most_n_at_a_time(readers, count, key):
     these = Readers(key, count)
     for rank in range(readers):
@@ -100,7 +94,7 @@ def test_at_most_n_at_a_time(readers, count, key):
 def test_neighbours_read_one_after_another(key):
     these = Readers(key, 2)
     for rank in range(6):
-        these.start(rank, 6, 0.01)
+        these.start(rank, 5, 0.005)
     these.join()
     for label in (0, 1):
         order = [r for _, _, r in sorted(these.held) if r % 2 == label]
@@ -118,15 +112,11 @@ def test_nobody_waits_for_one_that_does_not_read(key):
     began = time.monotonic()
     these.join()
     assert time.monotonic() - began < 2
-
-
-def test_tokens_of_others_are_used(key):
-    """All readers have the same number; the other token is not left unused."""
-    these = Readers(key, 2)
+    these = Readers(f"{key}, numbers alike", 2)
     for _ in range(4):
-        these.start(0, 4, 0.1)
+        these.start(0, 2, 0.1)
     these.join()
-    assert overlap([h[:2] for h in these.held]) == 2
+    assert overlap([h[:2] for h in these.held]) == 2  # the other token is not left unused
 
 
 def test_waiting_ends_with_the_loop(key):
@@ -210,9 +200,9 @@ def spans(process: subprocess.Popen) -> list[tuple[float, float]]:
 
 
 def test_processes(key):
-    with holding(*[(key, 2, rank, 20, 0.003) for rank in range(5)]) as started:
+    with holding(*[(key, 2, rank, 10, 0.003) for rank in range(3)]) as started:
         found = [spans(p) for p in started]
-    assert [len(f) for f in found] == [20] * 5
+    assert [len(f) for f in found] == [10] * 3
     assert overlap([s for f in found for s in f]) <= 2
 
 
@@ -220,7 +210,7 @@ def test_a_token_of_one_that_is_killed_comes_back(key):
     with holding((key, 1, 0, 1, 60)) as (killed,):
         assert killed.stdout.readline() == "in\n"
         with holding(*[(key, 1, rank, 3, 0.01) for rank in (1, 2)]) as others:
-            time.sleep(0.5)
+            time.sleep(0.3)
             os.kill(killed.pid, signal.SIGKILL)
             began = time.monotonic()
             found = [spans(p) for p in others]
@@ -348,18 +338,7 @@ print("done", flush=True)
 )
 @pytest.mark.parametrize("count", [1, 2])
 def test_mpi(count, data):
-    command = [
-        MPIEXEC,
-        "-n",
-        "3",
-        sys.executable,
-        "-m",
-        "mpi4py",
-        "-c",
-        MPI,
-        str(data),
-        str(count),
-    ]
+    command = [MPIEXEC, "-n", "3", sys.executable, "-m", "mpi4py", "-c", MPI, data, str(count)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.replace("\n", "") == "done" * 3

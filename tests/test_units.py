@@ -82,39 +82,6 @@ def test_an_engine_that_is_refused(suffix, engine, origin, tmp_path, monkeypatch
     )
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"engine": "rocket"},
-        {"engine": "auto"},
-        {"verify": True},
-        {"fields": "label"},
-        {"io_threads": 0},
-        {"shuffle": "some"},
-    ],
-)
-def test_nonsense_is_refused(wrong, origin):
-    with pytest.raises(UsageError):
-        dsprep.Reader(origin, 10, rank=0, world_size=1, **wrong)
-
-
-def test_a_state_with_absurd_ranks_is_refused(origin):
-    with dsprep.Reader(origin, 10, rank=0, world_size=1) as reader:
-        state = reader.state_dict()
-        state["stages"] = [[1 << 40, 10, 1], [1, 10, 0]]
-        with pytest.raises(UsageError, match="damaged"):
-            reader.load_state_dict(state)
-
-
-def test_a_missing_sidecar_is_told(tmp_path, origin):
-    copy = tmp_path / "copy.h5"
-    copy.write_bytes(origin.read_bytes())
-    with pytest.raises(FileNotFoundError, match=r"dsprep provenance .*copy\.h5"):
-        dsprep.Reader(copy, 10)
-    with pytest.raises(FileNotFoundError, match="no such dataset"):
-        dsprep.Reader(tmp_path / "nothing.h5", 10)
-
-
 def test_threads_that_cannot_be_started_leave_none_behind(origin, monkeypatch):
     real, before = threading.Thread.start, threading.active_count()
 
@@ -128,5 +95,3 @@ def test_threads_that_cannot_be_started_leave_none_behind(origin, monkeypatch):
         with pytest.raises(UsageError, match="5 io_threads"):
             iter(reader)
         assert threading.active_count() == before
-    with pytest.raises(UsageError, match="one dataset"):
-        dsprep.Reader([origin], 10)

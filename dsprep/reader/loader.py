@@ -113,33 +113,33 @@ def at_least(name: str, value: Any, least: int) -> int:
 class Reader(ReaderOptions):
     """Batches of a dataset that has a sidecar; best of one that was repacked.
 
-    ``for batch in reader`` runs through one epoch, the next ``for`` through the next one; behind
-    a ``for`` that was left early, and behind `load_state_dict`, it runs through what is left of
+    ``for batch in reader`` runs through one epoch, the next ``for`` through the next one; after
+    a ``for`` that was left early, and after `load_state_dict`, it runs through what is left of
     that epoch. ``len(reader)`` is the number of its steps. A batch is a dict of field name to
-    array of shape ``(n, *shape)``, or to `Ragged`. It stays as it is as long as something refers
-    to it.
+    array of shape ``(n, *shape)`` and of the field's dtype, or to `Ragged`. It stays as it is as
+    long as something refers to it. Every parameter is also an attribute, as it was given.
 
     Parameters
     ----------
     path
         The dataset, or its sidecar.
     batch_size
-        Samples per step of this rank.
+        Samples per step of this rank, n.
     buffer_size
         What is read at a time: samples (an int, or text such as ``"4096"``) or bytes
         (``"64MiB"``). For a dataset with groups it is rounded down to whole groups, at least
         one; the default (also ``"auto"``) is one group. Without groups: 64 MiB.
     seed
-        Of the order.
+        What the order of the samples is drawn from, with the epoch.
     rank, world_size
-        This process and how many there are; see `dsprep.reader.ranks.detect` for the default.
+        This process and how many there are; by default as `dsprep.reader.ranks.detect` finds.
     epochs
         Of the training, counted from epoch 0; None: without end. Up to the last of them, the
         beginning of the next epoch is read while a ``for`` ends and until the next one begins;
-        behind the last one, and with the default, reading ends with the ``for``.
+        after the last one, and with the default, reading ends with the ``for``.
     shuffle
         ``"group"``: the groups, and the samples within what is read at a time. ``"global"``: all
-        samples, each read where it lies. ``"none"``.
+        samples, each read by itself. ``"none"``: the order of the files.
     drop_last
         Leave out samples that do not fill a batch on every rank.
     pad
@@ -182,16 +182,17 @@ class Reader(ReaderOptions):
         An mpi4py communicator whose processes stagger; they all make their Readers in the same
         order then, and close them.
     node_key
-        What the ranks of this job have in common on this node, where nothing tells that.
+        What the ranks of this job have in common on this node, where the launcher does not say.
     data
-        The dataset, where it does not lie beside the sidecar.
+        The dataset, where it is not the one beside the sidecar.
     check_order
-        Whether rank 0 looks at some samples for an integer field by which they lie sorted, and
+        Whether rank 0 looks at some samples for an integer field by which they are sorted, and
         warns once (`dsprep.source.alike.OrderWarning`) where groups are shuffled one by one.
     follow_external
         Whether symbolic links may lead out of the directory of the dataset.
     allocate
-        Where the memory of batches comes from; see `dsprep.reader.memory`.
+        Gives memory for batches: called with a number of bytes, returns an ``mmap`` of at least
+        as many; see `dsprep.reader.memory`.
 
     Attributes
     ----------
@@ -200,10 +201,12 @@ class Reader(ReaderOptions):
     schema
         The fields of a batch.
     verified
-        With `verify`, by field: what it is compared with; None: nothing, of which a
-        `UnverifiedWarning` told.
+        With `verify`, by field: what it is compared with; None: nothing, which an
+        `UnverifiedWarning` reported.
+    remainder
+        ``"drop"``, ``"pad"`` or ``"ragged"``: what `drop_last` and `pad` mean.
     epoch
-        The epoch of the last batch; behind the end of a loop and after `load_state_dict`, of the
+        The epoch of the last batch; after the end of a loop and after `load_state_dict`, of the
         next one.
 
     Raises
@@ -256,6 +259,7 @@ class Reader(ReaderOptions):
         capacity = min(self.batch_size, most)
         self._filler = Filler(self._sidecar, self.schema.names, capacity, self.verify)
         self._pools: Pools | None = None
+        self._batches: Callable[[], Batches | None] = lambda: None  # the last loop, if it is there
         self._node = None
 
     def _reading(self, comm: Any) -> Settings:
@@ -425,7 +429,9 @@ class Reader(ReaderOptions):
             leg = running.leg
             assert leg is not None, "there is one epoch at least"
             self._looping = range(self._done, self._done + leg.stop - leg.first)
-        return Batches(self, running, self._loop(running))
+        batches = Batches(self, running, self._loop(running))
+        self._batches = weakref.ref(batches)
+        return batches
 
     def _is_next(self, leg: Leg | None) -> bool:
         """Whether the next loop begins with the beginning of the epoch that is read ahead."""
@@ -461,12 +467,12 @@ class Reader(ReaderOptions):
         self.epoch, self._stages, self._steps, self._done = epoch, (), 0, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next loop begin with the beginning of an epoch.
+        """Let the next loop begin with the beginning of an epoch, counted from 0.
 
         Raises
         ------
         UsageError
-            Within a loop.
+            Within a loop, or if it is not a number.
         """
         epoch = at_least("epoch", epoch, 0)
         self._between_loops("call set_epoch")
@@ -475,8 +481,18 @@ class Reader(ReaderOptions):
     def take_part(self, number: int, parts: int) -> None:
         """Deliver only one of several parts of this rank's steps, as a worker of a loader does.
 
-        The parts are runs of the steps that the rank would do, as long as each other but for one
-        step; together they are all of them.
+        The parts are runs of the steps that the rank would do, of the same length but for one step;
+        together they are all of them.
+
+        Parameters
+        ----------
+        number, parts
+            Which of how many, from 0.
+
+        Raises
+        ------
+        UsageError
+            Within a loop, if the numbers are impossible, or if another process reads for this one.
         """
         number, parts = at_least("number", number, 0), at_least("parts", parts, 1)
         if number >= parts:
@@ -519,7 +535,7 @@ class Reader(ReaderOptions):
         """Return where the reader is, to the batch: a few hundred bytes of JSON.
 
         Every rank has the same state after as many steps. It can be loaded with another world
-        size or batch size: what is left of the epoch is dealt anew.
+        size or batch size: what is left of the epoch is then assigned to the ranks there are.
         """
         alone = self._part[1] == 1
         steps = self._steps + self._done if alone else self._steps
@@ -533,17 +549,22 @@ class Reader(ReaderOptions):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called.
+        """Continue where `state_dict` was called.
+
+        Parameters
+        ----------
+        state
+            What it returned, also as read from JSON.
 
         Raises
         ------
         UsageError
-            If the state is of a reader that draws another order, or is none.
+            If the state is of a reader that draws another order, or is not a state.
         """
         self._between_loops("load the state")
         if not hasattr(state, "get") or state.get("version") != STATE_VERSION:
             raise UsageError(
-                "this is no state of a Reader, or one of another version",
+                "this is not a state of a Reader, or one of another version",
                 expected=f"version {STATE_VERSION}",
                 found=repr(state)[:80],
             )
@@ -600,6 +621,8 @@ class Reader(ReaderOptions):
         if self._node is not None:
             self._node.close()
         self._sidecar.close()
+        if (loop := self._batches()) is not None:
+            loop.stop()
         self._running = self._pools = None  # the memory, but for batches that somebody holds
 
     def check_open(self) -> None:
@@ -654,10 +677,16 @@ class Batches(Iterator[Any]):
             raise
 
     def close(self) -> None:
-        """End the loop: before its last batch, stop reading; behind it, as if it had ended."""
+        """End the loop: before its last batch, stop reading; after it, as if it had ended."""
         if not self._over:
             self._over = True
             self._reader._end_loop(self._running)
+            self.stop()
+
+    def stop(self) -> None:
+        """End the threads of a transform, and hold no batch any more."""
+        with suppress(ValueError):  # another thread waits for a batch, and learns that it is over
+            self._batches.close()
 
     def __del__(self) -> None:
         self.close()
