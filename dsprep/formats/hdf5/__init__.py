@@ -31,7 +31,7 @@ from dsprep.formats.base import (
     Writer,
     check_options,
 )
-from dsprep.formats.hdf5.guard import read_superblock, signature
+from dsprep.formats.hdf5.guard import signature, superblock
 
 if TYPE_CHECKING:
     from dsprep.core.schema import Schema
@@ -58,8 +58,7 @@ class Hdf5(Format):
 
     def identity(self, path: Path) -> Facts:
         """Return what the superblock states; see `Format.identity`."""
-        found = read_superblock(path)
-        return Facts({"end_of_file": found.end_of_file, "superblock": found.version})
+        return Facts(superblock(path))
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open `path`; see `Format.open`. HDF5 keeps all types itself, `hint` is not needed."""

@@ -39,8 +39,7 @@ class Held:
     carrier
         The elements; those inside the sequences when `vlen`.
     shape
-        The dataset's shape as the field's own, with the axes of array types and without those
-        of carriers.
+        With the axes of array types, and without those of carriers.
     kind
         ``"str"`` and ``"bytes"`` only with `vlen`.
     vlen
@@ -62,15 +61,11 @@ class Held:
 
 
 def _unreadable(dataset: Any) -> str | None:
-    """Return why values of variable length are not read, which only the library would find.
-
-    It follows what it finds there unchecked.
-    """
+    """Return why values of variable length are left out: only the library would find them."""
     from h5py import h5d
 
-    kind = {h5d.COMPACT: "compact", h5d.VIRTUAL: "virtual"}.get(
-        dataset.id.get_create_plist().get_layout()
-    )
+    kinds = {h5d.COMPACT: "compact", h5d.VIRTUAL: "virtual"}
+    kind = kinds.get(dataset.id.get_create_plist().get_layout())
     if kind is None:
         return None
     return f"it is {kind}, and of variable length (h5repack -l CHUNK=64 changes that)"
@@ -119,16 +114,10 @@ def held(dataset: Any, where: object) -> Held | str:
 
 @dataclass
 class Contents:
-    """What `walk` found.
+    """What `walk` found, by path without a leading slash: ``""`` is the root.
 
-    Attributes
-    ----------
-    datasets
-        Path without leading slash to the `h5py.Dataset` and what it holds, in the file's order.
-    groups
-        Path to the `h5py.Group`; ``""`` is the root.
-    left_out
-        Path to the reason, for what cannot be a field.
+    The datasets are in the file's order, each with what it holds; for what is left out there is
+    the reason.
     """
 
     datasets: dict[str, tuple[Any, Held]] = field(default_factory=dict)
@@ -146,15 +135,16 @@ class Contents:
 
 
 def walk(file: Any, where: object, elsewhere: Elsewhere) -> Contents:
-    """Return the contents of an `h5py.File`.
-
-    `elsewhere` says which datasets may be read from other files.
+    """Return the contents of an `h5py.File`; `elsewhere` says what may be read from other files.
 
     Raises
     ------
     FormatError
         If a link or an object header is damaged.
     """
+    import h5py
+    from h5py import h5o
+
     found = Contents()
     seen: set[tuple[int, int]] = set()
     stack: list[tuple[str, Any]] = [("", file)]
@@ -163,53 +153,43 @@ def walk(file: Any, where: object, elsewhere: Elsewhere) -> Contents:
             path, item = stack.pop()
             if isinstance(item, str):
                 found.left_out[path] = item
-            elif _new(item, seen):
-                _visit(path, item, found, stack, where, elsewhere)
+                continue
+            info = h5o.get_info(item.id)
+            address = int(info.fileno), int(info.addr)
+            if address in seen:
+                continue
+            seen.add(address)
+            if isinstance(item, h5py.Group) and path.rpartition("/")[2].startswith("_i_"):
+                found.left_out[path] = "it is an index that PyTables keeps"
+            elif isinstance(item, h5py.Group):
+                found.groups[path] = item
+                # Reversed, because the stack gives back the last one first.
+                stack.extend(reversed([*_members(item, f"{path}/" if path else "")]))
+            elif isinstance(item, h5py.Dataset):
+                what = elsewhere.reason(item) or held(item, f"{where}, field {path}")
+                if isinstance(what, str):
+                    found.left_out[path] = what
+                else:
+                    found.datasets[path] = (item, what)
     return found
 
 
-def _new(item: Any, seen: set[tuple[int, int]]) -> bool:
-    """Whether an object is met for the first time; remembers it."""
-    from h5py import h5o
-
-    info = h5o.get_info(item.id)
-    place = (int(info.fileno), int(info.addr))
-    if place in seen:
-        return False
-    seen.add(place)
-    return True
-
-
-def _visit(
-    path: str,
-    item: Any,
-    found: Contents,
-    stack: list[tuple[str, Any]],
-    where: object,
-    elsewhere: Elsewhere,
-) -> None:
+def _members(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the paths in an `h5py.Group`, each with its object or the reason why it is left out."""
     import h5py
 
-    if isinstance(item, h5py.Group) and path.rpartition("/")[2].startswith("_i_"):
-        found.left_out[path] = "it is an index that PyTables keeps"
-    elif isinstance(item, h5py.Group):
-        found.groups[path] = item
-        prefix = f"{path}/" if path else ""
-        # Reversed, because the stack gives back the last one first.
-        for raw, hard in reversed(_links(item)):
-            try:
-                name = raw.decode("utf-8")
-            except UnicodeDecodeError:
-                label = prefix + raw.decode("utf-8", "backslashreplace")
-                stack.append((label, "its name is not UTF-8"))
-            else:
-                stack.append((prefix + name, item[name] if hard else _not_followed(item, name)))
-    elif isinstance(item, h5py.Dataset):
-        what = elsewhere.reason(item) or held(item, f"{where}, field {path}")
-        if isinstance(what, str):
-            found.left_out[path] = what
-        else:
-            found.datasets[path] = (item, what)
+    for raw, hard in _links(group):
+        try:
+            name = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            yield prefix + raw.decode("utf-8", "backslashreplace"), "its name is not UTF-8"
+            continue
+        item: Any = group[name] if hard else group.get(name, getlink=True)
+        if isinstance(item, h5py.ExternalLink):
+            item = f"it is a link to the file {item.filename}"
+        elif not hard:
+            item = f"it is a link to {item.path}"
+        yield prefix + name, item
 
 
 def _links(group: Any) -> list[tuple[bytes, bool]]:
@@ -230,33 +210,13 @@ def _links(group: Any) -> list[tuple[bytes, bool]]:
     return [(name, hard) for _, name, hard in sorted(found)]
 
 
-def _not_followed(group: Any, name: str) -> str:
-    """Return why a soft or external link is left out."""
-    import h5py
-
-    link = group.get(name, getlink=True)
-    if isinstance(link, h5py.ExternalLink):
-        return f"it is a link to the file {link.filename}"
-    return f"it is a link to {link.path}"
-
-
 # --- other files -----------------------------------------------------------------------------
 
 
 class Elsewhere:
-    """Which other files the datasets of one file may be read from.
+    """Which other files the datasets of the file at `path` may be read from; with `follow`, any.
 
-    Parameters
-    ----------
-    path
-        The file.
-    follow
-        Whether any other file may be read.
-
-    Attributes
-    ----------
-    read
-        The names of the other files, as the datasets name them.
+    `read` has the names of the other files, as the datasets name them.
     """
 
     def __init__(self, path: Path, follow: bool) -> None:
@@ -291,6 +251,8 @@ class Elsewhere:
 
     def _virtual(self, name: str, source: str, file: Any, path: Path, depth: int) -> str | None:
         """Return why a part of a virtual dataset is not read."""
+        import h5py
+
         if depth == _DEEPEST:
             return "it is virtual, and so are its sources, without end"
         if name == ".":
@@ -300,7 +262,7 @@ class Elsewhere:
         if found is not None:
             return found
         for other in files:
-            if not _is_hdf5(other):
+            if not (other.is_file() and h5py.is_hdf5(other)):
                 continue  # which the library takes for missing
             with open_file(other) as opened:
                 found = self._source(opened, source, other, depth)
@@ -359,9 +321,3 @@ def _sources(name: str, path: Path) -> Iterator[Path]:
 
 def _origin(prefix: str, path: Path) -> str:
     return prefix.replace("${ORIGIN}", str(path.resolve().parent))
-
-
-def _is_hdf5(path: Path) -> bool:
-    import h5py
-
-    return path.is_file() and bool(h5py.is_hdf5(path))

@@ -41,8 +41,6 @@ class Carrier:
 
     Attributes
     ----------
-    dtype
-        What an element means.
     stored
         The dtype of the dataset; `dtype` itself where HDF5 holds it.
     axis

@@ -24,13 +24,12 @@ from dsprep.formats.hdf5.attributes import (
     has_attributes,
     read_attributes,
 )
-from dsprep.formats.hdf5.columns import FieldColumn, Fixed, Indexed, PerGroup
+from dsprep.formats.hdf5.columns import FieldColumn, Fixed, Indexed, PerGroup, Sequences
 from dsprep.formats.hdf5.datasets import Elsewhere, walk
 from dsprep.formats.hdf5.dtypes import has_enum
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.heaps import Descriptors, Heaps
 from dsprep.formats.hdf5.rows import Route, Rows, Table
-from dsprep.formats.hdf5.sequences import Sequences
 from dsprep.reading.files import File
 
 

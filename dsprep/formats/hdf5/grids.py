@@ -59,12 +59,9 @@ def filter_name(code: int, label: bytes) -> str:
 
 
 def filters_of(plist: Any) -> Filters | str:
-    """Return the filters of a dataset as `dsprep.core.filters` knows them, or the one it does not.
+    """Return filters as `dsprep.core.filters` knows them, or the name of one that it does not.
 
-    Parameters
-    ----------
-    plist
-        The dataset's ``h5py.h5p.PropDCID``.
+    They are those of a ``h5py.h5p.PropDCID``.
     """
     found: list[Mapping[str, Any]] = []
     for i in range(plist.get_nfilters()):
@@ -81,19 +78,10 @@ def filters_of(plist: Any) -> Filters | str:
 
 
 def check_chunks(dataset: Any, start: int, stop: int, where: object) -> None:
-    """Decode chunks that the library is to read, and keep nothing of them.
+    """Raise `FormatError` if a chunk of rows ``start <= i < stop`` cannot be left to the library.
 
-    The library takes memory for whatever a stream inflates to, and any bytes for a whole chunk.
-
-    Parameters
-    ----------
-    start, stop
-        The rows that are to be read.
-
-    Raises
-    ------
-    FormatError
-        If a chunk is damaged, or holds more than a chunk may.
+    It takes memory for whatever a stream inflates to, and any bytes for a whole chunk. So the
+    chunks are decoded here too, and nothing of them is kept.
     """
     from h5py import h5d
 
@@ -145,10 +133,7 @@ def chunk_table(
 ) -> NDArray[Any] | None:
     """Return where the chunks of a dataset are.
 
-    Parameters
-    ----------
-    progress
-        Called now and then with the number of chunks found since the last time.
+    `progress` is called now and then with the number of chunks found since the last time.
 
     Returns
     -------
@@ -200,12 +185,10 @@ def chunk_table(
 def _enter(
     pending: list[Any], table: NDArray[Any], shape: Ints, grid: tuple[int, ...], where: str
 ) -> tuple[int, int]:
-    """Put what the library stated into the table.
+    """Put what the library stated into the table; return how many chunks it states and entered.
 
-    Returns
-    -------
-    How many chunks are stored, and how many of them are at the corners of the grid: all, unless the
-    index is damaged, by which the library then finds other chunks than it lists.
+    Those that are not at the corners of the grid are not entered: the index is damaged, and the
+    library finds other chunks by it than it lists.
     """
     n = len(pending)
     corners = chain.from_iterable(map(itemgetter(0), pending))
@@ -283,17 +266,10 @@ def locate(
     *,
     raw: int | None = None,
 ) -> Grid | None:
-    """Return where the rows of an `h5py.Dataset` are; None if it has no bytes.
+    """Return where the rows of an `h5py.Dataset` in `file` are; None if it has no bytes.
 
-    Parameters
-    ----------
-    dataset
-        In `file`.
-    progress
-        As in `chunk_table`.
-    raw
-        Bytes of an element that is wanted as stored, whatever its type is; what was never written
-        is then zero bytes.
+    With `raw`, elements of so many bytes are wanted as stored, whatever their type is; what was
+    never written is then zero bytes. `progress` is that of `chunk_table`.
 
     Raises
     ------
@@ -436,13 +412,7 @@ def _fill(dataset: Any, missing: int, itemsize: int) -> bytes:
 
 
 def _no_items(dataset: Any, missing: int, itemsize: int) -> bytes:
-    """Return a descriptor of no items, which stands where nothing of variable length was written.
-
-    Raises
-    ------
-    Unlocated
-        If the dataset has a fill value of its own.
-    """
+    """Return a descriptor of no items: that is what chunks hold that were never written."""
     from h5py import h5d
 
     del missing

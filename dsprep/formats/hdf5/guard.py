@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,7 @@ _REASON = re.compile(r"\((.*)\)\s*$", re.DOTALL)
 def library(where: object, doing: str) -> Iterator[None]:
     """Turn exceptions of h5py inside the block into `FormatError`.
 
-    Parameters
-    ----------
-    where
-        The file and, if known, the field.
-    doing
-        What is impossible if the block fails: ``"the attributes cannot be read"``.
+    `where` is the file and, if known, the field; `doing` what fails: ``"it cannot be read"``.
     """
     try:
         yield
@@ -49,12 +43,8 @@ def library(where: object, doing: str) -> Iterator[None]:
         raise
     except MemoryError as error:
         raise FormatError(doing, where=where, found="sizes beyond the memory") from error
-    except OSError as error:
-        if error.errno:
-            raise
-        _check_place(error, where)
-        raise FormatError(f"{doing}: {_condense(error)}", where=where) from error
     except (
+        OSError,
         RuntimeError,
         LookupError,
         ValueError,
@@ -63,15 +53,12 @@ def library(where: object, doing: str) -> Iterator[None]:
         AttributeError,
         SystemError,
     ) as error:
-        _check_place(error, where)
+        if isinstance(error, OSError) and error.errno:
+            raise
+        found = _ERRNO.search(str(error))  # the library gives the number in its text only
+        if found is not None and int(found[1]) in _NO_PLACE:
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(where)) from error
         raise FormatError(f"{doing}: {_condense(error)}", where=where) from error
-
-
-def _check_place(error: Exception, where: object) -> None:
-    """Raise `OSError` if the library could not write: it gives the number in its text only."""
-    found = _ERRNO.search(str(error))
-    if found is not None and int(found[1]) in _NO_PLACE:
-        raise OSError(int(found[1]), os.strerror(int(found[1])), str(where)) from error
 
 
 def _condense(error: Exception) -> str:
@@ -170,22 +157,6 @@ _SIZES = (2, 4, 8, 16, 32)
 _LONGEST = 28 + 4 * max(_SIZES)
 
 
-@dataclass(frozen=True)
-class Superblock:
-    """What the superblock states.
-
-    Attributes
-    ----------
-    version
-        0 to 3.
-    end_of_file
-        Where the library takes the file to end; it rises when anything is added.
-    """
-
-    version: int
-    end_of_file: int
-
-
 def signature(fd: int) -> int | None:
     """Return where the signature is: at 0, or behind a user block at 512, 1024, 2048, ..."""
     nbytes, at = os.fstat(fd).st_size, 0
@@ -196,8 +167,11 @@ def signature(fd: int) -> int | None:
     return None
 
 
-def read_superblock(path: Path) -> Superblock:
-    """Return the superblock of the file at `path`.
+def superblock(path: Path) -> dict[str, int]:
+    """Return what the superblock of the file at `path` states.
+
+    That is its version, 0 to 3, and where the library takes the file to end; that rises when
+    anything is added.
 
     Raises
     ------
@@ -214,7 +188,7 @@ def read_superblock(path: Path) -> Superblock:
         os.close(fd)
 
 
-def _parse(head: bytes, where: str) -> Superblock:
+def _parse(head: bytes, where: str) -> dict[str, int]:
     version = head[8] if len(head) > 8 else -1
     if not 0 <= version <= 3:
         raise FormatError(
@@ -226,4 +200,5 @@ def _parse(head: bytes, where: str) -> Superblock:
     begin = addresses + 2 * width
     if width not in _SIZES or len(head) < begin + width:
         raise FormatError("the superblock is damaged", where=where, found=f"{len(head)} bytes")
-    return Superblock(version, int.from_bytes(head[begin : begin + width], "little"))
+    end = int.from_bytes(head[begin : begin + width], "little")
+    return {"end_of_file": end, "superblock": version}

@@ -62,7 +62,7 @@ class Heaps:
         self._lock = threading.Lock()
 
     def read(self, rows: Array, itemsize: int, where: object) -> tuple[Array, Ints]:
-        """Return the items that descriptors refer to, and how many bytes each one has.
+        """Return the items that descriptors refer to, back to back, and the bytes of each row.
 
         Parameters
         ----------
@@ -73,10 +73,6 @@ class Heaps:
             Bytes of an item on disk.
         where
             File and field.
-
-        Returns
-        -------
-        The bytes of all rows, back to back, and those of each row.
 
         Raises
         ------
@@ -99,12 +95,10 @@ class Heaps:
     def _follow(
         self, rows: Array, itemsize: int, where: object
     ) -> tuple[Ints, tuple[int, ...], Ints, Ints]:
-        """Return the rows that have items, in the order of the heap, and where these are.
+        """Return the numbers of the rows that have items, in the order of the heap, and more.
 
-        Returns
-        -------
-        The numbers of these rows; the edges between those of one collection and the next; where
-        the items of each row begin, and their bytes.
+        That is the edges between those of one collection and the next, where the items of each row
+        begin, and their bytes.
         """
         part = min(self.address_nbytes, 8)
         wide = np.zeros((len(rows), 8), np.uint8)
@@ -141,59 +135,38 @@ class Heaps:
         begins: Ints = objects[inside, 0]
         return begins
 
-    def _fetch(
-        self,
-        begins: Ints,
-        sizes: Ints,
-        to: Ints,
-        out: Array,
-        where: object,
-    ) -> None:
+    def _fetch(self, begins: Ints, sizes: Ints, to: Ints, out: Array, where: object) -> None:
         """Copy objects of one collection: by one read where they are most of what it fetches."""
         low, high = int(begins.min()), int((begins + sizes).max())
-        if high - low > _WINDOW + 2 * int(sizes.sum()):
-            for begin, size, at in zip(begins.tolist(), sizes.tolist(), to.tolist(), strict=True):
+        data = None
+        if high - low <= _WINDOW + 2 * int(sizes.sum()):
+            data = np.empty(high - low, np.uint8)
+            pread_into(self.file.fd, data, low, where)
+        for begin, size, at in zip(begins.tolist(), sizes.tolist(), to.tolist(), strict=True):
+            if data is None:
                 pread_into(self.file.fd, out[at : at + size], begin, where)
-            return
-        data = np.empty(high - low, np.uint8)
-        pread_into(self.file.fd, data, low, where)
-        for begin, size, at in zip(
-            (begins - low).tolist(), sizes.tolist(), to.tolist(), strict=True
-        ):
-            out[at : at + size] = data[begin : begin + size]
-
-    def _claims(self, offset: int) -> int:
-        """Return the size of the collection at `offset`, more than the file's if it has none."""
-        head = pread_exact(
-            self.file.fd,
-            min(8 + self.size_nbytes, self.file.nbytes - offset),
-            offset,
-            self.file.path,
-        )
-        size = int.from_bytes(head[8:], "little")
-        whole = len(head) == 8 + self.size_nbytes and size >= _SMALLEST
-        return size if whole else self.file.nbytes + 1
+            else:
+                out[at : at + size] = data[begin - low : begin - low + size]
 
     def _collection(self, address: int, where: object) -> Ints:
         """Return begin and bytes of each object of a collection by its number; -1: there is none.
 
-        The collection is walked once, unless many others come between.
+        It is walked once, unless many others come between.
         """
         with self._lock:
             objects = self._recent.get(address)
         if objects is not None:
             return objects
         offset = self.base + address
-        if offset > self.file.nbytes - 8 - self.size_nbytes:
+        left = self.file.nbytes - offset
+        if left < 8 + self.size_nbytes:
             raise self._error(where, offset, f"within {self.file.nbytes} bytes", "beyond the file")
-        head = pread_exact(self.file.fd, 8, offset, where)
-        if head != _START:
-            raise self._error(where, offset, f"a collection, {_START!r}", repr(head))
-        size = self._claims(offset)
-        if size > self.file.nbytes - offset:
-            raise self._error(
-                where, offset, f"at most {self.file.nbytes - offset} bytes", "another size"
-            )
+        head = pread_exact(self.file.fd, 8 + self.size_nbytes, offset, where)
+        if head[:8] != _START:
+            raise self._error(where, offset, f"a collection, {_START!r}", repr(head[:8]))
+        size = int.from_bytes(head[8:], "little")
+        if not _SMALLEST <= size <= left:
+            raise self._error(where, offset, f"{_SMALLEST} to {left} bytes", size)
         self._count(address, size, where)
         found = self._walk(offset, size, where)
         objects = np.full((max(found, default=0) + 1, 2), -1, np.int64)
@@ -266,15 +239,7 @@ class Descriptors:
         self._recent: tuple[int, list[bytes], list[bytes]] = (-1, [], [])
 
     def sound(self, item: Any, name: str) -> bool:
-        """Whether the library may be asked for an attribute that is in a heap.
-
-        Parameters
-        ----------
-        item
-            The `h5py.Group` or `h5py.Dataset`.
-        name
-            Of an attribute whose type is a string or a sequence of variable length.
-        """
+        """Whether the library may be asked for an attribute of variable length."""
         from h5py import h5o, h5t
 
         attribute = item.attrs.get_id(name)

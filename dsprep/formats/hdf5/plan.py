@@ -40,19 +40,9 @@ Role: TypeAlias = Literal["rows", "first", "count", "values"]
 class FieldPlan:
     """How one field is stored.
 
-    Attributes
-    ----------
-    field
-        The field.
-    carrier
-        The dtype of its dataset.
-    chunk
-        Samples, or rows of a ragged field, per chunk; 0 is contiguous.
-    codec, level
-        None, or how chunks are compressed.
-    late
-        Whether chunks are made when all samples are there: those of ragged fields, and of fields
-        that are too small beside the others to fill a chunk with each piece.
+    Chunks have `chunk` samples, or rows of a ragged field; 0 is contiguous. They are made `late`,
+    when all samples are there, of ragged fields, and of fields that are too small beside the others
+    to fill a chunk with each piece.
     """
 
     field: Field
@@ -73,7 +63,7 @@ class FieldPlan:
         return self.codec is not None and not self.late
 
     def shape(self, rows: int) -> tuple[int, ...]:
-        """Return the shape of the dataset with this number of samples or rows."""
+        """Return the shape of the dataset with so many samples or rows."""
         return (rows, *self.field.inner, *self.carrier.axis)
 
     def chunk_rows(self, rows: int) -> int:
@@ -91,12 +81,7 @@ class FieldPlan:
 
 
 def plan(schema: Schema, options: WriteOptions, count: int | None) -> list[FieldPlan]:
-    """Return the plan of each field.
-
-    Parameters
-    ----------
-    count
-        The number of samples, or None if it is not known yet.
+    """Return the plan of each field of `count` samples, None if the number is not known yet.
 
     Raises
     ------
@@ -127,18 +112,24 @@ def plan(schema: Schema, options: WriteOptions, count: int | None) -> list[Field
             late = options.chunk is None and shared * field.row_nbytes < _EAGER_NBYTES
             chunk = _own_chunk(field) if late else shared
             chunk = chunk if count is None else min(chunk, count)
-        if chunk * field.row_nbytes > _MOST_CHUNK_NBYTES:
-            raise UnsupportedError(
-                f"field {field.name}: {chunk} samples make too large a chunk for HDF5",
-                expected="less than 4 GiB",
-                found=f"{chunk * field.row_nbytes} bytes",
-                fix="use fewer samples per chunk, or none and no compression",
-            )
+        _check_chunk(field, chunk, "use fewer samples per chunk, or none and no compression")
         if not chunk or not field.row_nbytes:
             plans.append(FieldPlan(field, carrier))
         else:
             plans.append(FieldPlan(field, carrier, chunk, codec, level, late))
     return plans
+
+
+def _check_chunk(field: Field, rows: int, fix: str, group: int = 0) -> None:
+    """Raise `UnsupportedError` if a chunk of so many rows is too large for HDF5."""
+    if rows * field.row_nbytes > _MOST_CHUNK_NBYTES:
+        what = f"a group of {group} samples is" if group else f"a chunk of {rows} samples is"
+        raise UnsupportedError(
+            f"field {field.name}: {what} too large for HDF5",
+            expected="chunks of less than 4 GiB",
+            found=f"{rows * field.row_nbytes} bytes",
+            fix=fix,
+        )
 
 
 def unit(schema: Schema, options: WriteOptions) -> int:
@@ -210,18 +201,14 @@ def estimate(schema: Schema, count: int, payload: int, options: WriteOptions) ->
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A dataset that has its place in the file before the first sample comes.
+    """A dataset that is allocated before the first sample comes.
 
     Attributes
     ----------
-    plan
-        The field that it belongs to, or that it is.
-    role
-        ``rows`` of a fixed field; or ``first``, ``count`` or ``values`` of a ragged one.
+    plan, role
+        The field that it belongs to, and what it is of that field: all ``rows`` of a fixed one.
     chunk
         Rows per chunk; 0 is contiguous.
-    row_nbytes
-        Bytes of a row.
     used
         int64, shape ``(groups,)``: the rows that each group has; all rows if there are no groups.
     """
@@ -255,8 +242,8 @@ class FilePlan:
 
     Attributes
     ----------
-    schema, grouping
-        What it holds, and its groups; without groups, all samples are one.
+    grouping, grouped
+        The groups, and whether the chunks of each are back to back; without, all samples are one.
     plans
         How each field is stored, in the schema's order.
     parts
@@ -264,8 +251,6 @@ class FilePlan:
         a group.
     totals
         Rows of the values of each ragged field, by name, as far as they are known.
-    grouped
-        Whether the chunks of a group are back to back.
     unit
         `Writer.unit`.
     """
@@ -350,7 +335,9 @@ def lay_out(schema: Schema, options: WriteOptions, samples: int | Grouping) -> F
         field, nbytes = p.field, p.field.row_nbytes
         used = grouping.rows[field.name] if field.ragged else sizes
         capacity = int(used.max(initial=0)) if field.ragged else grouping.samples
-        _check_chunk(p, capacity, grouping)
+        most = grouping.samples * _MOST_CHUNK_NBYTES // max(1, capacity * nbytes)
+        fix = f"use groups of at most {most} samples" if most else "write TFRecord or Zarr"
+        _check_chunk(field, capacity, fix, grouping.samples)
         p = replace(p, chunk=capacity, late=False)
         plans.append(p)
         if field.ragged:
@@ -376,20 +363,6 @@ def _without_groups(schema: Schema, options: WriteOptions, count: int) -> FilePl
     ]
     grouping = Grouping(np.array([0, count], np.int64))
     return FilePlan(schema, grouping, plans, parts, {}, False, unit(schema, options))
-
-
-def _check_chunk(p: FieldPlan, rows: int, grouping: Grouping) -> None:
-    """Raise `UnsupportedError` if a group's chunk of a field is too large for HDF5."""
-    nbytes = rows * p.field.row_nbytes
-    if nbytes <= _MOST_CHUNK_NBYTES:
-        return
-    most = grouping.samples * _MOST_CHUNK_NBYTES // nbytes
-    raise UnsupportedError(
-        f"field {p.field.name}: a group of {grouping.samples} samples is too large for HDF5",
-        expected="chunks of less than 4 GiB",
-        found=f"{nbytes} bytes",
-        fix=f"use groups of at most {most} samples" if most else "write TFRecord or Zarr",
-    )
 
 
 def plan_of_groups(file: FilePlan) -> GroupPlan:

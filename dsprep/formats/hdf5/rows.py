@@ -90,15 +90,7 @@ class Rows:
             )
 
     def grid(self, progress: Callable[[int], None] | None = None) -> Grid | None:
-        """Return where the dataset is in the file, found when first asked for; see `grids.locate`.
-
-        Raises
-        ------
-        Unlocated
-            If only the library can read it.
-        FormatError
-            If it is damaged.
-        """
+        """Return where the dataset is, found when first asked for; see `grids.locate`."""
         with self._lock:
             if not self._located:
                 try:
@@ -143,14 +135,8 @@ class Rows:
     def begin(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> Wanted:
         """Return what reading ranges of rows needs from the file.
 
-        It is turned into an array of shape ``(sum(count), *inner)``.
-
-        Parameters
-        ----------
-        first, count
-            int64, shape ``(n,)``: the first row of each range, and how many rows it has.
-        arena, key
-            The memory to use.
+        `first` and `count` have the first row of each range, and how many rows it has; what is read
+        is turned into an array of shape ``(sum(count), *inner)``.
         """
         shape = (int(count.sum()), *self.inner)
         if not shape[0] or not self.row_nbytes:
@@ -229,13 +215,8 @@ class Table:
     def read(self, start: int, stop: int, target: int, *, gaps: bool = False) -> tuple[Ints, Ints]:
         """Return the first rows and the ends (exclusive) of table rows ``start <= i < stop``.
 
-        `target` is the number of rows that they point to, `gaps` whether there may be gaps between
-        groups.
-
-        Raises
-        ------
-        FormatError
-            If they leave ``0 .. target`` or do not follow each other without gap.
+        Raises `FormatError` if they leave ``0 .. target``, the rows that they point to, or do not
+        follow each other without gap; with `gaps`, but between groups.
         """
         whole = self.first.read(start, stop)
         low = _integers(whole, self.first_member)

@@ -51,11 +51,11 @@ class Ragged:
     routes
         Field name to the path of its dataset and its route.
     used
-        The datasets that are part of an index and no fields.
-    notes
-        What was left out or is doubtful, one clause each.
+        The datasets that are part of an index and are not fields.
     left_out
         Datasets that only an invalid index would reach.
+    notes
+        What was left out or is doubtful, one clause each.
     """
 
     routes: dict[str, tuple[str, Route]] = field(default_factory=dict)
@@ -68,19 +68,12 @@ Open = Callable[[str], Rows]
 
 
 def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -> Ragged:
-    """Return the ragged fields of a file.
-
-    Parameters
-    ----------
-    open_rows
-        Gives the rows of a dataset by its path.
-    own
-        Whether dsprep wrote the file, so that nothing has to be guessed.
+    """Return the ragged fields of a file; where dsprep wrote it (`own`), nothing is guessed.
 
     Raises
     ------
     FormatError
-        If a group says that it is in dsprep's encoding but is not.
+        If a group states that it is in dsprep's encoding but is not.
     """
     found = Ragged()
     for name, group in contents.groups.items():
@@ -114,39 +107,32 @@ def _own_group(
 
 
 def table_of(paths: list[str], contents: Contents, open_rows: Open) -> Table | None:
-    """Return the index table in one or two datasets, or None if it is none.
+    """Return the index table in one or two datasets, or None if they are not a table.
 
     One dataset has members or two columns, the first rows and the numbers of rows; two have one
     each.
     """
-    if len(paths) == 1:
-        what = contents.datasets[paths[0]][1]
-        if not what.vlen and what.shape[1:] == (2,) and what.carrier.dtype.kind in "iu":
-            pairs = open_rows(paths[0])
-            return Table(pairs, pairs, 0, 1)
-    if any(len(contents.datasets[p][1].shape) != 1 or contents.datasets[p][1].vlen for p in paths):
+    every = [contents.datasets[p][1] for p in paths]
+    if any(what.vlen for what in every):
         return None
-    dtypes = [contents.datasets[p][1].carrier.dtype for p in paths]
+    shapes, dtypes = [what.shape for what in every], [what.carrier.dtype for what in every]
+    whole = all(d.kind in "iu" for d in dtypes)
     if len(paths) == 2:
-        rows = [open_rows(p) for p in paths]
-        if any(d.kind not in "iu" for d in dtypes) or rows[0].count != rows[1].count:
+        if not whole or len(shapes[0]) != 1 or shapes[0] != shapes[1]:
             return None
-        return Table(rows[0], rows[1], capacity=_capacity(paths, contents))
-    members = index_members(dtypes[0])
-    if members is None:
+        capacity = _capacity(paths, contents)
+        return Table(open_rows(paths[0]), open_rows(paths[1]), capacity=capacity)
+    members: tuple[str | int, str | int] | None = index_members(dtypes[0])
+    if whole and shapes[0][1:] == (2,):
+        members = (0, 1)
+    elif members is None or len(shapes[0]) != 1:
         return None
-    rows = [open_rows(paths[0])]
-    return Table(rows[0], rows[0], *members)
+    rows = open_rows(paths[0])
+    return Table(rows, rows, *members)
 
 
 def _capacity(paths: list[str], contents: Contents) -> int:
-    """Return the rows that dsprep gave each group, or 0 if it wrote no groups.
-
-    Raises
-    ------
-    FormatError
-        If it is not a number of rows.
-    """
+    """Return the rows that dsprep gave each group, or 0 if it wrote no groups."""
     folders = {path.rpartition("/")[0] for path in paths}
     group = contents.groups.get(folders.pop()) if len(folders) == 1 else None
     text = None if group is None else marked(group, CAPACITY_ATTRIBUTE)
@@ -328,16 +314,10 @@ _ODD = 0.1
 
 @dataclass(frozen=True)
 class Samples:
-    """Groups that are samples.
+    """Groups that are samples: their paths, in natural order, in the group `parent`.
 
-    Attributes
-    ----------
-    parent
-        The group that they are in; ``""`` is the root.
-    groups
-        Their paths, in natural order.
-    members
-        Path in the group to the shapes that it has in all groups, int64 of ``(samples, axes)``.
+    `members` has the shapes of each dataset in all groups by its path there, int64 of
+    ``(samples, axes)``.
     """
 
     parent: str
@@ -349,7 +329,7 @@ class Samples:
         return f"{self.parent}/*/{member}".lstrip("/")
 
     def has(self, specs: Iterable[FieldSpec]) -> bool:
-        """Whether fields that the user named are all fields of these groups."""
+        """Whether all fields that the user named are fields of these groups."""
         known = {*self.members, *map(self.field, self.members)}
         return all(spec.path in known for spec in specs)
 
@@ -400,7 +380,9 @@ def _judge(parent: str, children: dict[str, set[str]], contents: Contents) -> Ju
     reason = None
     for member in sorted(members, key=lambda m: order[f"{groups[0]}/{m}"]):
         held = [contents.datasets[f"{g}/{member}"][1] for g in groups]
-        differing = next((k for k, h in enumerate(held) if not _fits(h, held[0])), None)
+        differing = next(
+            (k for k, h in enumerate(held) if _same_field(h) != _same_field(held[0])), None
+        )
         if differing is None:
             shapes[member] = np.array([h.shape for h in held], np.int64).reshape(len(held), -1)
         elif reason is None:
@@ -443,15 +425,9 @@ def _one_axis(contents: Contents, paths: Iterable[str]) -> bool:
     return len(lengths) == 1 and () not in lengths
 
 
-def _fits(one: Held, other: Held) -> bool:
-    """Whether two datasets can be samples of one field."""
-    return (one.carrier, one.kind, one.vlen, len(one.shape), one.shape[1:]) == (
-        other.carrier,
-        other.kind,
-        other.vlen,
-        len(other.shape),
-        other.shape[1:],
-    )
+def _same_field(held: Held) -> tuple[object, ...]:
+    """Return what two datasets have in common that are samples of one field."""
+    return held.carrier, held.kind, held.vlen, len(held.shape), held.shape[1:]
 
 
 def _show(held: Held) -> str:
