@@ -9,10 +9,10 @@ import numpy as np
 
 from dsprep.core.pread import ranges
 from dsprep.core.schema import Ints
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import UsageError
 from dsprep.layout.as_json import file_path
 from dsprep.layout.laws import Affine
-from dsprep.layout.model import Column, FileLayout, Grid, Records
+from dsprep.layout.model import Column, FileLayout, Grid, Records, misfit
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,16 @@ class Extents:
             for i, place in enumerate(places.T.tolist())
         ]
 
+    def addresses(self, to: Ints) -> Ints:
+        """Return where each range goes: those of request i, back to back, to ``to[i]``."""
+        request = self.request
+        if len(request) == len(to) and not (request[1:] == request[:-1]).any():
+            return to
+        before = np.cumsum(self.length) - self.length
+        first = np.searchsorted(request, np.arange(len(to)))
+        addresses: Ints = to[request] + before - np.append(before, 0)[first][request]
+        return addresses
+
     def stored(self) -> Extents:
         """Return those ranges that are stored and not empty."""
         kept = (self.offset >= 0) & (self.length > 0)
@@ -94,8 +104,7 @@ def locate(layout: FileLayout, name: str, indices: Ints) -> Extents:
 
 def _in_records(records: Records, name: str, indices: Ints) -> Extents:
     part, blocks = records.parts[name], records.blocks
-    numbers = indices if records.order is None else records.order.at(indices)
-    offset, length = blocks.offsets.at(numbers), blocks.lengths.at(numbers)
+    offset, length = records.extents(indices, f"field {name}")
     request = np.arange(len(indices), dtype=np.int64)
     if part.at is not None:
         offset += part.at
@@ -164,17 +173,16 @@ def check_rows(grid: Grid, first: Ints, count: Ints, name: str) -> None:
     bad = (first < 0) | (count < 0) | (count > rows) | (first > rows - count)
     if bad.any():
         i = int(bad.argmax())
-        raise FormatError(
-            "the sidecar gives a sample rows that do not exist",
-            where=f"field {name}",
-            expected=f"within {rows} rows",
-            found=f"{count[i]} rows from {first[i]} on",
-            fix="write the sidecar again with dsprep provenance",
+        raise misfit(
+            "gives a sample rows that do not exist",
+            f"field {name}",
+            f"within {rows} rows",
+            f"{count[i]} rows from {first[i]} on",
         )
     if len(count) > 1 and int(count.sum()) > rows:
         _, chosen = np.unique(first, return_index=True)
         if int(count[chosen].sum()) > rows:
-            raise FormatError("the sidecar gives samples rows that overlap", where=f"field {name}")
+            raise misfit("gives samples rows that overlap", f"field {name}")
 
 
 @dataclass(frozen=True)

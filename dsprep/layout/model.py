@@ -22,7 +22,20 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Ints
+from dsprep.errors import FormatError
 from dsprep.layout.laws import Law
+
+
+def misfit(what: str, where: object, expected: object = None, found: object = None) -> FormatError:
+    """Return the error for a layout that does not fit its file, regardless of what gave it."""
+    return FormatError(
+        f"the layout {what}",
+        where=where,
+        expected=expected,
+        found=found,
+        fix="the data were damaged or changed since their layout was found; where a sidecar gives "
+        "it, write that again with dsprep provenance",
+    )
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,22 @@ class Records:
     order: Law | None = None
     recipe: Mapping[str, Any] | None = None
     frame: Mapping[str, Any] | None = None
+
+    def numbers(self, indices: Ints, where: object) -> Ints:
+        """Return the blocks of samples; `FormatError` if one does not exist."""
+        if self.order is None or not len(indices):
+            return indices
+        found, count = self.order.at(indices), self.blocks.count
+        low, high = int(found.min()), int(found.max())
+        if low < 0 or high >= count:
+            wrong = high if high >= count else low
+            raise misfit("gives a sample a record that does not exist", where, f"< {count}", wrong)
+        return found
+
+    def extents(self, indices: Ints, where: object) -> tuple[Ints, Ints]:
+        """Return offsets and lengths of the blocks of samples; see `numbers`."""
+        numbers = self.numbers(indices, where)
+        return self.blocks.offsets.at(numbers), self.blocks.lengths.at(numbers)
 
 
 @dataclass(frozen=True)

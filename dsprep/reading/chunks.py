@@ -18,7 +18,7 @@ from dsprep.core.schema import Array, Bytes
 from dsprep.core.storage import pread_exact
 from dsprep.errors import FormatError
 from dsprep.layout.as_json import file_path
-from dsprep.layout.model import Grid
+from dsprep.layout.model import Grid, misfit
 from dsprep.reading.files import File
 
 DECODED = 64 << 20
@@ -204,11 +204,7 @@ def fill_value(grid: Grid, name: str) -> Bytes:
         If every chunk has to be there.
     """
     if grid.fill is None:
-        raise FormatError(
-            "a chunk is missing",
-            where=f"field {name}",
-            fix="write the sidecar again with dsprep provenance",
-        )
+        raise misfit("lacks a chunk, and gives no fill value", f"field {name}")
     return np.frombuffer(grid.fill, np.uint8)
 
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from dsprep.core import filters
-from dsprep.core.pread import GROUP_NEAR, NEAR, packed, read_spans
-from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Ragged, new_array
+from dsprep.core.pread import GROUP_NEAR, NEAR, packed
+from dsprep.core.schema import Arena, Bytes, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
 from dsprep.core.storage import pread_into
-from dsprep.errors import FormatError
-from dsprep.layout.as_json import file_path
-from dsprep.layout.locate import Pieces, check_rows, cut, cut_lines, rows_of
-from dsprep.layout.model import Column, Grid
+from dsprep.layout.locate import check_rows, cut_lines, plain_rows, rows_of
+from dsprep.layout.model import Column, Grid, misfit
 from dsprep.reading.chunks import Chunks, fill_value
 from dsprep.reading.files import File
+from dsprep.reading.read_plan import ReadPlan
 
 _U8 = np.dtype(np.uint8)
 _ALIGN = 64
@@ -91,16 +89,15 @@ def fetch(
             part = name, offsets, lengths, places + base if base else places
             spans.setdefault((open_file, path), []).append(part)
     for (open_file, path), parts in spans.items():
-        file = open_file(path)
+        file, plan = open_file(path), ReadPlan()
         if len(parts) == 1 and len(parts[0][1]) == 1:
             offset, nbytes, at = (int(p[0]) for p in parts[0][1:])
             if 0 <= offset <= file.nbytes - nbytes:
                 pread_into(file.fd, buffer[at : at + nbytes], offset, file.path)
                 continue
-        for name, offsets, lengths, _ in parts:
-            file.check(offsets, lengths, f"field {name}")
-        offsets, lengths, places = (np.concatenate([p[k] for p in parts]) for k in (1, 2, 3))
-        read_spans(file.fd, offsets, lengths, buffer, places, file.path, near)
+        for name, offsets, lengths, places in parts:
+            plan.put(file, offsets, lengths, places + buffer.ctypes.data, f"field {name}")
+        plan.read(near)
     return {
         name: want.done(buffer[base : base + want.nbytes])
         for base, (name, want) in zip(bases, wanted.items(), strict=False)
@@ -179,11 +176,7 @@ class ColumnReader:
         whole = self.column.first is None and grid is not None  # the only sample of its file
         per = grid.row_nbytes // max(1, field.row_nbytes) if whole and grid is not None else 1
         if grid is None and count.any():
-            raise FormatError(
-                "the sidecar gives samples rows of an array that has none",
-                where=f"field {field.name}",
-                fix="write the sidecar again with dsprep provenance",
-            )
+            raise misfit("gives samples rows of an array that has none", f"field {field.name}")
         return Ragged.from_lengths(values.reshape(-1, *field.inner), count * per, field.kind)
 
     def _one_block(self, grid: Grid, first: int, count: int) -> Wanted | None:
@@ -200,26 +193,22 @@ class ColumnReader:
         return Wanted(nbytes, [(self._open, grid.blocks.path, *extent)], lambda buffer: buffer)
 
     def _begin_plain(self, grid: Grid, first: Ints, count: Ints) -> Wanted:
-        pieces, places = cut(grid, first, count), packed(count)
-        row = grid.row_nbytes
-        offset = grid.blocks.offsets.at(pieces.block)
-        stored = (offset >= 0) & (grid.blocks.lengths.at(pieces.block) > 0)
-        to = (places[pieces.request] + pieces.done) * row
-        offset += pieces.inside * row
-        sizes = pieces.rows * row
+        found, places = plain_rows(grid, first, count), packed(count * grid.row_nbytes)
+        to, stored = found.addresses(places[:-1]), found.stored()
+        there = to[(found.offset >= 0) & (found.length > 0)] if stored is not found else to
         spans = [
-            (self._open, path, offset[chosen], sizes[chosen], to[chosen])
-            for path, chosen in _by_file(grid, pieces, stored)
+            (self._open, path, stored.offset[chosen], stored.length[chosen], there[chosen])
+            for path, chosen in stored.by_path()
         ]
-        fill = None if stored.all() else fill_value(grid, self.field.name)
+        lacking = np.flatnonzero(found.offset < 0).tolist()
+        fill = fill_value(grid, self.field.name) if lacking else np.zeros(0, np.uint8)
 
         def done(out: Bytes) -> Bytes:
-            if fill is not None:
-                for a, n in zip(to[~stored].tolist(), sizes[~stored].tolist(), strict=True):
-                    out[a : a + n] = np.tile(fill, n // grid.itemsize)
+            for i in lacking:
+                out[to[i] : to[i] + found.length[i]].reshape(-1, grid.itemsize)[:] = fill
             return out
 
-        return Wanted(int(places[-1]) * row, spans, done)
+        return Wanted(int(places[-1]), spans, done)
 
     def _begin_encoded(
         self, chunks: Chunks, first: Ints, count: Ints, arena: Arena | None, key: str
@@ -256,19 +245,6 @@ def _lines(per: int, first: Ints, count: Ints) -> dict[int, list[tuple[int, int,
     for line, *where in every:
         found.setdefault(line, []).append((where[0], where[1], where[2]))
     return found
-
-
-def _by_file(grid: Grid, pieces: Pieces, chosen: Array) -> list[tuple[str, Ints]]:
-    """Return the paths of the files, each with which of the chosen pieces it holds."""
-    which = np.flatnonzero(chosen)
-    if pieces.place is None or not len(which):
-        return [(grid.blocks.path, which)] if len(which) else []
-    places = pieces.place[:, which]
-    new = np.flatnonzero((np.diff(places, axis=1) != 0).any(axis=0)) + 1
-    edges = [0, *new.tolist(), len(which)]
-    return [
-        (file_path(grid.blocks.path, places[:, a].tolist()), which[a:b]) for a, b in pairwise(edges)
-    ]
 
 
 def _joined(first: Ints, count: Ints) -> tuple[Ints, Ints]:

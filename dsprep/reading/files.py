@@ -13,7 +13,7 @@ from dsprep.core.marks import Mark, Status, changed, is_coarse, same_file, statu
 from dsprep.core.pread import NEAR, read_spans
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.storage import Inside, let_go, pread_into
-from dsprep.errors import FormatError
+from dsprep.layout.model import misfit
 
 KEPT = 64
 """Files that stay open at most."""
@@ -93,7 +93,7 @@ class File:
         Parameters
         ----------
         offsets, lengths
-            int64, shape ``(n,)``, from a sidecar: they may be anything.
+            int64, shape ``(n,)``: they may be anything.
         what
             What they are, for the message.
         """
@@ -101,12 +101,11 @@ class File:
         bad |= offsets > self.nbytes - lengths
         if bad.any():
             i = int(bad.argmax())
-            raise FormatError(
-                f"the sidecar gives a place of {what} that is not in the file",
-                where=self.path,
-                expected=f"within {self.nbytes} bytes",
-                found=f"{lengths[i]} bytes at {offsets[i]}",
-                fix="write the sidecar again with dsprep provenance",
+            raise misfit(
+                f"gives an extent of {what} that is not in the file",
+                self.path,
+                f"within {self.nbytes} bytes",
+                f"{lengths[i]} bytes at {offsets[i]}",
             )
 
 

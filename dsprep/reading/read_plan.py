@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dsprep.core.pread import DROPPED, NEAR, runs
+from dsprep.core.pread import DROPPED, NEAR, fill, runs
 from dsprep.core.schema import Field, Ints
 from dsprep.layout.laws import Affine
 from dsprep.layout.locate import Extents
@@ -50,18 +50,22 @@ class ReadPlan:
         FormatError
             If an extent is not within its file.
         """
-        addresses, request = to, found.request
-        if len(request) != len(to) or (request[1:] == request[:-1]).any():
-            before = np.cumsum(found.length) - found.length
-            first = np.searchsorted(request, np.arange(len(to)))
-            addresses = to[request] + before - np.append(before, 0)[first][request]
+        addresses = found.addresses(to)
         for path, chosen in found.by_path():
             file = open_file(path)
-            offsets, lengths = found.offset[chosen], found.length[chosen]
-            file.check(offsets, lengths, what)
-            if len(offsets):
-                columns = self._files.setdefault(id(file), (file, []))[1]
-                columns.append((offsets, lengths, addresses[chosen]))
+            self.put(file, found.offset[chosen], found.length[chosen], addresses[chosen], what)
+
+    def put(self, file: File, offsets: Ints, lengths: Ints, addresses: Ints, what: str) -> None:
+        """Add ranges of a file, each with its address; see `add`."""
+        file.check(offsets, lengths, what)
+        if len(offsets):
+            columns = self._files.setdefault(id(file), (file, []))[1]
+            columns.append((offsets, lengths, addresses))
+
+    def read(self, near: int) -> None:
+        """Read all of it; see `dsprep.core.pread.fill`."""
+        for file, start, places in self.runs(near):
+            fill(file.fd, start, places, file.path)
 
     @property
     def nbytes(self) -> int:

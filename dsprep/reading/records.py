@@ -28,7 +28,7 @@ from dsprep.core.schema import (
     new_array,
 )
 from dsprep.errors import FormatError
-from dsprep.layout.model import Part, Records
+from dsprep.layout.model import Part, Records, misfit
 from dsprep.reading.files import File
 
 Verify: TypeAlias = Literal["header", "full"] | None
@@ -155,11 +155,8 @@ class RecordReader:
         first
             The dataset's number of the file's sample 0, for messages.
         """
-        records, blocks = self.records, self.records.blocks
-        numbers = indices if records.order is None else records.order.at(indices)
-        if len(numbers) and records.order is not None:
-            _check_numbers(numbers, blocks.count, file.path)
-        offsets, lengths = blocks.offsets.at(numbers), blocks.lengths.at(numbers)
+        records = self.records
+        offsets, lengths = records.extents(indices, file.path)
         file.check(offsets, lengths, "a record")
         if len(offsets) > 1:
             _check_disjoint(offsets, lengths, file)
@@ -184,13 +181,8 @@ class RecordReader:
                 taken[0].buffer, taken[0].starts, taken[0].lengths, label, arena
             )
             if not out.keys() >= set(names):
-                raise FormatError(
-                    "the sidecar's recipe does not give all fields",
-                    where=file.path,
-                    expected=", ".join(names),
-                    found=", ".join(out),
-                    fix="write the sidecar again with dsprep provenance",
-                )
+                lists = ", ".join(names), ", ".join(out)
+                raise misfit("has a recipe that lacks fields", file.path, *lists)
             return {name: out[name] for name in names}
         for i, (field, part) in enumerate(parts):
             found = taken[i] if taken[0].cut else taken[0]
@@ -205,11 +197,8 @@ class RecordReader:
 
     def prove(self, file: File, indices: Ints) -> None:
         """Compare the records of samples with their checksums, without taking them apart."""
-        records, blocks = self.records, self.records.blocks
-        numbers = indices if records.order is None else records.order.at(indices)
-        if len(numbers) and records.order is not None:
-            _check_numbers(numbers, blocks.count, file.path)
-        numbers = np.unique(numbers)
+        blocks = self.records.blocks
+        numbers = np.unique(self.records.numbers(indices, file.path))
         offsets, lengths = blocks.offsets.at(numbers), blocks.lengths.at(numbers)
         file.check(offsets, lengths, "a record")
         ends = np.cumsum(lengths)
@@ -357,27 +346,12 @@ class _Wrong(Exception):
         )
 
 
-def _check_numbers(numbers: Ints, count: int, where: object) -> None:
-    if int(numbers.min()) < 0 or int(numbers.max()) >= count:
-        raise FormatError(
-            "the sidecar gives a sample a record that does not exist",
-            where=where,
-            expected=f"below {count}",
-            found=int(numbers.max()) if int(numbers.max()) >= count else int(numbers.min()),
-            fix="write the sidecar again with dsprep provenance",
-        )
-
-
 def _check_disjoint(offsets: Ints, lengths: Ints, file: File) -> None:
     """Raise if records that are not the same overlap, before memory is taken for all of them."""
     if int(lengths.sum()) > file.nbytes:
         _, chosen = np.unique(offsets, return_index=True)
         if int(lengths[chosen].sum()) > file.nbytes:
-            raise FormatError(
-                "the sidecar gives records that overlap",
-                where=file.path,
-                fix="write the sidecar again with dsprep provenance",
-            )
+            raise misfit("gives records that overlap", file.path)
 
 
 def _part_lengths(lengths: Ints, part: Part, file: File) -> Ints:
@@ -386,12 +360,11 @@ def _part_lengths(lengths: Ints, part: Part, file: File) -> Ints:
     rest = lengths - at
     least = 0 if part.nbytes is None else part.nbytes
     if len(rest) and int(rest.min()) < least:
-        raise FormatError(
-            "the sidecar gives a field a place beyond its record",
-            where=file.path,
-            expected=f"at most {int(lengths.min())} bytes",
-            found=at + least,
-            fix="write the sidecar again with dsprep provenance",
+        raise misfit(
+            "gives a field an offset beyond its record",
+            file.path,
+            f"at most {int(lengths.min())} bytes",
+            at + least,
         )
     return rest if part.nbytes is None else np.full(len(lengths), part.nbytes, np.int64)
 

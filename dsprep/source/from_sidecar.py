@@ -158,5 +158,4 @@ def _sizes(layout: FileLayout, field: Field, indices: Ints) -> Ints | None:
         return None
     if part.nbytes is not None:
         return np.full(len(indices), part.nbytes, np.int64)
-    numbers = indices if records.order is None else records.order.at(indices)
-    return records.blocks.lengths.at(numbers) - part.at
+    return records.blocks.lengths.at(records.numbers(indices, field.name)) - part.at

@@ -56,10 +56,7 @@ def _lines(layout: FileLayout, path: Path) -> Iterator[bytes]:
         return
     for start in range(0, layout.count, SLICE):
         stop = min(start + SLICE, layout.count)
-        numbers = np.arange(start, stop, dtype=np.int64)
-        if records.order is not None:
-            numbers = records.order.at(numbers)
-        offsets, lengths = records.blocks.offsets.at(numbers), records.blocks.lengths.at(numbers)
+        offsets, lengths = records.extents(np.arange(start, stop, dtype=np.int64), path)
         check_inside(offsets, lengths + FOOTER, path, f"records {start} to {stop}", HEADER)
         pairs = zip((offsets - HEADER).tolist(), (lengths + HEADER + FOOTER).tolist(), strict=True)
         yield "".join([f"{at} {size}\n" for at, size in pairs]).encode()

@@ -98,8 +98,7 @@ def _places(layout: FileLayout, schema: Schema, indices: Ints, path: Path) -> tu
     """Return offset and size of each sample; a sample without bytes is at offset 0."""
     records = layout.records
     if records is not None:
-        numbers = indices if records.order is None else records.order.at(indices)
-        return records.blocks.offsets.at(numbers), records.blocks.lengths.at(numbers)
+        return records.extents(indices, path)
     name = schema.names[0]
     found = locate(layout, name, indices)
     twice = np.flatnonzero(np.diff(found.request) == 0)
