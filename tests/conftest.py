@@ -31,3 +31,11 @@ def train(tmp_path) -> Path:
         file["x"].attrs["unit"] = "K"
         file.attrs["title"] = "long " * 50
     return path
+
+
+@pytest.fixture(scope="session")
+def tf():
+    """TensorFlow, imported quietly."""
+    from oracles import tensorflow
+
+    return tensorflow()

@@ -97,6 +97,57 @@ def build(
     return path
 
 
+def put(path, records, *, per_commit=10**9, name=None, delete=(), order=None, subdir=True, **how):
+    """Put records, in this order, with a commit every few of them; then delete some keys."""
+    records = list(records)
+    todo = records if order is None else [records[i] for i in order]
+    with lmdb.open(str(path), map_size=1 << 30, max_dbs=4, sync=False, subdir=subdir) as env:
+        db = env.open_db(name, **how)
+        for start in range(0, len(todo), per_commit):
+            with env.begin(write=True, db=db) as transaction:
+                for key, data in todo[start : start + per_commit]:
+                    transaction.put(key, data)
+        for key in delete:
+            with env.begin(write=True, db=db) as transaction:
+                assert transaction.delete(key)
+    return path
+
+
+def contents(path, name=None, **how):
+    """All records, as py-lmdb reads them."""
+    with (
+        lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False, max_dbs=4) as env,
+        env.begin(db=env.open_db(name, create=False, **how) if name else None) as transaction,
+    ):
+        return list(transaction.cursor())
+
+
+def varint(number):
+    """A number as protobuf writes it."""
+    number &= (1 << 64) - 1
+    out = b""
+    while number > 127:
+        out += bytes([number & 127 | 128])
+        number >>= 7
+    return out + bytes([number])
+
+
+def datum(shape=None, data=None, label=None, floats=None, packed=True, encoded=None, extra=b""):
+    """A Caffe Datum."""
+    out = b"".join(bytes([k << 3]) + varint(n) for k, n in enumerate(shape or (), 1))
+    if data is not None:
+        out += bytes([4 << 3 | 2]) + varint(len(data)) + data
+    if label is not None:
+        out += bytes([5 << 3]) + varint(label)
+    if floats is not None and packed:
+        out += bytes([6 << 3 | 2]) + varint(4 * len(floats)) + floats.tobytes()
+    elif floats is not None:
+        out += b"".join(bytes([6 << 3 | 5]) + f.tobytes() for f in floats)
+    if encoded is not None:
+        out += bytes([7 << 3, encoded])
+    return out + extra
+
+
 def walk(path, named=False):
     """What dsprep's walk finds: no law is involved."""
     fd = os.open(path, os.O_RDONLY)

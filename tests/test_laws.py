@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsprep.core.packing import (
-    LARGEST_PLAIN,
     Tables,
     from_planes,
     from_varints,
@@ -24,7 +23,9 @@ from dsprep.core.packing import (
 )
 from dsprep.errors import FormatError
 from dsprep.layout import laws
-from dsprep.layout.laws import Affine, Explicit, Runs, Table, follow, found_exact, runs
+from dsprep.layout.laws import LARGEST, Affine, Explicit, Runs, Table, follow, found_exact, runs
+from dsprep.layout.laws.periodic import Periodic
+from dsprep.layout.laws.periodic import fit as fit_periodic
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 SMALL = st.integers(-(1 << 40), 1 << 40)
@@ -76,8 +77,9 @@ def test_damaged_tables_are_refused_or_numbers(data):
             read(data)
 
 
-def test_a_table_that_explodes_is_refused():
-    bomb = pack(bytes(LARGEST_PLAIN + (40 << 20)))
+def test_a_table_that_explodes_is_refused(monkeypatch):
+    monkeypatch.setattr("dsprep.core.packing.LARGEST_PLAIN", 1 << 20)
+    bomb = pack(bytes(8 << 20))
     with pytest.raises(ValueError, match="more than"):
         unpack(bomb)
 
@@ -109,6 +111,35 @@ def test_blocks_one_behind_another(lengths, frame, align, base, every):
     offsets += 77 * (np.arange(len(sizes)) // every)  # something else, now and then
     law = follow.fit(offsets, Table(sizes), frame, align)
     assert_gives(law, offsets, Table(sizes))
+
+
+@given(
+    st.lists(st.integers(-(1 << 45), 1 << 45), min_size=2, max_size=40),
+    st.integers(1, 200),
+    st.integers(0, 1 << 20),
+)
+def test_numbers_that_begin_again(numbers, more, at):
+    values = np.resize(np.array(numbers, np.int64), len(numbers) + more)
+    law = fit_periodic(values, len(numbers))
+    assert_gives(law, values)
+    values[at % len(values)] += 1
+    if more >= len(numbers):
+        assert fit_periodic(values, len(numbers)) is None
+
+
+def test_the_law_of_a_period():
+    law = fit_periodic(np.resize(np.arange(0, 400, 4), 1_000_000), 100)
+    assert law.to_json(Tables()) == {
+        "law": "periodic",
+        "period": 100,
+        "of": {"law": "affine", "base": 0, "stride": 4},
+    }
+    assert law.words() == "again every 100: 0 + i * 4"
+    far = Periodic(10**9, Affine(1000, 8, 16))
+    assert far.at(np.array([0, 999, 1000, 10**9 - 1])).tolist() == [8, 15992, 8, 15992]
+    for numbers, count, period in (([7], 5, 1), ([1, 2, 3], 3, 3), ([1, 2, 3], 2, 3), ([1], 0, 3)):
+        values = np.resize(np.array(numbers, np.int64), count)
+        assert fit_periodic(values, period) is None  # a simpler law serves
 
 
 def test_the_smallest_law_wins():
@@ -171,8 +202,13 @@ RUNS_OF_3 = runs.fit(np.array([0, 5, 6, 99])).to_json(Tables())
         {"law": "table", "data": Table(np.array([1 << 61] * 4)).to_json(Tables())["data"]},
         {"law": "follow", "rest": 0},
         {"law": "follow"},
-        {"law": "periodic", "period": 0, "of": 3},
-        {"law": "periodic", "period": 2, "of": {"law": "periodic", "period": 2, "of": {}}},
+        *({"law": "periodic", "period": n, "of": 3} for n in (0, -1, 11, True, 2.0, 1 << 70, None)),
+        {"law": "periodic", "of": 3},
+        {"law": "periodic", "period": 2},
+        {"law": "periodic", "period": 2, "of": {"law": "periodic", "period": 2, "of": 1}},
+        {"law": "periodic", "period": 2, "of": {"law": "affine", "base": LARGEST, "stride": 1}},
+        {"law": "periodic", "period": 2, "of": {"law": "follow", "rest": 0}},
+        {"law": "periodic", "period": 2, "of": {"law": "table", "data": "????"}},
         {"law": "tree"},
         {"law": "replay"},
     ],

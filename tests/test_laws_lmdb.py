@@ -102,53 +102,33 @@ def test_matrix(tmp_path, size, commit, append):
         assert not read_back(path, found.offsets, named)
 
 
+MANY_SIZES = np.random.default_rng(3).integers(2100, 30000, 700)
+BUILDS = {
+    "be4": [(900, size, {"key": "be4"}) for size in (8, 784, 3072)],
+    "dec9": [(900, size, {"key": "dec9"}) for size in (8, 784, 3072)],
+    "dec255": [(900, size, {"key": "dec255"}) for size in (8, 784, 3072)],
+    "dec500": [(500, size, {"key": "dec500"}) for size in (8, 784, 3072)],
+    "few": [(n, size, {}) for n in (1, 2, 3, 155, 156, 157, 311, 312, 313) for size in (8, 3072)],
+    "sizes": [(700, MANY_SIZES, {})],
+    "together": [(900, size, {"together": True}) for size in (8, 784, 3072, 12288)],
+    "large": [(12, 1 << 20, {}), (4, 8 << 20, {})],
+}
+
+
 @pytest.mark.parametrize("append", [True, False])
-@pytest.mark.parametrize("size", [8, 784, 3072])
-@pytest.mark.parametrize("key", ["be4", "dec9", "dec255", "dec500"])
-def test_keys_and_compact_copies(tmp_path, key, size, append):
-    for n, commit, named in ((900, 70, False), (500, None, True)):
-        for compact in (False, True):
+@pytest.mark.parametrize("kind", BUILDS)
+def test_builds(tmp_path, kind, append):
+    """Keys of any length, values of any, compact copies and named databases."""
+    commits = {"few": (None, 1, 2, 100), "large": (None, 3, 1)}.get(kind, (None, 70, 7))
+    for n, size, more in BUILDS[kind]:
+        for commit, compact in itertools.product(commits, (False, True)):
+            named = kind == "together" or (kind != "few" and commit is None)
+            if compact and kind in ("together", "large"):
+                continue
             made = {"commit": commit, "append": append, "named": named, "compact": compact}
-            path = build(tmp_path / "a", n, size, key=key, **made)
+            path = build(tmp_path / "a", n, size, **made, **more)
             found = assert_recovered(path, n, **made)
             assert not read_back(path, found.offsets, named)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 155, 156, 157, 311, 312, 313])
-@pytest.mark.parametrize("size", [8, 3072])
-def test_few_records(tmp_path, n, size):
-    for commit in (None, 1, 2, 100):
-        for compact in (False, True):
-            path = build(tmp_path / "a", n, size, commit=commit, compact=compact)
-            found = walk(path)
-            given_back, facts = recover(found)
-            assert given_back
-            assert facts["record size"] == size
-            for law in given_back:
-                assert_exact(law, found)
-
-
-@pytest.mark.parametrize("commit", [None, 100, 7])
-@pytest.mark.parametrize("append", [True, False])
-def test_values_of_many_sizes(tmp_path, commit, append):
-    sizes = np.random.default_rng(3).integers(2100, 30000, 700)
-    for named in (False, True):
-        for compact in (False, True):
-            made = {"commit": commit, "append": append, "named": named, "compact": compact}
-            path = build(tmp_path / "a", len(sizes), sizes, **made)
-            found = assert_recovered(path, len(sizes), **made)
-            assert not read_back(path, found.offsets, named)
-
-
-@pytest.mark.parametrize("size", [8, 784, 3072, 12288])
-@pytest.mark.parametrize("commit", [None, 100, 7])
-def test_named_database_created_with_its_first_records(tmp_path, size, commit):
-    for append in (True, False):
-        path = build(
-            tmp_path / "a", 900, size, commit=commit, append=append, named=True, together=True
-        )
-        found = assert_recovered(path, 900, commit, append, True, compact=False)
-        assert not read_back(path, found.offsets, named=True)
 
 
 @pytest.mark.parametrize("size", [784, 3072, 12288])
@@ -161,14 +141,6 @@ def test_a_last_record_put_after_all_others(tmp_path, size):
     given_back, facts = recover(found)
     assert_exact(given_back[0], found)
     assert facts["commit interval"] == 100
-
-
-def test_large_values(tmp_path):
-    for size, n in ((1 << 20, 12), (8 << 20, 4)):
-        for commit in (None, 3, 1):
-            path = build(tmp_path / "a", n, size, commit=commit)
-            found = assert_recovered(path, n, commit, True, False, compact=False)
-            assert not read_back(path, found.offsets)
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import lmdb
 import numpy as np
 import pytest
+from lmdb_builds import datum, put, varint
 
 from dsprep.core.schema import FieldSpec, Ragged
 from dsprep.errors import DsprepError, FormatError, SchemaError
@@ -18,43 +18,11 @@ LMDB = Lmdb()
 DATUM = OpenOptions(values="datum")
 
 
-def varint(number):
-    number &= (1 << 64) - 1
-    out = b""
-    while number > 127:
-        out += bytes([number & 127 | 128])
-        number >>= 7
-    return out + bytes([number])
-
-
-def datum(shape=None, data=None, label=None, floats=None, packed=False, encoded=None, extra=b""):
-    out = b""
-    for number, size in enumerate(shape or (), 1):
-        out += bytes([number << 3]) + varint(size)
-    if data is not None:
-        out += bytes([4 << 3 | 2]) + varint(len(data)) + data
-    if label is not None:
-        out += bytes([5 << 3]) + varint(label)
-    if floats is not None and packed:
-        out += bytes([6 << 3 | 2]) + varint(4 * len(floats)) + floats.tobytes()
-    elif floats is not None:
-        out += b"".join(bytes([6 << 3 | 5]) + f.tobytes() for f in floats)
-    if encoded is not None:
-        out += bytes([7 << 3, encoded])
-    return out + extra
-
-
-def build(path, values):
-    with (
-        lmdb.open(str(path), map_size=1 << 28, sync=False) as env,
-        env.begin(write=True) as txn,
-    ):
-        for i, value in enumerate(values):
-            txn.put(b"%08d" % i, value)
-    return path
-
-
 RNG = np.random.default_rng(0)
+
+
+def keyed(values):
+    return [(b"%08d" % i, value) for i, value in enumerate(values)]
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 2, 3), (3, 300, 100)])
@@ -66,7 +34,7 @@ def test_images_and_labels_of_any_width(tmp_path, shape):
         datum(shape, x.tobytes(), None if i == 7 else int(y), encoded=0 if i % 2 else None)
         for i, (x, y) in enumerate(zip(images, labels, strict=True))
     ]
-    with LMDB.open(build(tmp_path / "a", values), DATUM, None) as source:
+    with LMDB.open(put(tmp_path / "a", keyed(values)), DATUM, None) as source:
         assert str(source.schema) == f"data: uint8[{','.join(map(str, shape))}], label: int32"
         for start, stop in ((0, 300), (7, 8), (3, 3), (100, 250)):
             batch = source.read(start, stop)
@@ -82,8 +50,8 @@ def test_images_and_labels_of_any_width(tmp_path, shape):
 @pytest.mark.parametrize("packed", [False, True])
 def test_floats(tmp_path, packed):
     x = RNG.integers(0, 256, (50, 2, 3, 4, 4), "u1").view("<f4")[..., 0]
-    values = [datum((2, 3, 4), None, i, v.reshape(-1), packed) for i, v in enumerate(x)]
-    with LMDB.open(build(tmp_path / "a", values), DATUM, None) as source:
+    values = [datum((2, 3, 4), None, i, v.reshape(-1), packed=packed) for i, v in enumerate(x)]
+    with LMDB.open(put(tmp_path / "a", keyed(values)), DATUM, None) as source:
         batch = source.read(0, 50)
         assert batch["data"].dtype == np.float32
         assert batch["data"].tobytes() == x.tobytes()
@@ -96,7 +64,7 @@ def test_floats(tmp_path, packed):
 def test_encoded_images_stay_encoded(tmp_path):
     data = [RNG.bytes(int(n)) for n in RNG.integers(10, 5000, 60)]
     values = [datum((3, 9, 9), d, i, encoded=1) for i, d in enumerate(data)]
-    with LMDB.open(build(tmp_path / "a", values), DATUM, None) as source:
+    with LMDB.open(put(tmp_path / "a", keyed(values)), DATUM, None) as source:
         assert str(source.schema) == "data: bytes, label: int32"
         batch = source.read(0, 60)
         assert list(batch["data"]) == data
@@ -107,7 +75,7 @@ def test_shapes_that_vary(tmp_path):
     shapes = [(1, int(h), int(w)) for h, w in RNG.integers(1, 40, (80, 2))]
     data = [RNG.bytes(h * w) for _, h, w in shapes]
     values = [datum(s, d, 5) for s, d in zip(shapes, data, strict=True)]
-    with LMDB.open(build(tmp_path / "a", values), DATUM, None) as source:
+    with LMDB.open(put(tmp_path / "a", keyed(values)), DATUM, None) as source:
         assert source.schema.names == ("data", "label", "channels", "height", "width")
         batch = source.read(0, 80)
         assert isinstance(batch["data"], Ragged)
@@ -120,7 +88,7 @@ def test_unknown_fields_and_selection(tmp_path):
     extra = bytes([9 << 3]) + varint(300) + bytes([10 << 3 | 1]) + bytes(8)
     extra += bytes([11 << 3 | 2, 2]) + b"zz" + bytes([12 << 3 | 5]) + bytes(4)
     values = [datum((1, 1, 4), bytes([i] * 4), i, extra=extra) for i in range(20)]
-    build(tmp_path / "a", values)
+    put(tmp_path / "a", keyed(values))
     options = OpenOptions(values="datum", fields=(FieldSpec.parse("y=label"),), keys_as="key")
     with LMDB.open(tmp_path / "a", options, None) as source:
         assert source.schema.names == ("y", "key")
@@ -132,13 +100,13 @@ def test_unknown_fields_and_selection(tmp_path):
 
 
 def test_a_datum_is_noticed(tmp_path):
-    build(tmp_path / "a", [datum((1, 2, 2), bytes(4), i) for i in range(5)])
+    put(tmp_path / "a", keyed([datum((1, 2, 2), bytes(4), i) for i in range(5)]))
     with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
         assert any("--values datum" in note for note in source.notes)
 
 
 def test_no_messages(tmp_path):
-    with LMDB.open(build(tmp_path / "a", []), DATUM, None) as source:
+    with LMDB.open(put(tmp_path / "a", []), DATUM, None) as source:
         assert len(source) == 0
         assert len(source.read(0, 0)["label"]) == 0
 
@@ -147,7 +115,7 @@ def test_one_message_of_another_shape(tmp_path):
     values = [datum((1, 4, 9), bytes(36), i % 100) for i in range(500)]
     values[321] = datum((1, 9, 4), bytes(36), 21)
     with (
-        LMDB.open(build(tmp_path / "a", values), DATUM, None) as source,
+        LMDB.open(put(tmp_path / "a", keyed(values)), DATUM, None) as source,
         pytest.raises(FormatError, match=r"sample 321, .*another shape"),
     ):
         source.read(0, 500)
@@ -166,7 +134,7 @@ def test_damaged_messages(tmp_path):
         path.exists() and (path / "data.mdb").unlink()
         message = "sample"
         try:
-            with LMDB.open(build(path, values), DATUM, None) as source:
+            with LMDB.open(put(path, keyed(values)), DATUM, None) as source:
                 source.read(0, 70)
         except DsprepError as error:
             message = str(error)

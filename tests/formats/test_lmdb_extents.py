@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-import lmdb
 import numpy as np
 import pytest
+from lmdb_builds import contents, datum, put
 from record_checks import assert_told_right as located
 from record_checks import decoded, frame_of, places, stored_at
 from support import random_batch, schemas, write_batch
@@ -14,7 +14,7 @@ from support import random_batch, schemas, write_batch
 from dsprep.core import pread
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import FormatError
-from dsprep.formats.base import OpenOptions, WriteOptions
+from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb import layout as recipe
 from dsprep.formats.lmdb.overflow import Frame
@@ -51,41 +51,6 @@ def assert_told_right(path, source):
     return layout
 
 
-def build(path, records, *, per_commit=10**9, name=None, delete=(), subdir=True):
-    with lmdb.open(str(path), map_size=1 << 30, max_dbs=4, sync=False, subdir=subdir) as env:
-        db = env.open_db(name)
-        for start in range(0, len(records), per_commit):
-            with env.begin(write=True, db=db) as txn:
-                for key, value in records[start : start + per_commit]:
-                    txn.put(key, value)
-        with env.begin(write=True, db=db) as txn:
-            for key in delete:
-                assert txn.delete(key)
-    return path
-
-
-def contents(path, name=None):
-    with (
-        lmdb.open(str(path), readonly=True, lock=False, max_dbs=4) as env,
-        env.begin(db=env.open_db(name, create=False) if name else None) as txn,
-    ):
-        return list(txn.cursor())
-
-
-@pytest.mark.parametrize("label", ALL)
-def test_every_schema(tmp_path, label):
-    schema = ALL[label]
-    batch = random_batch(schema, 60, seed=3)
-    path = tmp_path / "x.lmdb"
-    write_batch(LMDB, path, schema, batch, WriteOptions(), (13, 40))
-    with LMDB.open(path, OpenOptions(), schema) as source:
-        layout = assert_told_right(path, source)
-        assert layout.records.order is None
-        assert layout.records.blocks.path == "data.mdb"
-        ragged = sum(f.ragged for f in schema)
-        assert (layout.records.recipe is not None) == (ragged > 1)
-
-
 @pytest.mark.parametrize("sizes", ["inline", "one page", "large", "mixed", "same"])
 @pytest.mark.parametrize("how", ["sorted", "random", "deleted"])
 def test_every_record_of_a_foreign_database(tmp_path, sizes, how):
@@ -100,7 +65,7 @@ def test_every_record_of_a_foreign_database(tmp_path, sizes, how):
     records = [(b"%06d" % i, RNG.bytes(int(k))) for i, k in enumerate(lengths)]
     put = records if how == "sorted" else [records[i] for i in RNG.permutation(n)]
     gone = [records[i][0] for i in RNG.choice(n, 60, replace=False)] if how == "deleted" else ()
-    path = build(tmp_path / "x", put, per_commit=37, delete=gone)
+    path = put(tmp_path / "x", put, per_commit=37, delete=gone)
     with LMDB.open(path, OpenOptions(), None) as source:
         layout = assert_told_right(path, source)
     offsets, found = places(layout, np.arange(layout.count))
@@ -111,7 +76,7 @@ def test_every_record_of_a_foreign_database(tmp_path, sizes, how):
 
 def test_a_named_database_in_a_single_file(tmp_path):
     records = [(b"%04d" % i, RNG.bytes(5000)) for i in range(90)]
-    path = build(tmp_path / "x.mdb", records, name=b"images", per_commit=7, subdir=False)
+    path = put(tmp_path / "x.mdb", records, name=b"images", per_commit=7, subdir=False)
     with LMDB.open(path, OpenOptions(database="images"), None) as source:
         layout = assert_told_right(path, source)
     assert layout.records.blocks.path == ""
@@ -121,8 +86,8 @@ def test_a_named_database_in_a_single_file(tmp_path):
 @pytest.mark.parametrize("skip", [(), (b"5", b"17")])
 def test_order_and_left_out(tmp_path, order, skip):
     records = [(b"%d" % i, RNG.bytes(2500)) for i in RNG.permutation(80)]
-    path = build(tmp_path / "x", records, per_commit=9)
-    build(path, [(b"a", b"b")], name=b"0named")  # one of the records of the main database
+    path = put(tmp_path / "x", records, per_commit=9)
+    put(path, [(b"a", b"b")], name=b"0named")  # one of the records of the main database
     options = OpenOptions(order=order, skip_keys=skip, keys_as="key")
     with LMDB.open(path, options, None) as source:
         layout = assert_told_right(path, source)
@@ -138,7 +103,7 @@ def test_order_and_left_out(tmp_path, order, skip):
 
 
 def test_an_order_that_is_that_of_the_keys_needs_no_law(tmp_path):
-    path = build(tmp_path / "x", [(b"%04d" % i, RNG.bytes(100)) for i in range(100)])
+    path = put(tmp_path / "x", [(b"%04d" % i, RNG.bytes(100)) for i in range(100)])
     for order in ("key", "numeric"):
         with LMDB.open(path, OpenOptions(order=order), None) as source:
             assert source.extents().records.order is None
@@ -156,7 +121,7 @@ def test_fields_renamed_and_typed(tmp_path):
         assert list(
             decoded(layout, only, stored_at(path, layout, *places(layout, np.array([3, 1]))))
         ) == ["pts"]
-    path = build(tmp_path / "y", [(b"%02d" % i, RNG.bytes(36)) for i in range(30)])
+    path = put(tmp_path / "y", [(b"%02d" % i, RNG.bytes(36)) for i in range(30)])
     specs = tuple(map(FieldSpec.parse, ["y:>i4", "x:float32[2,4]"]))
     with LMDB.open(path, OpenOptions(fields=specs), None) as source:
         assert_told_right(path, source)
@@ -164,7 +129,7 @@ def test_fields_renamed_and_typed(tmp_path):
 
 def test_a_value_of_another_length_is_no_fixed_field(tmp_path):
     records = [(b"%02d" % i, RNG.bytes(36 + (i == 21))) for i in range(30)]
-    path = build(tmp_path / "x", records)
+    path = put(tmp_path / "x", records)
     for spec in ("x:float32[9]", "x:float32[None]"):
         options = OpenOptions(fields=(FieldSpec.parse(spec),))
         with pytest.raises(FormatError, match="sample 21, key b'21'"):
@@ -173,29 +138,6 @@ def test_a_value_of_another_length_is_no_fixed_field(tmp_path):
         path, OpenOptions(fields=(FieldSpec.parse("x:u1[36]"),), skip_keys=(b"21",)), None
     ) as source:
         assert_told_right(path, source)
-
-
-def test_no_samples(tmp_path):
-    path = tmp_path / "x.lmdb"
-    schema = ALL["mixed"]
-    write_batch(LMDB, path, schema, random_batch(schema, 0))
-    with LMDB.open(path, OpenOptions(), schema) as source:
-        assert_told_right(path, source)
-
-
-def varint(n):
-    out = b""
-    while n > 127:
-        out, n = out + bytes([n & 127 | 128]), n >> 7
-    return out + bytes([n])
-
-
-def datum(shape, data, label, floats=None):
-    out = b"".join(bytes([k << 3]) + varint(n) for k, n in enumerate(shape, 1))
-    if data is not None:
-        out += b"\x22" + varint(len(data)) + data
-    out += b"\x28" + varint(label)
-    return out + (b"" if floats is None else b"\x32" + varint(4 * len(floats)) + floats.tobytes())
 
 
 @pytest.mark.parametrize("kind", ["cifar", "labels", "floats", "shapes"])
@@ -208,7 +150,7 @@ def test_datum(tmp_path, kind):
         floats = RNG.random(size, np.float32) if kind == "floats" else None
         data = None if kind == "floats" else RNG.bytes(size)
         values.append(datum(shape, data, label, floats))
-    path = build(tmp_path / "x", [(b"%05d_x" % i, v) for i, v in enumerate(values)], per_commit=9)
+    path = put(tmp_path / "x", [(b"%05d_x" % i, v) for i, v in enumerate(values)], per_commit=9)
     with LMDB.open(path, DATUM, None) as source:
         layout = assert_told_right(path, source)
         assert (layout.records.parts["data"].at is None) == (kind in ("floats", "shapes"))
@@ -235,7 +177,7 @@ def test_an_image_elsewhere_has_no_place(tmp_path, kind):
         "no datum": datum(shape, RNG.bytes(size), 1) + b"\x28",
     }
     values[77] = sizes[kind]
-    path = build(tmp_path / "x", [(b"%05d" % i, v) for i, v in enumerate(values)])
+    path = put(tmp_path / "x", [(b"%05d" % i, v) for i, v in enumerate(values)])
     with LMDB.open(path, DATUM, None) as source:
         if kind == "order":
             assert_told_right(path, source)
@@ -257,7 +199,7 @@ def test_the_leaves_alone_are_read(tmp_path, monkeypatch):
 
 
 def test_keys_of_a_file_that_changed_are_refused(tmp_path):
-    path = build(tmp_path / "x", [(b"%04d" % i, RNG.bytes(100)) for i in range(100)])
+    path = put(tmp_path / "x", [(b"%04d" % i, RNG.bytes(100)) for i in range(100)])
     with LMDB.open(path, OpenOptions(keys_as="key"), None) as source:
         page = int(source.records.blocks.offsets.one(0)) // 4096
         with (path / "data.mdb").open("r+b") as file:
@@ -268,10 +210,10 @@ def test_keys_of_a_file_that_changed_are_refused(tmp_path):
 
 
 def test_identity_changes_with_every_transaction(tmp_path):
-    path = build(tmp_path / "x", [(b"a", b"b")])
+    path = put(tmp_path / "x", [(b"a", b"b")])
     first = LMDB.identity(path).values
     assert first["transaction"] == 1
-    build(path, [(b"c", b"d")])
+    put(path, [(b"c", b"d")])
     second = LMDB.identity(path).values
     assert second["transaction"] == 2
     assert second["root"] != first["root"]
@@ -360,7 +302,7 @@ def test_how_it_was_made_shows(tmp_path, skip, per_commit):
     """Facts and laws are of the samples; a record beside them, put last, does no harm."""
     records = [(b"%06d" % i, RNG.bytes(5000)) for i in range(500)]
     records += [(key, b"500") for key in skip]
-    path = build(tmp_path / "x", records, per_commit=per_commit)
+    path = put(tmp_path / "x", records, per_commit=per_commit)
     with LMDB.open(path, OpenOptions(skip_keys=skip), None) as source:
         layout = assert_told_right(path, source)
     offsets = layout.records.blocks.offsets.span(0, layout.count)
@@ -372,8 +314,8 @@ def test_how_it_was_made_shows(tmp_path, skip, per_commit):
 def test_nothing_is_said_of_what_shows_no_rule(tmp_path):
     records = [(b"%06d" % i, RNG.bytes(5000)) for i in RNG.permutation(300)]
     for path in (
-        build(tmp_path / "x", records),
-        build(tmp_path / "y", [*records[:1], (b"1", b"")]),
+        put(tmp_path / "x", records),
+        put(tmp_path / "y", [*records[:1], (b"1", b"")]),
     ):
         with LMDB.open(path, OpenOptions(), None) as source:
             layout = assert_told_right(path, source)

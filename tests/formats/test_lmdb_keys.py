@@ -7,9 +7,9 @@ import struct
 import subprocess
 import sys
 
-import lmdb
 import numpy as np
 import pytest
+from lmdb_builds import put
 
 import dsprep
 from dsprep.core.schema import FieldSpec
@@ -19,15 +19,6 @@ from dsprep.formats.base import OpenOptions, WriteOptions
 from dsprep.formats.lmdb import Lmdb
 
 LMDB = Lmdb()
-
-
-def build(path, records, **how):
-    with lmdb.open(str(path), map_size=1 << 28, max_dbs=4, sync=False) as env:
-        db = env.open_db(b"named" if how else None, **how)
-        with env.begin(write=True, db=db) as txn:
-            for key, value in records:
-                assert txn.put(key, value)
-    return path
 
 
 def opened(path, *specs, **options):
@@ -61,7 +52,12 @@ COUNTERS = {
 @pytest.mark.parametrize("kind", COUNTERS)
 def test_a_counter_is_no_field(tmp_path, kind, n):
     key, how = COUNTERS[kind]
-    path = build(tmp_path / "db", ((key(i), b"%d" % i) for i in range(n)), **how)
+    path = put(
+        tmp_path / "db",
+        ((key(i), b"%d" % i) for i in range(n)),
+        name=b"named" if how else None,
+        **how,
+    )
     with opened(path, database="named" if how else None) as source:
         if n == 1 and kind in ("hex", "HEX"):
             return
@@ -87,7 +83,7 @@ NAMES = {
 @pytest.mark.parametrize("kind", NAMES)
 def test_other_keys_are_kept(tmp_path, kind, suffix):
     keys = sorted(NAMES[kind])
-    path = build(tmp_path / "db", ((k, b"value of " + k) for k in keys))
+    path = put(tmp_path / "db", ((k, b"value of " + k) for k in keys))
     with opened(path) as source:
         assert source.schema.names == ("value", "key")
         assert list(source.read(0, len(keys))["key"]) == keys
@@ -107,7 +103,7 @@ def test_other_keys_are_kept(tmp_path, kind, suffix):
 
 
 def test_keys_that_are_not_asked_for_are_noted(tmp_path):
-    path = build(tmp_path / "db", ((k, bytes(8)) for k in (b"cat", b"dog")))
+    path = put(tmp_path / "db", ((k, bytes(8)) for k in (b"cat", b"dog")))
     with opened(path, "x:float32[2]") as source:
         assert source.schema.names == ("x",)
         assert any("--keys-as key" in note for note in source.notes)
@@ -118,7 +114,7 @@ def test_keys_that_are_not_asked_for_are_noted(tmp_path):
 
 
 def test_numbers_in_their_order_are_a_counter(tmp_path):
-    path = build(tmp_path / "db", ((b"%d" % i, b"%d" % i) for i in range(300)))
+    path = put(tmp_path / "db", ((b"%d" % i, b"%d" % i) for i in range(300)))
     with opened(path, order="numeric") as source:
         assert source.schema.names == ("value",)
         assert source[10]["value"] == b"10"
@@ -128,7 +124,7 @@ def test_numbers_in_their_order_are_a_counter(tmp_path):
 
 @pytest.mark.parametrize("n", [3, 4000])
 def test_families_are_fields(tmp_path, n):
-    path = build(tmp_path / "db", text_set(n, total=n))
+    path = put(tmp_path / "db", text_set(n, total=n))
     expected = dict(text_set(n))
     with opened(path) as source:
         assert source.schema.names == ("image", "label")
@@ -170,7 +166,7 @@ def test_families_are_fields(tmp_path, n):
 )
 def test_families_of_other_shapes(tmp_path, keys):
     n = 150
-    path = build(tmp_path / "db", ((k, k + b"!") for i in range(n) for k in keys(i)))
+    path = put(tmp_path / "db", ((k, k + b"!") for i in range(n) for k in keys(i)))
     with opened(path) as source:
         assert len(source) == n
         batch = source.read(0, n)
@@ -180,7 +176,7 @@ def test_families_of_other_shapes(tmp_path, keys):
 
 
 def test_families_with_gaps_keep_the_numbers(tmp_path):
-    path = build(tmp_path / "db", text_set(50, left_out=(7, 30)))
+    path = put(tmp_path / "db", text_set(50, left_out=(7, 30)))
     with opened(path) as source:
         assert source.schema.names == ("image", "label", "key")
         assert source.read(5, 8)["key"].tolist() == [6, 8, 9]
@@ -189,7 +185,7 @@ def test_families_with_gaps_keep_the_numbers(tmp_path):
 def test_a_record_missing_from_a_family_makes_no_fields(tmp_path):
     records = dict(text_set(50))
     del records[b"label-000000030"]
-    path = build(tmp_path / "db", records.items())
+    path = put(tmp_path / "db", records.items())
     with opened(path) as source:
         assert source.schema.names == ("value", "key")
         assert len(source) == 99
@@ -197,13 +193,13 @@ def test_a_record_missing_from_a_family_makes_no_fields(tmp_path):
 
 def test_what_is_doubtful_is_asked_for(tmp_path):
     keys = [b"%s-%04d" % (w, i) for w in (b"cat", b"dog") for i in range(30)]
-    path = build(tmp_path / "db", ((k, k) for k in keys))
+    path = put(tmp_path / "db", ((k, k) for k in keys))
     with opened(path) as source:
         assert source.schema.names == ("value", "key")
         assert any("--field cat --field dog" in note for note in source.notes)
     with opened(path, "cat", "dog") as source:
         assert source[3] == {"cat": b"cat-0003", "dog": b"dog-0003"}
-    path = build(tmp_path / "db2", [*((k, k) for k in keys), (b"num-samples", b"30")])
+    path = put(tmp_path / "db2", [*((k, k) for k in keys), (b"num-samples", b"30")])
     with opened(path) as source:
         assert source.schema.names == ("cat", "dog")
 
@@ -222,7 +218,7 @@ def test_what_is_doubtful_is_asked_for(tmp_path):
 )
 def test_facts_are_no_samples(tmp_path, key, value, count, order):
     records = [*((b"%05d" % i, bytes(12)) for i in range(40)), (key, value)]
-    path = build(tmp_path / "db", records)
+    path = put(tmp_path / "db", records)
     with opened(path, "x:float32[3]", order=order) as source:
         assert len(source) == 40
         text = " ".join(source.notes)
@@ -232,15 +228,15 @@ def test_facts_are_no_samples(tmp_path, key, value, count, order):
 
 def test_words_are_samples(tmp_path):
     words = [b"cat", b"count", b"length", b"size", b"total"]
-    path = build(tmp_path / "db", ((w, bytes(16)) for w in words))
+    path = put(tmp_path / "db", ((w, bytes(16)) for w in words))
     with opened(path) as source:
         assert list(source.read(0, 5)["key"]) == words
 
 
 def test_files_of_which_one_has_names(tmp_path):
     (tmp_path / "set").mkdir()
-    build(tmp_path / "set" / "a.lmdb", ((b"%04d" % i, b"a") for i in range(20)))
-    build(tmp_path / "set" / "b.lmdb", ((k, b"b") for k in (b"cat", b"dog")))
+    put(tmp_path / "set" / "a.lmdb", ((b"%04d" % i, b"a") for i in range(20)))
+    put(tmp_path / "set" / "b.lmdb", ((k, b"b") for k in (b"cat", b"dog")))
     with dsprep.open(tmp_path / "set") as source:
         assert source.schema.names == ("value", "key")
         assert list(source[18:22]["key"]) == [b"0018", b"0019", b"cat", b"dog"]
@@ -253,7 +249,7 @@ def test_files_of_which_one_has_names(tmp_path):
 @pytest.mark.parametrize("spec", ["x:float32[3,32,33]", "x:float32[None,5]", "x:float32[3]"])
 def test_types_are_compared_with_all_values(tmp_path, spec, odd):
     records = [(b"%05d" % i, bytes(11 if i == odd else 12)) for i in range(50)]
-    path = build(tmp_path / "db", records)
+    path = put(tmp_path / "db", records)
     if odd is None and spec == "x:float32[3]":
         opened(path, spec).close()
         return
@@ -265,7 +261,7 @@ def test_types_are_compared_with_all_values(tmp_path, spec, odd):
 
 
 def test_what_dsprep_writes_has_counters(tmp_path):
-    with dsprep.open(build(tmp_path / "db", text_set(300, total=300))) as source:
+    with dsprep.open(put(tmp_path / "db", text_set(300, total=300))) as source:
         names = source.schema.names
     for k, how in enumerate(("{index:08d}", "img_{index:010d}", "{index:08x}", "u64be")):
         target = tmp_path / f"{k}.mdb"
@@ -278,6 +274,6 @@ def test_what_dsprep_writes_has_counters(tmp_path):
 
 
 def test_several_records_have_no_order_in_the_file(tmp_path):
-    path = build(tmp_path / "db", text_set(20))
+    path = put(tmp_path / "db", text_set(20))
     with pytest.raises(UsageError, match="--order file"):
         opened(path, order="file")

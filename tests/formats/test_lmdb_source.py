@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
-import threading
 
-import lmdb
 import numpy as np
 import pytest
+from lmdb_builds import contents, put
+from support import assert_same_batch, random_batch, write_batch
 
-from dsprep.core import pread
 from dsprep.core.schema import Arena, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.base import OpenOptions
@@ -21,33 +19,8 @@ from dsprep.formats.lmdb import Lmdb
 LMDB = Lmdb()
 
 
-def build(path, records, *, per_commit=10**9, name=None, delete=(), order=None, **how):
-    """A database of `records`, put in the given order with a commit every few records."""
-    records = list(records)
-    order = range(len(records)) if order is None else order
-    with lmdb.open(str(path), map_size=1 << 30, max_dbs=4, sync=False) as env:
-        db = env.open_db(name, **how)
-        todo = [records[i] for i in order]
-        for start in range(0, len(todo), per_commit):
-            with env.begin(write=True, db=db) as txn:
-                for key, value in todo[start : start + per_commit]:
-                    txn.put(key, value)
-        for key in delete:
-            with env.begin(write=True, db=db) as txn:
-                assert txn.delete(key)
-    return path
-
-
-def expected(path, name=None, **how):
-    with (
-        lmdb.open(str(path), readonly=True, lock=False, max_dbs=4) as env,
-        env.begin(db=env.open_db(name, create=False, **how)) as txn,
-    ):
-        return list(txn.cursor())
-
-
 def assert_same_records(path, name=None, **how):
-    records = expected(path, name, **how)
+    records = contents(path, name, **how)
     options = OpenOptions(keys_as="key", database=name.decode() if name else None)
     with LMDB.open(path, options, None) as source:
         assert len(source) == len(records)
@@ -81,26 +54,26 @@ def test_every_record(tmp_path, sizes, how):
     order = RNG.permutation(n) if how == "random" else None
     per_commit = {"one": n, "each": 1, "random": 50}[how]
     delete = [records[i][0] for i in range(0, n, 9)] if how == "random" else ()
-    build(tmp_path / "d", records, per_commit=per_commit, order=order, delete=delete)
+    put(tmp_path / "d", records, per_commit=per_commit, order=order, delete=delete)
     assert_same_records(tmp_path / "d")
     options = OpenOptions(order="file")
     with LMDB.open(tmp_path / "d", options, None) as source:
         found = source.read(0, len(source))["value"]
-        assert sorted(map(bytes, found)) == sorted(v for _, v in expected(tmp_path / "d"))
+        assert sorted(map(bytes, found)) == sorted(v for _, v in contents(tmp_path / "d"))
         offsets = source.extents().records.blocks.offsets
         places = offsets.at(source.records.rows(0, len(source)))
         assert (np.diff(places) > 0).all()
 
 
 def test_many_small_records_and_long_keys(tmp_path):
-    build(tmp_path / "a", ((b"%07d" % i, b"%d" % i) for i in range(25000)))
-    build(tmp_path / "b", ((b"%0300d" % i, b"v" * (i % 90)) for i in range(2000)), per_commit=99)
+    put(tmp_path / "a", ((b"%07d" % i, b"%d" % i) for i in range(25000)))
+    put(tmp_path / "b", ((b"%0300d" % i, b"v" * (i % 90)) for i in range(2000)), per_commit=99)
     assert_same_records(tmp_path / "a")
     assert_same_records(tmp_path / "b")
 
 
 def test_single_file(tmp_path):
-    build(tmp_path / "a", [(b"k", b"v")])
+    put(tmp_path / "a", [(b"k", b"v")])
     assert LMDB.recognises(tmp_path / "a")
     assert LMDB.recognises(tmp_path / "a" / "data.mdb")
     with LMDB.open(tmp_path / "a" / "data.mdb", OpenOptions(), None) as source:
@@ -109,17 +82,17 @@ def test_single_file(tmp_path):
 
 def test_integer_and_reverse_keys(tmp_path):
     records = [(i.to_bytes(8, "little"), b"%d" % i) for i in (3, 256, 1, 70000, 2)]
-    build(tmp_path / "a", records, name=b"ints", integerkey=True)
+    put(tmp_path / "a", records, name=b"ints", integerkey=True)
     assert_same_records(tmp_path / "a", b"ints", integerkey=True)
-    build(tmp_path / "b", [(b"ab", b"1"), (b"ba", b"2")], name=b"r", reverse_key=True)
+    put(tmp_path / "b", [(b"ab", b"1"), (b"ba", b"2")], name=b"r", reverse_key=True)
     assert_same_records(tmp_path / "b", b"r", reverse_key=True)
 
 
 def test_named_databases(tmp_path):
     path = tmp_path / "a"
-    build(path, [(b"%d" % i, b"train%d" % i) for i in range(300)], name=b"train")
-    build(path, [(b"%d" % i, b"val%d" % i * 900) for i in range(30)], name=b"val")
-    build(path, [], name=b"none")
+    put(path, [(b"%d" % i, b"train%d" % i) for i in range(300)], name=b"train")
+    put(path, [(b"%d" % i, b"val%d" % i * 900) for i in range(30)], name=b"val")
+    put(path, [], name=b"none")
     assert_same_records(path, b"train")
     assert_same_records(path, b"val")
     assert_same_records(path, b"none")
@@ -127,7 +100,7 @@ def test_named_databases(tmp_path):
         LMDB.open(path, OpenOptions(), None)
     with pytest.raises(SchemaError, match=r"no database test .*none, train, val"):
         LMDB.open(path, OpenOptions(database="test"), None)
-    build(path, [(b"a", b"1"), (b"o", b"2"), (b"z", b"3")])
+    put(path, [(b"a", b"1"), (b"o", b"2"), (b"z", b"3")])
     with LMDB.open(path, OpenOptions(), None) as source:
         assert [s["value"] for s in source] == [b"1", b"2", b"3"]
         assert "left out the named databases none, train, val" in source.notes
@@ -136,12 +109,12 @@ def test_named_databases(tmp_path):
 def test_skipped_keys_and_numeric_order(tmp_path):
     path = tmp_path / "a"
     records = [(b"%d" % i, b"v%d" % i) for i in range(1200)]
-    build(path, [*records, (b"length", pickle.dumps(1200))], per_commit=1)
+    put(path, [*records, (b"length", pickle.dumps(1200))], per_commit=1)
     with LMDB.open(path, OpenOptions(), None) as source:
         assert len(source) == 1200
         assert any("the keys length: facts" in note for note in source.notes)
         assert any("10 comes before 2" in note for note in source.notes)
-    build(tmp_path / "b", [*records, (b"cat", b"")])
+    put(tmp_path / "b", [*records, (b"cat", b"")])
     with pytest.raises(UsageError, match=r"not a decimal number .*b'cat'"):
         LMDB.open(tmp_path / "b", OpenOptions(order="numeric"), None)
     skip = (b"length", b"30", b"absent")
@@ -157,10 +130,10 @@ def test_skipped_keys_and_numeric_order(tmp_path):
 
 
 def test_numbers_with_leading_zeros_and_too_long(tmp_path):
-    build(tmp_path / "a", [(b"%030d" % 5, b"5"), (b"0007", b"7"), (b"9" * 18, b"x"), (b"12", b"y")])
+    put(tmp_path / "a", [(b"%030d" % 5, b"5"), (b"0007", b"7"), (b"9" * 18, b"x"), (b"12", b"y")])
     with LMDB.open(tmp_path / "a", OpenOptions(order="numeric"), None) as source:
         assert [s["value"] for s in source] == [b"5", b"7", b"y", b"x"]
-    build(tmp_path / "b", [(b"1" + b"0" * 18, b"5")])
+    put(tmp_path / "b", [(b"1" + b"0" * 18, b"5")])
     with pytest.raises(UsageError, match="not a decimal number"):
         LMDB.open(tmp_path / "b", OpenOptions(order="numeric"), None)
 
@@ -171,14 +144,14 @@ def test_pickles_stay_closed(tmp_path):
             return (pytest.fail, ("unpickled",))
 
     value = pickle.dumps(Bomb(), protocol=4)
-    build(tmp_path / "a", [(b"%d" % i, value) for i in range(3)])
+    put(tmp_path / "a", [(b"%d" % i, value) for i in range(3)])
     with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
         assert source[1]["value"] == value
         assert any("pickles" in note for note in source.notes)
 
 
 def test_a_schema_that_does_not_fit(tmp_path):
-    build(tmp_path / "a", [(b"a", bytes(12)), (b"b", bytes(13))])
+    put(tmp_path / "a", [(b"a", bytes(12)), (b"b", bytes(13))])
     cases = [
         Schema((Field("x", np.dtype("f4"), (3,)),)),
         Schema((Field("x", np.dtype("f4"), (None, 3)),)),
@@ -197,13 +170,13 @@ def test_a_schema_that_does_not_fit(tmp_path):
 
 
 def test_duplicates_are_refused(tmp_path):
-    build(tmp_path / "a", [(b"a", b"1"), (b"a", b"2")], name=b"d", dupsort=True)
+    put(tmp_path / "a", [(b"a", b"1"), (b"a", b"2")], name=b"d", dupsort=True)
     with pytest.raises(FormatError, match="DUPSORT"):
         LMDB.open(tmp_path / "a", OpenOptions(database="d"), None)
 
 
 def test_changed_since_opened(tmp_path):
-    build(tmp_path / "a", [(b"%05d" % i, bytes(5000)) for i in range(500)])
+    put(tmp_path / "a", [(b"%05d" % i, bytes(5000)) for i in range(500)])
     with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
         with (tmp_path / "a" / "data.mdb").open("r+b") as file:
             file.seek(4096 * 2)
@@ -212,32 +185,10 @@ def test_changed_since_opened(tmp_path):
             source.read(0, 500)
 
 
-def test_threads_share_a_source(tmp_path):
-    values = [RNG.bytes(int(n)) for n in RNG.integers(0, 9000, 800)]
-    build(tmp_path / "a", [(b"%05d" % i, v) for i, v in enumerate(values)])
-    wrong = []
-
-    def check(source, seed):
-        rng, arena = np.random.default_rng(seed), Arena()
-        for _ in range(60):
-            a, b = sorted(rng.integers(0, 801, 2).tolist())
-            column = source.read(a, b, arena)["value"]
-            if list(column) != values[a:b]:
-                wrong.append((a, b))
-
-    with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
-        threads = [threading.Thread(target=check, args=(source, k)) for k in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-
-
-def test_layouts_tell_order_from_disorder(tmp_path):
+def test_storage_in_order_and_not(tmp_path):
     records = [(b"%05d" % i, bytes(9000)) for i in range(200)]
-    build(tmp_path / "a", records)
-    build(tmp_path / "b", records, order=RNG.permutation(200), per_commit=10)
+    put(tmp_path / "a", records)
+    put(tmp_path / "b", records, order=RNG.permutation(200), per_commit=10)
     with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
         layout = source.storage()["value"]
         assert layout.storage == "values of 9,000 bytes in overflow pages"
@@ -261,7 +212,7 @@ def test_loading_code_runs(tmp_path, named):
         )
     )
     head = np.array([8, 3], "<u8").tobytes() + bytes(24 + 2 + 32)
-    build(tmp_path / "a", [(b"k", head + bytes(8) + b"abc")], name=b"n" if named else None)
+    put(tmp_path / "a", [(b"k", head + bytes(8) + b"abc")], name=b"n" if named else None)
     with LMDB.open(tmp_path / "a", OpenOptions(database="n" if named else None), schema) as source:
         code = source.loading_code()
         assert isinstance(source.read(0, 1)["p"], Ragged)
@@ -276,23 +227,33 @@ def test_loading_code_runs(tmp_path, named):
     ]
 
 
-def test_short_reads_are_continued(tmp_path, monkeypatch):
-    values = [RNG.bytes(int(n)) for n in RNG.integers(0, 9000, 300)]
-    build(tmp_path / "a", [(b"%05d" % i, v) for i, v in enumerate(values)])
-    whole = os.preadv
+def test_selecting_and_renaming_fields(tmp_path):
+    schema = Schema(
+        (Field("x", np.dtype("<f4"), (3,)), Field("y", np.dtype("<i8")), Field.opaque("b"))
+    )
+    batch = random_batch(schema, 20)
+    write_batch(LMDB, tmp_path / "o.lmdb", schema, batch)
+    options = OpenOptions(fields=(FieldSpec.parse("label=y"),), keys_as="key")
+    with LMDB.open(tmp_path / "o.lmdb", options, schema) as source:
+        assert source.schema.names == ("label", "key")
+        assert source.read(2, 4)["label"].tolist() == batch["y"][2:4].tolist()
+        assert source.sizes(0, 20).tolist() == [16] * 20
+    options = OpenOptions(keys_as="key")
+    with LMDB.open(tmp_path / "o.lmdb", options, schema) as source:
+        assert source.schema.names == ("x", "y", "b", "key")
+        assert source[3]["key"] == b"00000003"
 
-    def short(fd, buffers, offset):
-        part, left = [], 777
-        for buffer in buffers:
-            part.append(memoryview(buffer)[:left])
-            left -= len(part[-1])
-            if not left:
-                break
-        return whole(fd, part, offset)
 
-    call = pread._call
-    cut = lambda fd, places, count, offset: call(fd, places, min(count, 2), offset)  # noqa: E731
-    monkeypatch.setattr(os, "preadv", short)
-    monkeypatch.setattr(pread, "_call", cut)
-    with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
-        assert list(source.read(0, 300)["value"]) == values
+def test_fields_with_dtypes(tmp_path):
+    schema = Schema(
+        (
+            Field("x", np.dtype("<f4"), (3,)),
+            Field("y", np.dtype("<i8")),
+            Field("p", np.dtype("<f4"), (None, 2)),
+        )
+    )
+    batch = random_batch(schema, 20)
+    write_batch(LMDB, tmp_path / "o.lmdb", schema, batch)
+    specs = tuple(map(FieldSpec.parse, ("x:float32[3]", "y:int64", "p:float32[None,2]")))
+    with LMDB.open(tmp_path / "o.lmdb", OpenOptions(fields=specs), None) as source:
+        assert_same_batch(source.read(0, 20), batch, schema)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import lmdb
 import numpy as np
 import pytest
-from support import write_batch
+from support import random_batch, write_batch
 
 from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.base import OpenOptions, WriteOptions
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.tree import PSIZE, Tree
@@ -115,6 +115,7 @@ def test_deep_trees_of_long_keys(tmp_path, width, count):
 def test_sizes_that_vary(tmp_path, longest):
     rng = np.random.default_rng(longest)
     values = [rng.bytes(n) for n in rng.integers(0, longest, 4000 if longest < 1000 else 900)]
+    values[5:7] = [b"", bytes(5_000_003)]
     schema = Schema((Field.opaque("b"),))
     batch: Batch = {"b": Ragged.pack(values, schema["b"])}
     keys = [b"%08d" % i for i in range(len(values))]
@@ -208,3 +209,20 @@ def test_plan_and_losses():
     }
     assert len(LMDB.plan(schema, WriteOptions()).notes) == 2
     assert LMDB.plan(Schema((Field.opaque("a"),)), WriteOptions()).notes == ()
+
+
+def test_a_written_database_can_be_appended_to(tmp_path):
+    schema = Schema((Field("x", np.dtype("<f4"), (1000,)),))
+    batch = random_batch(schema, 500)
+    path = tmp_path / "o.lmdb"
+    write_batch(LMDB, path, schema, batch)
+    with lmdb.open(str(path), map_size=1 << 26) as env:
+        for i in range(500, 600):
+            with env.begin(write=True) as txn:
+                txn.put(b"%08d" % i, b"%d" % i)
+        assert env.stat()["entries"] == 600
+        with env.begin() as txn:
+            found = [v for _, v in txn.cursor()]
+    assert found[:500] == [row.tobytes() for row in batch["x"]]
+    with LMDB.open(path, OpenOptions(), None) as source:
+        assert [source[i]["value"] for i in range(600)] == found

@@ -1,8 +1,13 @@
-"""What the formats of records write: every schema comes back, in groups or not, resumed or not."""
+"""What the formats of records write: groups where they are said to be, the same bytes however made.
+
+That every schema comes back is in ``test_conformance``, and what all formats promise of writing in
+``FormatContract``.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +19,7 @@ from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.formats import load
 from dsprep.formats.base import Compression, Format, OpenOptions, WriteOptions
+from dsprep.formats.tfrecord import stream
 
 GZIP = WriteOptions(compress=Compression("gzip", 1))
 VALUES = WriteOptions(group_values=True)
@@ -42,15 +48,13 @@ U1, F4 = np.dtype("u1"), np.dtype("<f4")
 ALL = dict(schemas())
 MIXED_SIZES = Schema((Field.opaque("a"), Field("y", np.dtype("<i4"))))
 SOME = {
-    **{
-        name: ALL[name] for name in ("fixed-<f4", "mixed", "scalar-<i8", "bytes", "ragged-struct16")
-    },
+    **ALL,
     "inline": Schema((Field("x", U1, (5,)),)),
     "overflow": Schema((Field("x", U1, (3000,)),)),
     "big": Schema((Field("x", F4, (1200,)), Field("y", np.dtype("<i8")))),
-    "large-and-ragged": Schema((Field("x", F4, (4000,)), Field("p", F4, (None, 700)))),
     "mixed-sizes": MIXED_SIZES,
 }
+UNEVEN = np.array([0, 5, 6, 13, 20, 21], np.int64)
 
 
 def batch_of(schema, count):
@@ -61,69 +65,62 @@ def batch_of(schema, count):
     return random_batch(schema, count)
 
 
-def nbytes_of(batch, schema, i):
-    return sum(
-        int(batch[f.name].lengths[i]) * f.row_nbytes if f.ragged else f.row_nbytes for f in schema
-    )
-
-
 def target(tmp_path, way, name="a"):
     return tmp_path / f"{name}{way.format.suffixes[-1]}"
 
 
-@pytest.mark.parametrize("way", PLAIN)
-@pytest.mark.parametrize("name", ALL)
-def test_every_schema_comes_back(tmp_path, name, way):
-    way, schema = PLAIN[way], ALL[name]
-    path, batch = target(tmp_path, way), random_batch(schema, 37, longest=9)
-    write_batch(way.format, path, schema, batch, way.options, cuts=(1, 5, 30))
-    assert way.format.recognises(path)
-    with way.format.open(path, OpenOptions(), schema) as source:
-        assert len(source) == 37
-        assert source.schema == schema
-        assert_same_batch(source.read(0, 37), batch, schema)
-        assert_same_batch(source.read(0, 37, Arena()), batch, schema)
-        for a, b in ((7, 19), (11, 12), (36, 37), (5, 5)):
-            assert_same_batch(source.read(a, b), take(batch, a, b), schema)
-        assert set(source.storage()) == set(schema.names)
-        sizes = source.sizes(3, 20).tolist()
-        if way.format.name == "lmdb" or not schema.ragged:
-            assert sizes == [nbytes_of(batch, schema, i) for i in range(3, 20)]
-    if way.options is not GZIP:
-        payload = sum(nbytes_of(batch, schema, i) for i in range(37))
-        file = path.stat().st_size
-        most = way.format.plan(schema, way.options, 37, payload).nbytes
-        assert file <= most
-        assert schema.ragged or file == most
+def opened(way, path, schema):
+    return way.format.open(path, OpenOptions(), schema)
 
 
-@pytest.mark.parametrize("way", PLAIN)
-@pytest.mark.parametrize("name", ["fixed-<f4", "mixed", "inline", "overflow", "bytes"])
-def test_a_resumed_run_ends_in_the_same_bytes(tmp_path, name, way):
-    way, schema = PLAIN[way], SOME[name]
-    count, edges = 400, [0, 60, 130, 260, 330, 400]
-    batch = batch_of(schema, count)
-    whole, broken = target(tmp_path, way, "whole"), target(tmp_path, way, "broken")
-    write_batch(way.format, whole, schema, batch, way.options, cuts=edges[1:-1])
-    writer = way.format.create(broken, schema, count, way.options, None)
-    feed(writer, batch, edges[:4])
-    state = json.loads(json.dumps(writer.checkpoint()))
-    writer.sync()
-    reached = broken.stat().st_size
-    feed(writer, batch, edges[3:5])
-    writer.close()
-    writer.close()
-    with broken.open("r+b") as file:
-        file.seek(reached)
-        file.write(b"\xa5" * 3_000_000)
-    writer = way.format.create(broken, schema, count, way.options, state)
-    feed(writer, batch, edges[3:], backwards=True)
-    writer.finish()
-    assert broken.read_bytes() == whole.read_bytes()
-    if way.options is not GZIP and not (schema.ragged and way.format.name == "lmdb"):
-        cut = target(tmp_path, way, "cut")
-        write_batch(way.format, cut, schema, batch, cuts=(1, 7, 333))
-        assert cut.read_bytes() == whole.read_bytes()
+@pytest.mark.parametrize("way", GROUPED)
+@pytest.mark.parametrize("name", SOME)
+def test_groups_are_where_they_are_said_to_be(tmp_path, name, way):
+    way, schema = GROUPED[way], SOME[name]
+    path, batch = target(tmp_path, way), batch_of(schema, 21)
+    for edges in (even(21, 8).edges, UNEVEN, np.array([0, 21])):
+        grouping = with_rows(Grouping(edges, way.align), batch)
+        groups = write_groups(way.format, path, schema, batch, grouping, way.options, (3, 10, 11))
+        assert len(group_bytes(path, groups)) == grouping.count
+        assert (groups.first is None) == grouping.even
+        begins = groups.blocks.offsets.span(0, grouping.count)
+        ends = begins + groups.blocks.lengths.span(0, grouping.count)
+        with opened(way, path, schema) as source:
+            for a, b in ((0, 21), (3, 17), (20, 21), (4, 4), (5, 6)):
+                assert_same_batch(source.read(a, b), take(batch, a, b), schema)
+                assert_same_batch(source.read(a, b, Arena()), take(batch, a, b), schema)
+            if way.options is not GZIP:
+                assert_in_groups(source, edges, begins, ends)
+            if way.format.name == "lmdb":
+                sizes = [nbytes_of(batch, schema, i) for i in range(2, 19)]
+                assert source.sizes(2, 19).tolist() == sizes
+        plan = way.format.plan(schema, way.options, grouping).groups
+        nbytes, longest = path.stat().st_size, int((ends - begins).max())
+        assert plan.reads == 1
+        assert nbytes <= plan.nbytes
+        if schema is not MIXED_SIZES or way.format.name != "lmdb" or way.options is VALUES:
+            assert longest <= plan.group_nbytes  # small values are behind others' large ones
+        if way.format.name == "tfrecord":
+            assert plan.aligned
+            assert not (begins % way.align).any()
+            if way.options is not GZIP and not schema.ragged:
+                assert (nbytes, longest) == (plan.nbytes, plan.group_nbytes)
+
+
+def assert_in_groups(source, edges, begins, ends):
+    """Every sample that has an offset is in the range of its group."""
+    records = source.extents().records
+    if records is not None:
+        offsets = records.blocks.offsets.span(0, 21)
+        which = np.searchsorted(edges, np.arange(21), "right") - 1
+        assert (offsets >= begins[which]).all()
+        assert (offsets + records.blocks.lengths.span(0, 21) <= ends[which]).all()
+
+
+def nbytes_of(batch, schema, i):
+    return sum(
+        int(batch[f.name].lengths[i]) * f.row_nbytes if f.ragged else f.row_nbytes for f in schema
+    )
 
 
 @pytest.mark.parametrize("way", GROUPED)
@@ -132,24 +129,19 @@ def test_few_samples_in_groups(count, way, tmp_path):
     way = GROUPED[way]
     for name in ("fixed-<f4", "mixed"):
         schema, batch = ALL[name], random_batch(ALL[name], count)
-        plain = target(tmp_path, way, "plain")
-        if way.options is not VALUES:
-            write_batch(way.format, plain, schema, batch, way.options)
-            with way.format.open(plain, OpenOptions(), schema) as source:
-                assert_same_batch(source.read(0, count), batch, schema)
         for per_group in (1, 3, 100):
             path = target(tmp_path, way)
             grouping = with_rows(even(count, per_group, way.align), batch)
             groups = write_groups(way.format, path, schema, batch, grouping, way.options)
             assert len(group_bytes(path, groups)) == -(-count // per_group)
             assert path.stat().st_size <= way.format.plan(schema, way.options, grouping).nbytes
-            with way.format.open(path, OpenOptions(), schema) as source:
+            with opened(way, path, schema) as source:
                 assert_same_batch(source.read(0, count), batch, schema)
 
 
 @pytest.mark.parametrize("way", ["lmdb", "tfrecord", "tfrecord-aligned"])
 @pytest.mark.parametrize("name", ["fixed-<f4", "mixed", "bytes", "big", "mixed-sizes"])
-def test_bytes_of_groups_do_not_depend_on_pieces(name, way, tmp_path):
+def test_bytes_do_not_depend_on_pieces(name, way, tmp_path):
     way, schema = GROUPED[way], SOME[name]
     batch = batch_of(schema, 40)
     for edges in (even(40, 9).edges, np.array([0, 1, 30, 40])):
@@ -161,48 +153,71 @@ def test_bytes_of_groups_do_not_depend_on_pieces(name, way, tmp_path):
             sums = groups.crc32c.span(0, grouping.count).tolist()
             found.add((path.read_bytes(), str(sums)))
         assert len(found) == 1
+        plain = target(tmp_path, way, "plain")
+        write_batch(way.format, plain, schema, batch)
+        if way.align == 1 and not (schema.ragged and way.format.name == "lmdb"):
+            assert plain.read_bytes() == found.pop()[0]
 
 
+@pytest.mark.parametrize("edges", [None, even(40, 8).edges, np.array([0, 8, 17, 24, 32, 40])])
 @pytest.mark.parametrize("way", GROUPED)
 @pytest.mark.parametrize("name", ["fixed-<f4", "mixed", "big"])
-def test_resumed_groups(name, way, tmp_path):
+def test_resumed(name, way, edges, tmp_path):
+    """What an interrupted run has left behind is cut off, and its groups are found again."""
     way, schema = GROUPED[way], SOME[name]
     path, whole = target(tmp_path, way, "resumed"), target(tmp_path, way, "whole")
-    batch = batch_of(schema, 40)
-    for edges in (even(40, 8).edges, np.array([0, 8, 17, 24, 32, 40])):
-        grouping = with_rows(Grouping(edges, way.align), batch)
-        expected = write_groups(way.format, whole, schema, batch, grouping, way.options)
-        writer = way.format.create(path, schema, grouping, way.options, None)
-        at = edges[:4].tolist() if writer.whole else [0, 5, 8, int(edges[2]), 20]
-        feed(writer, batch, at)
-        state = json.loads(json.dumps(writer.checkpoint()))
-        writer.sync()
-        feed(writer, batch, [at[-1], int(edges[4] if writer.whole else edges[3])])
-        writer.close()
-        with path.open("ab") as file:
-            file.write(b"garbage" * 10_000)
-        writer = way.format.create(path, schema, grouping, way.options, state)
-        feed(writer, batch, sorted({at[-1], *edges[edges >= at[-1]].tolist()}), backwards=True)
+    batch, cuts = batch_of(schema, 40), np.array([0, 8, 17, 24, 32, 40])
+    samples = 40
+    if edges is not None:
+        samples, cuts = with_rows(Grouping(edges, way.align), batch), edges
+    elif way.options is VALUES:
+        return
+    writer = way.format.create(whole, schema, samples, way.options, None)
+    feed(writer, batch, cuts.tolist())
+    writer.finish()
+    expected = writer.groups()
+    writer = way.format.create(path, schema, samples, way.options, None)
+    some = writer.whole or way.options is GZIP
+    at = cuts[:4].tolist() if some else [0, 5, 8, int(cuts[2]), 20]
+    feed(writer, batch, at)
+    state = json.loads(json.dumps(writer.checkpoint()))
+    writer.sync()
+    feed(writer, batch, [at[-1], int(cuts[4] if some else cuts[3])])
+    writer.close()
+    writer.close()
+    with path.open("ab") as file:
+        file.write(b"garbage" * 10_000)
+    for _ in range(2):  # the end may be repeated
+        writer = way.format.create(path, schema, samples, way.options, state)
+        feed(writer, batch, sorted({at[-1], *cuts[cuts >= at[-1]].tolist()}), backwards=True)
         writer.finish()
-        writer.close()
         assert path.read_bytes() == whole.read_bytes()
+    if edges is None:
+        assert writer.groups() is expected is None
+    else:
         assert group_bytes(path, writer.groups()) == group_bytes(whole, expected)
 
 
 @pytest.mark.parametrize("way", PLAIN)
 def test_columns_that_are_not_contiguous(tmp_path, way):
-    way = PLAIN[way]
-    i8 = np.dtype("<i8")
-    schema = Schema((Field("x", F4, (4, 3)), Field("i", i8, (2,)), Field("r", i8, (None, 2))))
-    rng = np.random.default_rng(0)
+    way, i8, rng = PLAIN[way], np.dtype("<i8"), np.random.default_rng(0)
+    schema = Schema(
+        (
+            Field("x", F4, (4, 3)),
+            Field("w", F4, (3000,)),
+            Field("i", i8, (2,)),
+            Field("r", i8, (None, 2)),
+        )
+    )
     batch = {
         "x": rng.random((3, 4, 9), np.float32).transpose(2, 1, 0),
+        "w": rng.random((9, 2, 3000), np.float32)[::-1, 1],
         "i": rng.integers(-9, 9, (9, 4))[:, ::2],
         "r": Ragged.from_lengths(rng.integers(-9, 9, (36, 4))[:, ::2], np.full(9, 4)),
     }
     path = target(tmp_path, way)
     write_batch(way.format, path, schema, batch, way.options)
-    with way.format.open(path, OpenOptions(), schema) as source:
+    with opened(way, path, schema) as source:
         assert_same_batch(source.read(0, 9), batch, schema)
 
 
@@ -217,3 +232,30 @@ def test_padding_bytes_of_structures_are_zero(tmp_path, way):
     write_batch(way.format, one, schema, batch, way.options)
     write_batch(way.format, other, schema, dirty, way.options)
     assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("way", PLAIN)
+def test_threads_share_a_source(tmp_path, way, monkeypatch):
+    monkeypatch.setattr(stream, "SPACING", 1 << 15)
+    way, schema = PLAIN[way], Schema((Field("x", np.dtype("<i4"), (None,)),))
+    path, batch = target(tmp_path, way), random_batch(schema, 1000, longest=1500)
+    write_batch(way.format, path, schema, batch, way.options)
+    failed = []
+
+    def work(seed):
+        arena, rng = Arena(), np.random.default_rng(seed)
+        try:
+            for _ in range(20):
+                a, b = sorted(rng.integers(0, 1001, 2).tolist())
+                found = source.read(a, min(b, a + 50), arena)
+                assert_same_batch(found, take(batch, a, min(b, a + 50)), schema)
+        except BaseException as error:
+            failed.append(error)
+
+    with opened(way, path, schema) as source:
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    assert not failed

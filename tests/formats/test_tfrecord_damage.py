@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import threading
 import zlib
 from pathlib import Path
 
@@ -12,11 +11,11 @@ import pytest
 from record_checks import frame
 from support import assert_same_batch, random_batch, raw, schemas, take, write_batch
 
-from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema
+from dsprep.core.schema import Batch, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import load, recognise
 from dsprep.formats.base import OpenOptions
-from dsprep.formats.tfrecord import example, framing, stream
+from dsprep.formats.tfrecord import example, framing
 from dsprep.formats.tfrecord.batch_parser import parse_together
 
 TFR = load("tfrecord")
@@ -180,31 +179,3 @@ def test_any_bytes_as_an_example() -> None:
                 assert together[name].type == value.type
                 assert value.ranges in ([(together[name].starts[0], ends[0])], [])
                 assert int(ends[1]) <= 2 * len(torn)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_many_threads(tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "SPACING", 1 << 15)
-    schema, path = Schema((Field("x", np.dtype("<i4"), (None,)),)), tmp_path / "a.tfrecord"
-    batch = random_batch(schema, 2000, longest=100)
-    write_batch(TFR, path, schema, batch)
-    if packed:
-        path.write_bytes(gzip.compress(path.read_bytes(), 1))
-    failed: list[BaseException] = []
-
-    def work(seed: int) -> None:
-        arena, rng = Arena(), np.random.default_rng(seed)
-        try:
-            for start in rng.integers(0, 1990, 20):
-                found = source.read(int(start), int(start) + 10, arena)
-                assert_same_batch(found, take(batch, int(start), int(start) + 10), schema)
-        except BaseException as error:
-            failed.append(error)
-
-    with TFR.open(path, OpenOptions(), schema) as source:
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-    assert not failed

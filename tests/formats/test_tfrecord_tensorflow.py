@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +46,6 @@ FIXED = Schema(
         Field("label", np.dtype("<i8")),
     )
 )
-
-
-@pytest.fixture(scope="module")
-def tf() -> Any:
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import tensorflow
-    return tensorflow
 
 
 def expected(tf: Any, schema: Schema, batch: Batch, i: int, options: WriteOptions) -> Any:
