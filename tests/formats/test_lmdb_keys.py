@@ -13,7 +13,7 @@ from lmdb_builds import put
 
 import dsprep
 from dsprep.core.schema import FieldSpec
-from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
+from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats import load
 from dsprep.formats.base import OpenOptions, WriteOptions
 from dsprep.formats.lmdb import Lmdb
@@ -243,21 +243,6 @@ def test_files_of_which_one_has_names(tmp_path):
         part, _ = source.part(0, 3)
         with part.open() as again:
             assert again.schema == source.schema
-
-
-@pytest.mark.parametrize("odd", [None, 7])
-@pytest.mark.parametrize("spec", ["x:float32[3,32,33]", "x:float32[None,5]", "x:float32[3]"])
-def test_types_are_compared_with_all_values(tmp_path, spec, odd):
-    records = [(b"%05d" % i, bytes(11 if i == odd else 12)) for i in range(50)]
-    path = put(tmp_path / "db", records)
-    if odd is None and spec == "x:float32[3]":
-        opened(path, spec).close()
-        return
-    bad = odd if spec == "x:float32[3]" else 0
-    with pytest.raises(FormatError, match=rf"key b'0000{bad}'"):
-        opened(path, spec)
-    with pytest.raises(DsprepError):
-        dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(spec),)))
 
 
 def test_what_dsprep_writes_has_counters(tmp_path):

@@ -190,12 +190,6 @@ def test_features_in_any_order_and_missing_ones(tmp_path: Path) -> None:
         assert batch["b"].lengths.tolist() == [1, 1, 0]
 
 
-def test_unknown_fields_at_the_end_are_skipped(tmp_path: Path) -> None:
-    payloads = [build(y=(FLOAT, floats(i))) + b"\x7a\x03pad" for i in range(4)]
-    with opened(write_records(tmp_path / "f", *payloads)) as source:
-        assert read_all(source)["y"].tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
@@ -298,15 +292,6 @@ def test_features_left_out_are_noted(tmp_path: Path) -> None:
         assert source.notes == ("left out y: not among the fields asked for",)
     with opened(path) as source:
         assert source.notes == ()
-
-
-def test_features_that_the_sidecar_does_not_name_are_not_lost(tmp_path: Path) -> None:
-    path = write_records(tmp_path / "a", *[build(x=(BYTES, b"x"), y=(BYTES, b"y"))] * 3)
-    hint = Schema((Field.opaque("y"),))
-    with opened(path, hint=hint) as source, pytest.raises(FormatError, match="feature x was"):
-        source.read(0, 3)
-    with opened(path, "y", hint=hint) as source:
-        assert source.read(0, 3).keys() == {"y"}
 
 
 def test_integers_out_of_range_are_refused(tmp_path: Path) -> None:

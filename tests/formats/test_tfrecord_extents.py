@@ -189,32 +189,6 @@ def test_records_of_one_length_that_are_not_alike(tmp_path: Path, a: int, b: int
         assert {part.at is None for part in layout.records.parts.values()} == {other is not one}
 
 
-def test_a_feature_beyond_the_schema_is_found(tmp_path: Path) -> None:
-    """In one of many records, and of records that are all alike: as reading has it."""
-    plain = message(entry("a", BYTES, RNG.bytes(100)))
-    extra = message(entry("a", BYTES, RNG.bytes(50)), entry("b", BYTES, RNG.bytes(40)))
-    payloads = [plain] * 999 + [extra] + [plain] * 999
-    path = write(tmp_path / "x.tfrecord", *payloads)
-    with opened(path) as source:
-        assert source.schema.names in (("a",), ("a", "b"))
-        layout = source.extents()
-        offsets, lengths = blocks(layout)
-        records = stored_at(path, layout, offsets[990:1010], lengths[990:1010])
-        if source.schema.names == ("a",):
-            with pytest.raises(FormatError, match="sample 9: feature b"):
-                decoded(layout, source.schema, records)
-    with opened(path, "a") as source:
-        assert_told_right(path, source)
-    path = write(tmp_path / "y.tfrecord", *[extra] * 9)
-    with opened(path, hint=Schema((Field.opaque("a"),))) as source:
-        assert source.extents().records.parts["a"].at is None
-        with pytest.raises(FormatError, match="feature b"):
-            source.read(0, 9)
-        offsets, lengths = blocks(source.extents())
-        with pytest.raises(FormatError, match="feature b"):
-            decoded(source.extents(), source.schema, stored_at(path, layout, offsets, lengths))
-
-
 def test_numbers_that_are_not_packed(tmp_path: Path) -> None:
     """Where such a number ends, only its own bytes say."""
 

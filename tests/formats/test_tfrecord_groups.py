@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -177,40 +176,3 @@ def test_gzip_members_of_any_size(tmp_path: Path) -> None:
             path.write_bytes(data)
             with path.open("rb") as file:
                 assert stream.nbytes_at(file.fileno(), 0, path) == len(data)
-
-
-# --- TensorFlow --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
-@pytest.mark.parametrize("edges", [even(21, 8).edges, UNEVEN], ids=["even", "uneven"])
-def test_tensorflow_reads_groups(tf: Any, options: WriteOptions, edges, tmp_path: Path) -> None:
-    schema = Schema(
-        (
-            Field("x", np.dtype("<f4"), (3, 2)),
-            Field("y", np.dtype("<i8")),
-            Field("z", np.dtype("<i8"), (None,)),
-            Field.opaque("jpeg"),
-        )
-    )
-    spec = {
-        "x": tf.io.FixedLenFeature((3, 2), tf.float32),
-        "y": tf.io.FixedLenFeature((), tf.int64),
-        "z": tf.io.VarLenFeature(tf.int64),
-        "jpeg": tf.io.FixedLenFeature((), tf.string),
-    }
-    for fields in (schema.fields[:2], schema.fields):
-        part = Schema(fields)
-        batch = random_batch(part, 21)
-        for align in (1, 64, 4096):
-            path = tmp_path / f"{len(fields)}-{align}.tfrecord"
-            write_groups(TFR, path, part, batch, Grouping(edges, align), options)
-            kind = "GZIP" if options is GZIP else ""
-            records = list(tf.data.TFRecordDataset(str(path), kind).as_numpy_iterator())
-            assert len(records) == 21
-            found = tf.io.parse_example(records, {n: spec[n] for n in part.names})
-            assert found["x"].numpy().tobytes() == batch["x"].tobytes()
-            assert found["y"].numpy().tolist() == batch["y"].tolist()
-            if len(fields) > 2:
-                assert found["z"].values.numpy().tolist() == batch["z"].values.tolist()
-                assert found["jpeg"].numpy().tolist() == list(batch["jpeg"])

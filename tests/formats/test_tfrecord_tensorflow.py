@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from record_checks import write_groups
 from support import DTYPES, assert_same_batch, random_batch, raw, schemas, take, write_batch
 
+from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, WriteOptions
@@ -79,33 +81,26 @@ def quiet(batch: Batch) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("schema", [WIDE, FIXED], ids=["wide", "fixed"])
+@pytest.mark.parametrize("grouping", [None, even(9, 4, 512), Grouping(np.array([0, 1, 9]), 4096)])
 @pytest.mark.parametrize("options", [WriteOptions(), GZIP], ids=["plain", "gzip"])
-def test_tensorflow_reads_what_we_write(
-    tmp_path: Path, tf: Any, schema: Schema, options: WriteOptions
+def test_tensorflow_parses_what_we_write(
+    tmp_path: Path, tf: Any, options: WriteOptions, grouping: Grouping | None
 ) -> None:
-    path, batch = tmp_path / "a.tfrecord", quiet(random_batch(schema, 17))
-    write_batch(TFR, path, schema, batch, options, cuts=(5, 11))
-    packed = "GZIP" if options is GZIP else ""
-    records = list(tf.data.TFRecordDataset(str(path), packed).as_numpy_iterator())
-    assert len(records) == 17
-    for i, record in enumerate(records):
-        want = expected(tf, schema, batch, i, options)
-        assert tf.train.Example.FromString(record) == want
-
-
-def test_tensorflow_parses_what_we_write(tmp_path: Path, tf: Any) -> None:
+    """Also where records and members are padded."""
     path, batch = tmp_path / "a.tfrecord", random_batch(FIXED, 9)
-    write_batch(TFR, path, FIXED, batch)
+    if grouping is None:
+        write_batch(TFR, path, FIXED, batch, options)
+    else:
+        write_groups(TFR, path, FIXED, batch, grouping, options)
     spec = {
         "x": tf.io.FixedLenFeature([], tf.string),
         "y": tf.io.FixedLenFeature([4], tf.float32),
         "k": tf.io.FixedLenFeature([2], tf.int64),
         "label": tf.io.FixedLenFeature([], tf.int64),
     }
-    records = tf.data.TFRecordDataset(str(path)).batch(9)
+    records = tf.data.TFRecordDataset(str(path), "GZIP" if options is GZIP else "").batch(9)
     found = next(records.map(lambda r: tf.io.parse_example(r, spec)).as_numpy_iterator())
-    one = tf.io.parse_single_example(next(iter(tf.data.TFRecordDataset(str(path)))), spec)
+    one = tf.io.parse_single_example(next(iter(records))[0], spec)
     for name in ("y", "k", "label"):
         assert raw(found[name]) == raw(batch[name])  # NaN payloads included
         assert raw(one[name].numpy()) == raw(batch[name][0])

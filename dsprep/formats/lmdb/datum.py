@@ -33,16 +33,8 @@ LABEL_FIELD = Field("label", np.dtype(np.int32))
 class Message:
     """The offsets of the parts of one message, in bytes from its start.
 
-    Attributes
-    ----------
-    numbers
-        The integer fields but the label: field number to value.
-    data
-        ``(start, stop)`` of the data, or None.
-    label
-        ``(start, stop)`` of the label's varint, or None.
-    floats
-        int64: the place of each float.
+    `numbers` are the integer fields but the label, by field number; `data` and the varint of the
+    `label` are ``(start, stop)``, None where missing; `floats` are the offsets of each float.
     """
 
     numbers: dict[int, int] = field(default_factory=dict)
@@ -71,13 +63,7 @@ class Message:
 
 
 def parse(message: bytes) -> Message:
-    """Return the offsets of the parts of `message`.
-
-    Raises
-    ------
-    WireError
-        If it is not a Datum.
-    """
+    """Return the offsets of the parts of `message`; `WireError` if it is not a Datum."""
     found = Message()
     at, end = 0, len(message)
     while at < end:
@@ -113,23 +99,9 @@ def parse(message: bytes) -> Message:
 class Datum:
     """The decoder of Datum messages.
 
-    Parameters
-    ----------
-    shape
-        Channels, height and width of every image; None if they vary or images are encoded.
-    floats
-        Whether the values are in float_data.
-    sides
-        Whether channels, height and width are fields.
-    notes
-        What was assumed.
-
-    Attributes
-    ----------
-    schema
-        ``data: uint8[C,H,W]`` (``float32`` from float_data) and ``label: int32``; `data` is
-        `bytes` when images are encoded or their shapes vary, with ``channels``, ``height`` and
-        ``width`` as further fields when they vary.
+    Its `schema` is ``data: uint8[C,H,W]`` (``float32`` from float_data, with `floats`) and ``label:
+    int32``. `data` is `bytes` when images are encoded or their shapes vary (`shape` is None), with
+    ``channels``, ``height`` and ``width`` as further fields (`sides`) when they vary.
     """
 
     def __init__(
@@ -151,19 +123,8 @@ class Datum:
     def probed(cls, messages: Sequence[bytes], spread: int, where: object) -> Datum:
         """Return the decoder for a dataset, its fields found from a few of its messages.
 
-        Parameters
-        ----------
-        messages
-            Some of the messages; at least one unless the dataset is empty.
-        spread
-            Bytes between the smallest and the largest message of the dataset.
-        where
-            The file, for messages.
-
-        Raises
-        ------
-        FormatError
-            If one is not a Datum.
+        `spread` are the bytes between the smallest and the largest message of the dataset. Raises
+        `FormatError` if one of them is not a Datum.
         """
         found = []
         for i, message in enumerate(messages):

@@ -82,12 +82,7 @@ def maybe_facts(flat: Bytes, key_at: Ints, key_size: Ints) -> Ints:
 def numbers(flat: Bytes, key_at: Ints, key_size: Ints) -> tuple[Ints, np.ndarray]:
     """Return the decimal numbers that keys spell, and which keys spell none.
 
-    Parameters
-    ----------
-    flat
-        uint8, 1-D.
-    key_at, key_size
-        int64, shape ``(n,)``: where the keys are in it.
+    The keys are those of `key_size` bytes at `key_at` in `flat`.
     """
     digits = flat[ranges(key_at, key_size)].astype(np.int64) - _ZERO
     owner = np.repeat(np.arange(len(key_size)), key_size)
@@ -197,15 +192,7 @@ def _rules(rows: Bytes) -> list[_Rule]:
 
 @dataclass
 class Family:
-    """Keys with the same bytes around a number.
-
-    Attributes
-    ----------
-    before, after
-        These bytes.
-    numbers, rows
-        The numbers of the keys, rising, and the row of each.
-    """
+    """Keys with the same bytes around a number: the numbers, rising, and the row of each."""
 
     before: bytes
     after: bytes
@@ -217,12 +204,7 @@ class Family:
 class Keys:
     """What the keys of the records that are samples say; a row is the number of one of them.
 
-    Attributes
-    ----------
-    count
-        How many there are.
-    odd
-        The first key that is not like those before; None while there is none.
+    `odd` is the first key that is not like those before; None while there is none.
     """
 
     count: int = 0
@@ -353,8 +335,6 @@ _Templates = tuple[list[tuple[bytes, bytes]], Ints, Ints, Ints]
 def _templates(flat: Bytes, key_at: Ints, key_size: Ints, last: bool) -> _Templates | None:
     """Return the bytes around the last or the first number of keys.
 
-    Returns
-    -------
     ``(names, which, at, size)``: the different bytes before and after it, which of them each key
     has, and the offset of its number in `flat`; None if a key has no number or they are too many.
     """

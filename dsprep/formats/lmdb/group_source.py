@@ -46,15 +46,7 @@ def grouped(records: Records, options: OpenOptions, hint: Schema | None) -> Lmdb
 
 
 class LmdbGroupSource(RecordsSource):
-    """The samples of a database of groups.
-
-    Parameters
-    ----------
-    records
-        The groups; the file then belongs to this source.
-    options, hint
-        As for `Format.open`.
-    """
+    """The samples of a database of groups, whose file then belongs to this source."""
 
     def __init__(self, records: Records, options: OpenOptions, hint: Schema) -> None:
         super().__init__(records)

@@ -30,14 +30,7 @@ _DIGITS["X"] = _DIGITS["x"].upper()
 class Keys:
     """The keys of a dataset: ``before``, the number in `width` digits, ``after``.
 
-    Attributes
-    ----------
-    before, after
-        What surrounds the number.
-    width
-        Digits of the number; 8 bytes if `digits` is empty.
-    digits
-        The digits of the number's base; empty for big-endian integers.
+    `digits` are those of the number's base; without any it is a big-endian integer of 8 bytes.
     """
 
     before: bytes
@@ -74,10 +67,7 @@ class Keys:
 def plan_keys(key_format: str, count: int) -> Keys:
     """Return the keys of `count` samples; the default format grows to the width it needs.
 
-    Raises
-    ------
-    UsageError
-        If the keys would not rise with the samples, or are longer than LMDB allows.
+    Raises `UsageError` if the keys would not rise with the samples, or are too long for LMDB.
     """
     if key_format == "u64be":
         return Keys(b"", b"", 8, b"")

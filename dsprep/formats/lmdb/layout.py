@@ -48,12 +48,8 @@ def file_layout(
 ) -> FileLayout:
     """Return the layout of the samples with all that shows of it.
 
-    Parameters
-    ----------
-    records
-        The open file.
-    decoder, fields
-        What is in a value, and ``(name there, field)`` of what is wanted; other names are keys.
+    `decoder` and `fields` are what is in a value, and ``(name there, field)`` of what is wanted;
+    other names are keys.
     """
     found = records.found()
     inside = [(name, f) for name, f in fields if name in decoder.schema.names]
@@ -160,13 +156,7 @@ def describe_recipe(decoder: Values | Datum, fields: Sequence[tuple[str, Field]]
 
 
 def values(params: Mapping[str, Any], schema: Schema) -> Recipe:
-    """Return what decodes values of several ragged fields.
-
-    Raises
-    ------
-    FormatError
-        If `params` are not what `describe_recipe` returns, or do not go with `schema`.
-    """
+    """Return what decodes values of several ragged fields; `FormatError` for bad `params`."""
     try:
         return Recipe(Values(Schema.from_json(params.get("schema"))), params, schema)
     except FormatError:
@@ -219,10 +209,7 @@ class Recipe:
     ) -> Batch:
         """Return the samples whose values are ``buffer[starts[i]:starts[i] + lengths[i]]``.
 
-        Raises
-        ------
-        FormatError
-            If a value does not fit; `label` names it.
+        Raises `FormatError` if value i does not fit; ``label(i)`` is its name.
         """
         batch = self._decoder.decode(_together(buffer, starts, lengths), lengths, label)
         return {f.name: _typed(batch[path], f, label) for path, f in self._fields}

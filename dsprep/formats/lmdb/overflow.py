@@ -50,18 +50,7 @@ def describe_frame(psize: int) -> dict[str, Any]:
 
 
 class Frame:
-    """The header before a value; see ``dsprep.reading.records``.
-
-    Parameters
-    ----------
-    params
-        What `describe_frame` returned.
-
-    Raises
-    ------
-    FormatError
-        If the page size is not one that LMDB can have.
-    """
+    """The header before a value; see ``dsprep.reading.records``. `params`: see `describe_frame`."""
 
     before = HEADER
     after = 0
@@ -94,16 +83,7 @@ class Frame:
 def wrong_headers(headers: Bytes, offsets: Ints, lengths: Ints, psize: int) -> NDArray[np.bool_]:
     """Return which headers are not those of overflow pages for values of these lengths.
 
-    Parameters
-    ----------
-    headers
-        uint8, shape ``(n, HEADER)``.
-    offsets
-        int64, shape ``(n,)``: their offsets in the file.
-    lengths
-        int64, shape ``(n,)``: bytes of the values.
-    psize
-        Bytes per page.
+    They are uint8, shape ``(n, HEADER)``, at these offsets of a file with pages of `psize` bytes.
     """
     number = headers[:, :8].copy().view("<u8")[:, 0]
     flags = headers[:, 10:12].copy().view("<u2")[:, 0]
@@ -119,14 +99,9 @@ def wrong_headers(headers: Bytes, offsets: Ints, lengths: Ints, psize: int) -> N
 
 @dataclass(frozen=True, eq=False)
 class EvenRuns:
-    """Values of one size, each of parts that are evenly spaced in memory.
+    """Values of one size, on `run` overflow pages each, of parts that are evenly spaced in memory.
 
-    Attributes
-    ----------
-    parts
-        uint8 views, each of shape ``(n, width)``.
-    run
-        Overflow pages of each value.
+    Each part is a view: uint8, shape ``(n, width)``.
     """
 
     parts: tuple[Bytes, ...]

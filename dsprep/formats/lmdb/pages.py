@@ -67,16 +67,9 @@ PAGES_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class Database:
-    """One database's record: the shape of its tree.
+    """One database's record: the shape of its tree, as in the file.
 
-    Attributes
-    ----------
-    pad, flags, depth
-        As in the file; `depth` counts the levels, leaves included.
-    branch_pages, leaf_pages, overflow_pages, entries
-        What the tree has.
-    root
-        The root's page number, `NO_PAGE` when the tree is empty.
+    `depth` counts the levels, leaves included; `root` is a page, `NO_PAGE` when the tree is empty.
     """
 
     pad: int
@@ -112,21 +105,7 @@ EMPTY = Database(0, 0, 0, 0, 0, 0, 0, NO_PAGE)
 
 @dataclass(frozen=True)
 class Meta:
-    """The facts of one meta page.
-
-    Attributes
-    ----------
-    psize
-        Bytes per page.
-    map_size
-        Bytes that a process maps to open the file.
-    main
-        The main database.
-    last_page
-        The highest page number in use.
-    transaction
-        The number of the transaction that wrote it.
-    """
+    """The facts of one meta page: of them ``last_page`` is the highest page number in use."""
 
     psize: int
     map_size: int
@@ -149,13 +128,7 @@ def looks_like(head: bytes) -> bool:
 
 
 def read_meta(fd: int, where: object) -> Meta:
-    """Return the newest meta of the file.
-
-    Raises
-    ------
-    FormatError
-        If there is none, or the file is of an LMDB that dsprep does not read.
-    """
+    """Return the newest meta of the file; `FormatError` if there is none that dsprep reads."""
     head = pread_most(fd, META_NBYTES, 0)
     _check_kind(head, where)
     first = _parse_meta(head, where)
@@ -228,22 +201,10 @@ def _parse_meta(page: bytes, where: object) -> Meta:
 class Nodes:
     """Some nodes of leaf pages, in arrays of shape ``(n,)``.
 
-    Attributes
-    ----------
-    pages
-        uint8, shape ``(p, psize)``: the pages that they are on.
-    key_at, key_size
-        int64: where the key begins in the flattened `pages`, and its bytes.
-    inline_at
-        int64: where a value that is not on overflow pages begins there.
-    offset
-        int64: where the value begins in the file.
-    size
-        int64: bytes of the value.
-    big
-        bool: the value is on overflow pages.
-    database
-        bool: the value is the record of a named database.
+    `pages` are those that they are on: uint8, shape ``(p, psize)``. `key_at` and `inline_at` are
+    where the key begins in the flattened pages, and a value that is not on overflow pages; `offset`
+    is where the value begins in the file, `big` whether it is on overflow pages, and `database`
+    whether it is the record of a named database.
     """
 
     pages: Bytes
@@ -270,15 +231,7 @@ class Nodes:
 
 
 class Pages:
-    """A file's pages, read and checked.
-
-    Parameters
-    ----------
-    fd
-        The file, open for reading; it stays the caller's.
-    where
-        The file, for messages.
-    """
+    """The pages of an open file, read and checked; the file stays the caller's."""
 
     def __init__(self, fd: int, where: object) -> None:
         self.fd = fd
@@ -291,19 +244,8 @@ class Pages:
     def load(self, numbers: Ints, flag: int, out: Bytes) -> tuple[Bytes, Ints]:
         """Return pages as ``(pages, counts)``: uint8 ``(p, psize)``, and the nodes on each.
 
-        Parameters
-        ----------
-        numbers
-            Their page numbers.
-        flag
-            What they must be: `P_BRANCH` or `P_LEAF`.
-        out
-            uint8, shape ``(p * psize,)``: where to read them.
-
-        Raises
-        ------
-        FormatError
-            If a number is beyond the file, or a page is not what it must be.
+        They are read into `out`. Raises `FormatError` if a number is beyond the file, or a page is
+        not what `flag` says it must be: `P_BRANCH` or `P_LEAF`.
         """
         self._check(numbers, (numbers < 2) | (numbers >= self.count), "a page number is damaged")
         n = len(numbers)
@@ -385,19 +327,9 @@ class Pages:
         return pointers
 
     def nodes(self, pages: Bytes, numbers: Ints, rows: Ints, slots: Ints) -> Nodes:
-        """Return the nodes ``slots[i]`` of the leaf pages ``rows[i]``.
+        """Return the nodes ``slots[i]`` of the leaf pages ``rows[i]`` that `load` returned.
 
-        Parameters
-        ----------
-        pages, numbers
-            What `load` returned, and the page numbers it was given.
-        rows, slots
-            int64, shape ``(n,)``: for each node the row of its page, and its index there.
-
-        Raises
-        ------
-        FormatError
-            If a node reaches beyond its page, or its value beyond the file.
+        Raises `FormatError` if a node reaches beyond its page, or its value beyond the file.
         """
         at = rows * self.psize + self._pointers(pages, numbers, rows, slots)
         flat = pages.reshape(-1)

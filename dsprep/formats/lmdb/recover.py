@@ -27,22 +27,11 @@ _CHECKED = 200_000  # leaves that are replayed to see what else would give the s
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The records of a database that are samples, and what else the file says of its history.
+    """Where the values of a database are stored, and what else the file says of its history.
 
-    Attributes
-    ----------
-    psize
-        Bytes per page.
-    offsets, sizes
-        int64, shape ``(n,)``: where each value is stored, and its bytes, in key order.
-    key_sizes
-        Bytes of the shortest and of the longest key.
-    transaction
-        The number of the newest meta.
-    depth
-        Levels of the database's tree.
-    named
-        Whether it is a named database.
+    `offsets` and `sizes` are int64, shape ``(n,)``, in key order; `key_sizes` those of the shortest
+    and the longest key, `transaction` the number of the newest meta, `depth` the levels of the
+    tree.
     """
 
     psize: int
@@ -58,24 +47,16 @@ class Found:
 
 
 def recover(found: Found) -> tuple[tuple[Law, ...], dict[str, Any]]:
-    """Return ``(laws, facts)``.
+    """Return ``(laws, facts)``: how a database was made whose values are there, if that shows.
 
-    Parameters
-    ----------
-    found
-        The records of a database, all of them or all but some that were put last.
+    The laws give exactly ``found.offsets``, the smallest first; most often there is one or none. A
+    `Replay` comes after every `Tree`.
 
-    Returns
-    -------
-    laws
-        Those that give exactly ``found.offsets``, the smallest first; most often one or none. A
-        `Replay` comes after every `Tree`.
-    facts
-        How the file was made, for a person and for JSON; empty if there is no law. ``commit
-        interval`` (a number of records or ``"one transaction"``), ``append`` and ``copied
-        compactly`` are there only if the file states them; a compact copy does not state the first.
-        The commit interval is the roundest number where several give the same places, and ``commit
-        interval range`` is then the smallest and the largest of them.
+    The facts are for a person and for JSON; empty if there is no law. ``commit interval`` (a number
+    of records or ``"one transaction"``), ``append`` and ``copied compactly`` are there only if the
+    file states them; a compact copy does not state the first. The commit interval is the roundest
+    number where several give the same offsets, and ``commit interval range`` is then the smallest
+    and the largest of them.
     """
     n = len(found)
     if not n or found.key_sizes[0] != found.key_sizes[1]:

@@ -38,18 +38,7 @@ _FIRST = 100  # keys that are looked at
 
 
 class RecordsSource(Source):
-    """Samples whose fields are read by layouts of one LMDB file.
-
-    Parameters
-    ----------
-    records
-        The file; it then belongs to this source.
-
-    Attributes
-    ----------
-    readers
-        What reads which fields.
-    """
+    """Samples whose fields are read by layouts of one LMDB file, which belongs to this source."""
 
     def __init__(self, records: Records) -> None:
         self.path, self.records = records.path, records
@@ -85,15 +74,7 @@ class RecordsSource(Source):
 
 
 class LmdbSource(RecordsSource):
-    """The records of one database as samples, or as the fields of samples.
-
-    Parameters
-    ----------
-    records
-        The file; it then belongs to this source.
-    options, hint
-        As for `Format.open`.
-    """
+    """The records of one database as samples, or as the fields of samples; see `Format.open`."""
 
     def __init__(self, records: Records, options: OpenOptions, hint: Schema | None) -> None:
         super().__init__(records)

@@ -50,18 +50,10 @@ def node_sizes(key: int, sizes: Ints) -> tuple[Ints, Ints]:
 
 
 def cut(sizes: Ints, used: int) -> Ints:
-    """Return at which nodes a new leaf begins.
+    """Return at which nodes a new leaf begins: int64, shape ``(k,)``.
 
-    Parameters
-    ----------
-    sizes
-        int64, shape ``(n,)``: the nodes to come, in bytes.
-    used
-        Bytes that the open leaf has used, pointers included.
-
-    Returns
-    -------
-    int64, shape ``(k,)``: leaf j ends before node ``ends[j]``; the last nodes stay open.
+    `sizes` are the bytes of the nodes to come, `used` those that the open leaf has used, pointers
+    included. Leaf j ends before node ``ends[j]``; the last nodes stay open.
     """
     n = len(sizes)
     if not n:
@@ -80,17 +72,7 @@ def cut(sizes: Ints, used: int) -> Ints:
 
 @dataclass
 class Branch:
-    """A branch page to write.
-
-    Attributes
-    ----------
-    after
-        The leaf of the piece that it follows.
-    page
-        Its page number.
-    children
-        What is below it, in order.
-    """
+    """A branch page to write, behind a leaf of the piece."""
 
     after: int
     page: int
@@ -99,18 +81,10 @@ class Branch:
 
 @dataclass
 class Tree:
-    """The right edge of a tree that grows.
+    """The right edge of a tree that grows, with keys of `key` bytes.
 
-    Attributes
-    ----------
-    key
-        Bytes of every key.
-    next_page
-        The first page that is not yet given away.
-    levels
-        For leaves, their parents, and so on: the pages that have no parent yet.
-    leaf_pages, branch_pages, overflow_pages
-        Pages given away.
+    `levels` are the pages that have no parent yet: leaves, their parents, and so on. `next_page`
+    and all pages above it are not given away yet.
     """
 
     key: int
@@ -130,22 +104,11 @@ class Tree:
     ) -> tuple[Ints, Ints, list[Branch]]:
         """Give pages to the next samples and to the leaves and branches that they complete.
 
-        Parameters
-        ----------
-        runs
-            int64, shape ``(n,)``: overflow pages of each value.
-        ends
-            int64, shape ``(k,)``: leaf j ends before sample ``ends[j]`` of these.
-        firsts
-            int64, shape ``(k,)``: the number of the first sample in each leaf.
-        to_come
-            At least how many leaves follow these.
-        last
-            Whether the output ends here.
+        `runs` are the overflow pages of each value; leaf j ends before sample ``ends[j]`` of these,
+        and its first sample is number ``firsts[j]``. At least `to_come` leaves follow, none if the
+        output ends here (`last`).
 
-        Returns
-        -------
-        The first overflow page of each value, the page of each leaf, and the branches.
+        Returns the first overflow page of each value, the page of each leaf, and the branches.
         """
         base, k = self.next_page, len(ends)
         before = packed(runs)

@@ -64,12 +64,7 @@ MAX_VALUE = (1 << 32) - 1
 class Part:
     """What one field, or the table of lengths, adds to each of n values.
 
-    Attributes
-    ----------
-    data
-        uint8, 1-D and contiguous.
-    starts, lengths
-        int64, shape ``(n,)``: value i gets ``data[starts[i]:][:lengths[i]]``.
+    Value i gets ``data[starts[i]:][:lengths[i]]``; `data` is uint8, 1-D and contiguous.
     """
 
     data: Bytes
@@ -80,10 +75,7 @@ class Part:
 class Values:
     """The encoding of samples of one schema.
 
-    Attributes
-    ----------
-    head
-        Bytes of every value before the ragged fields: the table of lengths and the fixed fields.
+    Every value begins with `head` bytes: the table of lengths and the fixed fields.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -115,21 +107,9 @@ class Values:
         return [_fixed_part(table, self.table), *fixed, *ragged]
 
     def decode(self, data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Batch:
-        """Return the samples whose values follow one another in `data`.
+        """Return the samples whose values are back to back in `data`, of these lengths.
 
-        Parameters
-        ----------
-        data
-            uint8, 1-D and contiguous.
-        lengths
-            int64, shape ``(n,)``: bytes of each value.
-        label
-            Gives the name of value i, with its file, for messages.
-
-        Raises
-        ------
-        FormatError
-            If a value does not fit the schema.
+        Raises `FormatError` if value i does not fit the schema; ``label(i)`` is its name.
         """
         offsets = packed(lengths)
         sizes = self.ragged_sizes(data, offsets, label)
@@ -272,15 +252,7 @@ def is_group(value: bytes) -> bool:
 
 
 class Packing:
-    """The encoding of groups of one schema.
-
-    Attributes
-    ----------
-    schema, fixed, ragged
-        All fields, and those of either kind.
-    digest
-        What stands for the schema.
-    """
+    """The encoding of groups of one schema, for which `digest` stands."""
 
     def __init__(self, schema: Schema) -> None:
         values = Values(schema)  # what a sample cannot hold, a group cannot
@@ -304,13 +276,7 @@ class Packing:
         return HEAD.size + capacity * (self.schema.fixed_nbytes + 8 * len(self.ragged))
 
     def sizes(self, grouping: Grouping) -> Ints:
-        """Return the bytes of each group's value; int64, shape ``(groups,)``.
-
-        Raises
-        ------
-        UnsupportedError
-            If LMDB cannot hold the largest.
-        """
+        """Return the bytes of each group's value; `UnsupportedError` if LMDB cannot hold one."""
         sizes: Ints = np.array([self.body(n) for n in capacities(grouping).tolist()], np.int64)
         for f in self.ragged:
             if f.name in grouping.rows:

@@ -66,26 +66,10 @@ _U16 = np.dtype("<u2")
 class Piece:
     """Samples on their way into the file.
 
-    Attributes
-    ----------
-    start, stop
-        The samples ``start <= i < stop``.
-    arena
-        Where further arrays may be taken from.
-    parts
-        What the values on overflow pages are made of.
-    sizes, node_sizes, runs
-        int64, shape ``(n,)``: bytes of each value, of its node, and its overflow pages.
-    nodes
-        uint8: the nodes one after another; the page numbers in them are filled in by `reserve`.
-    page
-        The piece's first page in the file.
-    carried, carried_sizes
-        The nodes of the leaf that was open before this piece, and their bytes.
-    ends
-        The leaves, as `cut` gives them.
-    value_pages, leaf_pages, branches
-        As `Tree.place` gives them.
+    `sizes`, `node_sizes` and `runs` are the bytes of each value and of its node, and its overflow
+    pages; `parts` is what the values on these are made of. The page numbers in `nodes` are filled
+    in by `reserve`, which also gives the piece its first page, the nodes of the leaf that was open
+    before it (`carried`), and where all is placed.
     """
 
     start: int
@@ -106,17 +90,7 @@ class Piece:
 
 
 class LmdbWriter(RecordWriter):
-    """An LMDB file being written; see the module for its form.
-
-    Parameters
-    ----------
-    path
-        The file itself, not the directory of the environment.
-    inside
-        The file below the path of the dataset: empty if that is the file.
-    schema, samples, options, state
-        As for `Format.create`.
-    """
+    """An LMDB file being written; see the module for its form."""
 
     def __init__(
         self,
@@ -189,7 +163,7 @@ class LmdbWriter(RecordWriter):
     def _build_nodes(
         self, parts: list[Part], sizes: Ints, widths: Ints, runs: Ints, start: int, arena: Arena
     ) -> Bytes:
-        """Return the nodes one after another."""
+        """Return the nodes back to back, with zeros for the page numbers."""
         n, key = len(sizes), self._keys.nbytes
         offsets = packed(widths)
         nodes = arena.empty("write.nodes", (int(offsets[-1]),), np.dtype(np.uint8))

@@ -124,13 +124,8 @@ def _expect_padding(at: Lockstep, ends: NDArray[np.int64]) -> None:
 def is_padding(tails: NDArray[np.uint8], nbytes: NDArray[np.int64]) -> bool:
     """Whether messages end in padding and nothing else.
 
-    Parameters
-    ----------
-    tails
-        The first 6 bytes behind the features of each message, shape ``(n, 6)``; what is behind the
-        end of a message is anything.
-    nbytes
-        How many bytes each message has there, at least 1; shape ``(n,)``.
+    `tails` are the 6 bytes behind the features of each, shape ``(n, 6)``, of which `nbytes` count:
+    at least 1.
     """
     starts = np.arange(len(tails), dtype=np.int64) * tails.shape[1]
     at = Lockstep(np.ascontiguousarray(tails).reshape(-1), starts)

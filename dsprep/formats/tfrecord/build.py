@@ -37,13 +37,7 @@ MOST_OVERHEAD = 32
 
 
 class Template:
-    """Records of samples of one shape.
-
-    Attributes
-    ----------
-    nbytes
-        Bytes of each record with its frame.
-    """
+    """Records of samples of one shape: `nbytes` each, with their frames."""
 
     def __init__(self, schema: Schema, types: dict[str, int], padding: int = 0) -> None:
         """Take the fields, and how many bytes of padding each record gets: not 1."""
@@ -114,14 +108,9 @@ class Assembly:
         self._opaque = opaque
 
     def records(self, batch: Batch, start: int, arena: Arena) -> tuple[Payload, int]:
-        """Return the records of `batch`, samples ``start ..`` of the output, as bytes.
+        """Return the records of `batch`, samples ``start ..``, and the bytes of the last one.
 
-        And how many of these bytes are the last record.
-
-        Raises
-        ------
-        UnsupportedError
-            If a sample is too large for ``tf.train.Example``.
+        Raises `UnsupportedError` if a sample is too large for ``tf.train.Example``.
         """
         count = len(next(iter(batch.values())))
         parts = []

@@ -60,27 +60,11 @@ class Far:
 
 
 class Discovery:
-    """What has been seen in the records of one file.
+    """What has been seen in the records of one file, by feature.
 
-    Parameters
-    ----------
-    stream
-        The file.
-    check_crc
-        Whether a record counts only if its CRC is right.
-    where
-        The file, for messages.
-
-    Attributes
-    ----------
-    seen
-        By feature.
-    records
-        How many records that is of.
-    why
-        Why the first records cannot be taken apart; None if they can.
-    damaged
-        The number and the offset of the first record that was passed over, as its CRC is wrong.
+    With `check_crc` a record counts only if its CRC is right; `records` counts them. `why` is why
+    the first ones cannot be taken apart, None if they can; `damaged` the number and the offset of
+    the first record that was passed over, as its CRC is wrong.
     """
 
     def __init__(self, stream: File, check_crc: bool, where: object) -> None:

@@ -58,16 +58,8 @@ class Value:
 class Places:
     """One feature of n records.
 
-    Attributes
-    ----------
-    type
-        `BYTES`, `FLOAT` or `INT64`.
-    starts, lengths
-        int64, shape ``(m,)``: ranges in the buffer, in the order of the records.
-    totals
-        int64, shape ``(n,)``: bytes of each record's ranges together.
-    stride
-        If the n ranges are this far apart and of one length; otherwise 0.
+    The ranges ``starts`` and ``lengths`` in the buffer are in the order of the records, of which
+    each has `totals` bytes. With a `stride` there are n of one length, so far apart.
     """
 
     type: int
@@ -89,12 +81,8 @@ def parse(data: Viewed, start: int, stop: int) -> dict[str, Value]:
     """Return the features of the Example at ``start:stop`` of `data`.
 
     As in every Protocol Buffers parser, unknown fields are skipped, a key that comes twice counts
-    as its last, and a list that comes in parts is joined.
-
-    Raises
-    ------
-    WireError
-        If it is not an Example, or is a SequenceExample with feature lists.
+    as its last, and a list that comes in parts is joined. Raises `WireError` if it is not an
+    Example, or is a SequenceExample with feature lists.
     """
     found: dict[str, Value] = {}
     for number, wire, a, b in read_fields(data, start, stop):
@@ -116,13 +104,7 @@ def parse(data: Viewed, start: int, stop: int) -> dict[str, Value]:
 
 
 def features_end(data: memoryview) -> int:
-    """Return where the features end that an Example begins with, whose first bytes are `data`.
-
-    Raises
-    ------
-    WireError
-        If it does not begin with features.
-    """
+    """Return where the features end with which an Example begins; `WireError` if it does not."""
     if not data or data[0] != 0x0A:
         raise WireError("no features at the beginning")
     nbytes, at = read_varint(data, 1, len(data))
@@ -245,17 +227,8 @@ def decode_varints(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the int64 values in `data`, and how many each record has.
 
-    Parameters
-    ----------
-    data
-        The records' varints, one after another.
-    totals
-        Bytes of each record's varints, shape ``(n,)``.
-
-    Raises
-    ------
-    WireError
-        If a varint does not end within its record and 10 bytes.
+    The varints of the records are back to back, `totals` bytes of each. Raises `WireError` if one
+    does not end within its record and 10 bytes.
     """
     ends = np.flatnonzero(data < 128)
     starts = np.concatenate([np.zeros(1, np.int64), ends + 1])[:-1]

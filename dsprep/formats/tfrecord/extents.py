@@ -46,21 +46,8 @@ def file_layout(
 ) -> FileLayout:
     """Return the layout of records of Examples, with the place of each field that has one in all.
 
-    Parameters
-    ----------
-    file, index
-        The file, and its records.
-    features
-        What is wanted of each record.
-    known
-        The features that a record may have; None: any.
-
-    Raises
-    ------
-    FormatError
-        If the file has changed.
-    Misfit
-        If a record has a length that does not fit.
+    `known` are the features that a record may have; None: any. Raises `FormatError` if the file has
+    changed, and `Misfit` if a record has a length that does not fit.
     """
     parts = _parts(file, index, features, known, progress)
     return FileLayout(index.count, records_of(index, features, known, parts))
@@ -84,13 +71,7 @@ def records_of(
 
 
 def opaque_layout(index: Index, features: Sequence[Feature]) -> FileLayout:
-    """Return the layout of records that are fields themselves.
-
-    Raises
-    ------
-    Misfit
-        If a record has a length that does not fit.
-    """
+    """Return the layout of records that are fields themselves; `Misfit` if one does not fit."""
     parts = {}
     for f in features:
         unit = f.field.dtype.itemsize

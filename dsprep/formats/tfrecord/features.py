@@ -52,12 +52,8 @@ def is_opaque(schema: Schema) -> bool:
 def plan(schema: Schema, options: WriteOptions) -> dict[str, int]:
     """Return the list that carries each field: `BYTES`, `FLOAT` or `INT64`.
 
-    Raises
-    ------
-    UnsupportedError
-        If no list, or not the one asked for, can hold a field bit for bit.
-    UsageError
-        If a list is asked for a field that is not there.
+    Raises `UnsupportedError` if no list, or not the one asked for, can hold a field bit for bit,
+    and `UsageError` if a list is asked for a field that is not there.
     """
     for name in options.features:
         if name not in schema.names:
@@ -147,16 +143,8 @@ def describe(f: Field, type_: int) -> str:
 class Seen:
     """What some records hold of one feature.
 
-    Attributes
-    ----------
-    types
-        The types that carry it, by field number.
-    least, most
-        How many values it has in them.
-    shortest, longest
-        The bytes of all its values together.
-    records
-        In how many records it was.
+    `types` carry it; it has `least` to `most` values, together of `shortest` to `longest` bytes, in
+    `records` of them.
     """
 
     types: frozenset[int]
@@ -200,19 +188,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature of the file, and the field that it is read as.
+    """A feature of the file, its list, and the field that it is read as.
 
-    Attributes
-    ----------
-    name
-        Its key in the Examples.
-    type
-        `BYTES`, `FLOAT` or `INT64`.
-    field
-        Name, dtype and shape in dsprep.
-    sizes
-        The smallest and the largest value: bytes, or how many numbers; 0 where it is missing.
-        None if no record was looked at.
+    `sizes` are the smallest and the largest value: bytes, or how many numbers; 0 where it is
+    missing. None if no record was looked at.
     """
 
     name: str
@@ -224,10 +203,7 @@ class Feature:
 def discover(seen: Mapping[str, Seen], records: int) -> tuple[dict[str, Feature], list[str]]:
     """Return the features by name, and notes on what was assumed.
 
-    Raises
-    ------
-    WireError
-        If the records cannot be taken apart; the message says why, as a clause.
+    Raises `WireError` if the records cannot be taken apart; the message says why, as a clause.
     """
     found, notes = {}, []
     for name, s in seen.items():
@@ -280,14 +256,9 @@ def choose(
 
     A feature of bytes may be given any type; one of numbers any shape, and integers any integer
     type (their range is checked as they are read). A field asked for without a type has the
-    sidecar's.
-
-    Raises
-    ------
-    SchemaError
-        If a field that was asked for is not there.
-    UsageError, FormatError
-        If a type that was asked for, or that the sidecar gives, does not go with the feature.
+    sidecar's. Raises `SchemaError` if a field that was asked for is not there, `UsageError` or
+    `FormatError` if a type that was asked for, or that the sidecar gives, does not go with the
+    feature.
     """
     typed = {f.name: f for f in hint or ()}
     wanted = []

@@ -147,13 +147,7 @@ NAME = "tfrecord"
 
 
 class Frame:
-    """The header and footer of a record; see ``dsprep.reading.records``.
-
-    Parameters
-    ----------
-    params
-        None are needed.
-    """
+    """The header and footer of a record; see ``dsprep.reading.records``."""
 
     before = HEADER
     after = FOOTER
@@ -176,21 +170,8 @@ class Frame:
 class Index:
     """Where each record is stored, in at most 8 bytes per record (12 if any is over 4 GiB).
 
-    Parameters
-    ----------
-    lengths
-        Payload bytes of each record.
-    nbytes
-        Bytes of the file.
-
-    Attributes
-    ----------
-    count
-        Records in the file.
-    lengths, offsets
-        The laws of the payloads.
-    constant
-        Whether all records have the same length.
+    `lengths` and `offsets` are the laws of the payloads, `count` of them; `constant` whether all
+    have one length; `nbytes` the bytes of the file.
     """
 
     def __init__(self, lengths: Law, nbytes: int) -> None:
@@ -204,23 +185,9 @@ class Index:
 class Scan:
     """Collects the headers of a file from front to back.
 
-    Parameters
-    ----------
-    where
-        The file, for messages.
-    end
-        Its bytes, where they are known.
-    taken
-        Is called with the payloads of each run of records.
-
-    Attributes
-    ----------
-    position
-        Where the next header begins.
-    count
-        Headers seen so far.
-    length
-        Payload bytes of the last record seen.
+    `position` is where the next header begins, `count` the headers seen so far, `length` the
+    payload bytes of the last. `end` are the bytes of the file, where they are known; `taken` is
+    called with the payloads of each run of records.
     """
 
     def __init__(self, where: object, end: int | None = None, taken: Taken | None = None) -> None:

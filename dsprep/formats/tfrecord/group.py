@@ -41,18 +41,9 @@ LEAST_PADDING = 2
 class Arrangement:
     """How the groups of one file are laid out.
 
-    Attributes
-    ----------
-    builder
-        What makes the records.
-    level
-        Of GZIP; None: not compressed.
-    every
-        Bytes of padding in every record.
-    align
-        At whose multiples groups begin because what is before them is filled up: 1 if not.
-    aligned
-        Whether every group begins at a multiple of the stripe size.
+    `builder` makes the records, of which each has `every` bytes of padding; `level` is that of
+    GZIP, None: not compressed. Groups begin at multiples of `align` because what is before them is
+    filled up: 1 if not; `aligned` is whether they do at multiples of the stripe size.
     """
 
     builder: Template | Assembly

@@ -48,13 +48,7 @@ def describe(features: Sequence[Feature], others: bool) -> dict[str, Any]:
 
 
 def example(params: Mapping[str, Any], schema: Schema) -> Recipe:
-    """Return what decodes records of Examples.
-
-    Raises
-    ------
-    FormatError
-        If `params` are not what `describe` returns, or do not go with `schema`.
-    """
+    """Return what decodes records of Examples; `FormatError` if `params` are damaged."""
     lists, others = params.get("features"), params.get("others", False)
     if not isinstance(lists, Mapping) or not isinstance(others, bool):
         raise _damaged("the recipe for Examples is damaged", found=lists)
@@ -89,15 +83,7 @@ def _can_be(type_: int, field: Field) -> bool:
 
 
 class Recipe:
-    """Decodes Examples; see ``dsprep.records``.
-
-    Parameters
-    ----------
-    features
-        What is wanted of each record.
-    known
-        The names of all features that a record may have; None: any.
-    """
+    """Decodes Examples; see ``dsprep.reading.records``. `known` as for `locate`."""
 
     def __init__(self, features: Sequence[Feature], known: frozenset[str] | None) -> None:
         self._features, self._known = features, known
@@ -113,12 +99,8 @@ class Recipe:
     ) -> Batch:
         """Return the samples whose records are ``buffer[starts[i]:starts[i] + lengths[i]]``.
 
-        Columns may be views of `buffer`.
-
-        Raises
-        ------
-        FormatError
-            If a record is not as the recipe says; `label` names it.
+        Columns may be views of `buffer`. Raises `FormatError` if record i is not as the recipe
+        says; ``label(i)`` is its name.
         """
         if not len(starts) or not self._features:
             return empty_batch(self._schema)
@@ -143,15 +125,7 @@ def _damaged(what: str, expected: object = None, found: object = None) -> Format
 
 
 class Misfit(Exception):
-    """A record is not like those that were inspected; a `FormatError` once the file is known.
-
-    Attributes
-    ----------
-    record
-        Its number among the records at hand.
-    what, expected, found, fix
-        As in `DsprepError`.
-    """
+    """A record is not like those that were inspected; a `FormatError` once the file is known."""
 
     def __init__(
         self,
@@ -185,12 +159,8 @@ def locate(
 ) -> Mapping[str, Places]:
     """Return where the wanted features are in the payloads ``buffer[start:start + length]``.
 
-    Records may have other features if they are `known`, or if `known` is None.
-
-    Raises
-    ------
-    Misfit
-        If a record is no Example, lacks a feature, has it in another list, or has one more.
+    Records may have other features if they are `known`, or if `known` is None. Raises `Misfit` if
+    one is not an Example, lacks a feature, has it in another list, or has one more.
     """
     found: dict[str, Places] | None = None
     if (lengths == lengths[0]).all():
@@ -255,13 +225,7 @@ def _join(records: Sequence[dict[str, Value] | WireError], feature: Feature) -> 
 def column(
     buffer: NDArray[np.uint8], places: Places, feature: Feature, arena: Arena | None
 ) -> Column:
-    """Return one field of the records that `places` are of.
-
-    Raises
-    ------
-    Misfit
-        If a record's values do not fill the field's shape, or are not of its dtype.
-    """
+    """Return one field of the records that `places` are of; `Misfit` if values do not fit it."""
     field = feature.field
     if feature.type == INT64:
         return _integers(buffer, places, feature)

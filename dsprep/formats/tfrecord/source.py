@@ -148,11 +148,7 @@ class TFRecordSource(Source):
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         """Return samples ``start <= i < stop``; see `Source.read`.
 
-        Raises
-        ------
-        FormatError
-            If a CRC is wrong, or a record is not of the schema that the others have: a feature
-            beyond those of the schema counts too, unless fields were asked for.
+        A feature beyond those of the schema is an error too, unless fields were asked for.
         """
         if start == stop or not self._features:
             return empty_batch(self.schema)

@@ -101,17 +101,9 @@ def _look(look: Look, window: NDArray[np.uint8], at: int, starts: Ints, lengths:
 
 
 def read_index(file: File, look: Look | None = None) -> Index:
-    """Read all headers; of a compressed file, unpack it once.
+    """Read all headers, and show every record to `look`; of a compressed file, unpack it once.
 
-    Parameters
-    ----------
-    look
-        Is given every record.
-
-    Raises
-    ------
-    FormatError
-        If the stream or a header is damaged, or either ends too early.
+    Raises `FormatError` if the stream or a header is damaged, or either ends too early.
     """
     if isinstance(file, PackedFile):
         return file.unpack(look)
@@ -167,15 +159,7 @@ def windows(file: File, starts: range, nbytes: int) -> Iterator[tuple[int, NDArr
 
 
 class _Cursor:
-    """A decoder and the two offsets it stands at.
-
-    Attributes
-    ----------
-    at
-        Offset in the file of the next byte to give to the decoder.
-    position
-        Offset in the unpacked bytes of the next byte that comes out.
-    """
+    """A decoder, the offset in the file of what it takes next, and that of what comes out next."""
 
     def __init__(self, file: PackedFile, at: int = 0, position: int = 0) -> None:
         self.file, self.at, self.position = file, at, position
@@ -230,12 +214,7 @@ class _Cursor:
 class PackedFile(File):
     """A file compressed as a whole with GZIP or ZLIB; its offsets are those of the unpacked bytes.
 
-    Attributes
-    ----------
-    codec
-        How it is compressed.
-    nbytes
-        Bytes that it unpacks to, once its index has been read.
+    `nbytes` are the bytes that it unpacks to, once its index has been read.
     """
 
     def __init__(self, path: Path, codec: Packing) -> None:
@@ -408,13 +387,7 @@ def member(level: int, blocks: Iterable[NDArray[np.uint8]], align: int = 1) -> l
 
 
 def nbytes_at(fd: int, offset: int, where: object) -> int:
-    """Return the bytes of the member at `offset`.
-
-    Raises
-    ------
-    FormatError
-        If no member that `member` made is there.
-    """
+    """Return the bytes of the member at `offset`; `FormatError` if `member` did not make it."""
     nbytes = stated_nbytes(pread_most(fd, MEMBER, offset))
     if nbytes is not None:
         return nbytes

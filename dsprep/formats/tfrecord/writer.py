@@ -34,19 +34,9 @@ from dsprep.reading.files import File
 class Piece:
     """Encoded samples of one group, or a recipe for them.
 
-    Attributes
-    ----------
-    start, stop
-        The samples ``start <= i < stop``.
-    nbytes
-        Their size in the file, without padding that the group ends with.
-    blocks
-        Their bytes, to be written one after another and to be taken once.
-    last
-        Bytes of the last record, which ends the last block.
-    group, offset, missing
-        Where they belong, and by how many bytes the group is filled up behind them, once
-        `TFRecordWriter.reserve` has been called.
+    `blocks` are their bytes, to be written back to back and to be taken once: `nbytes` in the file,
+    of which the last record has `last`. `TFRecordWriter.reserve` gives the group, the offset, and
+    by how many bytes the group is filled up behind them.
     """
 
     start: int
@@ -60,15 +50,7 @@ class Piece:
 
 
 class TFRecordWriter(RecordWriter):
-    """One TFRecord file being written; see `group` for how groups are laid out.
-
-    Parameters
-    ----------
-    path, schema, options, state
-        As for `Format.create`.
-    grouping
-        The groups; None: there are none.
-    """
+    """One TFRecord file being written; see `group` for how groups are laid out."""
 
     def __init__(
         self,
@@ -88,10 +70,7 @@ class TFRecordWriter(RecordWriter):
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
         """Return samples ``start ..`` as a piece; see `Writer.encode`.
 
-        Raises
-        ------
-        UnsupportedError
-            If a sample is too large for ``tf.train.Example``.
+        Raises `UnsupportedError` if a sample is too large for ``tf.train.Example``.
         """
         builder, level = self._arrangement.builder, self._arrangement.level
         count = len(next(iter(batch.values()), ()))

@@ -39,21 +39,10 @@ class _Record:
 
 
 class Allocator:
-    """The pages of a new environment.
+    """The pages of a new environment, of `psize` bytes.
 
-    Parameters
-    ----------
-    psize
-        Bytes per page.
-
-    Attributes
-    ----------
-    next
-        The first page that was never given away.
-    transaction
-        The number of the transaction that is open or was the last.
-    hopeless
-        As many adjacent pages are not to be had from the free ones in this transaction.
+    `next` is the first page that was never given away, `transaction` the number of the one that is
+    open or was the last. No `hopeless` adjacent pages are to be had from the free ones in it.
     """
 
     def __init__(self, psize: int) -> None:

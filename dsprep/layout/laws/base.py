@@ -112,15 +112,7 @@ class Explicit(Unfitted):
 
 
 class Computed(Unfitted):
-    """Numbers that a format looks up when they are asked for, which may read its file.
-
-    Parameters
-    ----------
-    count
-        How many there are.
-    at
-        Returns those of some indices; see `Law.at`.
-    """
+    """Numbers that a format looks up when they are asked for, which may read its file."""
 
     def __init__(self, count: int, at: Callable[[Ints], Ints]) -> None:
         self.count, self._at = count, at
@@ -133,13 +125,7 @@ class Computed(Unfitted):
 def integer(
     json: Mapping[str, Any], key: str, tables: Tables, low: int = -LARGEST, high: int = LARGEST
 ) -> int:
-    """Return ``json[key]``, an integer ``low <= n <= high``.
-
-    Raises
-    ------
-    FormatError
-        If it is not one.
-    """
+    """Return ``json[key]``, an integer ``low <= n <= high``; `FormatError` if it is not one."""
     value = json.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise damaged(f"{key} of a law is wrong", tables, f"{low} to {high}", value)

@@ -37,20 +37,11 @@ _SLICE = 1 << 20
 
 @dataclass(frozen=True)
 class Shape:
-    """What the places of sorted records depend on.
+    """What the offsets of sorted records depend on.
 
-    Attributes
-    ----------
-    psize
-        Bytes per page.
-    key
-        Bytes of every key.
-    value
-        Bytes of every value; of the smallest one where they differ.
-    append
-        Whether the records were put with ``MDB_APPEND``.
-    named
-        Whether they are in a named database.
+    `psize` are the bytes per page, `key` and `value` those of every key and value (of the smallest
+    value where they differ); `append` is whether the records were put with ``MDB_APPEND``, `named`
+    whether they are in a named database.
     """
 
     psize: int
@@ -124,10 +115,7 @@ def overflow(shape: Shape, lengths: Law) -> Law:
 def parse(json: Mapping[str, Any], count: int, tables: Tables, lengths: Law | None) -> Shape:
     """Return the shape in a sidecar, for values of these lengths.
 
-    Raises
-    ------
-    FormatError
-        If there is no such tree, or its offsets would not fit into int64.
+    Raises `FormatError` if there is no such tree, or its offsets would not fit into int64.
     """
     psize = bounded(json, "psize", tables, 256, 1 << 15)
     key = bounded(json, "key", tables, 1, MAX_KEY)

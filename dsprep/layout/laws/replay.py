@@ -197,19 +197,10 @@ def transactions(plan: Plan) -> Iterator[int]:
 
 
 class Build:
-    """A database that grows at its right edge.
+    """A database that grows at its right edge; `put` are its records so far.
 
-    Parameters
-    ----------
-    shape, lengths, together
-        As for `Replay`.
-
-    Attributes
-    ----------
-    put
-        Records so far.
-    pages
-        Where the right edge is: page numbers from the leaf to the root.
+    `pages` are those at the right edge, from the leaf to the root. The parameters are as for
+    `Replay`.
     """
 
     def __init__(self, shape: Shape, lengths: Law, together: bool = False) -> None:
