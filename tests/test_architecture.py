@@ -78,7 +78,8 @@ def test_formats_do_not_know_each_other():
 
 
 @pytest.mark.parametrize(
-    "command", ["import dsprep", "from dsprep.cli import app; app(['--help'])"]
+    "command",
+    ["import dsprep", "import dsprep.synth", "from dsprep.cli import app; app(['--help'])"],
 )
 def test_start_up_is_light(command):
     code = f"""
