@@ -158,7 +158,7 @@ def test_two_samples_in_one_place_are_found(root, monkeypatch):
     monkeypatch.setattr(
         Sequence, "slots", lambda self, unit: (slots(self, unit)[0], np.zeros(len(unit), np.int64))
     )
-    assert "two samples have one place" in problems(root)
+    assert "two samples have one slot" in problems(root)
 
 
 def test_a_missing_unit_is_found(root, monkeypatch):
@@ -204,7 +204,7 @@ def test_command(root):
     assert "25 steps and 250 samples each; 100 full batches of 10" in done.out
     assert "Every sample comes exactly once in each of 2 epochs" in done.out
     for remainder, said in (
-        ("drop", "960 samples come exactly once in 1 epoch, 40 are left out"),
+        ("drop", "960 samples come exactly once in 1 epoch, 40 not at all"),
         ("pad", "and 56 repeats fill up the last batches"),
         ("ragged", "Every sample comes exactly once in 1 epoch; all ranks"),
     ):

@@ -163,7 +163,7 @@ def test_appended_and_truncated(data):
     os.truncate(file, offset)
     found = texts(data)
     assert "bytes, expected" in found
-    assert "the sidecar gives a place that is not in the file" in found
+    assert "the sidecar gives an extent that is not in the file" in found
     assert "bytes, expected" in texts(data, full=True)
 
 
@@ -288,7 +288,7 @@ def test_laws_that_leave_the_file(data):
 
     edit(data, change)
     for full in (False, True):
-        assert "the sidecar gives a place that is not in the file" in texts(data, full=full)
+        assert "the sidecar gives an extent that is not in the file" in texts(data, full=full)
 
 
 def test_the_companion(tmp_path):
@@ -391,7 +391,7 @@ def grid(**more):
         (grid(fill=b"ab"), "fill", None),
         (grid(shape=(9, 4)), "shape", None),
         (FileLayout(10, None, {"x": Column(None)}), "bytes", None),
-        (FileLayout(10, None, {}, {"x": "so"}), "another place", None),
+        (FileLayout(10, None, {}, {"x": "so"}), "another way", None),
     ],
 )
 def test_columns_are_compared(other, word, sample):

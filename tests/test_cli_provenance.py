@@ -249,11 +249,11 @@ def test_fields_only_the_library_reads(tmp_path):
     path = tmp_path / "m.h5"
     run("provenance", path)
     shown = run("provenance", path, "--show").out
-    assert "no places" in shown
+    assert "no offsets" in shown
     assert "dsprep convert" in shown
     done = run("provenance", path, "--locate", ":", "--json")
     assert {row["field"] for row in json.loads(done.out)} == {"x"}
-    assert "field s has no places" in done.err
+    assert "field s cannot be located" in done.err
     fails("provenance", path, "--locate", ":", "--field", "s", code=2)
     assert run("provenance", path, "--check", "full").code == 0
 
@@ -286,7 +286,7 @@ def test_only_a_sidecar_is_replaced(made, tmp_path):
     other.write_text("mine")
     before = path.read_bytes()
     for out in (path, other, tmp_path):
-        assert "no place for a sidecar" in fails("provenance", path, "--out", out, code=2)
+        assert "a sidecar cannot be written here" in fails("provenance", path, "--out", out, code=2)
     assert path.read_bytes() == before
     assert other.read_text() == "mine"
 

@@ -108,7 +108,7 @@ def print_report(report: AuditReport) -> None:
     if report.mixed > 1:
         order += f", {report.mixed} {word}s mixed"
     if report.resume:
-        order += f", {report.resume[1]} ranks from step {report.resume[0]} on"
+        order += f", continued on {report.resume[1]} ranks after step {report.resume[0]}"
     largest = max(e.largest_unit for e in report.epochs)
     print_rows(
         [
@@ -136,11 +136,12 @@ def _rows(epoch: EpochAudit, word: str, batch_size: int) -> list[tuple[str, str]
         ("  delivered", f"once {epoch.once:,}, never {epoch.never:,}, more often {epoch.more:,}")
     ]
     for run in epoch.runs:
-        batches = f"{run.full:,} full batches of {batch_size}"
+        batches = f"{run.full:,} full batch{'es' * (run.full != 1)} of {batch_size}"
         if run.short or run.empty:
             batches += f", {run.short:,} shorter, {run.empty:,} empty"
         samples = f"{run.least:,}" if run.least == run.most else f"{run.least:,} to {run.most:,}"
-        each = f"{run.steps:,} steps and {samples} samples each; {batches}"
+        steps = f"{run.steps:,} step{'s' * (run.steps != 1)}"
+        each = f"{steps} and {samples} samples each; {batches}"
         rows.append((f"  {run.ranks:,} rank{'s' * (run.ranks != 1)}", each))
     units = f"{epoch.units:,}, the largest of {epoch.largest_unit:,} samples"
     if epoch.shared_groups is not None:
@@ -155,19 +156,17 @@ def _verdict(report: AuditReport) -> str:
     repeats = report.epochs[0].repeats
     text = f"Every sample comes exactly once {every}"
     if report.remainder == "drop" and never:
-        text = (
-            f"{report.samples - never:,} samples come exactly once {every}, {never:,} are left out"
-        )
+        text = f"{report.samples - never:,} samples come exactly once {every}, {never:,} not at all"
     if report.remainder == "pad" and repeats:
         text += f", and {repeats:,} repeats fill up the last batches"
-    return f"{text}; all ranks do equally many steps."
+    return f"{text}; all ranks take the same number of steps."
 
 
 def report_json(report: AuditReport) -> dict[str, Any]:
     """Return what was found for other programs."""
-    told = {**vars(report), "kept": report.kept}
-    told["largest_unit_nbytes"] = report.largest_unit_nbytes
-    told["epochs"] = [{**vars(e), "runs": [vars(r) for r in e.runs]} for e in report.epochs]
+    found = {**vars(report), "kept": report.kept}
+    found["largest_unit_nbytes"] = report.largest_unit_nbytes
+    found["epochs"] = [{**vars(e), "runs": [vars(r) for r in e.runs]} for e in report.epochs]
     if report.resume:
-        told["resume"] = {"step": report.resume[0], "ranks": report.resume[1]}
-    return told
+        found["resume"] = {"step": report.resume[0], "ranks": report.resume[1]}
+    return found

@@ -44,7 +44,7 @@ GROUP = 16
 """Samples per group of the repacked datasets."""
 
 MEASURED = "neuron-inverter"
-"""The dataset of which ways of reading are measured in the end."""
+"""The dataset with which ways of reading are compared."""
 
 READ = 4000
 """Its samples then."""
@@ -87,7 +87,7 @@ def _run(directory: Path, json: bool) -> None:
         for step in _around(name, directory):
             steps.append(step)
             if not json:
-                proof = "every bit the same" if step.same else "DIFFERENT"
+                proof = "the same bit for bit" if step.same else "DIFFERENT"
                 say(
                     f"{step.dataset:<17}{step.source:<10}{step.target:<10}{step.samples:>8,}"
                     f"{show_nbytes(step.payload):>10}  {proof}, "
@@ -99,14 +99,14 @@ def _run(directory: Path, json: bool) -> None:
             "",
             f"{len(steps)} conversions, each compared with the first dataset: nothing changed. "
             "The last of each is",
-            f"repacked: one read fetches {GROUP} samples, at places that its sidecar tells.",
+            f"repacked: one read fetches {GROUP} samples, at offsets that its sidecar gives.",
             "",
         )
     read = _read(directory)
     right = same and not any(row.problems for row in read.rows)
     if json:
-        told = {"same": same, "steps": [vars(s) for s in steps], "read": read.to_json()}
-        print_json(told)
+        found = {"same": same, "steps": [vars(s) for s in steps], "read": read.to_json()}
+        print_json(found)
     else:
         from dataclasses import replace
 

@@ -60,11 +60,11 @@ class Command(usage.Command):
         """Give a ``--check`` that no kind of check follows the cheap one."""
         end = args.index("--") if "--" in args else len(args)
         kinds = ["cheap", "full"]
-        told = [
+        given = [
             "--check=cheap" if i < end and word == "--check" and not _next(args, i, kinds) else word
             for i, word in enumerate(args)
         ]
-        return list(super().parse_args(ctx, told))
+        return list(super().parse_args(ctx, given))
 
 
 def _next(args: list[str], i: int, kinds: list[str]) -> bool:
@@ -175,12 +175,12 @@ def _refresh(paths: list[str], out: Path | None, json: bool) -> None:
         print_json({**vars(found), "path": str(found.path)})
         return
     if not found.renewed:
-        say(f"{found.path}: nothing to record, the files are as they were")
+        say(f"{found.path}: nothing to record, the files have not changed")
         return
     rest = "; all their checksums agree" if found.sums else ""
     say(
-        f"{found.path}: recorded {_files(found.renewed)} anew; sizes, the format's own marks and "
-        f"sampled blocks are as they were{rest}"
+        f"{found.path}: recorded {_files(found.renewed)} again; sizes, the format's own marks and "
+        f"sampled blocks have not changed{rest}"
     )
 
 
@@ -229,7 +229,7 @@ def _existing(paths: list[str], reading: OpenOptions, out: Path | None, json: bo
     with count_bar("provenance", not json) as update:
         found = find_or_make(paths, reading, out, update)
     if found.refused is not None:
-        note(f"there is no sidecar; it is made in memory, each time: {found.refused}")
+        note(f"there is no sidecar; it is made in memory each time: {found.refused}")
     elif found.written is not None:
         remark(f"there was no sidecar; wrote {found.written}")
     return found.sidecar
@@ -267,8 +267,8 @@ def _print_explained(found: Explanation) -> None:
         rows.append(("payload share", share))
     if found.runs is not None:
         of = f"{found.run_samples:,}" if found.run_samples == 1000 else f"all {found.run_samples:,}"
-        text = f"{found.runs:,.1f} per {of} samples in a row"
-        rows.append(("runs", f"{text} (gaps up to 64 KiB read along)"))
+        text = f"{found.runs:,.1f} per {of} consecutive samples"
+        rows.append(("runs", f"{text} (gaps up to 64 KiB are read as well)"))
     made = found.lineage
     source = made.get("source", [])
     if source:
@@ -286,16 +286,16 @@ def _print_explained(found: Explanation) -> None:
 
 def _print_layout(layout: LayoutWords, found: Explanation) -> None:
     if len(found.layouts) > 1:
-        say("", f"{layout.samples:,} samples in {_files(layout.files)} that lie alike:")
+        say("", f"{layout.samples:,} samples in {_files(layout.files)} with the same layout:")
     for words in layout.fields:
         say("", words.type)
         rows = [("  stored", words.stored)]
         if words.unlocated is not None:
             rows += [
-                ("  no places", words.unlocated),
+                ("  no offsets", words.unlocated),
                 (
-                    "  way out",
-                    f"dsprep convert {found.dataset} DST writes it so that it has places",
+                    "  remedy",
+                    f"dsprep convert {found.dataset} DST stores it so that it can be located",
                 ),
             ]
         elif words.offsets:
@@ -318,7 +318,7 @@ def _locate(opened: Sidecar, text: str, names: list[str], json: bool) -> None:
         lost = unlocated(opened)
         names = [n for n in opened.schema.names if n not in lost]
         for name, reason in lost.items():
-            note(f"field {name} has no places: {reason}")
+            note(f"field {name} cannot be located: {reason}")
         if not names:
             return print_json([]) if json else None
     rows = chain.from_iterable(opened.rows(part, names) for part in chosen)
@@ -419,10 +419,10 @@ def _print_problems(problems: list[Problem], paths: list[str], full: bool) -> No
 
         count = f"{len(problems):,} problem{'' if len(problems) == 1 else 's'}"
         say(
-            f"{count}; if the data are as they should be, write the sidecar again with "
+            f"{count}; if the data are intact, write the sidecar again with "
             f"dsprep provenance {shlex.join(paths)}"
         )
     elif full:
-        say("valid: every place and checksum agrees with the format's own library")
+        say("valid: all extents and checksums agree with the format's own library")
     else:
-        say("valid: no change is seen, and every place is in its file (--check full reads)")
+        say("valid: nothing has changed, and all extents are in their files (--check full reads)")

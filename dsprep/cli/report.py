@@ -86,7 +86,7 @@ def note(message: str) -> None:
 
 
 def remark(message: str) -> None:
-    """Print what is good to know, unless the command is to be quiet."""
+    """Print what is worth knowing, unless the command is to be quiet."""
     if voice() > Voice.quiet:
         note(message)
 
@@ -145,7 +145,7 @@ def print_rows(rows: list[tuple[str, str]]) -> None:
 def _wrapped(line: str, indent: int) -> list[str]:
     """Return a line as several, none wider than the terminal where there is one.
 
-    They break between words, never behind a number, whose unit comes next.
+    They break between words, never between a number and its unit.
     """
     columns = 0
     if sys.stdout.isatty() or "COLUMNS" in os.environ:

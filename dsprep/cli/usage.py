@@ -31,7 +31,7 @@ LEFT = 26
 """Columns of the names of options, beside which their explanation stands."""
 
 _Mistake = cast("type[Exception]", typer.BadParameter.__mro__[1])
-"""What the parser raises for every mistake; it lies elsewhere in other versions of typer."""
+"""What the parser raises for every mistake; its module differs between versions of typer."""
 
 
 class Command(TyperCommand):
@@ -194,7 +194,7 @@ def page(command: Any, ctx: Any) -> list[str]:
 def page_of(command: Any, ctx: Any, panel: str) -> list[str]:
     """Return the lines that explain the options of a command for one format."""
     rows = [(f"  {_names(p)}", _explained(p)) for p in command.params if _panel(p) == panel]
-    found = list(_table(rows, _width())) or ["  none of its own"]
+    found = list(_table(rows, _width())) or ["  no options of its own"]
     return [_usage(command, ctx), "", f"Options for {panel}:", *found]
 
 

@@ -101,7 +101,7 @@ def synth(
     overwrite
         Replace what is at `out`. A directory that holds anything but datasets is never replaced.
     progress
-        Called with ``(samples done, samples)`` as the work goes on.
+        Called with ``(samples done, samples)`` meanwhile.
     executor
         Who makes the files, if there are several (see `dsprep.executors`); None: this process.
 

@@ -40,7 +40,7 @@ def hdf5_file(path: Path) -> Iterator[Any]:
 
 
 def append(dataset: Any, rows: Array) -> None:
-    """Add `rows` behind the last row of a resizable HDF5 dataset."""
+    """Append `rows` to a resizable HDF5 dataset."""
     start = dataset.shape[0]
     if len(rows):
         dataset.resize(start + len(rows), axis=0)

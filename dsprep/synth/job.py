@@ -69,13 +69,13 @@ class Job:
         """Return a length that is `real` at full size, at least 1."""
         return max(1, round(real * self.scale))
 
-    def rng(self, family: str, *place: int) -> np.random.Generator:
-        """Return the random numbers of one place, such as one sample, of the dataset.
+    def rng(self, family: str, *index: int) -> np.random.Generator:
+        """Return the random numbers of one part, such as one sample, of the dataset.
 
-        They depend on the seed, the family and the place alone: a sample is the same however many
-        others are made, and two recipes that name the same family and place hold equal values.
+        They depend on the seed, the family and the index alone: a sample is the same however many
+        others are made, and two recipes that name the same family and index hold equal values.
         """
-        return np.random.default_rng([self.seed, zlib.crc32(family.encode()), *place])
+        return np.random.default_rng([self.seed, zlib.crc32(family.encode()), *index])
 
     def done(self, samples: int) -> None:
         """Report that `samples` samples are written."""

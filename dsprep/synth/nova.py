@@ -52,14 +52,14 @@ def _tables(job: Job, first: int) -> Iterator[tuple[str, Array, Columns]]:
     maps = np.repeat(spills, rng.poisson(1.4, BLOCK))
     tracks = np.repeat(spills, rng.poisson(0.17, BLOCK))
     n, k = len(maps), len(tracks)
-    place = rng.uniform(-200, 1200, (3, k)).astype(np.float32)
+    position = rng.uniform(-200, 1200, (3, k)).astype(np.float32)
     no_vertex = np.zeros((3, 0), np.float32)
     yield table("neutrino", spills[:0], **dict(zip(VERTEX, no_vertex, strict=True)))
     yield table(
         "rec.me.trkkalman",
         tracks,
         subevt=rng.integers(1, 5, k).astype(np.uint16),
-        **dict(zip(MEAN_POSITION, place, strict=True)),
+        **dict(zip(MEAN_POSITION, position, strict=True)),
     )
     yield table(
         "rec.training.cvnmaps",

@@ -90,7 +90,7 @@ def image(rng: np.random.Generator, height: int, width: int, channels: int) -> N
 
 
 def voltages(rng: np.random.Generator, bins: int, probes: int) -> NDArray[np.float32]:
-    """Return the membrane potential at several places of one neuron, in units of 100 mV.
+    """Return the membrane potential at several points of one neuron, in units of 100 mV.
 
     A slow drift around rest and spikes that reach the farther probes later and weaker.
     zlib ratio 1.2 as float32, 4 when it is normalised and rounded to float16.

@@ -1,7 +1,7 @@
-"""Whether every sample comes as often as promised: by computing what every rank delivers.
+"""Whether every sample comes as often as promised, by computing what every rank delivers.
 
 Nothing is read but the sidecar. What is counted comes from the functions from which `Reader`
-takes its order, unit by unit: which samples a unit delivers, and that each of its places in the
+takes its order, unit by unit: which samples a unit delivers, and that each of its slots in the
 order is taken once. Memory is a byte per sample and a few per group.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from dsprep.reader.units import cut_units, group_edges, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
 
 _STEPS = 1 << 20  # of which the sizes of batches are counted at a time
-_TELL = 1 << 19  # samples after which progress is told
+_REPORTED = 1 << 19  # samples after which progress is reported
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class AuditReport:
     shuffle, remainder, seed, batch_size
         As asked.
     resume
-        ``(step, ranks)``: after how many steps the epoch goes on with how many ranks; or None.
+        ``(step, ranks)``: after how many steps the epoch continues on how many ranks; or None.
     epochs
         One after another.
     """
@@ -174,11 +175,16 @@ def audit(
     remainder
         ``"drop"``, ``"pad"`` or ``"ragged"``: ``drop_last=True``, ``pad=True`` and neither.
     resume_at, resume_ranks
-        Each epoch is broken off after so many steps, and goes on with so many ranks.
+        Each epoch is interrupted after so many steps, and continues on so many ranks.
     sidecar
         Its sidecar, if that is not beside the dataset.
     progress
         Called with samples counted so far, and in all.
+
+    Returns
+    -------
+    AuditReport
+        ``report.kept`` is True if the promise of `remainder` was kept in every epoch.
 
     Raises
     ------
@@ -205,7 +211,7 @@ def audit(
     for number in range(epochs):
         counter = _Counter(Sequence(edges, shuffle, seed, number, mixed), remainder, batch_size)
         if progress is not None:
-            counter.tell = _teller(progress, done, n * epochs)
+            counter.report = partial(_report, progress, done, n * epochs)
         reports.append(counter.run(ranks, resume_at, resume_ranks))
         done += n
     resume = None if resume_at is None or resume_ranks is None else (resume_at, resume_ranks)
@@ -259,8 +265,8 @@ def _check(
         )
 
 
-def _teller(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int], None]:
-    return lambda done: progress(min(total, before + done), total)
+def _report(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    progress(min(total, before + done), total)
 
 
 @dataclass(frozen=True)
@@ -300,24 +306,24 @@ class _Counter:
     sequence: Sequence
     remainder: Remainder
     batch_size: int
-    tell: Callable[[int], None] = field(default=lambda done: None)
+    report: Callable[[int], None] = field(default=lambda done: None)
 
     def __post_init__(self) -> None:
         groups = len(self.sequence.edges) - 1
         self.seen = np.zeros(len(self.sequence), np.uint8)
         self.reader = np.full(groups, -1, np.int64)
         self.shared = np.zeros(groups, bool)
-        self.units = self.largest = self.counted = self.told = self.misplaced = 0
+        self.units = self.largest = self.counted = self.reported = self.misplaced = 0
         self.problems: list[str] = []
 
     def run(self, ranks: int, resume_at: int | None, resume_ranks: int | None) -> EpochAudit:
         """Return what comes: all of an epoch, in one run or two."""
         runs = self._runs(ranks, resume_at, resume_ranks)
-        told = tuple(self._count(run, i) for i, run in enumerate(runs))
+        counted = tuple(self._count(run, i) for i, run in enumerate(runs))
         self._check_own(self._times(), runs[-1])
         repeats = sum(self._repeat(run, i) for i, run in enumerate(runs))
         if self.misplaced:
-            self.problems.append(f"in {self.misplaced:,} units two samples have one place")
+            self.problems.append(f"in {self.misplaced:,} units two samples have one slot")
         never, once, more = self._times()
         found = None if self.sequence.shuffle == "global" else int(self.shared.sum())
         return EpochAudit(
@@ -329,7 +335,7 @@ class _Counter:
             self.units,
             self.largest,
             found,
-            told,
+            counted,
             tuple(self.problems),
         )
 
@@ -411,9 +417,9 @@ class _Counter:
         self.units += 1
         self.largest = max(self.largest, len(unit))
         self.counted += len(unit)
-        if self.counted - self.told >= _TELL:
-            self.told = self.counted
-            self.tell(self.counted)
+        if self.counted - self.reported >= _REPORTED:
+            self.reported = self.counted
+            self.report(self.counted)
         if self.sequence.shuffle != "global":
             self._groups(unit, who)
 

@@ -1,4 +1,4 @@
-"""Looking at a dataset: what it holds, how it lies on disk, and how that will read."""
+"""Looking at a dataset: what it holds, how it is stored, and what reading it will cost."""
 
 from __future__ import annotations
 
@@ -152,7 +152,23 @@ def _field_json(facts: FieldFacts) -> dict[str, Any]:
 
 
 def inspect(source: Source) -> Inspection:
-    """Return what there is to know about `source` without reading all of it."""
+    """Return what a dataset holds and how it is stored, without reading all of it.
+
+    Parameters
+    ----------
+    source
+        The opened dataset.
+
+    Returns
+    -------
+    Inspection
+        Format, files, samples, bytes, attributes, and facts for each field; estimates are marked.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If the dataset is damaged or gone.
+    """
     storage = source.storage()
     if len(source.files()) > 1:  # these are of the first file; the others may differ
         storage = {
@@ -183,7 +199,7 @@ def inspect(source: Source) -> Inspection:
 
 
 def _groups(source: Source) -> tuple[int, int] | None:
-    """Return how many groups a sidecar tells of, and the most samples of one."""
+    """Return how many groups a sidecar gives, and the most samples of one."""
     if not isinstance(source, SidecarSource):
         return None
     count = most = 0
@@ -197,7 +213,7 @@ def _groups(source: Source) -> tuple[int, int] | None:
 
 
 def check_types(source: Source) -> None:
-    """Read some samples of all files if types were asked for: whatever does not fit is an error."""
+    """Read some samples of all files if types were asked for; what does not fit is an error."""
     options, count = getattr(source.opening, "options", None), len(source)
     if options is None or all(s.dtype is None for s in options.fields):
         return

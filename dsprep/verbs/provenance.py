@@ -32,18 +32,18 @@ def provenance(
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Made:
-    """Write the sidecar of a dataset, whoever made it.
+    """Write the sidecar of a dataset, regardless of what wrote the dataset.
 
     Parameters
     ----------
     paths
         A file, a directory, a glob, ``@list.txt``, or a sequence of these.
     options
-        How to tell the samples, recorded in the sidecar; if left out, as an older sidecar says.
+        How the dataset is read, recorded in the sidecar; if left out, as an older sidecar states.
     out
         Where to write it, if not beside the dataset.
     law
-        The law that offsets must have; the smallest exact one if None.
+        The law that offsets must follow; the smallest exact one if None.
     checksums
         Read all data once and keep the CRC-32C of every 16 MiB.
     write
@@ -123,7 +123,7 @@ def refresh(
     paths
         The dataset, as `provenance` takes it.
     out
-        The sidecar, if it does not lie beside the dataset.
+        The sidecar, if it is not beside the dataset.
 
     Raises
     ------
@@ -171,26 +171,26 @@ def refresh(
 def _check_replaceable(path: Path, files: Sequence[Path]) -> None:
     """Raise `UsageError` if a sidecar at `path` would replace something else."""
     if path.absolute() in files or path.is_dir():
-        raise UsageError("this is no place for a sidecar: there are data", where=path)
+        raise UsageError("a sidecar cannot be written here: these are data", where=path)
     if not path.is_file() or path.name.endswith(spec.SUFFIX):
         return
     try:
         spec.read(path)
     except FormatError as error:
         raise UsageError(
-            "this is no place for a sidecar: there is another file", where=path
+            "a sidecar cannot be written here: this is another file", where=path
         ) from error
 
 
 def _check_located(made: Made) -> None:
-    """Raise `UnsupportedError` if no field of any file has places."""
+    """Raise `UnsupportedError` if no field of any file can be located."""
     layouts, names = made.content.layouts, made.content.schema.names
     if not names or any(len(layout.get("unlocated", ())) < len(names) for layout in layouts):
         return
     for layout in layouts:
         name, reason = next(iter(layout["unlocated"].items()))
         raise UnsupportedError(
-            f"no field has places, {name} since {reason.partition(';')[0]}",
+            f"no field can be located, {name} since {reason.partition(';')[0]}",
             where=made.dataset,
             fix=f"dsprep convert {made.dataset} DST writes them so that they do",
         )
@@ -273,9 +273,9 @@ def _with_unknown(content: Content, old: Content) -> Content:
 
 
 def _with_groups(content: Content, old: Content, dataset: Path) -> Content:
-    """Return a sidecar with the groups of the one before, which no file tells by itself.
+    """Return a sidecar with the groups of the one before, which no file states by itself.
 
-    Only if all places are still the same; and without their checksums if the data were changed.
+    Only if all extents are still the same; and without their checksums if the data were changed.
     """
     bare = tuple({k: v for k, v in x.items() if k != "groups"} for x in old.layouts)
     if content.companion or old.companion or not bare or len(content.files) != len(old.files):

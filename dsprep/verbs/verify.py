@@ -115,13 +115,15 @@ def verify(
 
     Parameters
     ----------
+    a, b
+        The datasets, opened.
     share
         Compare only about this share of the samples, 0 < share < 1, spread at random; all if
         None.
     seed
         Chooses the samples when `share` is given.
     limit
-        Differing samples to describe; counting goes on after that.
+        Differing samples to describe; all of them are counted.
     workers
         Threads.
     progress
@@ -131,10 +133,18 @@ def verify(
     casts
         Applied to the fields of `a` that they name, before these are compared.
 
+    Returns
+    -------
+    Verdict
+        ``verdict.same`` is True if no difference was found; ``verdict.differences`` has the first
+        ones, each with file, sample, field and element.
+
     Raises
     ------
     ChangedError
         If one of them changed while they were compared.
+    DsprepError, OSError
+        If either cannot be read.
     """
     casts = casts or {}
     if share is not None and not 0 < share <= 1:
@@ -219,8 +229,7 @@ class _Comparing:
                 return Difference(sample, f.name, where_a, where_b, None, x.shape[0], y.shape[0])
             at = _first_element(x, y)
             if at is not None:
-                told = _show(x[at]), _show(y[at])
-                return Difference(sample, f.name, where_a, where_b, at, *told)
+                return Difference(sample, f.name, where_a, where_b, at, _show(x[at]), _show(y[at]))
         raise AssertionError("the sample does not differ")
 
 

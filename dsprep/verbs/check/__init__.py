@@ -1,9 +1,10 @@
-"""All that is wrong with a sidecar, or with the data that it describes, told at once.
+"""All that is wrong with a sidecar, or with the data that it describes, reported at once.
 
-The cheap check compares what is known of each file, parses every layout and computes every place:
-none may lie outside its file. The full one opens the files by their own library, finds every place
-again, compares all of them with those that the laws give, and reads: every checksum that there is,
-and values, bit for bit. What goes wrong on the way, the system's errors too, is one more problem.
+The cheap check compares what is known of each file, parses every layout and computes every
+extent: none may be outside its file. The full one opens the files by their own library, finds every
+extent again, compares all of them with those that the laws give, and reads: every checksum that
+there is, and values, bit for bit. What goes wrong meanwhile, the system's errors too, is one more
+problem.
 """
 
 from __future__ import annotations
@@ -60,11 +61,17 @@ def check(
     paths
         The dataset, its sidecar, or an opened sidecar.
     full
-        Compare every place with what the format's own library finds, and every checksum.
+        Compare every extent with what the format's own library finds, and every checksum.
     at
         The sidecar, if it is not beside the dataset.
     progress
         Called with (done, in all), in files or in samples.
+
+    Returns
+    -------
+    list of Problem
+        Each with `file`, `what`, `expected`, `found`, and `field` and `sample` where it is about
+        one; empty if the sidecar is valid.
 
     Raises
     ------
@@ -192,7 +199,7 @@ def _opened(content: Content, dataset: Path, path: Path) -> tuple[Sidecar | None
 
 
 def _sizes(layout: FileLayout, root: Path) -> tuple[int | None, ...]:
-    """Return the sizes of the files on which the check of a layout's places depends."""
+    """Return the sizes of the files on which the check of a layout's extents depends."""
     blocks = [layout.records.blocks] if layout.records is not None else []
     grids = [c.grid for c in layout.columns.values() if c.grid is not None]
     if any(g.files is not None for g in grids):
@@ -217,7 +224,7 @@ def _unlisted(content: Content, dataset: Path, asked: Sequence[Path]) -> list[Pr
     try:
         found = [p.absolute() for p, _ in find_files(asked)[0]]
     except CAUGHT:
-        return []  # what is missing is told of each file
+        return []  # each missing file is reported
     listed = {(dataset / f.path).absolute() for f in content.files}
     return [
         Problem(str(p), "it is in the dataset, and the sidecar does not list it")
@@ -251,6 +258,6 @@ def _identities(
 
 
 def _changes(path: Path, format: str, entry: FileEntry) -> list[str]:
-    """Return how a file changed, told apart from a time stamp that alone did."""
+    """Return how a file changed, or that its time stamp alone did."""
     found = identity.look(path, format, entry.identity)
     return [ONLY_TOUCHED] if found.written and not found.differences else found.differences

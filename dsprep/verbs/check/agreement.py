@@ -13,7 +13,7 @@ from dsprep.layout.model import Blocks, Column, FileLayout, Records
 from dsprep.verbs.check.problems import Problem
 
 SLICE = 1 << 18
-"""Places that are compared at once."""
+"""Offsets that are compared at once."""
 
 
 def compare(truth: FileLayout, known: FileLayout) -> Iterator[Problem]:
@@ -23,7 +23,7 @@ def compare(truth: FileLayout, known: FileLayout) -> Iterator[Problem]:
     for name in sorted({*_kinds(truth), *_kinds(known)}):
         a, b = _kinds(truth).get(name), _kinds(known).get(name)
         if a != b:
-            yield Problem("", "the sidecar has it in another place than the file", a, b, name)
+            yield Problem("", "the sidecar has it stored in another way than the file", a, b, name)
         elif name in truth.columns:
             yield from _compare_columns(truth.columns[name], known.columns[name], name)
 
@@ -56,7 +56,7 @@ def _compare_records(a: Records, b: Records, count: int) -> Iterator[Problem]:
     yield from _words(a.frame, b.frame, "frame")
     for name in a.parts:
         if name in b.parts:
-            yield from _words(vars(a.parts[name]), vars(b.parts[name]), "place in records", name)
+            yield from _words(vars(a.parts[name]), vars(b.parts[name]), "part of the records", name)
 
     def of(records: Records, pick: Callable[[Blocks], Law]) -> Callable[[int, int], Ints]:
         law = pick(records.blocks)

@@ -1,4 +1,4 @@
-"""Whether the places that laws give are in their files; memory does not grow with the samples."""
+"""Whether the extents that laws give are in their files; memory does not grow with the samples."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dsprep.layout.model import Column, FileLayout, Records
 from dsprep.verbs.check.problems import Problem
 
 SLICE = 1 << 18
-"""Samples whose places are computed at once."""
-MOST_PIECES = 1 << 24
-"""Pieces of one sample, beyond which it is not looked at."""
+"""Samples whose extents are computed at once."""
+MOST_BLOCKS = 1 << 24
+"""Blocks of one sample, beyond which it is not looked at."""
 OFTEN = 1000
 """Samples that may share a row."""
 
@@ -32,7 +32,7 @@ def file_nbytes(path: Path) -> int | None:
 
 
 def outside(layout: FileLayout, schema: Schema, root: Path) -> Iterator[Problem]:
-    """Yield the problems of places that the laws give: per field the first, and how many.
+    """Yield the problems of extents that the laws give: per field the first, and how many.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def outside(layout: FileLayout, schema: Schema, root: Path) -> Iterator[Problem]
 
 
 def _slices(count: int, linear: bool) -> Iterator[Ints]:
-    """Yield all indices in slices; where laws are linear, their ends tell all."""
+    """Yield all indices in slices; where laws are linear, their ends suffice."""
     if linear and count > 2:
         yield np.array([0, count - 1], np.int64)
         return
@@ -121,7 +121,7 @@ def _records_outside(
         offset, length = blocks.offsets.at(numbers), blocks.lengths.at(numbers)
         far.add(_beyond(offset, length, nbytes), indices, offset, length)
         short.add(length < least, indices, offset, length)
-    yield from far.problem("the sidecar gives a place that is not in the file", nbytes, None)
+    yield from far.problem("the sidecar gives an extent that is not in the file", nbytes, None)
     yield from short.problem("a record is too short for its fields", least, None)
 
 
@@ -147,11 +147,11 @@ def _column_outside(
             yield Problem("", text, f"within {rows:,} rows", found, name, int(indices[i]))
             return
         side = int(np.prod(np.array(grid.chunks[1:], float)))
-        pieces = (count // grid.chunk[0] + 2).astype(float) * side
-        if float(pieces.max(initial=0)) > MOST_PIECES:
+        blocks = (count // grid.chunk[0] + 2).astype(float) * side
+        if float(blocks.max(initial=0)) > MOST_BLOCKS:
             yield Problem("", "a sample has impossibly many chunks", field=name)
             return
-        parts = max(1, int(pieces.sum() // (SLICE * 4)) + 1)
+        parts = max(1, int(blocks.sum() // (SLICE * 4)) + 1)
         for some in np.array_split(indices, min(parts, len(indices))):
             found_ = locate(layout, name, some)
             stored = (found_.offset >= 0) & (found_.length > 0)
@@ -165,7 +165,7 @@ def _column_outside(
                     limit = nbytes
                 where = offset[which], length[which]
                 tally.add(_beyond(*where, nbytes), numbers[which], *where)
-    yield from tally.problem("the sidecar gives a place that is not in the file", limit, name)
+    yield from tally.problem("the sidecar gives an extent that is not in the file", limit, name)
 
 
 def _by_path(template: str, place: Ints | None, stored: Any) -> Iterator[tuple[str, Any]]:

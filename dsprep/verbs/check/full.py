@@ -1,4 +1,4 @@
-"""The thorough part of checking a sidecar: every place, every checksum, and values, bit for bit."""
+"""The thorough part of checking a sidecar: all extents, all checksums, and values bit for bit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def against_files(
     opened
         The sidecar, if its layouts can be used.
     path
-        Where it lies.
+        Its path.
     """
     problems = list(_checksums(content, dataset, path))
     format = formats.load(content.format)
@@ -88,7 +88,7 @@ def _schemas(schema: Schema, source: Source, dataset: Path) -> Iterator[Problem]
                 yield Problem(str(dataset), text, str(there), str(here), owner or None)
 
 
-# --- places ----------------------------------------------------------------------------------
+# --- extents ---------------------------------------------------------------------------------
 
 
 def _file(source: Source, number: int) -> AbstractContextManager[Source]:
@@ -197,10 +197,10 @@ def _chosen(opened: Sidecar, payload: int) -> Callable[[int, int], Iterator[tupl
 
 
 def _values(opened: Sidecar, source: Source, progress: Progress | None) -> Iterator[Problem]:
-    """Yield the samples that read otherwise, or not at all, or have a wrong checksum."""
+    """Yield the samples that read differently, or not at all, or have a wrong checksum."""
     n = len(opened)
     if n != len(source):
-        return  # told already
+        return  # reported already
     payload = sum(f.identity.nbytes for f in opened.content.files)
     chosen, framed = _chosen(opened, payload), _framed(opened)
     ranges: Iterator[tuple[int, int]] = _pieces(opened, 0, n)
@@ -248,12 +248,12 @@ def _unreadable(opened: Sidecar, start: int, stop: int) -> Generator[Problem, No
 
 
 def _differing(opened: Sidecar, source: Source, start: int, stop: int) -> Iterator[Problem]:
-    """Yield the first sample of a range that reads otherwise than by the library."""
+    """Yield the first sample of a range that reads differently by the library."""
     names = _names(opened, opened.file_of(start)[0])
     if not names or not set(names) <= set(source.schema.names):
         return
     if differences(opened.schema, source.schema):
-        return  # told already
+        return  # reported already
     try:
         ours = opened.read(slice(start, stop), names)
         theirs = source.read(start, stop)
@@ -264,7 +264,5 @@ def _differing(opened: Sidecar, source: Source, start: int, stop: int) -> Iterat
         one = Schema((opened.schema[name],))
         rows = differing_samples({name: ours[name]}, {name: theirs[name]}, one)
         if len(rows):
-            text = (
-                f"{len(rows):,} of samples {start:,} to {stop - 1:,} read otherwise by the library"
-            )
+            text = f"{len(rows):,} of samples {start:,} to {stop - 1:,} differ from the library's"
             yield Problem(str(opened.dataset), text, None, None, name, start + int(rows[0]))

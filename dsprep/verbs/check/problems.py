@@ -1,4 +1,4 @@
-"""A problem of a sidecar or its data, in the words in which `dsprep.verbs.check` tells of it."""
+"""A problem of a sidecar or its data, as `dsprep.verbs.check` reports it."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Problem:
     sample: int | None = None
 
     def __str__(self) -> str:
-        place = [self.file]
+        where = [self.file]
         if self.sample is not None:
-            place.append(f"sample {self.sample:,}")
+            where.append(f"sample {self.sample:,}")
         if self.field is not None:
-            place.append(f"field {self.field}")
+            where.append(f"field {self.field}")
         facts = [
             f"{word} {value}"
             for word, value in (("expected", self.expected), ("found", self.found))
             if value is not None
         ]
-        return f"{', '.join(place)}: {self.what}" + (f" ({', '.join(facts)})" if facts else "")
+        return f"{', '.join(where)}: {self.what}" + (f" ({', '.join(facts)})" if facts else "")
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON, without what is None."""
@@ -50,7 +50,7 @@ class Problem:
 
 
 def problem(error: Exception, file: object, field: str | None = None) -> Problem:
-    """Return the problem that an error tells of."""
+    """Return the problem that an error states."""
     if isinstance(error, DsprepError):
         where = str(error.where) if error.where is not None else str(file)
         if str(file) not in where:
