@@ -1,15 +1,17 @@
-"""The benchmark's core: what is measured is right, and what is wrong is told."""
+"""The benchmark: what is measured is right, what is wrong is reported, nonsense is refused."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import select
 import stat
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import h5py
@@ -19,41 +21,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import random_batch, schemas
 
-from dsprep.bench import caches, child, computing, counters, running, sums
+from dsprep.bench import caches, child, counters, running, sums
+from dsprep.bench.reading import Settings, bench_read, plan_read
 from dsprep.bench.strategies import SETS, STRATEGIES, find
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.summary import Facts, against_limit, row
-from dsprep.bench.task import Failure, Task
+from dsprep.bench.task import Failure, Task, make_compute, parse_compute
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import DsprepError, SchemaError, UsageError
 from dsprep.source.dataset import open_dataset
+from dsprep.verbs.provenance import provenance
 
 N = 50
+QUICK = {"repeat": 1, "threads": 1, "cold": False}
 
 
 @pytest.fixture
 def made(tmp_path):
-    path = tmp_path / "data.h5"
+    """A dataset as a task for h5py, and what is known of its runs."""
+    path = tmp_path / "data" / "a.h5"
+    path.parent.mkdir()
     rng = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
         file["x"] = rng.random((N, 40, 30), np.float32)
         file["y"] = rng.integers(0, 9, N)
     with open_dataset(path) as source:
-        task = Task(
-            strategy="h5py",
-            path=path,
-            schema=source.schema,
-            samples=N,
-            batch_size=8,
-            drop=(path,),
-        )
-        facts = Facts(
-            expected=sums.of_source(source, N),
-            payload=N * source.schema.fixed_nbytes,
-            cold=False,
-            computes=False,
-        )
-    return task, facts
+        schema, expected = source.schema, sums.of_source(source, N)
+    known = {"schema": schema, "samples": N, "batch_size": 8, "drop": (path,)}
+    facts = {"payload": N * schema.fixed_nbytes, "cold": False, "computes": False}
+    return Task(strategy="h5py", path=path, **known), Facts(expected=expected, **facts)
 
 
 class Plain(Strategy):
@@ -79,8 +75,7 @@ class Plain(Strategy):
 
 class Drops(Plain):
     def planted(self, batch, indices):
-        keep = indices != 7
-        return {k: v[keep] for k, v in batch.items()}
+        return {k: v[indices != 7] for k, v in batch.items()}
 
 
 class Repeats(Plain):
@@ -115,6 +110,13 @@ class Excess(Plain):
         yield {k: v[:0] for k, v in self.data.items()}
 
 
+class Slow(Plain):
+    def epoch(self, number):
+        for item in super().epoch(number):
+            time.sleep(0.01 * (self.task.world_size == 1 or self.task.rank))
+            yield item
+
+
 def measured(strategy, task, facts):
     return row("h5py", [[child.run(task, strategy(task), lambda: None)]], facts)
 
@@ -122,12 +124,13 @@ def measured(strategy, task, facts):
 def test_a_right_reader_gets_numbers(made):
     task, facts = made
     found = measured(Plain, replace(task, epochs=3, warmup=1), facts)
-    assert found.problems == ()
-    assert found.runs == 3
+    assert (found.problems, found.runs) == ((), 3)
     assert found.value("samples_per_second") > 0
     assert found.value("first_batch_seconds") <= found.value("exposed_seconds")
     assert found.value("exposed_seconds") <= found.value("epoch_seconds")
     assert found.value("peak_rss_bytes") > 1e6
+    rows = against_limit([replace(found, name="pread-limit"), found, replace(found, measures={})])
+    assert [r.value("limit_percent") for r in rows] == [pytest.approx(100)] * 2 + [None]
 
 
 @pytest.mark.parametrize("wrong", [Drops, Repeats, Corrupts, Mixes, Excess])
@@ -136,12 +139,8 @@ def test_a_wrong_reader_gets_none(made, wrong):
     found = measured(wrong, task, facts)
     assert found.measures == {}
     assert any("wrong samples" in p for p in found.problems)
-
-
-@pytest.mark.parametrize("wrong", [Drops, Repeats, Mixes])
-def test_repeats_and_losses_are_seen_in_the_measured_epochs_alone(made, wrong):
-    task, facts = made
-    assert measured(wrong, replace(task, check=False), facts).problems
+    if wrong is not Corrupts:  # it is seen in the measured epochs alone
+        assert measured(wrong, replace(task, check=False), facts).problems
 
 
 def test_a_warm_run_is_not_called_cold(made, monkeypatch):
@@ -174,23 +173,16 @@ def test_dropping_drops(made):
 
 def test_the_consumer_s_waits_are_what_is_exposed(made):
     task, facts = made
-
-    class Slow(Plain):
-        def epoch(self, number):
-            for item in super().epoch(number):
-                time.sleep(0.01)
-                yield item
-
     found = measured(Slow, replace(task, compute="5ms"), replace(facts, computes=True))
-    steps = task.steps
-    assert 0.01 * steps <= found.value("exposed_seconds") < 0.01 * steps + 0.5
-    assert 0.005 * steps <= found.value("compute_seconds")
-    share = found.value("compute_seconds") / found.value("epoch_seconds")
-    assert found.value("utilisation_percent") == pytest.approx(100 * share)
+    value, steps = found.value, task.steps
+    assert 0.01 * steps <= value("exposed_seconds") < 0.01 * steps + 0.5
+    assert 0.005 * steps <= value("compute_seconds")
+    share = value("compute_seconds") / value("epoch_seconds")
+    assert value("utilisation_percent") == pytest.approx(100 * share)
     assert share < 0.6
-    assert found.value("wait_p50_seconds") >= 0.01
-    total = found.value("exposed_seconds") + found.value("compute_seconds")
-    assert found.value("epoch_seconds") == pytest.approx(total, rel=0.05)
+    assert value("wait_p50_seconds") >= 0.01
+    total = value("exposed_seconds") + value("compute_seconds")
+    assert value("epoch_seconds") == pytest.approx(total, rel=0.05)
 
 
 def test_checking_is_not_measured(made, monkeypatch):
@@ -206,15 +198,9 @@ def test_ranks_meet_at_every_step(made):
     task, facts = made
     barrier, results = threading.Barrier(2), {}
 
-    class Late(Plain):
-        def epoch(self, number):
-            for item in super().epoch(number):
-                time.sleep(0.01 * self.task.rank)
-                yield item
-
     def one(rank):
         mine = replace(task, rank=rank, world_size=2)
-        results[rank] = child.run(mine, Late(mine), lambda: barrier.wait(20))
+        results[rank] = child.run(mine, Slow(mine), lambda: barrier.wait(20))
 
     threads = [threading.Thread(target=one, args=(r,)) for r in range(2)]
     for thread in threads:
@@ -226,48 +212,39 @@ def test_ranks_meet_at_every_step(made):
     assert results[0].epochs[0].skew >= 0.01 * (task.steps // 2 - 1)
     assert results[1].epochs[0].skew < results[0].epochs[0].skew
     assert found.value("skew_seconds") > 0
-
-
-def test_a_result_travels(made):
-    task, _ = made
-    found = child.run(task, Plain(task), lambda: None)
-    assert pickle.loads(pickle.dumps(found)) == found
-    assert pickle.loads(pickle.dumps(task)) == task
+    assert pickle.loads(pickle.dumps((task, results))) == (task, results)  # they travel
 
 
 # --- sums -------------------------------------------------------------------------------------
+
+
+def rows_of(batch, schema, numbers):
+    return {
+        f.name: Ragged.pack([column[int(i)] for i in numbers], f)
+        if isinstance(column := batch[f.name], Ragged)
+        else column[numbers]
+        for f in schema
+    }
+
+
+def bits(batch, field):
+    column = batch[field.name]
+    values = column.values if isinstance(column, Ragged) else column
+    return np.ascontiguousarray(values).tobytes()
 
 
 @pytest.mark.parametrize("schema", [pytest.param(s, id=n) for n, s in schemas()])
 def test_sums_do_not_depend_on_order_or_cuts(schema):
     batch = random_batch(schema, 9, seed=3)
     order = np.random.default_rng(1).permutation(9)
-
-    def rows(numbers):
-        out = {}
-        for f in schema:
-            column = batch[f.name]
-            if isinstance(column, Ragged):
-                out[f.name] = Ragged.pack([column[int(i)] for i in numbers], f)
-            else:
-                out[f.name] = column[numbers]
-        return out
-
-    light = sums.lightly(schema)
-    whole = sums.full(batch, schema), light(batch)
-    parts = [rows(order[:4]), rows(order[4:])]
-    assert sum(sums.full(p, schema) for p in parts) % 2**64 == whole[0]
-    assert sum(light(p) for p in parts) % 2**64 == whole[1]
-    if any(f.ragged or f.row_nbytes for f in schema):
-        twice = rows(np.array([0, *order[1:]]))
-        if any(not np.array_equal(_bits(twice, f), _bits(rows(order), f)) for f in schema):
-            assert sums.full(twice, schema) != whole[0]
-
-
-def _bits(batch, field):
-    column = batch[field.name]
-    values = column.values if isinstance(column, Ragged) else column
-    return np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
+    parts = [rows_of(batch, schema, order[:4]), rows_of(batch, schema, order[4:])]
+    for sum_of in (lambda b: sums.full(b, schema), sums.lightly(schema)):
+        assert sum(map(sum_of, parts)) % 2**64 == sum_of(batch)
+        assert sum_of(rows_of(batch, schema, order[:0])) == 0
+    twice = rows_of(batch, schema, np.array([0, *order[1:]]))
+    shuffled = rows_of(batch, schema, order)
+    if any(bits(twice, f) != bits(shuffled, f) for f in schema):
+        assert sums.full(twice, schema) != sums.full(batch, schema)
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=20), st.data())
@@ -283,28 +260,30 @@ def test_a_changed_byte_changes_the_sum(values, data):
     assert (sums.full({"v": Ragged.pack(changed, field)}, schema) == whole) == same
 
 
-def test_batches_of_another_form_are_refused():
-    schema = Schema((Field("x", np.dtype("f4"), (2,)),))
-    for wrong in ({}, {"x": np.zeros((3, 2))}, {"x": np.zeros((3, 3), "f4")}):
-        with pytest.raises(SchemaError):
-            sums.full(wrong, schema)
+@pytest.mark.parametrize("wrong", [{}, {"x": np.zeros((3, 2))}, {"x": np.zeros((3, 3), "f4")}])
+def test_batches_of_another_form_are_refused(wrong):
+    with pytest.raises(SchemaError):
+        sums.full(wrong, Schema((Field("x", np.dtype("f4"), (2,)),)))
 
 
 # --- computing, counters ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "12", "ms", "-1ms", "gemm:0", "gemm:x", "1e9s", "0ms"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "12", "ms", "-1ms", "gemm:0", "gemm:x", "1e9s", "0ms", "gemm:\uff14", "\u0663ms"],
+)
 def test_compute_is_understood_or_refused(text):
     with pytest.raises(UsageError):
-        computing.parse(text)
+        parse_compute(text)
 
 
 def test_compute_takes_its_time():
     began = time.perf_counter()
-    computing.make("20ms")()
+    make_compute("20ms")()
     assert time.perf_counter() - began >= 0.02
-    assert computing.make("gemm:8")() is not None
-    assert computing.make("none")() is None
+    assert make_compute("gemm:8")() is not None
+    assert make_compute("none")() is None
 
 
 def test_counters_see_reads_and_children(tmp_path):
@@ -313,8 +292,7 @@ def test_counters_see_reads_and_children(tmp_path):
     before = counters.count()
     file.read_bytes()
     after = counters.count() - before
-    assert after.asked >= 1 << 20
-    assert after.calls >= 1
+    assert (after.asked >= 1 << 20, after.calls >= 1) == (True, True)
     code = "import sys,time; sum(range(3_000_000)); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -323,9 +301,8 @@ def test_counters_see_reads_and_children(tmp_path):
         assert process.pid in counters.descendants(os.getpid())
         alive = counters.count()
         process.stdin.close()
-    ended = counters.count()
     assert alive.cpu - before.cpu > 0.02
-    assert ended.cpu >= alive.cpu - 0.05  # what it did is not lost
+    assert counters.count().cpu >= alive.cpu - 0.05  # what it did is not lost
 
 
 # --- processes --------------------------------------------------------------------------------
@@ -339,32 +316,27 @@ def test_processes_run_in_step(made):
     assert row("dummy", [found], facts).problems == ()
 
 
-def test_what_fails_is_told(made, tmp_path):
+def test_what_fails_is_reported(made, tmp_path):
     task, facts = made
     found = running.run(replace(task, path=tmp_path / "none.h5"), ranks=2)
     assert isinstance(found, Failure)
     assert "none.h5" in found.reason
-    told = row("h5py", [found], facts)
-    assert told.measures == {}
-    assert told.problems[0].startswith("failed: rank")
+    failed = row("h5py", [found], facts)
+    assert failed.measures == {}
+    assert failed.problems[0].startswith("failed: rank")
 
 
-def script(tmp_path, text):
-    path = tmp_path / "python"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
+def test_a_crash_and_a_hang_are_reported(made, tmp_path, monkeypatch):
+    def ended(text, **more):
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(running.sys, "executable", str(path))
+        return running.run(made[0], **more).reason
 
-
-def test_a_crash_and_a_hang_are_told(made, tmp_path, monkeypatch):
-    task, _ = made
-    monkeypatch.setattr(running.sys, "executable", script(tmp_path, "echo boom >&2; exit 3"))
-    assert running.run(task).reason == "ended with status 3: boom"
-    monkeypatch.setattr(running.sys, "executable", script(tmp_path, "kill -9 $$"))
-    assert running.run(task).reason == "ended by signal 9"
-    hang = f"sleep 100 & echo $! > {tmp_path}/pid; wait"
-    monkeypatch.setattr(running.sys, "executable", script(tmp_path, hang))
-    assert "took too long" in running.run(task, timeout=0.5).reason
+    assert ended("echo boom >&2; exit 3") == "ended with status 3: boom"
+    assert ended("kill -9 $$") == "ended by signal 9"
+    assert "took too long" in ended(f"sleep 100 & echo $! > {tmp_path}/pid; wait", timeout=0.5)
     pid = (tmp_path / "pid").read_text().strip()
     for _ in range(100):
         if not Path(f"/proc/{pid}").exists():
@@ -373,24 +345,144 @@ def test_a_crash_and_a_hang_are_told(made, tmp_path, monkeypatch):
     assert not Path(f"/proc/{pid}").exists()  # nor is anything left that it started
 
 
-# --- the table and the limit --------------------------------------------------------------------
+def test_a_process_ends_with_the_one_that_started_it():
+    code = "from dsprep.bench.child import *; import time; end_with_parent(); "
+    code += "print('ready', flush=True); time.sleep(60)"
+    parent = f"""
+import subprocess, sys, time
+p = subprocess.Popen([sys.executable, "-c", {code!r}], stdout=subprocess.PIPE)
+p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
+        watched = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+        try:
+            assert select.select([watched], [], [], 10)[0]
+        finally:
+            os.close(watched)
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """A rank that said that it is at the gate, and was killed before the answer."""
+    ours, theirs = Pipe()
+    process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    process.wait()
+    with (tmp_path / "errors").open("w+b") as errors, ours:
+        theirs.send(None)
+        theirs.close()
+        yield running.Rank(0, process, ours, errors)
+
+
+def test_a_rank_that_ends_at_the_gate_is_reported(killed):
+    deadline = time.monotonic() + 5
+    assert running.follow([killed], deadline)
+    running.open_gate([killed])
+    assert not running.follow([killed], deadline)
+    assert killed.outcome == Failure("ended by signal 9")
+
+
+class Comm:
+    """What the first of two MPI processes sees, the other of which is done, or as this one."""
+
+    def __init__(self, other=None):
+        self.said, self.other = [], other
+
+    def Get_rank(self):
+        return 0
+
+    def Get_size(self):
+        return 2
+
+    def Iallgather(self, mine, found):
+        self.said.append(mine[0])
+        found[0], found[1] = mine[0], mine[0] if self.other is None else self.other
+        return self
+
+    def Test(self):
+        return True
+
+
+def test_ranks_do_not_wait_for_one_that_cannot_start(made, monkeypatch):
+    def start(task):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(running, "start", start)
+    comm = Comm(running.DONE)
+    assert "Too many open files" in running.measure(comm, made[0], 5.0).reason
+    assert comm.said == [running.FAILED]
+
+
+def test_ranks_do_not_wait_for_one_that_ends_at_the_gate(made, killed, monkeypatch):
+    monkeypatch.setattr(running, "start", lambda task: killed)
+    comm = Comm()
+    assert running.measure(comm, made[0], 5.0) == Failure("ended by signal 9")
+    assert comm.said == [running.WAITS, running.FAILED]
+
+
+# --- what users do ------------------------------------------------------------------------------
 
 
 def test_the_table_is_true():
     for name, entry in STRATEGIES.items():
-        if entry.missing:
-            continue
-        assert issubclass(entry.load(), Strategy), name
-    for names in SETS.values():
-        assert set(names) <= set(STRATEGIES)
+        assert entry.missing or issubclass(entry.load(), Strategy), name
+    assert {name for names in SETS.values() for name in names} <= set(STRATEGIES)
     with pytest.raises(DsprepError, match="not a strategy"):
         find("nosuch")
 
 
-def test_shares_of_the_limit(made):
-    task, facts = made
-    one = measured(Plain, task, facts)
-    rows = against_limit([replace(one, name="pread-limit"), one, replace(one, measures={})])
-    assert rows[0].value("limit_percent") == pytest.approx(100)
-    assert rows[1].value("limit_percent") == pytest.approx(100)
-    assert rows[2].value("limit_percent") is None
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"timeout": seconds} for seconds in (float("inf"), float("nan"), 1e300)),
+        {"ranks": 10**9},
+        {"threads": 10**8},
+        {"batch_size": 10**30},
+        {"compute": "soon"},
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused(made, wrong):
+    with pytest.raises(UsageError):
+        plan_read([made[0].path], ["h5py"], Settings(**wrong))
+
+
+def test_a_sweep_up_to_nonsense_is_refused(made):
+    with pytest.raises(UsageError):
+        plan_read([made[0].path], ["h5py"], sweep="threads=1..999999999")
+
+
+def test_a_compressed_file_is_read_cold(tmp_path):
+    path = tmp_path / "gz.h5"
+    values = np.random.default_rng(0).integers(0, 4, (128, 4000)).astype(np.float64)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=values, chunks=(8, 4000), compression="gzip")
+    report = bench_read(plan_read([path], ["h5py"], Settings(repeat=1, threads=1)))
+    (found,) = (r for r in report.rows if r.name == "h5py")
+    if not any("page cache still held" in p for p in found.problems):  # tmpfs
+        assert not any("0%" in p or "1%" in p for p in found.problems)
+
+
+def test_fewer_samples_than_ranks(tmp_path):
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        file["x"] = np.random.default_rng(0).random((1, 1000))
+    work = plan_read([tmp_path / "one.h5"], ["dsprep"], Settings(ranks=2, **QUICK))
+    assert not [r for r in bench_read(work).rows if r.problems]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_fields_that_cannot_be_located_are_read_from_a_copy(tmp_path, beside):
+    path = tmp_path / "part.h5"
+    with h5py.File(path, "w") as file:
+        file["y"] = np.arange(20, dtype=np.int64)
+        ragged = file.create_dataset("x", (20,), h5py.vlen_dtype(np.float32))
+        for i in range(20):
+            ragged[i] = np.zeros(1 if i < 19 else 5000, np.float32)
+    if beside:
+        provenance([path])
+    work = plan_read([path], ["provenance"], Settings(**QUICK))
+    assert any("not every field can be located" in n for n in work.notes)
+    plans = tuple(replace(plan, payload=20 * 1000) for plan in work.plans)  # as if it was guessed
+    report = bench_read(replace(work, plans=plans))
+    assert not [r for r in report.rows if r.problems]
+    assert report.dataset["payload_nbytes"] == 4 * (19 + 5000) + 20 * 8

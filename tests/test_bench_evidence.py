@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dsprep.bench import caches, child, received
-from dsprep.bench.caches import Server, Watch
+from dsprep.bench.caches import Watch
 from dsprep.bench.counters import Counters
 from dsprep.bench.evidence import UNKEPT, Evidence, Seen, server_words, weakest
 from dsprep.bench.machine import Mount
@@ -160,20 +160,25 @@ def test_a_row_has_the_weakest_evidence_of_its_runs():
     assert weakest([]) is None
 
 
-def test_rows_tables_and_pages_have_it():
+def row_of(device=0, facts=None, **seen):
+    """The row of one run of one process."""
     epoch = Epoch(
         samples=10,
         seconds=1.0,
         waits=(0.5, 0.5),
         computing=0.0,
         skew=0.0,
-        counters=Counters(),
+        counters=Counters(device=device),
         light=0,
-        seen=Seen(held=0.0, counts=False, **over(eth0=10_200_000)),
+        seen=Seen(held=0.0, **seen),
     )
+    known = {"expected": Sums(10), "payload": LEAST, "cold": True, "computes": False}
     result = Result(epochs=(epoch,), peak_rss=1)
-    facts = Facts(expected=Sums(10), payload=LEAST, cold=True, computes=False)
-    found = row("h5py", [[result]], facts)
+    return row("h5py", [[result]], Facts(**known | (facts or {})))
+
+
+def test_rows_tables_and_pages_have_it():
+    found = row_of(counts=False, **over(eth0=10_200_000))
     assert found.problems == ()
     assert found.value("network_bytes") == 10_200_000
     assert found.value("device_bytes") is None
@@ -184,6 +189,25 @@ def test_rows_tables_and_pages_have_it():
     report = Report("c", "2025-06-01", {}, {}, {"cold": True}, (found,))
     assert words in csv_text(report)
     assert words in page.html(report)
+
+
+@pytest.mark.parametrize(
+    ("fetched", "opening", "stored", "why"),
+    [
+        (2, 0, 2, ""),  # compressed data are cold when all their bytes were fetched
+        (1, 0, 2, "came from a device"),
+        (2, 0, None, "came from a device"),
+        (2, 0, 100, "came from a device"),
+        (7.5, 2, None, "opening the files brought in 25%"),
+        (7.5, 0.5, None, "75% of the bytes came from a device"),
+    ],
+)
+def test_bytes_are_compared_with_those_of_the_files(fetched, opening, stored, why):
+    mb = 1_000_000
+    facts = {"stored": None if stored is None else stored * mb}
+    found = row_of(int(fetched * mb), facts, counts=True, opening=int(opening * mb))
+    assert bool(found.problems) == bool(why)
+    assert why in "".join(found.problems)
 
 
 # --- looking at the page cache ----------------------------------------------------------------
@@ -417,20 +441,10 @@ def test_lustre_that_only_lctl_reads(root, tmp_path, monkeypatch):
     assert (tmp_path / "args").read_text().split()[-2:] == ["osc.far-*.stats", "mdc.far-*.stats"]
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("nas:/vol", True),
-        ("user@nas:", True),
-        ("//nas/share", True),
-        ("10.1.1.1@tcp:/big", True),
-        ("/dev/sda1", False),
-        ("/dev/disk/by-path/pci-0000:00", False),
-        ("overlay", False),
-    ],
-)
-def test_mounts_named_after_machines(source, expected):
-    assert received.remote(mount(source, "x")) is expected
+def test_mounts_named_after_machines():
+    remote = ["nas:/vol", "user@nas:", "//nas/share", "10.1.1.1@tcp:/big"]
+    local = ["/dev/sda1", "/dev/disk/by-path/pci-0000:00", "overlay"]
+    assert [s for s in (*remote, *local) if received.remote(mount(s, "x"))] == remote
     assert not received.remote(None)
 
 
@@ -529,8 +543,8 @@ def test_a_command_that_fails_is_an_error(task, monkeypatch):
         ran(replace(task, evict_server="echo no such host >&2; exit 3"))
     monkeypatch.setattr(caches, "TIMEOUT", 0.05)
     with pytest.raises(UsageError, match="nothing after"):
-        Server(evict="sleep 5").drop()
-    Server().drop()
+        caches.drop_server("sleep 5")
+    caches.drop_server(None)
 
 
 def test_files_that_are_many_are_looked_at_once(file, monkeypatch):

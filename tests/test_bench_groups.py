@@ -88,17 +88,6 @@ def held():
     return data, [w for w in ("all.lmdb", "groups.h5", "memfd:dsprep") if w in maps]
 
 
-@pytest.mark.parametrize("name", ["group", "group-db", "dsprep", "provenance"])
-def test_ranks_share_the_samples_of_small_buffers(name, places):
-    found = []
-    for rank in range(3):
-        strategy = made(name, places, rank=rank, world_size=3, buffer_nbytes=16_000, threads=2)
-        strategy.open()
-        found += delivered(strategy, 1)
-        strategy.close()
-    assert sorted(found) == list(range(COUNT))
-
-
 # --- the limit -------------------------------------------------------------------------------
 
 

@@ -728,3 +728,7 @@ def test_targets_that_cannot_be_are_told(tmp_path):
         output.check_targets(html=tmp_path)
     with pytest.raises(UsageError, match="no such directory"):
         output.check_targets(html=tmp_path / "no" / "x.html")
+    output.check_targets(json=Path("-"))
+    for option in ("html", "csv"):
+        with pytest.raises(UsageError, match="needs a file"):
+            output.check_targets(**{option: Path("-")})

@@ -202,7 +202,8 @@ def test_every_sample_comes_once(datasets, name, label):
     for world in (1,) if name in (*LMDBIO, *PEERS) and name != "ffcv" else (1, 3):
         epochs = [[], []]
         for rank in range(world):
-            strategy = strategy_of(name, path, schema, rank=rank, world_size=world)
+            more = {} if world == 1 else {"buffer_nbytes": 16_000}
+            strategy = strategy_of(name, path, schema, rank=rank, world_size=world, **more)
             strategy.open()
             for number in range(2):
                 batch, sizes = run_epoch(strategy, number)

@@ -6,12 +6,12 @@
     Ways of reading, a class each; the table of them is in its ``__init__``.
 `scratch`
     The dataset in the form that a strategy needs.
-`task`, `running`, `mpi`, `child`
+`task`, `running`, `child`
     What one process is to run and what it measured; starting such processes, here or as ranks of
     an MPI job, and keeping them in step; the process itself.
-`sums`, `counters`, `computing`, `caches`, `received`, `evidence`
-    Checksums of what came; what the kernel counted; a step's work; the page cache; the network;
-    what shows that a run was cold.
+`sums`, `counters`, `caches`, `received`, `evidence`
+    Checksums of what came; what the kernel counted; the page cache; the network; what shows that
+    a run was cold.
 `summary`, `report`
     From counts to rows; from rows to tables, words and pages.
 `machine`

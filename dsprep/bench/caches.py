@@ -56,9 +56,7 @@ class Look:
     """How the page cache can be looked at here."""
 
     way: Way | None  # the first that saw a page that had just been read; None: nothing saw it
-    # whether the page cache keeps what is read from this mount. It does not where all is read
-    # from the server again (`direct_io` of FUSE): then nothing can be held.
-    keeps: bool = True
+    keeps: bool = True  # whether it keeps what is read from here; not with `direct_io` of FUSE
 
     def held(self, files: Iterable[Path]) -> float | None:
         """Return the share of the bytes of files that the page cache has; None if unseen."""
@@ -213,82 +211,54 @@ def drop(files: Iterable[Path]) -> None:
     What is not yet on the disk is written first. Pages that a process has mapped stay, and all
     where a file system cannot do it: whether it worked is for `Look.held` to say.
     """
-    for path in files:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            with suppress(OSError):
-                os.fdatasync(fd)
-            with suppress(OSError):
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
+    for file in map(File, files):
+        with suppress(OSError):
+            os.fdatasync(file.fd)
+        _advise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def fill(files: Iterable[Path]) -> None:
     """Read files once, so that the page cache holds them."""
     buffer = memoryview(bytearray(8 << 20))
-    for path in files:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            offset = 0
-            while got := preadv_once(fd, buffer, offset):
-                offset += got
-        finally:
-            os.close(fd)
+    for file in map(File, files):
+        offset = 0
+        while got := preadv_once(file.fd, buffer, offset):
+            offset += got
 
 
 # --- around one run --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Server:
-    """What is done about the cache of the server."""
+def drop_server(command: str | None) -> None:
+    """Run the command of the shell that drops the server's cache, if there is one.
 
-    warm: bool = False  # whether all is read once before the client's pages are dropped
-    evict: str | None = None  # A command of the shell that drops the server's cache, run after them
-
-    def check(self, cold: bool) -> None:
-        """Raise `UsageError` if it makes no sense."""
-        if self.warm and self.evict is not None:
-            raise UsageError("--warm-server and --evict-server contradict each other")
-        if (self.warm or self.evict is not None) and not cold:
-            name = "--warm-server" if self.warm else "--evict-server"
-            raise UsageError(f"{name} is about cold runs", fix="add --cold")
-
-    def drop(self) -> None:
-        """Run the command, if there is one.
-
-        Raises
-        ------
-        UsageError
-            If it fails.
-        """
-        if self.evict is None:
-            return
-        command = ["/bin/sh", "-c", self.evict]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # what it starts asks no terminal, and can be ended with it
-        ) as process:
-            try:
-                errors = process.communicate(timeout=TIMEOUT)[1]
-            except BaseException as error:
+    Raises
+    ------
+    UsageError
+        If it fails.
+    """
+    if command is None:
+        return
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # what it starts asks no terminal, and can be ended with it
+    )
+    with process:
+        try:
+            errors = process.communicate(timeout=TIMEOUT)[1].decode(errors="replace")
+            lines = [f"exit status {process.returncode}", *errors.strip().splitlines()[-1:]]
+        except subprocess.TimeoutExpired:
+            lines = [f"nothing after {TIMEOUT:g} s"]
+        finally:
+            if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    raise self._failed(f"nothing after {TIMEOUT:g} s") from None
-                raise
-        if process.returncode:
-            lines = errors.decode(errors="replace").strip().splitlines()
-            told = [f"exit status {process.returncode}", *lines[-1:]]
-            raise self._failed(": ".join(told)[:300])
-
-    def _failed(self, found: str) -> UsageError:
-        return UsageError(
-            f"the command of --evict-server failed: {self.evict}",
-            found=found,
+    if process.returncode:
+        raise UsageError(
+            f"the command of --evict-server failed: {command}",
+            found=": ".join(lines)[:300],
             fix="try it by itself; it has to end with status 0, and cannot ask for a password",
         )
 

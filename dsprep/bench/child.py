@@ -17,12 +17,12 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dsprep.bench import caches, computing, counters, sums
-from dsprep.bench.caches import Server, Watch
+from dsprep.bench import caches, counters, sums
+from dsprep.bench.caches import Watch
 from dsprep.bench.evidence import Seen
 from dsprep.bench.strategies import find
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.task import Epoch, Result, Task
+from dsprep.bench.task import Epoch, Result, Task, make_compute
 from dsprep.errors import DsprepError
 
 PR_SET_PDEATHSIG = 1
@@ -41,7 +41,7 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
         Returns when all ranks have called it.
     """
     try:
-        compute = computing.make(task.compute)
+        compute = make_compute(task.compute)
         compute()  # libraries start their threads
         task.share(0)
         if not task.cold:
@@ -78,7 +78,7 @@ def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None], watch: 
         caches.drop(task.drop)
     wait()
     if task.rank == 0:
-        Server(evict=task.evict_server).drop()
+        caches.drop_server(task.evict_server)
     seen = watch.before()
     wait()
     before = counters.count().device

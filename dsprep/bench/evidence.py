@@ -31,17 +31,12 @@ OVER, ANY = "of the bytes over ", "over any interface"
 class Seen:
     """What one process saw of one cold run."""
 
-    # share of the files that the page cache held when it began; None: it cannot be seen
-    held: float | None = None
+    held: float | None = None  # share of the files in the page cache before; None: unseen
     keeps: bool = True  # whether the page cache keeps anything that is read from the mount
-    # whether the kernel counts for processes what they fetch from the mount; None: unknown
-    counts: bool | None = None
-    # whether another machine is mounted, as far as the mount is named after it
-    remote: bool = False
-    # opening, opened: bytes that were counted while the files were opened, and the share of them
-    # that the page cache held then; None: not looked at
-    opening: int = 0
-    opened: float | None = None
+    counts: bool | None = None  # whether the kernel counts what processes fetch; None: unknown
+    remote: bool = False  # whether the mount is named after another machine
+    opening: int = 0  # bytes that were counted while the files were opened
+    opened: float | None = None  # share of the files in the page cache then; None: not looked at
     received: Received = field(default_factory=Received)  # what the node received meanwhile
     node: str = ""  # processes with the same one see the same of it
 

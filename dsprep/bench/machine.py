@@ -14,25 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dsprep.core.storage import free_memory, total_memory
 from dsprep.write import stripes
 
-T = TypeVar("T")
-
 PACKAGES = (
-    "dsprep",
-    "numpy",
-    "h5py",
-    "lmdb",
-    "zarr",
-    "tensorflow",
-    "torch",
-    "litdata",
-    "mosaicml-streaming",
-    "webdataset",
-    "ffcv",
+    *("dsprep", "numpy", "h5py", "lmdb", "zarr", "tensorflow", "torch", "litdata"),
+    *("mosaicml-streaming", "webdataset", "ffcv"),
 )
 
 OPTIONS = re.compile(
@@ -47,12 +36,8 @@ OPTIONS = re.compile(
 QUEUE = ("rotational", "read_ahead_kb", "scheduler", "nr_requests", "max_sectors_kb")
 
 CACHE = (
-    "dirty_ratio",
-    "dirty_background_ratio",
-    "dirty_bytes",
-    "dirty_background_bytes",
-    "vfs_cache_pressure",
-    "swappiness",
+    *("dirty_ratio", "dirty_background_ratio", "dirty_bytes", "dirty_background_bytes"),
+    *("vfs_cache_pressure", "swappiness"),
 )
 
 
@@ -79,8 +64,7 @@ def describe(path: Path) -> dict[str, Any]:
         The data, or where they would be.
     """
     at = existing(path).resolve()
-    facts: dict[str, Any] = {}
-    told: dict[str, Callable[[], Any]] = {
+    known: dict[str, Callable[[], Any]] = {
         "cpu": _cpu,
         "cores_usable": lambda: len(os.sched_getaffinity(0)),
         "cores": os.cpu_count,
@@ -97,11 +81,13 @@ def describe(path: Path) -> dict[str, Any]:
         "device": lambda: _device(at),
         "stripe": lambda: _stripe(at),
     }
-    for name, tell in told.items():
-        found = _or_none(tell)
-        if found not in (None, "", {}, []):
-            facts[name] = found
-    return facts
+    facts = {}
+    for name, find in known.items():
+        try:
+            facts[name] = find()
+        except (OSError, ValueError, KeyError, IndexError, AttributeError, UnicodeError):
+            continue  # the system does not have it, or has it otherwise
+    return {name: fact for name, fact in facts.items() if fact not in (None, "", {}, [])}
 
 
 def existing(path: Path) -> Path:
@@ -110,14 +96,6 @@ def existing(path: Path) -> Path:
     while not at.exists() and at != at.parent:
         at = at.parent
     return at
-
-
-def _or_none(tell: Callable[[], T]) -> T | None:
-    """Return what `tell` returns, None where the system does not have it or has it otherwise."""
-    try:
-        return tell()
-    except (OSError, ValueError, KeyError, IndexError, AttributeError, UnicodeError):
-        return None
 
 
 def text_of(path: Path) -> str:
@@ -187,18 +165,15 @@ def _limits(
     memory: list[int] = []
     cores: list[float] = []
     for line in text_of(own).splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0":  # version 2
-            for folder in _upwards(root, path):
-                memory += _integers(folder, "memory.max") + _integers(folder, "memory.high")
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.split(","):  # version 2: one, whose name is empty
+            for folder in _upwards(root / name, path):
+                for limit in ("memory.max", "memory.high", "memory.limit_in_bytes"):
+                    memory += [n for n in _integers(folder, limit) if n < 1 << 60]
+                quota, period = (_integers(folder, f"cpu.cfs_{w}_us") for w in ("quota", "period"))
                 words = text_of(folder / "cpu.max").split()
                 if len(words) == 2 and words[0].isdecimal():
-                    cores.append(int(words[0]) / int(words[1]))
-            continue
-        for name in controllers.split(","):
-            for folder in _upwards(root / name, path):
-                memory += [n for n in _integers(folder, "memory.limit_in_bytes") if n < 1 << 60]
-                quota, period = (_integers(folder, f"cpu.cfs_{w}_us") for w in ("quota", "period"))
+                    quota, period = [int(words[0])], [int(words[1])]
                 if quota and period:
                     cores.append(quota[0] / period[0])
     found: dict[str, Any] = {}
@@ -294,18 +269,14 @@ def _block(link: Path) -> dict[str, Any]:
     size = _integers(folder, "size")
     if size:
         found["bytes"] = size[0] * 512
-    parts = sorted(p.name for p in (folder / "slaves").iterdir()) if _has_slaves(folder) else []
+    parts = sorted((folder / "slaves").iterdir()) if (folder / "slaves").is_dir() else []
     if parts:  # of device mapper and RAID
-        found["made_of"] = [_block(folder / "slaves" / name) for name in parts]
+        found["made_of"] = [_block(part) for part in parts]
     return found
 
 
-def _has_slaves(folder: Path) -> bool:
-    return (folder / "slaves").is_dir() and any((folder / "slaves").iterdir())
-
-
 def _stripe(at: Path) -> dict[str, Any]:
-    """Return stripes without where they were learnt, which names paths."""
+    """Return stripes without their source, which names paths."""
     found = stripes.detect(at)
-    told = {"bytes": found.nbytes, "targets": found.targets, "matters": found.matters}
-    return {k: v for k, v in told.items() if v is not None}
+    facts = {"bytes": found.nbytes, "targets": found.targets, "matters": found.matters}
+    return {k: v for k, v in facts.items() if v is not None}

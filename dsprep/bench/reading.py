@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dsprep.bench import caches, computing, scratch, sums
-from dsprep.bench.caches import Server
+from dsprep.bench import caches, scratch, sums
 from dsprep.bench.evidence import server_words
 from dsprep.bench.machine import describe
 from dsprep.bench.report import sweeping
@@ -18,7 +17,7 @@ from dsprep.bench.report.model import Point, Report, Sweep
 from dsprep.bench.running import TIMEOUT, run
 from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, TODAY, find
 from dsprep.bench.summary import Facts, against_limit, row
-from dsprep.bench.task import Conditions, Failure, Result, Task
+from dsprep.bench.task import Conditions, Failure, Result, Task, parse_compute
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.executors.launched import launched
 from dsprep.formats.base import OpenOptions
@@ -42,21 +41,14 @@ LIMIT_NBYTES = 512 << 20
 class Settings(Conditions):
     """How `bench_read` measures."""
 
-    # of groups: samples, bytes (`"64MiB"`), or None: as the data are, or a good size
-    buffer_size: str | None = None
+    buffer_size: str | None = None  # of groups: samples, bytes ("64MiB"), None: as the data are
     transfer_size: str | None = None  # bytes of one read call at most, as text
-    # none: as many as the Reader takes by itself on this node, with as many ranks
-    threads: int | None = None
+    threads: int | None = None  # None: as many as the Reader takes with as many ranks
     ranks: int = 1  # processes that read together, meeting after every step
     warmup: int | None = None  # epochs that do not count; None: 0 if `cold`, else 1
     repeat: int = 3  # how often each strategy runs, in new processes
     cold: bool = True
     timeout: float = TIMEOUT  # seconds that a run may take
-
-    @property
-    def server(self) -> Server:
-        """What is done about the server's cache."""
-        return Server(self.warm_server, self.evict_server)
 
 
 LARGEST = {"ranks": 1024, "threads": 1024, "batch_size": 2**31 - 1, "timeout": 7 * 86400}
@@ -74,8 +66,7 @@ class Work:
     """What is to be run, decided before anything is written."""
 
     names: tuple[str, ...]  # the strategies, the limit first
-    # the values of what is swept, with the settings to measure with; one without sweep
-    points: tuple[tuple[str, Settings], ...]
+    points: tuple[tuple[str, Settings], ...]  # what is swept, and settings; one without sweep
     plans: tuple[scratch.Plan, ...]  # the dataset, and what has to be prepared of it for each point
     sweep: str | None  # what is swept, as it was written; None if nothing is
     notes: tuple[str, ...]  # remarks
@@ -124,7 +115,7 @@ def plan_read(
         If the dataset cannot be read, or arguments contradict.
     """
     settings, reading = settings or Settings(), reading or OpenOptions()
-    computing.parse(settings.compute)
+    parse_compute(settings.compute)
     points = _points(settings, sweep)
     format = find_files(list(data))[0][0][1].name
     asked = tuple(strategies)
@@ -132,10 +123,11 @@ def plan_read(
         find(baseline)
         strategies = (*(strategies or usual(format)), baseline)
     names, notes = chosen(strategies, settings, format)
-    forms, plans = _containers(names), list[scratch.Plan]()
+    forms, plans = dict.fromkeys(map(_form, names)), list[scratch.Plan]()
     for _, one in points:
-        size = one.buffer_size
-        plan = scratch.plan(data, reading, forms, folder=folder, limit=limit, buffer_size=size)
+        plan = scratch.plan(
+            data, reading, tuple(forms), folder=folder, limit=limit, buffer_size=one.buffer_size
+        )
         folder = plan.folder
         plans.append(plan if not plans else replace(plan, temporary=plans[0].temporary))
     notes += [n for plan in plans for n in plan.notes]
@@ -156,7 +148,7 @@ def bench_read(
     progress: Progress = lambda done, total, words: None,
     runner: Runner = run,
 ) -> Report:
-    """Prepare the data, run everything in turn, and tell what was found.
+    """Prepare the data, run everything in turn, and report what was found.
 
     Parameters
     ----------
@@ -172,11 +164,13 @@ def bench_read(
     Raises
     ------
     DsprepError, OSError
-        If the dataset cannot be read or converted. What goes wrong with one strategy is told in
-        its row.
+        If the dataset cannot be read or converted. What goes wrong with one strategy is reported
+        in its row.
     """
     first, settings = work.plans[0], work.points[0][1]
-    settings.server.drop()  # a command that fails is found before anything is converted
+    caches.drop_server(
+        settings.evict_server
+    )  # a command that fails is found before anything is converted
     with scratch.opened(work.plans) as prepare:
         progress(0, work.runs, "preparing")
         made = [prepare(plan) for plan in work.plans]
@@ -189,13 +183,12 @@ def bench_read(
         ]
         found, alone = _measured(jobs, _facts(expected, settings), progress, runner)
         machine = describe(first.folder if first.folder.exists() else Path(first.data[0]))
-    told = {"named": list(work.named), "baseline": work.baseline}
     report = Report(
         command=command,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
         dataset=_dataset(work, expected),
-        settings={**_told(settings, first, alone), **told},
+        settings=_settings(work, alone),
         rows=found[0].rows if work.sweep is None else (),
         sweep=None if work.sweep is None else _swept(work.sweep, found),
     )
@@ -277,7 +270,12 @@ def _points(settings: Settings, sweep: str | None) -> list[tuple[str, Settings]]
 
 def _check(settings: Settings) -> None:
     """Raise `UsageError` if a setting is beyond all sense."""
-    settings.server.check(settings.cold)
+    warm, evict = settings.warm_server, settings.evict_server is not None
+    if warm and evict:
+        raise UsageError("--warm-server and --evict-server contradict each other")
+    if (warm or evict) and not settings.cold:
+        name = "--warm-server" if warm else "--evict-server"
+        raise UsageError(f"{name} is about cold runs", fix="add --cold")
     for name, largest in LARGEST.items():
         value = getattr(settings, name)
         if value is not None and not value <= largest:  # nor is it NaN
@@ -297,10 +295,10 @@ def _warmup(settings: Settings) -> int:
     return int(not settings.cold) if settings.warmup is None else settings.warmup
 
 
-def _containers(names: Sequence[str]) -> list[str]:
-    """Return the forms of the dataset that strategies need, each once."""
-    forms = [(n, STRATEGIES[n].container) for n in names]
-    return list(dict.fromkeys(f"own:{n}" if c == "own" else c for n, c in forms))
+def _form(strategy: str) -> str:
+    """Return the form of the dataset that a strategy needs."""
+    container = STRATEGIES[strategy].container
+    return f"own:{strategy}" if container == "own" else container
 
 
 def _tasks(
@@ -309,9 +307,8 @@ def _tasks(
     """Return what to run for each strategy, or why that cannot be."""
     found: dict[str, Task | Failure] = {}
     for name in names:
-        container = STRATEGIES[name].container
         try:
-            form = made[f"own:{name}" if container == "own" else container]
+            form = made[_form(name)]
         except UnsupportedError as error:
             found[name] = Failure(str(error))
             continue
@@ -386,10 +383,15 @@ def _swept(text: str, points: Sequence[Point]) -> Sweep:
     return replace(sweep, knees={n: k for n, k in knees.items() if k is not None})
 
 
-def _told(settings: Settings, plan: scratch.Plan, alone: float | None) -> dict[str, Any]:
+def _settings(work: Work, alone: float | None) -> dict[str, Any]:
     """Return the settings for the report."""
-    told = {**vars(settings), "buffer_size": plan.buffer_nbytes, "threads": _threads(settings)}
-    if alone is not None:
-        told["storage_gb_per_second"] = alone
-    told["warmup"] = _warmup(settings)
-    return told
+    settings = work.points[0][1]
+    return {
+        **vars(settings),
+        "buffer_size": work.plans[0].buffer_nbytes,
+        "threads": _threads(settings),
+        "warmup": _warmup(settings),
+        **({} if alone is None else {"storage_gb_per_second": alone}),
+        "named": list(work.named),
+        "baseline": work.baseline,
+    }

@@ -1,4 +1,9 @@
-"""Starting the processes of a run, keeping them in step, and taking what they found."""
+"""Starting the processes of a run, keeping them in step, and taking what they found.
+
+They are ranks here (`run`), or those of an MPI job on as many nodes as that has (`Job`): there
+each MPI process starts a process that measures, as it would alone, and the gate that these wait at
+is one of all MPI processes. The first one plans, prepares the data and reports what was found.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +15,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
 from dsprep.bench.task import Failure, Result, Task
+from dsprep.errors import MissingExtra
 
 TIMEOUT = 900.0
 """Seconds that a run may take."""
+
+WAITS, DONE, FAILED = range(3)
+"""States of a rank of an MPI job, between two gates."""
+
+PAUSE = 1e-4
+"""Seconds between two looks whether all MPI processes have come: the ranks need the processors."""
 
 
 @dataclass
@@ -48,23 +61,34 @@ class Rank:
 
 def run(task: Task, ranks: int = 1, timeout: float = TIMEOUT) -> list[Result] | Failure:
     """Run a task by `ranks` new processes; return what each measured, or why they did not."""
-    key = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
+    task = replace(task, world_size=ranks, key=_new_key())
     started: list[Rank] = []
     try:
         for rank in range(ranks):
-            mine = replace(task, rank=rank, world_size=ranks, key=key)
+            mine = replace(task, rank=rank)
             started.append(start(mine))
         deadline = time.monotonic() + timeout
         while follow(started, deadline):
             open_gate(started)
-        who = "rank {}: " if ranks > 1 else ""
-        for one in started:
-            if isinstance(one.outcome, Failure):
-                return Failure(who.format(one.number) + one.outcome.reason)
-        return [one.outcome for one in started if isinstance(one.outcome, Result)]
+        return _results([one.outcome for one in started])
     finally:
         for one in started:
             end(one)
+
+
+def _new_key() -> str:
+    return f"bench-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _results(outcomes: Sequence[Result | Failure | None]) -> list[Result] | Failure:
+    """Return the results of all ranks, or the failure of the first that has one."""
+    for number, each in enumerate(outcomes):
+        if isinstance(each, Failure):
+            return Failure(f"rank {number}: {each.reason}") if len(outcomes) > 1 else each
+    results = [each for each in outcomes if isinstance(each, Result)]
+    if len(results) < len(outcomes):
+        return Failure("some ranks ended before the others")
+    return results
 
 
 def start(task: Task) -> Rank:
@@ -92,12 +116,12 @@ def start(task: Task) -> Rank:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's, in which a rank must not find that it is another program's."""
+    """Return this process's environment, without what makes a rank one of another program."""
     foreign = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MV2_")
-    told = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        told.pop(name, None)
-    return {**told, "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        kept.pop(name, None)
+    return {**kept, "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 def follow(ranks: Sequence[Rank], deadline: float) -> bool:
@@ -151,3 +175,74 @@ def end(rank: Rank) -> None:
         os.killpg(pid, signal.SIGKILL)  # its session is its own; it is not reaped before this
     rank.process.wait()
     rank.errors.close()
+
+
+# --- the ranks of an MPI job -----------------------------------------------------------------
+
+
+class Job:
+    """All processes of an MPI job, as seen from the first one."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm, self.size = comm, int(comm.Get_size())
+
+    def run(self, task: Task, ranks: int, timeout: float) -> list[Result] | Failure:
+        """Run a task on all ranks; see `run`."""
+        task = replace(task, world_size=self.size, key=_new_key(), everywhere=True)
+        self._comm.bcast((task, timeout), root=0)
+        return _results(self._comm.gather(measure(self._comm, task, timeout), root=0))
+
+
+@contextmanager
+def joined() -> Iterator[Job]:
+    """Give the job to the first process; in others, do what it says and leave the program.
+
+    Raises
+    ------
+    MissingExtra
+        If mpi4py is not installed.
+    """
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise MissingExtra(
+            "several processes were started, and measuring together takes mpi4py",
+            fix="pip install 'dsprep[mpi]', or start one process with --ranks",
+        ) from error
+    comm = MPI.COMM_WORLD
+    if comm.Get_rank() != 0:
+        while (what := comm.bcast(None, root=0)) is not None:
+            comm.gather(measure(comm, *what), root=0)
+        raise SystemExit(0)
+    try:
+        yield Job(comm)
+    finally:
+        comm.bcast(None, root=0)
+
+
+def measure(comm: Any, task: Task, timeout: float) -> Result | Failure | None:
+    """Run this rank of a task; return its result or why there is none, None: another failed."""
+    try:
+        rank = start(replace(task, rank=comm.Get_rank()))
+    except OSError as error:
+        _states(comm, FAILED)  # the others wait for this one
+        return Failure(f"it cannot be started: {error}")
+    deadline = time.monotonic() + timeout
+    try:
+        while True:
+            waits = follow([rank], deadline)
+            failed = isinstance(rank.outcome, Failure)
+            if set(_states(comm, WAITS if waits else FAILED if failed else DONE)) != {WAITS}:
+                return rank.outcome
+            open_gate([rank])
+    finally:
+        end(rank)
+
+
+def _states(comm: Any, mine: int) -> list[int]:
+    """Return the states of all ranks, without keeping a processor busy while they come."""
+    found = array("i", [0]) * comm.Get_size()
+    request = comm.Iallgather(array("i", [mine]), found)
+    while not request.Test():
+        time.sleep(PAUSE)
+    return list(found)

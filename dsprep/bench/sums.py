@@ -21,11 +21,15 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dsprep.core.permutation import mix
 from dsprep.core.schema import Array, Batch, Column, Field, Ragged, Schema
 from dsprep.errors import SchemaError
 from dsprep.formats.base import Source
 
 Words: TypeAlias = NDArray[np.uint64]
+
+KEY = np.uint64(0x9E3779B97F4A7C15)
+"""So that a word of zeros counts, too."""
 
 LOOKED_AT = 4
 """Fields that the light sum looks at, at most."""
@@ -54,11 +58,8 @@ class Sums:
 
 
 def mixed(words: Words) -> Words:
-    """Return words whose bits depend on all bits of those given (the finaliser of splitmix64)."""
-    x = words + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """Return words whose bits depend on all bits of those given."""
+    return mix(words, KEY)
 
 
 def total(words: Words) -> int:

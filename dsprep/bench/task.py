@@ -1,8 +1,10 @@
-"""What one process of a benchmark is to run, and what it measured."""
+"""What one process of a benchmark is to run, and what it measured; the work of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import numpy as np
 from dsprep.bench.counters import Counters
 from dsprep.bench.evidence import Seen
 from dsprep.core.schema import Ints, Schema
+from dsprep.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,16 +26,12 @@ class Conditions:
     buffers: int = 2  # groups in memory at a time, where the strategy double-buffers
     stagger: int = 1  # readers that read at a time, where the strategy staggers
     readers_per_node: int = 1  # processes that read for all, where the strategy has such
-    # of the `Reader` and of the limit: `"buffered"`, `"direct"`, `"mapped"`
-    engine: str = "buffered"
-    compute: str = "none"  # what a step does with its batch; see `dsprep.bench.computing`
+    engine: str = "buffered"  # of the `Reader` and of the limit; see `dsprep.reader.engines`
+    compute: str = "none"  # what a step does with its batch; see `parse_compute`
     cold: bool = False  # whether the data are dropped from the page cache before each epoch
-    # whether all is read once before the first cold epoch, for the server to have it in memory
-    warm_server: bool = False
-    # the command that drops the cache of the server before each cold epoch
-    evict_server: str | None = None
-    # whether all that is delivered is summed up, in one more epoch that is not measured
-    check: bool = True
+    warm_server: bool = False  # whether all is read once before, for the server to have it
+    evict_server: str | None = None  # the command that drops the server's cache before each epoch
+    check: bool = True  # whether all that is delivered is summed up, in one more epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +43,13 @@ class Task(Conditions):
     schema: Schema  # its fields, as every strategy has to deliver them
     samples: int  # of the dataset
     data: Path | None = None  # the dataset, where `path` is a sidecar that is not beside it
-    # rank, world_size: which process this is, of how many
-    rank: int = 0
+    rank: int = 0  # which process this is, of `world_size`
     world_size: int = 1
     warmup: int = 0  # epochs before those that are measured
     threads: int = 1  # threads or worker processes that read, where the strategy has some
-    # bytes that a group-wise strategy reads at a time; None: one group as stored
-    buffer_nbytes: int | None = None
+    buffer_nbytes: int | None = None  # bytes that are read at a time; None: one group as stored
     transfer_size: int | None = None  # bytes of one read call at most; None: all at once
-    # whether every rank drops the files: where ranks are on several nodes; else the first does
-    everywhere: bool = False
+    everywhere: bool = False  # whether ranks are on several nodes, and each drops the files
     key: str = ""  # what the processes of this run have in common, and no others
     drop: tuple[Path, ...] = ()  # the files that a cold run drops from the page cache
 
@@ -80,17 +76,14 @@ class Epoch:
     """One measured epoch of one rank."""
 
     samples: int  # delivered
-    # from the first step until after the last one, without the time that checking took
-    seconds: float
-    # seconds that the consumer waited for the batch of each step, and for the end
-    waits: tuple[float, ...]
+    seconds: float  # from the first step until after the last one, without checking
+    waits: tuple[float, ...]  # seconds until each batch had come, and the end
     computing: float  # seconds of the steps' own work
     skew: float  # seconds that this rank waited for others at the end of steps
     counters: Counters  # what the kernel counted
     light: int | None  # the light sum of what was delivered; None where nothing is
     excess: bool = False  # whether there were more batches than steps
-    # what shows whether the epoch was cold, or could be warm; None if nobody looked
-    seen: Seen | None = None
+    seen: Seen | None = None  # what shows whether it was cold, or could be warm
 
     @property
     def exposed(self) -> float:
@@ -113,3 +106,51 @@ class Failure:
     """Why a run gave no result."""
 
     reason: str
+
+
+# --- what a step does with its batch ----------------------------------------------------------
+
+EDGE = 1024
+"""Rows and columns of the matrices of ``gemm``."""
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def parse_compute(text: str) -> tuple[str, float]:
+    """Return what ``none``, ``12ms`` or ``gemm:512`` asks for: a kind, and seconds or an edge.
+
+    Raises
+    ------
+    UsageError
+        If it is something else.
+    """
+    if text == "none":
+        return "none", 0.0
+    timed = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s)", text, re.ASCII)
+    if timed and 0 < float(timed[1]) * _UNITS[timed[2]] <= 3600:
+        return "wait", float(timed[1]) * _UNITS[timed[2]]
+    product = re.fullmatch(r"gemm(?::(\d{1,5}))?", text, re.ASCII)
+    if product and int(product[1] or EDGE) > 0:
+        return "gemm", float(product[1] or EDGE)
+    raise UsageError(
+        f"--compute {text!r} is not understood",
+        expected="none, a time such as 12ms, gemm, or gemm:512 (rows of the matrices)",
+    )
+
+
+def make_compute(text: str) -> Callable[[], object]:
+    """Return the work of one step.
+
+    A time is waited for without using the processor, as for an accelerator; ``gemm`` multiplies
+    float32 matrices by numpy, which takes processors from readers as training on them does.
+    """
+    kind, amount = parse_compute(text)
+    if kind == "none":
+        return lambda: None
+    if kind == "wait":
+        return lambda: time.sleep(amount)
+    edge = int(amount)
+    rng = np.random.default_rng(0)
+    a, b = (rng.random((edge, edge), np.float32) for _ in range(2))
+    out = np.empty((edge, edge), np.float32)
+    return lambda: np.matmul(a, b, out=out)

@@ -44,7 +44,7 @@ class Permutation:
         self._keys = np.frombuffer(words, "<u8").astype(np.uint64)
         self._table: tuple[Ints, Ints] | None = None
         if count <= SORTED:
-            hashes = _mix(np.arange(count, dtype=np.uint64), self._keys[0])
+            hashes = mix(np.arange(count, dtype=np.uint64), self._keys[0])
             order = np.argsort(hashes).astype(np.int64)  # `_mix` is a bijection: none are equal
             places = np.empty_like(order)
             places[order] = np.arange(count)
@@ -85,7 +85,7 @@ class Permutation:
             moved = r % 2
             size = np.uint64(self._sizes[moved])
             # The upper 32 bits of the hash, scaled to ``0 .. size``: both are below 2**32.
-            shift = ((_mix(halves[1 - moved], self._keys[r]) >> np.uint64(32)) * size) >> np.uint64(
+            shift = ((mix(halves[1 - moved], self._keys[r]) >> np.uint64(32)) * size) >> np.uint64(
                 32
             )
             turned = halves[moved] + (size - shift if inverse else shift)
@@ -94,7 +94,7 @@ class Permutation:
         return joined
 
 
-def _mix(words: Words, key: np.uint64) -> Words:
+def mix(words: Words, key: np.uint64) -> Words:
     """Return a hash of each number and the key: the finaliser of SplitMix64 (Vigna)."""
     x = words ^ key
     x ^= x >> np.uint64(30)

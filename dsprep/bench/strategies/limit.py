@@ -40,8 +40,7 @@ class Table:
     edges: Ints  # int64, shape `(groups + 1,)`: the first sample of each, and the number of samples
     file: Ints  # int64, shape `(groups,)`: the file that it is in, one of `files`
     files: list[tuple[int, str]]  # number of the file entry, and the path below it
-    # offsets, lengths: int64, shape `(groups,)`: its bytes
-    offsets: Ints
+    offsets: Ints  # int64, shape `(groups,)`, as the lengths in bytes
     lengths: Ints
 
     @classmethod
@@ -106,9 +105,8 @@ class Table:
 class Group:
     """A group under way."""
 
-    # samples, buffer: its samples, and where their bytes go
     samples: int
-    buffer: Bytes
+    buffer: Bytes  # where its bytes go
     left: int = 0  # parts that are not in memory yet
     end: int = 0  # samples that are in memory when it is
 

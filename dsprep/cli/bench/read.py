@@ -204,22 +204,20 @@ def read(
 
 @contextmanager
 def _job(settings: Settings, sweep: str | None) -> Iterator[tuple[Settings, Runner]]:
-    """Give who runs the ranks: this process, or all of an MPI job, which are the ranks then."""
+    """Give what runs the ranks: this process, or an MPI job, whose processes are the ranks then."""
     from dataclasses import replace
 
-    from dsprep.bench.running import run
+    from dsprep.bench.running import joined, run
     from dsprep.cli.report import fail
     from dsprep.executors.launched import launched
 
     if not launched():
         yield settings, run
         return
-    from dsprep.bench import mpi
-
-    with mpi.opened() as ranks:
-        if settings.ranks not in (1, ranks.size) or (sweep or "").startswith("ranks"):
-            fail(f"there are {ranks.size} MPI processes, and these are the ranks", 2)
-        yield replace(settings, ranks=ranks.size), ranks.run
+    with joined() as job:
+        if settings.ranks not in (1, job.size) or (sweep or "").startswith("ranks"):
+            fail(f"there are {job.size} MPI processes, and these are the ranks", 2)
+        yield replace(settings, ranks=job.size), job.run
 
 
 def _plan(work: Work) -> None:
