@@ -412,7 +412,7 @@ def test_zarr_in_a_zip_file(tmp_path):
 
 
 def test_tensorflow_is_quiet(monkeypatch):
-    from dsprep.bench.strategies.tf_samples import tensorflow
+    from dsprep.bench.strategies.tensorflow import tensorflow
 
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     tensorflow()

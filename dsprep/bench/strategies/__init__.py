@@ -53,12 +53,12 @@ STRATEGIES: dict[str, Entry] = {
     "lmdb-get": Entry("lmdb_samples:LmdbGet", "lmdb", "py-lmdb get by key, shuffled"),
     "mmap": Entry("mapped:Mapped", "groups", "samples copied out of a mapping, shuffled"),
     "torch": Entry("torch_loader:TorchLoader", "hdf5", "torch DataLoader over h5py", ("torch",)),
-    "tf": Entry("tf_samples:TfSamples", "hdf5", "tf.data, one sample per read, no prefetch (TF)"),
+    "tf": Entry("tensorflow:TfSamples", "hdf5", "tf.data, one sample per read, no prefetch (TF)"),
     "tf-prefetch": Entry(
-        "tf_samples:TfPrefetch", "hdf5", "the same with AUTOTUNE threads and prefetch (TF-Pre)"
+        "tensorflow:TfPrefetch", "hdf5", "the same with AUTOTUNE threads and prefetch (TF-Pre)"
     ),
     "tfrecord": Entry(
-        "tf_records:TfRecords", "tfrecord", "tf.data over TFRecord, shuffle buffer, AUTOTUNE"
+        "tensorflow:TfRecords", "tfrecord", "tf.data over TFRecord, shuffle buffer, AUTOTUNE"
     ),
     "provenance": Entry(
         "dsprep_reader:Provenance", "source", "samples by preadv through the sidecar, not repacked"

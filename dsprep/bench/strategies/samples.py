@@ -25,23 +25,7 @@ cut."""
 
 
 class Stored:
-    """A field in an open file.
-
-    Parameters
-    ----------
-    root
-        The `h5py.File` or `zarr.Group`.
-    field
-        Which one.
-    task
-        Tells the file, and how many samples it has.
-
-    Attributes
-    ----------
-    field
-        As given.
-    values
-        The library's array of them.
+    """A field in an open `h5py.File` or `zarr.Group`; `values` is the library's array of it.
 
     Raises
     ------

@@ -164,36 +164,30 @@ def check_targets(
         if real in seen:
             raise UsageError(f"{seen[real]} and {option} name the same file", where=path)
         seen[real] = option
-        _check(path, option)
+        if not path.parent.is_dir():
+            raise UsageError("there is no such directory", where=path.parent)
+        if path.is_dir():
+            raise UsageError("this is a directory", where=path, fix=f"name a file with {option}")
+        if path.is_file() and not _is_ours(path, option):  # else a pipe, a device, or nothing yet
+            raise UsageError(
+                f"{option} would replace a file that dsprep bench did not write",
+                where=path,
+                fix="choose another name",
+            )
 
 
-def _check(path: Path, option: str) -> None:
-    if not path.parent.is_dir():
-        raise UsageError("there is no such directory", where=path.parent)
-    if path.is_dir():
-        raise UsageError("this is a directory", where=path, fix=f"name a file with {option}")
-    if not path.is_file():  # a pipe or a device, or nothing yet
-        return
-    with path.open("rb") as file:
-        head = file.read(HEAD)
-    if head and not _ours(head, option):
-        raise UsageError(
-            f"{option} would replace a file that dsprep bench did not write",
-            where=path,
-            fix="choose another name",
-        )
-
-
-def _ours(head: bytes, option: str) -> bool:
-    """Tell whether a file that begins like this is what `dsprep bench` writes for an option."""
+def _is_ours(path: Path, option: str) -> bool:
+    """Return whether a file is empty, or is what `dsprep bench` writes for an option."""
     from dsprep.bench.report.page import MARK
     from dsprep.bench.report.tables import HEADER
 
+    with path.open("rb") as file:
+        head = file.read(HEAD)
     if option == "--html":
-        return MARK.encode() in head
+        return not head or MARK.encode() in head
     if option == "--csv":
-        return head.startswith(",".join(HEADER).encode())
-    return head.lstrip().startswith((b"{",)) and b'"dsprep_bench' in head
+        return not head or head.startswith(",".join(HEADER).encode())
+    return not head or (head.lstrip().startswith(b"{") and b'"dsprep_bench' in head)
 
 
 def write(path: Path, content: str) -> None:
