@@ -55,7 +55,7 @@ def made(tmp_path):
 class Plain(Strategy):
     """Samples in shuffled order, from memory."""
 
-    def open(self):
+    def prepare(self, held):
         with h5py.File(self.task.path) as file:
             self.data = {"x": file["x"][:], "y": file["y"][:]}
 
@@ -68,9 +68,6 @@ class Plain(Strategy):
 
     def size(self, item):
         return len(item["y"])
-
-    def close(self):
-        self.data = {}
 
 
 class Drops(Plain):

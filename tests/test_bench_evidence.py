@@ -454,10 +454,7 @@ def test_mounts_named_after_machines():
 class Nothing(Strategy):
     """Delivers numbers of samples only."""
 
-    def open(self):
-        return
-
-    def close(self):
+    def prepare(self, held):
         return
 
     def epoch(self, number):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from dsprep.bench.task import Task
@@ -22,16 +23,23 @@ class Strategy(ABC):
         What to read, and how.
     """
 
-    # whether there are samples in the items at all; the limit and the run without any reading
-    # have none, and are not checked
+    # Whether there are samples in the items at all; the limit and the run without any reading have
+    # none, and are not checked.
     delivers: ClassVar[bool] = True
 
     def __init__(self, task: Task) -> None:
-        self.task = task
+        self.task, self._held = task, ExitStack()
+
+    def open(self) -> None:
+        """Open files; what was open is closed first."""
+        self.close()
+        with ExitStack() as held:
+            self.prepare(held)
+            self._held = held.pop_all()
 
     @abstractmethod
-    def open(self) -> None:
-        """Open files; do not read samples yet, nor start to."""
+    def prepare(self, held: ExitStack) -> None:
+        """Open files, which `held` will close; do not read samples yet, nor start to."""
 
     @abstractmethod
     def epoch(self, number: int) -> Iterator[Any]:
@@ -51,25 +59,22 @@ class Strategy(ABC):
         """Return an item as dsprep's batches are: field name to array or `Ragged`; not timed."""
         return item  # type: ignore[no-any-return]
 
-    @abstractmethod
     def close(self) -> None:
-        """Close all; end threads and processes. May be called twice."""
+        """Forget all that `prepare` made, and close it; may be called twice."""
+        task, held = self.task, self._held
+        vars(self).clear()
+        self.task, self._held = task, ExitStack()
+        held.close()
 
 
 class Loader(Strategy):
-    """A strategy whose items are those of another project's loader."""
+    """A strategy whose items are those of another project's loader; it ends with its references."""
 
-    loader: Any = None  # made by `open`, iterated once per epoch
-    # the iterator of this epoch. It is an attribute, so that `close` ends what works for it even
-    # while an epoch is under way.
-    batches: Any = None
+    loader: Any = None  # made by `prepare`, iterated once per epoch
+    batches: Any = None  # the iterator of this epoch, here for `close` to end even a running one
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield the loader's own batches."""
         self.batches = iter(self.loader)
         while (item := next(self.batches, None)) is not None:
             yield item
-
-    def close(self) -> None:
-        """End what reads: it goes with the last reference."""
-        self.batches = self.loader = None

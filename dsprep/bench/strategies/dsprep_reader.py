@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from dsprep.bench.strategies.base import Strategy
@@ -18,8 +19,6 @@ def buffer_size(task: Task) -> str | None:
 
 class DsprepReader(Strategy):
     """`Reader` over a repacked dataset: groups and samples shuffled, read ahead by threads."""
-
-    _reader: Reader | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Return how the Reader is made, but for dataset and batch size."""
@@ -37,25 +36,19 @@ class DsprepReader(Strategy):
             "engine": task.engine,
         }
 
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Read the sidecar."""
-        self.close()
-        self._reader = Reader(self.task.path, self.task.batch_size, **self.arguments())
+        arguments = self.arguments()
+        self._reader = Reader(self.task.path, self.task.batch_size, **arguments)
+        held.callback(self._reader.close)
         choice = self._reader.choice
-        if choice.engine != self.arguments()["engine"]:  # figures would be of another engine
+        if choice.engine != arguments["engine"]:  # figures would be of another engine
             raise UsageError(f"the engine does not work here: {choice.why}")
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Return the Reader's own iterator: nothing stands between it and the loop."""
-        assert self._reader is not None, "open comes first"
         self._reader.set_epoch(number)
         return iter(self._reader)
-
-    def close(self) -> None:
-        """Stop its threads and close its files."""
-        if self._reader is not None:
-            self._reader.close()
-        self._reader = None
 
 
 class Provenance(DsprepReader):

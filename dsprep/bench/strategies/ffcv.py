@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any, ClassVar
@@ -80,7 +80,7 @@ class Ffcv(Peer):
             super().open()
             self._compile()
 
-    def made(self) -> Any:
+    def made(self, held: ExitStack) -> Any:
         """Read the tables."""
         from ffcv.fields.decoders import NDArrayDecoder
         from ffcv.loader import Loader, OrderOption

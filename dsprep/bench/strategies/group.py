@@ -6,6 +6,7 @@ Source: Lee et al., "Asynchronous I/O Strategy for Large-Scale Deep Learning App
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,10 @@ class Group(Strategy):
     the next unit begins to be read while the last batches are used.
     """
 
-    _sidecar: Sidecar | None = None
-    _running: Steps | None = None
-
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Read the sidecar, and find out how samples are assigned."""
-        self.close()
         task = self.task
-        self._sidecar = sidecar = Sidecar.open(task.path)
+        sidecar = held.enter_context(Sidecar.open(task.path))
         edges, mixed = cut_units(sidecar, sidecar.schema, "group", buffer_size(task), None)
         self._assignment = Assignment(
             edges, "group", task.seed, mixed, "ragged", task.world_size, task.batch_size
@@ -50,35 +47,27 @@ class Group(Strategy):
             transfer=task.transfer_size,
             ahead=False,
         )
-        self._pools: Pools | None = Pools(self._filler, self._settings)
+        self._pools = Pools(self._filler, self._settings)
+        self._running = held.enter_context(ExitStack())
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield the batches, in the order of the Reader."""
         leg = self._assignment.leg(self.task.rank, Start(number, (), 0, 1))
-        assert self._pools is not None, "open comes first"
-        if self._running is not None:
-            self._running.close()
+        self._running.close()
         ledger = Ledger()
 
         def legs() -> Iterator[Leg]:
             return iter((leg,))
 
         pipeline = Pipeline(self._filler, legs, self._settings, self._pools, ledger)
-        self._running = running = Steps(pipeline, legs, ledger)
+        running = Steps(pipeline, legs, ledger)
+        self._running.callback(running.close)
         try:
             for _, _, batch in running.batches():
                 yield batch
                 del batch
         finally:
             running.close()
-
-    def close(self) -> None:
-        """Stop reading, close the files and let the memory go."""
-        if self._running is not None:
-            self._running.close()
-        if self._sidecar is not None:
-            self._sidecar.close()
-        self._running = self._sidecar = self._pools = None
 
 
 class GroupDb(DsprepReader):

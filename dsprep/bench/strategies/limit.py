@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -128,15 +129,12 @@ class Counting(Strategy):
 class Dummy(Counting):
     """Nothing is read, as with the dummy data of SC18's CosmoFlow: what is left is not I/O."""
 
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Open nothing."""
 
     def epoch(self, number: int) -> Iterator[int]:
         """Yield the number of samples of each step."""
         return map(len, self.task.batches(number))
-
-    def close(self) -> None:
-        """Close nothing."""
 
 
 class Limit(Counting):
@@ -150,14 +148,10 @@ class Limit(Counting):
     ``buffered``.
     """
 
-    _sidecar: Sidecar | None = None
-    _buffers: Sequence[Bytes] = ()
-
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Find the groups, and touch the memory that they are read into."""
-        self.close()
         task = self.task
-        self._sidecar = sidecar = Sidecar.open(task.path)
+        self._sidecar = sidecar = held.enter_context(Sidecar.open(task.path))
         self._table = Table.of(sidecar)
         largest = int(self._table.lengths.max(initial=1))
         count = max(task.buffers, task.threads)
@@ -222,7 +216,6 @@ class Limit(Counting):
 
     def _groups(self, epoch: int, start: int, stop: int) -> Iterator[Job]:
         """Yield what is to be read, group by group."""
-        assert self._sidecar is not None, "open comes first"
         table = self._table
         order = np.random.default_rng([self.task.seed, epoch]).permutation(len(table.file))
         columns = table.shared(order, start, stop)
@@ -261,14 +254,6 @@ class Limit(Counting):
             size = min(step, stop - at)
             least = min(size, start + nbytes - at)
             opened.read(file, buffer[at - low : at - low + size], at, least)
-
-    def close(self) -> None:
-        """Close the files and let the memory go."""
-        if self._sidecar is not None:
-            self._sidecar.close()
-        self._sidecar = None
-        self._buffers = ()
-        self._direct = WeakKeyDictionary()
 
 
 def _work(work: SimpleQueue[Work | None], done: SimpleQueue[Group | BaseException]) -> None:

@@ -9,6 +9,7 @@ one process. It shares out samples only inside ``torch.distributed``: one proces
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,7 +36,7 @@ class Litdata(Peer):
         writer.done()
         writer.merge(1)
 
-    def made(self) -> Any:
+    def made(self, held: ExitStack) -> Any:
         """Read the index."""
         _quiet()
         from litdata import StreamingDataLoader, StreamingDataset

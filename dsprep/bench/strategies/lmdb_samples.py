@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,7 @@ def opened(path: Path) -> Any:
 class Records(Strategy):
     """An LMDB environment, with one read transaction for as long as it is open."""
 
-    _env: Any = None
-    _txn: Any = None
-
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Open the environment.
 
         Raises
@@ -37,11 +35,10 @@ class Records(Strategy):
             If it does not hold one record per sample.
         """
         self._values = Values(self.task.schema)
-        self._env = opened(self.task.path)
-        self._txn = self._env.begin(buffers=True)
-        entries = int(self._env.stat()["entries"])
+        env = held.enter_context(opened(self.task.path))
+        self.txn = held.enter_context(env.begin(buffers=True))
+        entries = int(env.stat()["entries"])
         if entries != self.task.samples:
-            self.close()
             raise FormatError(
                 "the environment does not hold a record per sample",
                 where=self.task.path,
@@ -78,28 +75,21 @@ class Records(Strategy):
     def _label(self, i: int) -> str:
         return f"{self.task.path}, record {i} of a batch"
 
-    def close(self) -> None:
-        """End the transaction, and unmap the file."""
-        if self._env is not None:
-            self._txn.abort()
-            self._env.close()
-        self._env = self._txn = None
-
 
 class LmdbGet(Records):
     """Records by their keys, as a map-style dataset over LMDB does it."""
 
     _keys: Keys | list[bytes]
 
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Open the environment and find its keys.
 
         If the first and the last one are decimal numbers of one width, as dsprep writes them,
         all others are computed. Otherwise a cursor walks over all of them, which reads every leaf
         of the tree.
         """
-        super().open()
-        with self._txn.cursor() as cursor:
+        super().prepare(held)
+        with self.txn.cursor() as cursor:
             first = bytes(cursor.key()) if cursor.first() else b""
             last = bytes(cursor.key()) if cursor.last() else b""
             numbers = Keys(b"", b"", len(first), b"0123456789")
@@ -119,7 +109,7 @@ class LmdbGet(Records):
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's samples, shuffled."""
         for indices in self.task.batches(number):
-            get = self._txn.get
+            get = self.txn.get
             records = [get(key) for key in self._keys_of(indices)]
             if None in records:
                 missing = int(indices[records.index(None)])
@@ -140,7 +130,7 @@ class LmdbCursor(Records):
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's records, those of every epoch in the same order."""
         each, others = self.task.batch_size, self.task.world_size - 1
-        with self._txn.cursor() as cursor:
+        with self.txn.cursor() as cursor:
             there = cursor.first() and _walk(cursor, self.task.rank * each)
             while there:
                 records = [cursor.value()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -21,22 +22,16 @@ from dsprep.sidecar.sidecar import Sidecar
 class Mapped(Strategy):
     """As with `numpy.memmap`, in a file whose sidecar gives the extent of every sample."""
 
-    _sidecar: Sidecar | None = None
-
-    def __init__(self, task: Any) -> None:
-        super().__init__(task)
-        self._maps: list[mmap.mmap] = []
-        self._views: list[Bytes] = []  # emptied in place, so that no view outlives its mapping
-
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Map the files, and see that the samples are stored in them as they are.
 
         Raises
         ------
         UnsupportedError
-            If they do not, since they are compressed, say.
+            If they are not, since they are compressed, say.
         """
-        self._sidecar = Sidecar.open(self.task.path)
+        self._sidecar = held.enter_context(Sidecar.open(self.task.path))
+        self._views: list[Bytes] = []  # gone before their mappings are closed
         for number, file in enumerate(self._sidecar.content.files):
             path = self._sidecar.dataset / file.path
             layout = self._sidecar.layout(number)
@@ -52,8 +47,9 @@ class Mapped(Strategy):
                         f"the bytes of field {f} are not stored in the file as they are", where=path
                     )
             with path.open("rb") as opened:
-                self._maps.append(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-            self._views.append(np.frombuffer(self._maps[-1], np.uint8))
+                mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+            held.callback(mapping.close)
+            self._views.append(np.frombuffer(mapping, np.uint8))
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's samples, shuffled."""
@@ -62,7 +58,6 @@ class Mapped(Strategy):
 
     def _column(self, field: Field, indices: Ints) -> Column:
         """Return a field of some samples, copied one by one."""
-        assert self._sidecar is not None  # between open and close
         sample, file, offset, length = self._sidecar.locate(indices, field.name)
         if len(offset) and int(offset.min()) < 0:
             raise FormatError(
@@ -81,13 +76,3 @@ class Mapped(Strategy):
         np.add.at(rows, sample, length // field.row_nbytes)
         values = flat.view(field.dtype).reshape(-1, *field.inner)
         return Ragged.from_lengths(values, rows, field.kind)
-
-    def close(self) -> None:
-        """Unmap and close the files."""
-        self._views.clear()
-        for mapping in self._maps:
-            mapping.close()
-        self._maps.clear()
-        if self._sidecar is not None:
-            self._sidecar.close()
-        self._sidecar = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -96,8 +97,12 @@ class Peer(Loader):
                     fix="leave the field out with --field, or the strategy",
                 )
 
-    def open(self) -> None:
-        """Make the loader, which reads tables or an index."""
+    def prepare(self, held: ExitStack) -> None:
+        """Make the loader, which reads tables or an index.
+
+        It ends with its iterator, to which there may be cycles: what is collected before `made`'s
+        own cleanup.
+        """
         self._check(self.task.schema)
         if self.alone and self.task.world_size > 1:
             raise UnsupportedError(
@@ -105,11 +110,11 @@ class Peer(Loader):
                 f"here: {self.alone}",
                 fix="measure it with --ranks 1",
             )
-        self.close()
-        self.loader = self.made()
+        self.loader = self.made(held)
+        held.callback(gc.collect)
 
     @abstractmethod
-    def made(self) -> Any:
+    def made(self, held: ExitStack) -> Any:
         """Return the loader."""
 
     @property
@@ -128,9 +133,3 @@ class Peer(Loader):
             array = np.ascontiguousarray(item[f"f{i}" if isinstance(item, dict) else i])
             batch[f.name] = as_field(array, f, (len(array), *f.inner))
         return batch
-
-    def close(self) -> None:
-        """End the workers: they go with the loader's iterator, to which there may be cycles."""
-        if self.loader is not None:
-            super().close()
-            gc.collect()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -97,13 +98,9 @@ class Stored:
 
 
 class SampleBySample(Strategy):
-    """As in a training script without a loader: what holds the samples is opened once.
+    """As in a training script without a loader: what holds the samples is opened once."""
 
-    `open` of a subclass sets the two attributes.
-    """
-
-    holder: Any = None  # the file or store, which has `close`; None while it is not open
-    stored: tuple[Stored, ...] = ()  # the fields in it
+    stored: tuple[Stored, ...] = ()  # the fields, set by `prepare` of a subclass
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's samples, shuffled; each is read with all its fields."""
@@ -113,13 +110,6 @@ class SampleBySample(Strategy):
                 for stored, room in both:
                     stored.put(room, place, index)
             yield {s.field.name: s.column(room, indices) for s, room in both}
-
-    def close(self) -> None:
-        """Close what holds the samples."""
-        self.stored = ()
-        if self.holder is not None:
-            self.holder.close()
-        self.holder = None
 
 
 class Dataset(Stored):
@@ -137,25 +127,26 @@ class Dataset(Stored):
 class H5pySamples(SampleBySample):
     """An HDF5 file; it and its datasets stay open."""
 
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Open the file and its datasets."""
         import h5py
 
-        self.holder = h5py.File(self.task.path, "r")
-        self.stored = tuple(Dataset(self.holder, f, self.task) for f in self.task.schema)
+        file = held.enter_context(h5py.File(self.task.path, "r"))
+        self.stored = tuple(Dataset(file, f, self.task) for f in self.task.schema)
 
 
 class ZarrSamples(SampleBySample):
     """A Zarr store, a directory or a ZIP file, whose arrays are opened once."""
 
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Open the store and its arrays."""
         import zarr
 
         path = self.task.path
         kind = zarr.storage.ZipStore if path.is_file() else zarr.storage.LocalStore
-        self.holder = kind(path, read_only=True)
-        root = zarr.open_group(self.holder, mode="r")
+        store = kind(path, read_only=True)
+        held.callback(store.close)
+        root = zarr.open_group(store, mode="r")
         self.stored = tuple(Stored(root, f, self.task) for f in self.task.schema)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,8 +24,6 @@ class Streaming(Peer):
 
     project: ClassVar[str] = "streaming"
     alone: ClassVar[str] = "it takes ranks from torch.distributed"
-
-    _dataset: Any = None
 
     @classmethod
     def save(cls, source: Source, target: Path) -> None:
@@ -40,7 +38,7 @@ class Streaming(Peer):
             for sample in samples(source):
                 writer.write(sample)
 
-    def made(self) -> Any:
+    def made(self, held: ExitStack) -> Any:
         """Read the index; its shared memory is made."""
         from streaming import StreamingDataset
         from torch.utils.data import DataLoader
@@ -53,6 +51,7 @@ class Streaming(Peer):
             batch_size=task.batch_size,
             num_canonical_nodes=1,
         )
+        held.callback(_remove_shared, self._dataset)
         return DataLoader(self._dataset, task.batch_size, **self.workers)
 
     def epoch(self, number: int) -> Iterator[Any]:
@@ -60,18 +59,15 @@ class Streaming(Peer):
         self._dataset.next_epoch = number
         return super().epoch(number)
 
-    def close(self) -> None:
-        """End the workers, and remove what was shared with them."""
-        super().close()
-        dataset, self._dataset = self._dataset, None
-        if dataset is None:
-            return
-        for segment in _segments(vars(dataset)):
-            segment.cleanup()
-        for folder in ("/dev/shm", tempfile.gettempdir()):
-            for path in Path(folder).glob(f"{dataset._shm_prefix_int:06}_*"):
-                with suppress(OSError):
-                    path.unlink()
+
+def _remove_shared(dataset: Any) -> None:
+    """Remove what a dataset shared with its workers, which have ended."""
+    for segment in _segments(vars(dataset)):
+        segment.cleanup()
+    for folder in ("/dev/shm", tempfile.gettempdir()):
+        for path in Path(folder).glob(f"{dataset._shm_prefix_int:06}_*"):
+            with suppress(OSError):
+                path.unlink()
 
 
 def _segments(held: dict[str, Any]) -> Iterator[Any]:

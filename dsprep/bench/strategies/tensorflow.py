@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +33,7 @@ def tensorflow() -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    with contextlib.suppress(RuntimeError):  # raised where they are in use already
+    with suppress(RuntimeError):  # raised where they are in use already
         tf.config.set_visible_devices([], "GPU")
     return tf
 
@@ -97,17 +97,14 @@ class TfSamples(TensorFlow):
 
     ahead: ClassVar[bool] = False
 
-    _file: Any = None
-    _fields: tuple[Stored, ...] = ()
-
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Open the file and its datasets."""
         self._tf = tensorflow()
         self._types = [tensor_type(self._tf, f) for f in self.task.schema]
         import h5py
 
-        self._file = h5py.File(self.task.path, "r")
-        self._fields = tuple(Stored(self._file, f, self.task) for f in self.task.schema)
+        file = held.enter_context(h5py.File(self.task.path, "r"))
+        self._fields = tuple(Stored(file, f, self.task) for f in self.task.schema)
         # The graph is made once, as in a program; only the order is another in each epoch.
         self._order = self._tf.Variable(np.zeros(0, np.int64), trainable=False, shape=(None,))
         self.loader = self._data()
@@ -146,14 +143,6 @@ class TfSamples(TensorFlow):
         self._order.assign(self.task.share(number))
         return super().epoch(number)
 
-    def close(self) -> None:
-        """End what reads, and close the file."""
-        super().close()
-        self._fields = ()
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-
 
 class TfPrefetch(TfSamples):
     """TF-Pre: with as many calls and batches ahead as AUTOTUNE finds best."""
@@ -172,7 +161,7 @@ class TfRecords(TensorFlow):
 
     _opened = 0
 
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Find out how the fields are parsed; the file is opened by each epoch.
 
         Raises

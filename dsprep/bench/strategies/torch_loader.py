@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
@@ -65,7 +66,7 @@ def bits(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(shape)
 
 
-def prepare(worker: int = 0) -> None:
+def start(worker: int = 0) -> None:
     """Import h5py, as a program does at its top: workers that are forked have it already."""
     import_module("h5py")
 
@@ -114,11 +115,11 @@ class Order:
 class TorchLoader(Loader):
     """A DataLoader with ``threads`` workers."""
 
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Make the loader, and start its workers."""
         from torch.utils.data import DataLoader
 
-        prepare()
+        start()
         self._order = Order()
         with warnings.catch_warnings():  # how many workers are wise is for the user to find out
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -128,7 +129,7 @@ class TorchLoader(Loader):
                 sampler=self._order,
                 num_workers=self.task.threads,
                 collate_fn=Collate([f.name for f in self.task.schema if f.ragged]),
-                worker_init_fn=prepare,
+                worker_init_fn=start,
                 persistent_workers=True,
             )
             for _ in self.loader:

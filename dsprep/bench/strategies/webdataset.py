@@ -13,6 +13,7 @@ is measured.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,7 +45,7 @@ class Webdataset(Peer):
                 files = {f"{name}.npy": array for name, array in sample.items()}
                 writer.write({"__key__": f"{i:012d}", **files})
 
-    def made(self) -> Any:
+    def made(self, held: ExitStack) -> Any:
         """Find the shards."""
         from torch.utils.data import default_collate
         from webdataset import WebDataset, WebLoader

@@ -24,7 +24,7 @@ Source: Pumma et al., "Scalable Deep Learning via I/O Analysis and Optimization"
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, ClassVar
@@ -114,12 +114,11 @@ class Lmm(Strategy):
     coalesced: ClassVar[bool] = False
     staggered: ClassVar[bool] = False
 
-    _node: Root | Member | None = None
-    _records: Cursor | Explicit | None = None
+    _node: Root | Member
+    _records: Cursor | Explicit
 
-    def open(self) -> None:
+    def prepare(self, held: ExitStack) -> None:
         """Find each other; a root opens the database."""
-        self.close()
         task = self.task
         self._values = Values(task.schema)
         self._pool = Pool(1, 2)
@@ -129,16 +128,15 @@ class Lmm(Strategy):
         self._root = self._assigned.root_of(task.rank)
         members = self._assigned.members(self._root)
         name = wire.address("bench", task.strategy, task.key, self._root)
-        try:
-            if task.rank == members[0]:
-                self._records = self._opened()
-                self._node = Root(name, members[1:])
-                self._node.memory(self._most())[::PAGE] = 0  # its pages are there in time
-            else:
-                self._node = Member(name, task.rank)
-        except BaseException:
-            self.close()
-            raise
+        if task.rank == members[0]:
+            self._records = self._opened()
+            held.callback(self._records.close)
+            self._node = root = Root(name, members[1:])
+            held.callback(root.close)
+            root.memory(self._most())[::PAGE] = 0  # its pages are there in time
+        else:
+            self._node = Member(name, task.rank)
+            held.callback(self._node.close)
         self._tokens = Local(f"bench {task.strategy} {task.key}", task.stagger, self._root)
 
     def _steps(self, roots: int) -> int:
@@ -182,9 +180,7 @@ class Lmm(Strategy):
         """Yield the batches of what is read at a time."""
         low, high = self._assigned.span(window, self._root)
         node = self._node
-        assert node is not None, "open comes first"
         if isinstance(node, Root) and high > low:
-            assert self._records is not None
             self._records.read(low, high, node.memory, self._turn)
         shared = node.look()
         starts, lengths = table(shared, high - low)
@@ -223,14 +219,6 @@ class Lmm(Strategy):
             yield
         finally:
             self._tokens.release(token)
-
-    def close(self) -> None:
-        """Unmap and close the database, and leave the others."""
-        if self._records is not None:
-            self._records.close()
-        if self._node is not None:
-            self._node.close()
-        self._records = self._node = None
 
 
 class Dm(Lmm):
