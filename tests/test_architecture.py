@@ -199,8 +199,7 @@ def test_only_storage_reads_by_pread():
 
 NAMING = {
     "sidecar.export.dali_idx": "DALI's index is one of TFRecord files",
-    "bench": "strategies, libraries and forms that are those of one format",
-    "cli.bench": "as bench",
+    "bench.strategies": "a strategy reads files of one format, by its library",
     "synth": "real datasets are of one format each",
 }
 """Modules outside of the formats that may name one, and why."""

@@ -19,11 +19,6 @@ from typing import Any
 from dsprep.core.storage import free_memory, total_memory
 from dsprep.write import stripes
 
-PACKAGES = (
-    *("dsprep", "numpy", "h5py", "lmdb", "zarr", "tensorflow", "torch", "litdata"),
-    *("mosaicml-streaming", "webdataset", "ffcv"),
-)
-
 OPTIONS = re.compile(
     r"(ro|sync|dirsync|noatime|relatime|strictatime|lazytime|dax|discard|nobarrier|flock|localflock"
     r"|ssd|nolock|hard|soft|direct_io|kernel_cache|writeback_cache|nodelalloc|nodiratime"
@@ -149,6 +144,8 @@ def _virtual() -> list[str]:
 
 
 def _packages() -> dict[str, str]:
+    from dsprep.bench.strategies import PACKAGES
+
     found = {}
     for name in PACKAGES:
         try:

@@ -110,6 +110,12 @@ TODAY = {
 }
 """How a dataset of a format is read without dsprep; the first that was measured counts."""
 
+PACKAGES = (
+    *("dsprep", "numpy", "h5py", "lmdb", "zarr", "tensorflow", "torch", "litdata"),
+    *("mosaicml-streaming", "webdataset", "ffcv"),
+)
+"""Distributions whose versions matter to figures."""
+
 
 def find(name: str) -> Entry:
     """Return the strategy called `name`.

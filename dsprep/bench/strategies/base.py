@@ -28,11 +28,13 @@ class Strategy(ABC):
     delivers: ClassVar[bool] = True
 
     def __init__(self, task: Task) -> None:
-        self.task, self._held = task, ExitStack()
+        self.task, self.opened = task, 0  # how often it was opened
+        self._held = ExitStack()
 
     def open(self) -> None:
         """Open files; what was open is closed first."""
         self.close()
+        self.opened += 1
         with ExitStack() as held:
             self.prepare(held)
             self._held = held.pop_all()
@@ -61,9 +63,9 @@ class Strategy(ABC):
 
     def close(self) -> None:
         """Forget all that `prepare` made, and close it; may be called twice."""
-        task, held = self.task, self._held
+        held, kept = self._held, {"task": self.task, "opened": self.opened}
         vars(self).clear()
-        self.task, self._held = task, ExitStack()
+        vars(self).update(kept, _held=ExitStack())
         held.close()
 
 

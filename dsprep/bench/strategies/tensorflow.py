@@ -159,8 +159,6 @@ class TfRecords(TensorFlow):
     `dsprep.formats.tfrecord.features`.
     """
 
-    _opened = 0
-
     def prepare(self, held: ExitStack) -> None:
         """Find out how the fields are parsed; the file is opened by each epoch.
 
@@ -220,8 +218,7 @@ class TfRecords(TensorFlow):
     def _data(self) -> Any:
         """Return the dataset of batches, in another order each time that it is iterated."""
         auto, task = self._tf.data.AUTOTUNE, self.task
-        self._opened += 1
-        seed = np.random.default_rng([task.seed, self._opened]).integers(1 << 31)
+        seed = np.random.default_rng([task.seed, self.opened]).integers(1 << 31)
         nbytes = max(1, math.ceil(task.path.stat().st_size / max(1, task.samples)))
         buffer = max(1, min(SHUFFLED, SHUFFLED_NBYTES // nbytes))
         records = self._tf.data.TFRecordDataset(str(task.path), buffer_size=READ_NBYTES)
