@@ -22,8 +22,7 @@ from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, FileLayout, Grid
 from dsprep.sidecar.export import KINDS, export
 from dsprep.sidecar.export import kerchunk as kerchunk_module
-from dsprep.sidecar.export.chunks import Part
-from dsprep.sidecar.export.planning import _applied, _samples
+from dsprep.sidecar.export.zarr_arrays import FileArray, _applied, _samples
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.provenance import provenance
 from dsprep.write.create_sidecar import describe
@@ -300,18 +299,18 @@ def test_names_that_are_no_paths_in_zarr_are_left_out():
     check(x, [])
     check(y, [])
     with pytest.raises(kerchunk_module.Inexpressible, match="field x is an array"):
-        check(y, [kerchunk_module.Plan(x, (1,))])
+        check(y, [kerchunk_module.ArrayPlan(x, (1,))])
     for name in ("a//b", "../x", ".zarray", "a/.zgroup", "x/"):
         with pytest.raises(kerchunk_module.Inexpressible):
             check(Field(name, F4), [])
 
 
-def masked(masks: np.ndarray) -> Part:
+def masked(masks: np.ndarray) -> FileArray:
     n = len(masks)
     blocks = Blocks(Affine(n, 0, 10), Affine(n, 10))
     filters = ({"id": "shuffle", "elementsize": 4}, {"id": "zlib", "level": 1})
     grid = Grid(blocks, (n, 2), 4, (1, 2), filters=filters, masks=Explicit(masks))
-    return Part(Path("a.h5"), FileLayout(n), 0, grid)
+    return FileArray(Path("a.h5"), FileLayout(n), 0, grid)
 
 
 def test_filters_left_out_for_all_chunks_are_no_filters_and_for_some_are_refused():
@@ -341,7 +340,7 @@ def test_places_behind_the_end_of_the_file_are_refused(kind, tmp_path):
     described(path, schema, (path, 6)).close()
     path.write_bytes(path.read_bytes()[:-5])
     made = Sidecar.open(path, check=False)
-    with pytest.raises(FormatError, match="behind the end"):
+    with pytest.raises(FormatError, match="not in the file"):
         export(made, kind)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "data.tfrecord",

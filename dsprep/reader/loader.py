@@ -31,7 +31,7 @@ from dsprep.reader.order import SHUFFLES, Assignment, Leg, Remainder, Shuffle, S
 from dsprep.reader.pipeline import Pipeline, Pools, Settings, Steps, Task
 from dsprep.reader.ranks import Place, detect
 from dsprep.reader.units import cut_units, first_file, is_decoded
-from dsprep.reading.proofs import said
+from dsprep.sidecar.proofs import said
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import OrderWarning, sorted_by
 

@@ -30,10 +30,10 @@ from dsprep.layout.locate import Extents, locate
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import File, Files
 from dsprep.reading.layout_reader import LayoutReader
-from dsprep.reading.proofs import BadGroup, Proofs
-from dsprep.reading.records import Verify
+from dsprep.reading.records import RecordReader, Verify
 from dsprep.sidecar import spec
 from dsprep.sidecar.identity import block_crc32c, look
+from dsprep.sidecar.proofs import BadGroup, Proofs
 from dsprep.sidecar.spec import Content
 
 Indices: TypeAlias = int | slice | Sequence[int] | Array
@@ -230,16 +230,7 @@ class Sidecar:
         self._layout = lru_cache(maxsize=1024)(self._parse_layout)
         self._reader = lru_cache(maxsize=256)(self._make_reader)
         self._chosen = lru_cache(maxsize=64)(self._choose)
-        self.proofs = Proofs(
-            layout_of=self.layout,
-            open_file=self.open_file,
-            records_of=lambda number: self._reader(number).records,
-            root_of=self.root,
-            crc32c_of=lambda number: content.files[number].crc32c,
-            members_of=lambda path: formats.load(content.format).identity(path).members(),
-            tables=self.tables,
-            starts=self._starts,
-        )
+        self.proofs = Proofs(self)
 
     @classmethod
     def open(
@@ -502,7 +493,7 @@ class Sidecar:
         verify
             ``"header"``: compare what stands before each record (LMDB's overflow page, a
             TFRecord's length and its CRC) with what the sidecar says; ``"full"``: and each
-            field with the checksum that the format or the sidecar has, see `reading.proofs`.
+            field with the checksum that the format or the sidecar has, see `sidecar.proofs`.
         arena
             Memory to use; see `Source.read`.
 
@@ -578,6 +569,14 @@ class Sidecar:
     def root(self, number: int) -> Path:
         """Return the path of file number `number`."""
         return self.dataset / self.content.files[number].path
+
+    def records(self, number: int) -> RecordReader | None:
+        """Return what reads the records of file number `number`; None if it has none."""
+        return self._reader(number).records
+
+    def first(self, number: int) -> int:
+        """Return the first sample of file number `number`."""
+        return int(self._starts[number])
 
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""

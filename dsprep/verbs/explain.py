@@ -20,8 +20,8 @@ from dsprep.layout import as_json
 from dsprep.layout.laws import Affine, Law, Runs
 from dsprep.layout.locate import locate, rows_of
 from dsprep.layout.model import Column, FileLayout, Records
-from dsprep.reading.proofs import said
 from dsprep.sidecar import spec
+from dsprep.sidecar.proofs import said
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.write.create_sidecar import Made
 

@@ -31,9 +31,9 @@ from dsprep.formats.base import Format, OpenOptions, Source
 from dsprep.layout import as_json, fit
 from dsprep.layout.model import Column, FileLayout, Groups
 from dsprep.reading.files import KEPT, File
-from dsprep.reading.proofs import rest_of
 from dsprep.reading.records import RecordReader
 from dsprep.sidecar import identity, spec
+from dsprep.sidecar.proofs import rest_of
 from dsprep.sidecar.spec import Content, FileEntry, Identity
 from dsprep.source.many import MultiSource, NativeOpening, open_native
 

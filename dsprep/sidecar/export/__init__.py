@@ -12,13 +12,17 @@ complete, and none is overwritten unless that is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 
-from dsprep.errors import UsageError
-from dsprep.sidecar.export.files import Output, write_all
+from dsprep.core.schema import Ints
+from dsprep.core.storage import sync, sync_directory
+from dsprep.errors import TargetError, UsageError
+from dsprep.layout.model import misfit
 from dsprep.sidecar.sidecar import Sidecar
 
 KINDS: Mapping[str, str] = MappingProxyType(
@@ -29,6 +33,18 @@ KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Name to what it is; a kind is one module and one line."""
+
+
+SLICE = 1 << 16
+"""Samples whose places are held in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file to write: its path, relative to the dataset's directory, and what yields its bytes."""
+
+    name: str
+    content: Callable[[], Iterator[bytes]]
 
 
 def export(
@@ -74,4 +90,65 @@ def export(
         )
     module = import_module(f"dsprep.sidecar.export.{kind.replace('-', '_')}")
     outputs: Sequence[Output] = module.outputs(sidecar, notes if notes is not None else [])
-    return write_all(outputs, sidecar.dataset.parent, out, overwrite)
+    return _write_all(outputs, sidecar.dataset.parent, out, overwrite)
+
+
+def _write_all(
+    outputs: Sequence[Output], beside: Path, out: Path | None, overwrite: bool
+) -> list[Path]:
+    """Write the files, each under a temporary name first: all of them or none; see `export`."""
+    if out is None:
+        paths = [beside / o.name for o in outputs]
+    elif out.is_dir():
+        paths = [out / o.name for o in outputs]
+    elif len(outputs) == 1:
+        paths = [out]
+    else:
+        raise UsageError(
+            f"the export has {len(outputs)} files", found=out, fix="name a directory that exists"
+        )
+    _refuse_existing(paths, out is not None, overwrite)
+    temporary = [p.with_name(f".{p.name}.tmp") for p in paths]
+    try:
+        for path, output in zip(temporary, outputs, strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, output)
+        _refuse_existing(paths, out is not None, overwrite)
+        for a, b in zip(temporary, paths, strict=True):
+            a.replace(b)
+    finally:
+        for path in temporary:
+            path.unlink(missing_ok=True)
+    for directory in {p.parent for p in paths}:
+        sync_directory(directory)
+    return paths
+
+
+def _refuse_existing(paths: Sequence[Path], chosen: bool, overwrite: bool) -> None:
+    """Raise `TargetError` if a file is there, of which nobody knows whose it is."""
+    for path in paths:
+        if path.is_dir() or (os.path.lexists(path) and not overwrite):
+            ours = "" if chosen else ", or remove this one if it is an earlier export"
+            raise TargetError(
+                "a file of this name is there already, and is not replaced",
+                where=path,
+                fix=f"choose another name with --out{ours}",
+            )
+
+
+def _write(path: Path, output: Output) -> None:
+    with path.open("wb") as file:
+        for data in output.content():
+            file.write(data)
+        file.flush()
+        sync(file.fileno())
+
+
+def check_inside(offsets: Ints, lengths: Ints, path: Path, what: str, before: int = 0) -> None:
+    """Raise `FormatError` if byte ranges, and `before` bytes in front of each, leave a file."""
+    size = path.stat().st_size
+    bad = (offsets < before) | (lengths < 0) | (offsets + lengths > size)
+    if bad.any():
+        i = int(bad.argmax())
+        facts = f"within {size} bytes", f"{lengths[i]} bytes at {offsets[i]}"
+        raise misfit("gives an extent that is not in the file", f"{path}, {what}", *facts)

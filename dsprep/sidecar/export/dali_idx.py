@@ -17,7 +17,7 @@ import numpy as np
 
 from dsprep.errors import UsageError
 from dsprep.layout.model import FileLayout
-from dsprep.sidecar.export.files import SLICE, Output, check_inside
+from dsprep.sidecar.export import SLICE, Output, check_inside
 from dsprep.sidecar.sidecar import Sidecar
 
 SUFFIX = ".idx"

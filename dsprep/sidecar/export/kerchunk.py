@@ -38,11 +38,16 @@ from typing import Any
 from dsprep.core.schema import Field
 from dsprep.core.storage import pread_exact
 from dsprep.errors import UsageError
-from dsprep.sidecar.export import zarr2
-from dsprep.sidecar.export.chunks import Chunk, Plan
-from dsprep.sidecar.export.files import Output
-from dsprep.sidecar.export.planning import plan
-from dsprep.sidecar.export.zarr2 import Inexpressible
+from dsprep.sidecar.export import Output
+from dsprep.sidecar.export.zarr_arrays import (
+    ArrayPlan,
+    FileChunks,
+    Inexpressible,
+    attribute,
+    codecs,
+    plan,
+    zarr_dtype,
+)
 from dsprep.sidecar.sidecar import Sidecar
 
 SUFFIX = ".kerchunk.json"
@@ -60,7 +65,7 @@ def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
     UsageError
         If no field can be told, or there are too many chunks.
     """
-    plans: list[Plan] = []
+    plans: list[ArrayPlan] = []
     reasons = []
     for field in sidecar.schema:
         try:
@@ -91,7 +96,7 @@ def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
     return [Output(sidecar.dataset.name + SUFFIX, content)]
 
 
-def _check_name(field: Field, before: Sequence[Plan]) -> None:
+def _check_name(field: Field, before: Sequence[ArrayPlan]) -> None:
     parts = field.name.split("/")
     if any(p in ("", ".", "..") or p.startswith((".z", "__")) for p in parts):
         raise Inexpressible("its name is no path in Zarr")
@@ -104,7 +109,7 @@ def _check_name(field: Field, before: Sequence[Plan]) -> None:
 # --- metadata --------------------------------------------------------------------------------
 
 
-def _metadata(sidecar: Sidecar, plans: Sequence[Plan], notes: list[str]) -> dict[str, str]:
+def _metadata(sidecar: Sidecar, plans: Sequence[ArrayPlan], notes: list[str]) -> dict[str, str]:
     """Return the keys and texts of all groups and arrays."""
     root = _attributes(sidecar.schema.attrs, "the dataset", notes)
     found = {".zgroup": '{"zarr_format": 2}', ".zattrs": json.dumps(root)}
@@ -113,12 +118,12 @@ def _metadata(sidecar: Sidecar, plans: Sequence[Plan], notes: list[str]) -> dict
         for k in range(1, len(name.split("/"))):
             group = "/".join(name.split("/")[:k])
             found[f"{group}/.zgroup"] = found[".zgroup"]
-        filters, compressor = zarr2.codecs(p.filters)
+        filters, compressor = codecs(p.filters)
         array = {
             "zarr_format": 2,
             "shape": [len(sidecar), *inner],
             "chunks": list(p.chunks),
-            "dtype": zarr2.dtype(p.field.dtype),
+            "dtype": zarr_dtype(p.field.dtype),
             "compressor": compressor,
             "filters": filters,
             "fill_value": p.fill,
@@ -135,7 +140,7 @@ def _attributes(attrs: Mapping[str, Any], what: str, notes: list[str]) -> dict[s
     found = {}
     for key, value in attrs.items():
         try:
-            found[key] = zarr2.attribute(value)
+            found[key] = attribute(value)
         except Inexpressible as reason:
             notes.append(f"left out attribute {key} of {what}: {reason}")
     return found
@@ -144,7 +149,9 @@ def _attributes(attrs: Mapping[str, Any], what: str, notes: list[str]) -> dict[s
 # --- the file --------------------------------------------------------------------------------
 
 
-def _content(sidecar: Sidecar, plans: Sequence[Plan], metadata: dict[str, str]) -> Iterator[bytes]:
+def _content(
+    sidecar: Sidecar, plans: Sequence[ArrayPlan], metadata: dict[str, str]
+) -> Iterator[bytes]:
     urls = _Urls(sidecar.dataset.absolute().parent)
     templates = {"d": urls.directory} if urls.templated else {}
     yield f'{{"version": 1, "templates": {json.dumps(templates)}, "refs": {{\n'.encode()
@@ -163,7 +170,7 @@ def _content(sidecar: Sidecar, plans: Sequence[Plan], metadata: dict[str, str]) 
     yield b"\n}}\n"
 
 
-def _lines(name: str, url: str, chunks: Chunk) -> list[str]:
+def _lines(name: str, url: str, chunks: FileChunks) -> list[str]:
     """Return a line of JSON for every chunk."""
     axis, inner = chunks.place[0].tolist(), chunks.place[1:]
     if not inner.any():

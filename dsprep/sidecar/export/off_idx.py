@@ -27,7 +27,7 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.locate import locate
 from dsprep.layout.model import FileLayout
-from dsprep.sidecar.export.files import SLICE, Output, check_inside
+from dsprep.sidecar.export import SLICE, Output, check_inside
 from dsprep.sidecar.sidecar import Sidecar
 
 OFFSETS, SIZES = ".off.idx", ".sz.idx"

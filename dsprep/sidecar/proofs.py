@@ -20,14 +20,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from dsprep import formats
 from dsprep.core.checksums import Members, read_crc32c
-from dsprep.core.packing import Tables, from_planes
+from dsprep.core.packing import from_planes
 from dsprep.core.pread import ranges
 from dsprep.core.schema import Ints
 from dsprep.core.storage import data_files
@@ -37,7 +38,9 @@ from dsprep.layout.laws import Explicit
 from dsprep.layout.locate import locate
 from dsprep.layout.model import FileLayout, Groups, Rest
 from dsprep.reading.files import File
-from dsprep.reading.records import RecordReader
+
+if TYPE_CHECKING:
+    from dsprep.sidecar.sidecar import Sidecar
 
 Kind: TypeAlias = Literal["group", "rest", "record", "chunk", "member", "block"]
 
@@ -228,51 +231,24 @@ class FileEntrySums:
 class Proofs:
     """Compares samples of a dataset with checksums.
 
-    Parameters
-    ----------
-    layout_of, open_file, reader_of, root_of
-        By number of a file: its layout; the open file at a path below it; the reader of its
-        records; where it is.
-    crc32c_of
-        What the sidecar says of the blocks of a file; None: nothing.
-    members_of
-        The checksums of the members of a file; None if it has none.
-    tables
-        The tables of the sidecar.
-    starts
-        The first sample of each file.
-
     Attributes
     ----------
     once
         Whether groups, too, are compared only once.
     """
 
-    def __init__(
-        self,
-        *,
-        layout_of: Callable[[int], FileLayout],
-        open_file: Callable[[int, str], File],
-        records_of: Callable[[int], RecordReader | None],
-        root_of: Callable[[int], Path],
-        crc32c_of: Callable[[int], Mapping[str, Any] | None],
-        members_of: Callable[[Path], Members | None],
-        tables: Callable[[], Tables],
-        starts: Ints,
-    ) -> None:
-        self._layout_of, self._open, self._records_of = layout_of, open_file, records_of
-        self._root_of, self._crc32c_of = root_of, crc32c_of
-        self._tables, self._starts = tables, starts
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._sidecar = sidecar
         self.once = False
         self._proved: set[tuple[int, Kind, int]] = set()
         self.kinds = lru_cache(maxsize=1024)(self._kinds)
-        self._members = lru_cache(maxsize=256)(lambda number: members_of(root_of(number)))
+        self._members = lru_cache(maxsize=256)(self._find_members)
         self._sums = lru_cache(maxsize=256)(self._find_sums)
         self._edges = lru_cache(maxsize=256)(self._find_edges)
 
     def _kinds(self, number: int) -> Mapping[str, Kind]:
         """Return what each field of a file is compared with; no entry: nothing."""
-        layout = self._layout_of(number)
+        layout = self._sidecar.layout(number)
         groups, sums = layout.groups, None
         apart = outside(layout) if groups is not None and groups.crc32c is not None else ()
         kinds: dict[str, Kind] = {}
@@ -302,7 +278,7 @@ class Proofs:
         return kinds
 
     def _has_crcs(self, number: int) -> bool:
-        records = self._records_of(number)
+        records = self._sidecar.records(number)
         return records is not None and records.has_crcs
 
     def check(self, number: int, local: Ints, names: Iterable[str], *, read: bool = False) -> None:
@@ -320,7 +296,7 @@ class Proofs:
         """
         if not len(local):
             return
-        layout, kinds = self._layout_of(number), self.kinds(number)
+        layout, kinds = self._sidecar.layout(number), self.kinds(number)
         by_kind: dict[Kind, list[str]] = {}
         for name in names:
             if name in kinds:
@@ -338,9 +314,9 @@ class Proofs:
                     fix=_DAMAGED,
                 )
         if "record" in by_kind and read:
-            records = self._records_of(number)
+            records = self._sidecar.records(number)
             if records is not None and layout.records is not None:
-                file = self._open(number, layout.records.blocks.path)
+                file = self._sidecar.open_file(number, layout.records.blocks.path)
                 records.prove(file, local)
         for kind in ("member", "block"):
             for name in by_kind.get(kind, ()):
@@ -360,13 +336,13 @@ class Proofs:
         kinds
             ``"group"``, ``"rest"`` or both, which nothing means too.
         """
-        layout = self._layout_of(number)
+        layout = self._sidecar.layout(number)
         groups, kinds = layout.groups, set(kinds) or {"group", "rest"}
         if groups is None:
             return
         edges = self._edges(number)
         for g in range(groups.blocks.count) if chosen is None else chosen:
-            sample = int(self._starts[number] + edges[g])
+            sample = int(self._sidecar.first(number) + edges[g])
             if groups.crc32c is not None and "group" in kinds:
                 bad = self._bad_range(number, groups, g, sample)
                 if bad is not None:
@@ -377,7 +353,7 @@ class Proofs:
                     yield bad
 
     def _find_edges(self, number: int) -> Ints:
-        layout = self._layout_of(number)
+        layout = self._sidecar.layout(number)
         return np.zeros(0, np.int64) if layout.groups is None else layout.groups.edges(layout.count)
 
     def _new(self, number: int, kind: Kind, which: int) -> bool:
@@ -387,7 +363,7 @@ class Proofs:
     def _bad_range(self, number: int, groups: Groups, g: int, sample: int) -> BadGroup | None:
         if groups.crc32c is None or not self._new(number, "group", g):
             return None
-        file = self._open(number, groups.path(g))
+        file = self._sidecar.open_file(number, groups.path(g))
         offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
         file.check(np.array([offset]), np.array([nbytes]), "a group")
         found = read_crc32c(file.fd, offset, offset + nbytes, file.path)
@@ -402,10 +378,11 @@ class Proofs:
     ) -> BadGroup | None:
         if not self._new(number, "rest", g):
             return None
-        found = rest_crc(layout, rest.fields, edges, lambda path: self._open(number, path))
+        opened = partial(self._sidecar.open_file, number)
+        found = rest_crc(layout, rest.fields, edges, opened)
         expected = rest.crc32c.one(g)
         if found != expected:
-            return BadGroup(self._root_of(number), g, sample, expected, found, rest.fields)
+            return BadGroup(self._sidecar.root(number), g, sample, expected, found, rest.fields)
         self._proved.add((number, "rest", g))
         return None
 
@@ -419,21 +396,21 @@ class Proofs:
         FormatError
             If they are damaged.
         """
-        known = self._crc32c_of(number)
+        known = self._sidecar.content.files[number].crc32c
         if known is None:
             return None
         block = known.get("block")
         try:
             if not isinstance(block, int) or not 1 << 12 <= block <= 1 << 32:
                 raise ValueError(f"a block of {block!r} bytes")
-            return block, from_planes(self._tables().get(known.get("data")))
+            return block, from_planes(self._sidecar.tables().get(known.get("data")))
         except ValueError as error:
             raise FormatError(
-                f"the checksums of a file are damaged: {error}", where=self._root_of(number)
+                f"the checksums of a file are damaged: {error}", where=self._sidecar.root(number)
             ) from error
 
     def _find_sums(self, number: int) -> FileEntrySums:
-        root = self._root_of(number)
+        root = self._sidecar.root(number)
         known = self.block_sums(number)
         block, crcs = (0, np.zeros(0, np.int64)) if known is None else known
         starts: dict[str, int] = {}
@@ -456,20 +433,25 @@ class Proofs:
     def _check_ranges(self, number: int, kind: Kind, name: str, local: Ints) -> None:
         """Compare the members or blocks that hold a field, unless that was done before."""
         sums = self._sums(number)
-        for path, offsets, lengths in stored_ranges(self._layout_of(number), name, local):
+        for path, offsets, lengths in stored_ranges(self._sidecar.layout(number), name, local):
             if kind == "member" and sums.members is not None:
                 ends = sums.members.offsets + sums.members.nbytes
                 first = np.searchsorted(ends, offsets, "right")
                 last = np.searchsorted(sums.members.offsets, offsets + lengths, "left")
             else:
                 if path not in sums.starts:
-                    raise FormatError("a file has appeared", where=self._root_of(number) / path)
+                    new = self._sidecar.root(number) / path
+                    raise FormatError("a file has appeared", where=new)
                 first = (offsets + sums.starts[path]) // sums.block
                 last = -(-(offsets + sums.starts[path] + lengths) // sums.block)
             for i in np.unique(ranges(first, np.maximum(0, last - first))).tolist():
                 if (number, kind, i) not in self._proved:
                     (self._member if kind == "member" else self._block)(number, sums, i)
                     self._proved.add((number, kind, i))
+
+    def _find_members(self, number: int) -> Members | None:
+        format = formats.load(self._sidecar.content.format)
+        return format.identity(self._sidecar.root(number)).members()
 
     def has_members(self, number: int) -> bool:
         """Whether a file keeps the checksums of its members."""
@@ -480,7 +462,7 @@ class Proofs:
         members = self._members(number)
         if members is None:
             return
-        file = self._open(number, "")
+        file = self._sidecar.open_file(number, "")
         for i in range(len(members.offsets)):
             try:
                 members.check(file.fd, i, file.path)
@@ -489,16 +471,16 @@ class Proofs:
 
     def _member(self, number: int, sums: FileEntrySums, i: int) -> None:
         assert sums.members is not None
-        file = self._open(number, "")
+        file = self._sidecar.open_file(number, "")
         sums.members.check(file.fd, i, file.path)
 
     def _block(self, number: int, sums: FileEntrySums, i: int) -> None:
         begin, end, crc = i * sums.block, (i + 1) * sums.block, 0
         k = bisect_right(sums.files, begin, key=lambda file: file[0]) - 1
-        where: Path = self._root_of(number)
+        where: Path = self._sidecar.root(number)
         while k < len(sums.files) and sums.files[k][0] < end:
             start, path = sums.files[k]
-            file = self._open(number, path)
+            file = self._sidecar.open_file(number, path)
             low, high = max(0, begin - start), min(file.nbytes, end - start)
             crc = read_crc32c(file.fd, low, max(low, high), file.path, crc)
             where = file.path
