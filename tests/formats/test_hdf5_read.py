@@ -14,29 +14,16 @@ import h5py
 import hdf5plugin
 import numpy as np
 import pytest
+from hdf5_files import HDF5, opened, options
 from support import NESTED, random_array, raw
 
 import dsprep
-from dsprep.core.schema import Arena, FieldSpec
+from dsprep.core.schema import Arena
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.base import OpenOptions
-from dsprep.formats.hdf5 import Hdf5
-from dsprep.formats.hdf5.source import Hdf5Source
 from dsprep.reading import columns
 
-HDF5 = Hdf5()
 X = random_array(np.dtype("<f4"), (20, 6, 4))
-
-
-def opened(path: Path, *fields: str, axis: str = "auto") -> Hdf5Source:
-    specs = tuple(map(FieldSpec.parse, fields))
-    source = HDF5.open(path, OpenOptions(fields=specs, sample_axis=axis), None)  # type: ignore[arg-type]
-    assert isinstance(source, Hdf5Source)
-    return source
-
-
-def named(name: str) -> OpenOptions:
-    return OpenOptions(fields=(FieldSpec.parse(name),))
 
 
 LAYOUTS = {
@@ -60,12 +47,11 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("userblock", [0, 1024])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts(tmp_path: Path, name: str, userblock: int) -> None:
-    options, storage, access = LAYOUTS[name]
-    with h5py.File(tmp_path / "a", "w", userblock_size=userblock) as file:
-        file.create_dataset("g/x", data=X, **options)
+def test_layouts(tmp_path: Path, name: str) -> None:
+    how, storage, access = LAYOUTS[name]
+    with h5py.File(tmp_path / "a", "w", userblock_size=1024) as file:
+        file.create_dataset("g/x", data=X, **how)
     assert HDF5.recognises(tmp_path / "a")
     with opened(tmp_path / "a") as source:
         for start, stop in ((0, 20), (0, 1), (7, 18), (20, 20), (19, 20)):
@@ -76,54 +62,12 @@ def test_layouts(tmp_path: Path, name: str, userblock: int) -> None:
         assert (layout.codecs == ()) == (name in ("contiguous", "chunked", "tiled", "resizable"))
 
 
-def test_other_storage(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "other", "w") as file:
-        file["x"] = X
-    with h5py.File(tmp_path / "a", "w", userblock_size=512) as file:
-        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        plist.set_layout(h5py.h5d.COMPACT)
-        element, space = h5py.h5t.py_create(X.dtype), h5py.h5s.create_simple(X.shape)
-        compact = h5py.Dataset(h5py.h5d.create(file.id, b"compact", element, space, plist))
-        compact[...] = X
-        file.create_dataset("never", shape=X.shape, dtype="f4", fillvalue=3)
-        file.create_dataset("holes", shape=X.shape, dtype="f4", chunks=(3, 6, 4), fillvalue=3)
-        file["holes"][7] = X[7]
-        file.create_dataset(
-            "external", data=X, external=[(str(tmp_path / "blob"), 0, h5py.h5f.UNLIMITED)]
-        )
-        layout = h5py.VirtualLayout(X.shape, "f4")
-        layout[...] = h5py.VirtualSource(tmp_path / "other", "x", X.shape)
-        file.create_virtual_dataset("virtual", layout)
-    threes = np.full(X.shape, 3, "f4")
-    holes = threes.copy()
-    holes[7] = X[7]
-    with opened(tmp_path / "a") as source:
-        batch = source.read(2, 19)
-        for name, expected in {
-            "compact": X,
-            "external": X,
-            "virtual": X,
-            "never": threes,
-            "holes": holes,
-        }.items():
-            assert raw(batch[name]) == raw(expected[2:19]), name
-        layouts = source.storage()
-        assert [layouts[n].storage for n in ("compact", "external", "virtual", "never")] == [
-            "compact",
-            "external",
-            "virtual",
-            "contiguous",
-        ]
-        assert "one read of 96 B, by the HDF5 library" in layouts["never"].access
-
-
 def test_types(tmp_path: Path) -> None:
     padded = np.dtype(
         {"names": ["a", "b"], "formats": ["u1", "<f8"], "offsets": [2, 8], "itemsize": 24}
     )
     arrays = {
-        name: random_array(np.dtype(d), (5, 2))
-        for name, d in {"f2": "<f2", "bf8": ">f8", "c": ">c8", "b": "?", "s": "S7"}.items()
+        name: random_array(np.dtype(d), (5, 2)) for name, d in {"f2": "<f2", "s": "S7"}.items()
     }
     arrays["struct"] = random_array(NESTED, (5,))
     arrays["padded"] = random_array(padded, (5, 3))
@@ -215,49 +159,14 @@ def test_what_is_not_kept_is_noted(tmp_path: Path) -> None:
         assert source.notes == ()
 
 
-def test_variable_length(tmp_path: Path) -> None:
-    texts = ["", "a", "größer", "日本", "\U0001f600"]
-    numbers = [np.arange(n, dtype=">i2") for n in (0, 3, 1, 0, 5)]
-    with h5py.File(tmp_path / "a", "w") as file:
-        file.create_dataset("t", data=texts, dtype=h5py.string_dtype())
-        file.create_dataset(
-            "ascii", data=[b"x", b"\xff", b"", b"a b", b"c"], dtype=h5py.string_dtype("ascii")
-        )
-        v = file.create_dataset("n", (5,), h5py.vlen_dtype(np.dtype(">i2")))
-        for i, n in enumerate(numbers):
-            v[i] = n
-        file.create_dataset("t2", data=[texts], dtype=h5py.string_dtype())
-        file["x"] = np.arange(5)
-    with opened(tmp_path / "a") as source:
-        assert [source[i]["t"] for i in range(5)] == texts
-        assert source[1]["ascii"].encode("utf-8", "surrogateescape") == b"\xff"
-        assert source.schema["n"].shape == (None,)
-        assert source.schema["n"].dtype == np.dtype(">i2")
-        for i, n in enumerate(numbers):
-            assert raw(source[i]["n"]) == raw(n)
-        expected = [
-            sum(
-                np.asarray(v).nbytes
-                if not isinstance(v, str)
-                else len(v.encode("utf-8", "surrogateescape"))
-                for v in source[i].values()
-            )
-            for i in range(5)
-        ]
-        sizes = source.sizes(0, 5)
-        assert sizes is not None
-        assert sizes.tolist() == expected
-        assert source.read(2, 2)["t"].lengths.tolist() == []
-
-
 def test_one_sample_per_file(tmp_path: Path) -> None:
     for names in (("climate/data", "climate/labels_0"), ("x", "y")):
         shapes = ((8, 12, 3), (8, 12)) if "/" in names[0] else ((8, 8, 8, 4), (4,))
-        for options in ({}, {"compression": "gzip"}):
+        for how in ({}, {"compression": "gzip"}):
             with h5py.File(tmp_path / "a", "w") as file:
                 arrays = [random_array(np.dtype("<f4"), s) for s in shapes]
                 for name, array in zip(names, arrays, strict=True):
-                    file.create_dataset(name, data=array, **options)
+                    file.create_dataset(name, data=array, **how)
                 if names[0] == "x":
                     file["scalar"] = 3.5
                     file["text"] = "words"
@@ -292,15 +201,6 @@ def test_links_and_cycles_end(tmp_path: Path) -> None:
         assert any("outside" in n and "/etc/passwd" in n for n in source.notes)
     with pytest.raises(SchemaError, match="link to the file"):
         opened(tmp_path / "a", "outside")
-
-
-def test_the_package_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, dsprep.formats.hdf5 as h; from pathlib import Path; "
-        "h.Hdf5().recognises(Path(sys.executable)); "
-        "assert not {'h5py', 'zarr', 'numcodecs', 'ml_dtypes'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_one_dataset_that_cannot_be_a_field_leaves_the_others(tmp_path: Path) -> None:
@@ -400,7 +300,7 @@ def test_resident_bytes(tmp_path: Path) -> None:
             assert source.resident_nbytes() == expected, fields
 
 
-def _sequences(path: Path, libver: Any, address_nbytes: int, options: dict[str, Any]) -> None:
+def _sequences(path: Path, libver: Any, address_nbytes: int, how: dict[str, Any]) -> None:
     """Write strings and numbers of variable length; element 7 of the numbers never."""
     plist = h5py.h5p.create(h5py.h5p.FILE_CREATE)
     plist.set_sizes(address_nbytes, 8)
@@ -409,10 +309,10 @@ def _sequences(path: Path, libver: Any, address_nbytes: int, options: dict[str, 
     made = h5py.h5f.create(bytes(path), h5py.h5f.ACC_TRUNC, plist, access)
     with h5py.File(made) as file:
         texts = ["", "a", "größer", "日本" * 500, *"bcdefghi"]
-        file.create_dataset("t", data=texts, dtype=h5py.string_dtype(), **options)
-        file.create_dataset("s", data=texts[:1] * 12, dtype=h5py.string_dtype("ascii"), **options)
-        numbers = file.create_dataset("n", (12,), h5py.vlen_dtype(np.dtype(">i2")), **options)
-        blobs = file.create_dataset("b", (12,), h5py.vlen_dtype(np.dtype("V1")), **options)
+        file.create_dataset("t", data=texts, dtype=h5py.string_dtype(), **how)
+        file.create_dataset("s", data=[b"\xff"] * 12, dtype=h5py.string_dtype("ascii"), **how)
+        numbers = file.create_dataset("n", (12,), h5py.vlen_dtype(np.dtype(">i2")), **how)
+        blobs = file.create_dataset("b", (12,), h5py.vlen_dtype(np.dtype("V1")), **how)
         for i in range(12):
             if i != 7:
                 numbers[i] = np.arange(i * i, dtype=">i2")
@@ -422,7 +322,7 @@ def _sequences(path: Path, libver: Any, address_nbytes: int, options: dict[str, 
 @pytest.mark.parametrize("address_nbytes", [4, 8])
 @pytest.mark.parametrize("libver", [(0, 1), (2, 2)])
 @pytest.mark.parametrize(
-    "options",
+    "how",
     [
         {},
         {"chunks": (5,)},
@@ -430,38 +330,24 @@ def _sequences(path: Path, libver: Any, address_nbytes: int, options: dict[str, 
         {"chunks": (5,), "compression": "gzip"},
         {"chunks": (5,), "compression": "gzip", "shuffle": True},
         {"chunks": (4,), "shuffle": True},
+        {"chunks": (5,), "compression": "lzf"},
     ],
 )
-def test_lengths_are_those_that_h5py_reads(
-    tmp_path: Path, options: dict[str, Any], libver: Any, address_nbytes: int
+def test_sequences_are_those_that_h5py_reads(
+    tmp_path: Path, how: dict[str, Any], libver: Any, address_nbytes: int
 ) -> None:
     path = tmp_path / "a"
-    _sequences(path, libver, address_nbytes, options)
+    _sequences(path, libver, address_nbytes, how)
     with h5py.File(path) as file:
-        expected = np.array(
-            [
-                [len(file["t"][i]), len(file["s"][i]), 2 * len(file["n"][i]), len(file["b"][i])]
-                for i in range(12)
-            ]
-        ).sum(axis=1)
+        values = {name: [raw(v) for v in file[name][:]] for name in "tsnb"}
+    sizes = [sum(len(values[name][i]) for name in "tsnb") for i in range(12)]
     with opened(path) as source:
-        assert set(source.schema.names) == {"t", "s", "n", "b"}
+        assert source.schema["n"].dtype == np.dtype(">i2")
         for start, stop in ((0, 12), (3, 8), (11, 12), (12, 12)):
-            sizes = source.sizes(start, stop)
-            assert sizes is not None
-            assert sizes.tolist() == expected[start:stop].tolist()
-        batch = source.read(0, 12)
-        assert sum(c.nbytes for c in batch.values()) == expected.sum()
-
-
-def test_lengths_where_the_library_decodes_or_nothing_is_stored(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a", "w") as file:
-        text = h5py.string_dtype()
-        file.create_dataset("t", data=["a", "bc"], dtype=text, chunks=(1,), compression="lzf")
-        file.create_dataset("never", (2,), text)
-    with opened(tmp_path / "a") as source:
-        assert source.sizes(0, 2).tolist() == [1, 2]  # type: ignore[union-attr]
-        assert source[1] == {"t": "bc", "never": ""}
+            assert source.sizes(start, stop).tolist() == sizes[start:stop]  # type: ignore[union-attr]
+            batch = source.read(start, stop)
+            for name, column in batch.items():
+                assert [raw(v) for v in column] == values[name][start:stop]
 
 
 # --- values in other files --------------------------------------------------------------------
@@ -515,7 +401,7 @@ def test_inside_and_outside(tmp_path: Path, kind: str) -> None:
         assert source.schema.names == ("y",)
         assert any("out/other, outside" in n and "--follow-external" in n for n in source.notes)
     with pytest.raises(SchemaError, match="--follow-external"):
-        dsprep.open(path, named("x"))
+        dsprep.open(path, options("x"))
     with dsprep.open(path, OpenOptions(follow_external=True)) as source:
         np.testing.assert_array_equal(source[:]["x"], INTS)
     (tmp_path / "in" / "link").symlink_to(tmp_path / "out" / "other")
@@ -548,10 +434,10 @@ def test_the_option_is_not_kept_in_a_sidecar(tmp_path: Path) -> None:
     path = write_elsewhere("external", tmp_path / "in", tmp_path / "out" / "other")
     dsprep.provenance(path, OpenOptions(follow_external=True))
     assert "follow_external" not in path.with_name("a.h5.dsprep.json").read_text()
-    with dsprep.open(path, named("y")) as source:
+    with dsprep.open(path, options("y")) as source:
         assert source.schema.names == ("y",)
     with pytest.raises((SchemaError, FormatError)):
-        dsprep.open(path, named("x"))
+        dsprep.open(path, options("x"))
 
 
 # --- byte order of sequences: h5py labels them as of the machine's order ----------------------
@@ -605,24 +491,6 @@ def test_every_way_of_reading_sequences(
         ):
             assert [s.dtype for s in seen] == [field.dtype] * len(values)
             assert [s.tobytes() for s in seen] == bits
-
-
-@pytest.mark.parametrize("dtype", [">u4", ">c8"])
-def test_sequences_converted_cast_and_through_a_sidecar(tmp_path: Path, dtype: str) -> None:
-    values = items(np.dtype(dtype))
-    write_sequences(tmp_path / "a.h5", np.dtype(dtype), values)
-    wide = {"u": ">i8", "c": "<c16"}[np.dtype(dtype).kind]
-    for name in ("b.h5", "b.lmdb", "b.tfrecord", "b.zarr"):
-        dsprep.convert(tmp_path / "a.h5", tmp_path / name, workers=1)
-        with dsprep.Sidecar.open(tmp_path / name) as sidecar:
-            column = sidecar.read(range(len(values)), ["v"])["v"]
-        assert [c.tobytes() for c in column] == [v.tobytes() for v in values]
-        dsprep.convert(tmp_path / "a.h5", tmp_path / f"c{name}", cast={"v": wide}, workers=1)
-        with dsprep.open(tmp_path / f"c{name}") as source:
-            cast = source[:]["v"]
-        assert cast.values.dtype == np.dtype(wide)  # type: ignore[union-attr]
-        for got, value in zip(cast, values, strict=True):
-            np.testing.assert_array_equal(got, value.astype(wide))
 
 
 def test_the_printed_program_and_attributes(tmp_path: Path) -> None:

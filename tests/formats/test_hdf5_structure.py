@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import h5py
 import ml_dtypes
 import numpy as np
 import pytest
+from hdf5_files import HDF5, opened, options
 from support import NESTED, STRUCT, random_array, random_batch, raw, schemas, write_batch
 
 import dsprep
-from dsprep.core.schema import Arena, Field, FieldSpec, Ragged, Schema
+from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
-from dsprep.formats.base import Compression, OpenOptions, WriteOptions
-from dsprep.formats.hdf5 import Hdf5
-from dsprep.formats.hdf5.source import Hdf5Source
+from dsprep.formats.base import Compression, WriteOptions
 
-HDF5 = Hdf5()
 EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
-
-
-def opened(path: Path, *fields: str, axis: str = "auto") -> Hdf5Source:
-    specs = tuple(map(FieldSpec.parse, fields))
-    source = HDF5.open(path, OpenOptions(fields=specs, sample_axis=axis), None)  # type: ignore[arg-type]
-    assert isinstance(source, Hdf5Source)
-    return source
 
 
 def larcv(path: Path, events: int = 5, seed: int = 0, planes: int = 3) -> None:
@@ -234,32 +224,6 @@ def test_own_files_guess_nothing(tmp_path: Path) -> None:
         assert len(source) == 3
 
 
-def test_threads_read_side_by_side(tmp_path: Path) -> None:
-    larcv(tmp_path / "a", 40)
-    wrong: list[object] = []
-    with opened(tmp_path / "a") as source:
-        whole = source.read(0, 40)
-
-        def work(k: int) -> None:
-            arena = Arena()
-            for start in range(k, 36, 4):
-                for name, column in source.read(start, start + 3, arena).items():
-                    if raw(column.values if isinstance(column, Ragged) else column) != raw(
-                        whole[name][start : start + 3].values
-                        if isinstance(column, Ragged)
-                        else whole[name][start : start + 3]
-                    ):
-                        wrong.append((start, name))
-
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-    # Names that count rows are rebased per sample, so they too are the same in any range.
-    assert wrong == []
-
-
 @pytest.mark.parametrize("kind", ["larcv", "mixed", "types", "whole"])
 def test_the_loading_code_runs(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a.h5"
@@ -306,10 +270,6 @@ def test_the_loading_code_runs(tmp_path: Path, kind: str) -> None:
 
 
 # --- a group per sample -----------------------------------------------------------------------
-
-
-def options(*fields: str, axis: str = "auto") -> OpenOptions:
-    return OpenOptions(fields=tuple(map(FieldSpec.parse, fields)), sample_axis=axis)  # type: ignore[arg-type]
 
 
 def write_samples(path: Path, count: int, parent: str = "", name: str = "sample{}") -> None:

@@ -182,6 +182,12 @@ def chunk_table(
     return table
 
 
+def _corner(dataset: Any, number: int) -> tuple[int, ...]:
+    """Return the first element of a chunk, by its number in C order."""
+    places = np.unravel_index(number, grid_of(dataset))
+    return tuple(int(p) * int(c) for p, c in zip(places, dataset.chunks, strict=True))
+
+
 def _enter(
     pending: list[Any], table: NDArray[Any], shape: Ints, grid: tuple[int, ...], where: str
 ) -> tuple[int, int]:
@@ -386,9 +392,7 @@ def _believed(dataset: Any, table: NDArray[Any], file: File) -> bool:
     if not len(stored):
         return True
     number = int(stored[int(table["nbytes"][stored].argmin())])
-    place = np.unravel_index(number, grid_of(dataset))
-    corner = tuple(int(p) * int(c) for p, c in zip(place, dataset.chunks, strict=True))
-    _, data = dataset.id.read_direct_chunk(corner)
+    _, data = dataset.id.read_direct_chunk(_corner(dataset, number))
     entry = table[number]
     return pread_most(file.fd, int(entry["nbytes"]), int(entry["address"])) == bytes(data)
 
@@ -400,11 +404,9 @@ def _fill(dataset: Any, missing: int, itemsize: int) -> bytes:
     """
     from h5py import h5s, h5t
 
-    place = np.unravel_index(missing, grid_of(dataset))
-    corner = tuple(int(p) * int(c) for p, c in zip(place, dataset.chunks, strict=True))
-    one = tuple(1 for _ in corner)
+    one = (1,) * len(dataset.chunks)
     space = dataset.id.get_space()
-    space.select_hyperslab(corner, one)
+    space.select_hyperslab(_corner(dataset, missing), one)
     value = np.zeros(one, dataset.dtype)
     element = h5t.py_create(dataset.dtype, logical=True)
     dataset.id.read(h5s.create_simple(one), space, value, element)
