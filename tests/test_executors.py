@@ -26,7 +26,7 @@ from dsprep import errors, executors
 from dsprep.cli import app
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import DsprepError, ExecutorError, ReadError, UsageError
-from dsprep.executors.launched import launched
+from dsprep.executors.mpi import launched
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.verbs import verify
 from dsprep.verbs.convert import plan_job

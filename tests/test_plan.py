@@ -12,6 +12,7 @@ from support import MemorySource
 
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import SchemaError, UsageError
+from dsprep.formats.base import OpenOptions, check_options
 from dsprep.write.plan import (
     Shard,
     apply_casts,
@@ -236,3 +237,11 @@ def test_binary_sizes_are_shown_as_they_were_given(text):
 @pytest.mark.parametrize("text", ["1.0 MB", "64.0 MB", "2.0 GB", "500 B"])
 def test_decimal_sizes_are_shown_as_they_were_given(text):
     assert show_asked(parse_nbytes(text)) == text
+
+
+def test_options_have_only_values_that_they_can_have():
+    check_options(OpenOptions(order="file"), frozenset({"order"}), "lmdb")
+    with pytest.raises(UsageError, match="one of key, file, numeric"):
+        check_options(OpenOptions(order="sideways"), frozenset({"order"}), "lmdb")
+    with pytest.raises(UsageError, match="--order does not apply to hdf5"):
+        check_options(OpenOptions(order="file"), frozenset({"fields"}), "hdf5")

@@ -19,7 +19,7 @@ from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, TODAY, find
 from dsprep.bench.summary import Facts, against_limit, row
 from dsprep.bench.task import Conditions, Failure, Result, Task, parse_compute
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
-from dsprep.executors.launched import launched
+from dsprep.executors.mpi import launched
 from dsprep.formats.base import OpenOptions
 from dsprep.reader.defaults import cores_of, threads_by_rule
 from dsprep.reader.ranks import Place, detect

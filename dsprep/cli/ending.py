@@ -19,7 +19,7 @@ from typing import Any
 
 from dsprep.cli.report import Voice, detail, fail, say, voice
 from dsprep.errors import DsprepError
-from dsprep.executors.launched import leave
+from dsprep.executors.mpi import leave
 
 INTERRUPTED = 130
 ENDING = (signal.SIGTERM, signal.SIGHUP)

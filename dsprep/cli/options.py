@@ -227,7 +227,7 @@ class Executing:
     def made(self, given: dict[str, Any], stack: ExitStack) -> Executor | None:
         """Return the executor; in MPI ranks other than the first, do its tasks and leave."""
         from dsprep.executors import opened
-        from dsprep.executors.launched import launched
+        from dsprep.executors.mpi import launched
 
         name = self.executor
         if given.get("dry_run") and not launched():  # nobody works: none has to be there

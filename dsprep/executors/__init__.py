@@ -88,7 +88,7 @@ def opened(
 def _found(scheduler: str | None) -> str:
     if scheduler is not None:
         return "dask"
-    from dsprep.executors.launched import launched
+    from dsprep.executors.mpi import launched
 
     return "mpi" if launched() else THREADS
 

@@ -17,7 +17,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, overload
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,26 +115,28 @@ class OpenOptions:
         FormatError
             If they are no such options.
         """
-        known = {f.name for f in fields(cls)} - UNRECORDED
-        texts = {k: json[k] for k in ("sample_axis", "order", "values", "records") if k in json}
-        allowed = {"auto", "first", "none", "groups", "key", "file", "numeric", "opaque", "datum"}
-        lists = [json.get("fields", []), json.get("skip_keys", [])]
-        names = [json.get("database"), json.get("keys_as")]
+        lists = {name: json.get(name, []) for name in ("fields", "skip_keys")}
         if (
-            not json.keys() <= known
-            or not all(isinstance(t, str) and t in allowed for t in texts.values())
-            or not all(isinstance(x, list) and all(isinstance(s, str) for s in x) for x in lists)
-            or not all(n is None or isinstance(n, str) for n in names)
+            not json.keys() <= {f.name for f in fields(cls)} - UNRECORDED
+            or not all(isinstance(x, list) for x in lists.values())
+            or not all(isinstance(s, str) for x in lists.values() for s in x)
+            or not all(isinstance(json[name], str) for name in json.keys() - lists.keys())
+            or not all(json.get(name, choices[0]) in choices for name, choices in CHOICES.items())
         ):
             raise FormatError("the reading options of a sidecar are damaged", found=str(json)[:80])
-        return cls(
-            fields=tuple(map(FieldSpec.parse, lists[0])),
-            skip_keys=tuple(k.encode("utf-8", "surrogateescape") for k in lists[1]),
-            database=names[0],
-            keys_as=names[1],
-            **texts,
-        )
+        decoded = {
+            "fields": tuple(map(FieldSpec.parse, lists["fields"])),
+            "skip_keys": tuple(k.encode("utf-8", "surrogateescape") for k in lists["skip_keys"]),
+        }
+        return cls(**{**json, **decoded})
 
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    name: get_args(hint)
+    for name, hint in get_type_hints(OpenOptions).items()
+    if get_origin(hint) is Literal
+}
+"""What those of `OpenOptions` may be that have one of few values."""
 
 UNRECORDED = frozenset({"check_crc", "follow_external"})
 """Options that no sidecar keeps: what is checked and allowed is decided by whoever reads."""
@@ -222,13 +235,19 @@ def flag(name: str) -> str:
 
 
 def check_options(options: OpenOptions | WriteOptions, known: frozenset[str], format: str) -> None:
-    """Raise `UsageError` if an option is set that `format` does not know."""
+    """Raise `UsageError` if an option is set that `format` does not know, or to no such value."""
     default = type(options)()
     for f in fields(options):
-        if f.name not in known and getattr(options, f.name) != getattr(default, f.name):
+        value = getattr(options, f.name)
+        if f.name not in known and value != getattr(default, f.name):
             raise UsageError(
                 f"{flag(f.name)} does not apply to {format}",
                 expected="only " + ", ".join(sorted(map(flag, known))),
+            )
+        choices = CHOICES.get(f.name, (value,))
+        if value not in choices:
+            raise UsageError(
+                f"{flag(f.name)} {value} is not possible", expected="one of " + ", ".join(choices)
             )
 
 

@@ -90,7 +90,9 @@ def open_native(
     if len(paths) == 1:
         source = _open_file(format, paths[0], options, schema)
         source.notes = (*notes, *source.notes)
-        if schema is None:
+        if schema is not None:
+            source.schema = _with_hinted_attrs(source.schema, schema)
+        else:
             found = own_names(source.schema, options)
             options, schema = _settled(format, (found,), options, None)[1:]
     else:
@@ -130,22 +132,10 @@ def own_names(schema: Schema, options: OpenOptions) -> Schema:
 
 
 def _open_file(format: Format, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-    source = _opener(format)(path, options, hint)
-    if hint is not None:
-        source.schema = _with_hinted_attrs(source.schema, hint)
-    return source
-
-
-def _opener(format: Format) -> Callable[[Path, OpenOptions, Schema | None], Source]:
-    """Return what opens one file."""
-
-    def open_file(path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        try:
-            return format.open(path, options, hint)
-        except FormatError as error:  # in directories, files are taken for what their names end in
-            raise formats.foreign(path) or error from error
-
-    return open_file
+    try:
+        return format.open(path, options, hint)
+    except FormatError as error:  # in directories, files are taken for what their names end in
+        raise formats.foreign(path) or error from error
 
 
 def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
@@ -182,7 +172,6 @@ class MultiSource(Source):
         notes: Sequence[str] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._opener = _opener(format)
         self.format, self.paths = format, list(paths)
         self.options, self.hint = options, hint
         self.path = Path(os.path.commonpath([p.absolute().parent for p in paths]))
@@ -294,9 +283,9 @@ class MultiSource(Source):
         """Open a file: the same one as before, if it was opened before."""
         path = self.paths[index]
         if path.is_dir():
-            return self._opener(path, self.options, self.hint)
+            return _open_file(self.format, path, self.options, self.hint)
         before = self._status.setdefault(index, status(path.stat()))
-        source = self._opener(path, self.options, self.hint)
+        source = _open_file(self.format, path, self.options, self.hint)
         now = status(path.stat())
         if not same_file(before, now):
             source.close()

@@ -7,7 +7,7 @@ where samples are shuffled inside their groups only.
 
 from __future__ import annotations
 
-from array import array
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -16,7 +16,7 @@ import numpy as np
 
 from dsprep.core.schema import Ints, Schema
 from dsprep.errors import UsageError
-from dsprep.write.plan import parse_nbytes, show_asked, show_nbytes
+from dsprep.write.plan import ends_by_bytes, parse_nbytes, show_asked, show_nbytes
 from dsprep.write.stripes import Stripe
 
 AIM = 256 << 20
@@ -270,7 +270,7 @@ def edges_by_bytes(sizes: Iterable[Ints], limit: int) -> Ints:
     """Return where groups of at most `limit` bytes begin, and the number of samples.
 
     A group is as many consecutive samples as fit; a sample larger than the limit is a group of
-    its own. Where a group ends depends only on where it began.
+    its own.
 
     Parameters
     ----------
@@ -285,24 +285,7 @@ def edges_by_bytes(sizes: Iterable[Ints], limit: int) -> Ints:
     """
     if limit < 1:
         raise UsageError(f"groups of {limit} bytes are not possible", expected="at least 1")
-    edges = array("q", [0])
-    at, held = 0, 0  # samples before this slice, and the bytes of those in the open group
-    for part in sizes:
-        ends = np.cumsum(part, dtype=np.int64)
-        i, base = 0, -held  # samples and bytes of this slice that lie in groups that have ended
-        while True:
-            j = int(np.searchsorted(ends, base + limit, "right"))
-            if j == i and edges[-1] == at + i:
-                j += 1
-            if j >= len(ends):
-                held = int(ends[-1]) - base if len(ends) else held
-                break
-            edges.append(at + j)
-            i, base = j, int(ends[j - 1]) if j else 0
-        at += len(ends)
-    if at > edges[-1]:
-        edges.append(at)
-    return np.array(edges, np.int64)
+    return np.fromiter(itertools.chain([0], ends_by_bytes(sizes, limit)), np.int64)
 
 
 def warnings(

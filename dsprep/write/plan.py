@@ -8,13 +8,13 @@ output is the same whatever the number of workers and interruptions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dsprep.core.groups import Grouping
-from dsprep.core.schema import Array, Batch, DType, Field, Ragged, Schema, show_dtype
+from dsprep.core.schema import Array, Batch, DType, Field, Ints, Ragged, Schema, show_dtype
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Source
 from dsprep.layout.describe import show_nbytes as show_nbytes
@@ -105,10 +105,7 @@ def shards_by_bytes(source: Source, start: int, stop: int, limit: int) -> list[t
 def cuts(
     source: Source, start: int, stop: int, unit: int, limit: int, origin: int
 ) -> Iterator[int]:
-    """Yield where ranges of at most `limit` bytes end, the last at `stop`.
-
-    A range is as many whole units as fit, at least one. Where it ends depends only on where it
-    began, so the cuts are the same from any of them on.
+    """Yield where ranges of at most `limit` bytes end, the last at `stop`; see `ends_by_bytes`.
 
     Parameters
     ----------
@@ -117,30 +114,53 @@ def cuts(
     origin
         Where the dataset or shard begins: sizes that are unknown are estimated over all of it.
     """
-    guess: int | None = None
     block = max(1, (1 << 18) // unit) * unit
-    last = start  # the last cut
-    room = limit  # bytes left in the range that is open
-    for at in range(start, stop, block):
-        end = min(stop, at + block)
-        sizes = source.sizes(at, end) if guess is None else None
-        if sizes is None:
-            guess = guess or probe_nbytes(source, origin, stop)
-            sizes = np.full(end - at, guess, np.int64)
-        ends = np.cumsum(np.add.reduceat(sizes, np.arange(0, end - at, unit)))
-        i, base = 0, 0  # units of this block, and their bytes, in ranges that have ended
+
+    def sizes() -> Iterator[Ints]:
+        guess: int | None = None
+        for at in range(start, stop, block):
+            end = min(stop, at + block)
+            found = source.sizes(at, end) if guess is None else None
+            if found is None:
+                guess = guess or probe_nbytes(source, origin, stop)
+                found = np.full(end - at, guess, np.int64)
+            yield found
+
+    return (start + end for end in ends_by_bytes(sizes(), limit, unit))
+
+
+def ends_by_bytes(sizes: Iterable[Ints], limit: int, unit: int = 1) -> Iterator[int]:
+    """Yield where ranges of at most `limit` bytes end, the last where the samples do.
+
+    A range is as many whole units as fit, at least one. Where it ends depends only on where it
+    began, so the ends are the same from any of them on.
+
+    Parameters
+    ----------
+    sizes
+        Bytes of the samples: slices of int64, of whole units but the last, one after another.
+    unit
+        Samples that stay together.
+    """
+    at = last = held = 0  # samples before this slice, the last end, bytes of the range since
+    for part in sizes:
+        ends = (
+            np.cumsum(np.add.reduceat(part, np.arange(0, len(part), unit))) if len(part) else part
+        )
+        i, base = 0, -held  # units of this slice, and their bytes, in ranges that have ended
         while True:
-            j = int(np.searchsorted(ends, base + room, "right"))
+            j = int(np.searchsorted(ends, base + limit, "right"))
             if j == i and at + i * unit == last:
                 j += 1  # one unit is larger than the limit
             if j >= len(ends):
-                room -= int(ends[-1]) - base
+                held = int(ends[-1]) - base if len(ends) else held
                 break
             last = at + j * unit
             yield last
-            i, base, room = j, int(ends[j - 1]) if j else 0, limit
-    if start < stop:
-        yield stop
+            i, base = j, int(ends[j - 1]) if j else 0
+        at += len(part)
+    if at > last:
+        yield at
 
 
 def pieces(

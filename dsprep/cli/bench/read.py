@@ -209,7 +209,7 @@ def _job(settings: Settings, sweep: str | None) -> Iterator[tuple[Settings, Runn
 
     from dsprep.bench.running import joined, run
     from dsprep.cli.report import fail
-    from dsprep.executors.launched import launched
+    from dsprep.executors.mpi import launched
 
     if not launched():
         yield settings, run
