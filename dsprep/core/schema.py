@@ -210,7 +210,20 @@ class Field:
 
     @classmethod
     def opaque(cls, name: str, kind: Kind = "bytes", attrs: Attrs | None = None) -> Field:
-        """Return a field of one byte string (or, with ``kind="str"``, one string) per sample."""
+        """Return a field of one byte string (or, with ``kind="str"``, one string) per sample.
+
+        Parameters
+        ----------
+        name, attrs
+            As the attributes.
+        kind
+            ``"bytes"`` or ``"str"``.
+
+        Returns
+        -------
+        Field
+            Of dtype ``uint8`` and shape ``(None,)``.
+        """
         return cls(name, np.dtype(np.uint8), (None,), kind, attrs or {})
 
     @cached_property
@@ -264,7 +277,22 @@ def show_shape(shape: Sequence[int | None]) -> str:
 
 @dataclass(frozen=True)
 class Schema:
-    """The fields of a dataset, in order, and the attributes of the dataset as a whole."""
+    """The fields of a dataset, in order, and the attributes of the dataset as a whole.
+
+    ``schema[name]`` is a field, ``len(schema)`` their number, and a loop yields them in order.
+
+    Attributes
+    ----------
+    fields
+        Of every sample, with unique names.
+    attrs
+        Attributes of the dataset: str, bytes, numbers, numpy arrays.
+
+    Raises
+    ------
+    SchemaError
+        If two fields have the same name.
+    """
 
     fields: tuple[Field, ...]
     attrs: Attrs = field(default_factory=dict, compare=False)
@@ -307,11 +335,33 @@ class Schema:
         return ", ".join(map(str, self.fields))
 
     def beyond(self, other: Schema) -> list[Field]:
-        """Return the fields that `other` lacks."""
+        """Return the fields that `other` lacks.
+
+        Parameters
+        ----------
+        other
+            Another schema.
+
+        Returns
+        -------
+        list of Field
+            Those whose names `other` does not have, in order.
+        """
         return [f for f in self.fields if f.name not in other.names]
 
     def replace(self, *fields: Field) -> Schema:
-        """Return a schema with these fields and the same attributes."""
+        """Return a schema with these fields and the same attributes.
+
+        Parameters
+        ----------
+        *fields
+            All fields of the new schema, in order.
+
+        Returns
+        -------
+        Schema
+            With the attributes of this one.
+        """
         return replace(self, fields=fields)
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -380,14 +430,42 @@ class Ragged(Sequence[Any]):
 
     @classmethod
     def from_lengths(cls, values: Array, lengths: Array, kind: Kind = "array") -> Ragged:
-        """Return the samples whose numbers of rows are `lengths`."""
+        """Return the samples whose numbers of rows are `lengths`.
+
+        Parameters
+        ----------
+        values
+            Shape ``(total, *inner)``: the rows of all samples, one after another.
+        lengths
+            Integers, shape ``(n,)``, with the sum ``total``: rows of each sample.
+        kind
+            As in `Field`.
+
+        Returns
+        -------
+        Ragged
+            Of n samples; the values are shared, not copied.
+        """
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         return cls(values, offsets, kind)
 
     @classmethod
     def pack(cls, items: Sequence[Any], field: Field) -> Ragged:
-        """Return the values `items` of `field` (arrays, `bytes` or `str`), copied together."""
+        """Return the values `items` of `field` (arrays, `bytes` or `str`), copied together.
+
+        Parameters
+        ----------
+        items
+            One value per sample: an array of shape ``(rows, *inner)``, `bytes` or `str`.
+        field
+            The dtype, the inner shape and the kind.
+
+        Returns
+        -------
+        Ragged
+            Of ``len(items)`` samples; strings are kept as UTF-8.
+        """
         if field.kind == "str":
             items = [s.encode("utf-8", "surrogateescape") for s in items]
         if field.kind != "array":
@@ -484,8 +562,9 @@ def concatenate(schema: Schema, batches: Sequence[Batch]) -> Batch:
 class Arena:
     """Memory that is used again for each batch, one block per key.
 
-    Fresh memory costs a page fault every 4 KiB, about as much as the copy into it. An array
-    from `empty` is valid until the same key is asked for again.
+    Fresh memory costs a page fault every 4 KiB, about as much as the copy into it. An array from
+    `empty` is valid until the same key is asked for again. Each thread that
+    calls `Source.read` or `Sidecar.read` in a loop needs its own.
     """
 
     def __init__(self) -> None:
@@ -493,11 +572,35 @@ class Arena:
         self._parts: dict[str, Arena] = {}
 
     def part(self, name: str) -> Arena:
-        """Return memory of its own, for one of several readers that use the same keys."""
+        """Return memory of its own, for one of several readers that use the same keys.
+
+        Parameters
+        ----------
+        name
+            Which reader.
+
+        Returns
+        -------
+        Arena
+            The same one for the same name.
+        """
         return self._parts.setdefault(name, Arena())
 
     def empty(self, key: str, shape: tuple[int, ...], dtype: DType) -> Array:
-        """Return an uninitialised C-contiguous array on the block called `key`."""
+        """Return an uninitialised C-contiguous array on the block called `key`.
+
+        Parameters
+        ----------
+        key
+            The block.
+        shape, dtype
+            Of the array.
+
+        Returns
+        -------
+        array
+            Of that shape and dtype; valid until the same key is asked for again.
+        """
         nbytes = math.prod(shape) * dtype.itemsize
         block = self._blocks.get(key)
         if block is None or block.nbytes < nbytes:
@@ -555,6 +658,16 @@ class FieldSpec:
     def parse(cls, text: str) -> FieldSpec:
         """Return the field that `text` asks for.
 
+        Parameters
+        ----------
+        text
+            As after ``--field``.
+
+        Returns
+        -------
+        FieldSpec
+            Without a dtype where `text` gives none.
+
         Raises
         ------
         UsageError
@@ -604,7 +717,18 @@ class FieldSpec:
         return f"{self.name}{path}{index}:{kind}"
 
     def to_field(self, attrs: Attrs | None = None) -> Field:
-        """Return the field; the spec must have a dtype."""
+        """Return the field; the spec must have a dtype.
+
+        Parameters
+        ----------
+        attrs
+            The attributes of the field.
+
+        Returns
+        -------
+        Field
+            Of the name, dtype, shape and kind of the spec.
+        """
         if self.dtype is None:
             raise UsageError(
                 f"field {self.name} needs a dtype",

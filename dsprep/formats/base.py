@@ -144,7 +144,15 @@ UNRECORDED = frozenset({"check_crc", "follow_external"})
 
 @dataclass(frozen=True)
 class Compression:
-    """A codec and its level; `level` None means the codec's default."""
+    """How values are compressed.
+
+    Attributes
+    ----------
+    codec
+        ``"gzip"``, ``"zstd"`` or ``"blosc"``.
+    level
+        The codec's level; None: its default.
+    """
 
     codec: Codec
     level: int | None = None
@@ -170,8 +178,25 @@ class Compression:
 
     @classmethod
     def parse(cls, text: str) -> Compression | None:
-        """Return what ``--compress`` asks for: ``none``, ``CODEC`` or ``CODEC:LEVEL``.
+        """Return what ``--compress`` asks for.
 
+        Parameters
+        ----------
+        text
+            ``"none"``, ``"CODEC"`` or ``"CODEC:LEVEL"``.
+
+        Returns
+        -------
+        Compression or None
+            None for ``"none"``.
+
+        Raises
+        ------
+        UsageError
+            If the level is not a number; which codecs and levels there are depends on the format.
+
+        Examples
+        --------
         >>> Compression.parse("zstd:5")
         Compression(codec='zstd', level=5)
         """
@@ -320,13 +345,26 @@ class Source(ABC):
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         """Return samples ``start <= i < stop``, of all fields in the schema's order.
 
-        The caller guarantees ``0 <= start <= stop <= len(self)``. Columns may be strided views.
-        Arrays taken from `arena` are valid until the next call with the same arena.
+        Parameters
+        ----------
+        start, stop
+            Half-open range; the caller guarantees ``0 <= start <= stop <= len(self)``.
+        arena
+            Memory to use; arrays taken from it are valid until the next call with the same arena.
+            None: fresh memory.
+
+        Returns
+        -------
+        dict
+            Field name to an array of shape ``(stop - start, *field.shape)`` and the field's dtype,
+            which may be a strided view, or to a `Ragged` of as many samples.
 
         Raises
         ------
         FormatError
             If the file is damaged there; the message names file, offset or sample, and field.
+        OSError
+            If the system cannot read it.
         """
 
     @abstractmethod
@@ -337,7 +375,10 @@ class Source(ABC):
     def loading_code(self) -> str:
         """Return a Python program that loads sample 0 with the format's own library.
 
-        It prints each field's name, dtype and shape, and runs as it stands.
+        Returns
+        -------
+        str
+            A program that runs as it is, and prints the name, dtype and shape of each field.
         """
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
@@ -389,6 +430,11 @@ class Source(ABC):
         -------
         How, and the number that the first sample there has here.
 
+        Parameters
+        ----------
+        start, stop
+            Half-open range of samples.
+
         Raises
         ------
         UsageError
@@ -403,6 +449,16 @@ class Source(ABC):
         """Return the payload bytes of each sample, or None where that takes reading them.
 
         The default serves schemas without ragged fields.
+
+        Parameters
+        ----------
+        start, stop
+            Half-open range of samples.
+
+        Returns
+        -------
+        array or None
+            int64, shape ``(stop - start,)``.
         """
         if self.schema.ragged:
             return None

@@ -469,6 +469,11 @@ class Reader(ReaderOptions):
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop begin with the beginning of an epoch, counted from 0.
 
+        Parameters
+        ----------
+        epoch
+            Its number, at least 0.
+
         Raises
         ------
         UsageError
@@ -536,6 +541,11 @@ class Reader(ReaderOptions):
 
         Every rank has the same state after as many steps. It can be loaded with another world
         size or batch size: what is left of the epoch is then assigned to the ranks there are.
+
+        Returns
+        -------
+        dict
+            JSON, for `load_state_dict` of a reader of the same dataset, order and seed.
         """
         alone = self._part[1] == 1
         steps = self._steps + self._done if alone else self._steps

@@ -53,7 +53,7 @@ SUMS_NBYTES = 256 << 20
 
 
 class StaleError(FormatError):
-    """The data are not those that the sidecar was written for."""
+    """The data are not those for which the sidecar was written; the message names the remedy."""
 
 
 class MissingError(DsprepError, FileNotFoundError):
@@ -246,22 +246,27 @@ class Sidecar:
         Parameters
         ----------
         path
-            The sidecar, or the dataset that it lies beside.
+            The sidecar, or the dataset beside which it is.
         data
-            The dataset, where it is not the one beside the sidecar.
+            The dataset, if it is not the one beside the sidecar.
         check
-            Whether to see that the data did not change since.
+            Whether to check that the data have not changed since; takes a few reads.
         follow_external
             Whether symbolic links may lead out of the directory of the dataset.
+
+        Returns
+        -------
+        Sidecar
+            To be closed by `close` or by leaving a ``with`` block.
 
         Raises
         ------
         StaleError
-            If they did; the message names the command that mends it.
+            If the data have changed; the message names the command that writes a new one.
         MissingError
             If there is none.
         FormatError
-            If it is no sidecar, or says nothing about places.
+            If it is not a sidecar, is damaged, or gives no offsets.
         """
         path = Path(path)
         if not path.name.endswith(spec.SUFFIX) and data is None:
@@ -392,17 +397,25 @@ class Sidecar:
         return parts
 
     def locate(self, chosen: Indices, field: str) -> tuple[Array, Ints, Ints, Ints]:
-        """Return where a field lies whose values lie in one piece each.
+        """Return the extents of a field whose values are contiguous, by vectorised computation.
+
+        Parameters
+        ----------
+        chosen
+            A number, a slice, or numbers in any order; negative ones count from the end.
+        field
+            The name of the field.
 
         Returns
         -------
-        ``(request, file, offset, length)``, each of shape ``(m,)``: which of the indices, the
-        number of the entry in ``content.files``, and the stored bytes; see `extents`.
+        request, file, offset, length
+            Arrays of shape ``(m,)``: which of the samples asked for, the number of the entry in
+            ``content.files``, and offset and length of the stored bytes; see `extents`.
 
         Raises
         ------
         UsageError, SchemaError
-            If there is no such field, or only the format's library finds it.
+            If there is no such field, or only the format's library can read it.
         """
         indices = self.indices(chosen)
         self.schema[field]
@@ -420,11 +433,35 @@ class Sidecar:
         return tuple(a[order] for a in joined)  # type: ignore[return-value]
 
     def extents(self, chosen: Indices, fields: Sequence[str] = ()) -> list[Extent]:
-        """Return every range of bytes that holds the fields of the samples, in their order."""
+        """Return every range of bytes that holds the fields of the samples, in their order.
+
+        Parameters
+        ----------
+        chosen
+            As for `read`.
+        fields
+            The fields wanted; all when empty.
+
+        Returns
+        -------
+        list of Extent
+            One or several for each sample and field.
+
+        Raises
+        ------
+        UsageError, SchemaError
+            If there is no such field, or only the format's library can read it.
+        """
         return [Extent(*row) for row in self.rows(chosen, fields)]
 
     def rows(self, chosen: Indices, fields: Sequence[str] = ()) -> Iterator[Row]:
-        """Yield the attributes of each `Extent`, as it comes; memory does not grow with them."""
+        """Yield the attributes of each `Extent` as it is computed; memory does not grow with them.
+
+        Parameters
+        ----------
+        chosen, fields
+            As for `extents`.
+        """
         names = list(fields or self.schema.names)
         for name in names:
             self.schema[name]
@@ -496,6 +533,12 @@ class Sidecar:
             field with the checksum that the format or the sidecar has, see `sidecar.proofs`.
         arena
             Memory to use; see `Source.read`.
+
+        Returns
+        -------
+        dict
+            Field name to an array of shape ``(n, *field.shape)`` and of the field's dtype, or to a
+            `Ragged` of n samples; a number gives n = 1.
 
         Raises
         ------
@@ -586,6 +629,11 @@ class Sidecar:
 
     def bad_groups(self) -> Iterator[BadGroup]:
         """Yield the groups whose checksum is wrong; all groups that have one are read.
+
+        Yields
+        ------
+        BadGroup
+            With file, first sample, and the expected and the found CRC-32C.
 
         Raises
         ------

@@ -62,6 +62,12 @@ def open_dataset(
     marked
         Look at the status of every file before anything is read, for `Source.marks`.
 
+    Returns
+    -------
+    Source
+        ``len(source)``, ``source.schema``, ``source[i]``, ``source[i:j]`` and iteration give the
+        samples; to be closed by `close` or by leaving a ``with`` block.
+
     Raises
     ------
     DsprepError, OSError

@@ -64,12 +64,26 @@ class ConvertOptions:
 
 
 def plan_job(source: Source, target: Path, options: ConvertOptions | None = None) -> Job:
-    """Decide everything about a conversion.
+    """Decide everything about a conversion; nothing is written.
+
+    Parameters
+    ----------
+    source
+        The dataset, opened.
+    target
+        The file or directory to make.
+    options
+        What to make; by default what the suffix of `target` says.
+
+    Returns
+    -------
+    Job
+        For `run_job` and `verify_job`.
 
     Raises
     ------
     DsprepError
-        If the target's format is unknown or cannot hold the data, or options contradict.
+        If the target's format is unknown or cannot hold the data, or options contradict each other.
     """
     options = options or ConvertOptions()
     target = named_target(target)
@@ -226,6 +240,12 @@ def convert(
         Called with (samples, payload bytes) done so far.
     executor
         Who writes the files, if there are several (see `dsprep.executors`); None: threads here.
+
+    Returns
+    -------
+    Report
+        What was written: `target`, `sidecar`, `samples`, `files`, bytes in and out, `seconds`, and
+        `notes` on what the target cannot keep.
 
     Raises
     ------

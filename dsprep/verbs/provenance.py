@@ -53,6 +53,11 @@ def provenance(
     executor
         Who looks at the files, if there are several; None: threads of this process.
 
+    Returns
+    -------
+    Made
+        The sidecar: its `path`, `content`, `nbytes`, and `companion` with the bulk tables.
+
     Raises
     ------
     UnsupportedError

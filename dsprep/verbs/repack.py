@@ -185,12 +185,26 @@ def plan_repack(
     options: RepackOptions | None = None,
     run: RunOptions | None = None,
 ) -> Plan:
-    """Decide everything about a repack.
+    """Decide everything about a repack; nothing is written.
+
+    Parameters
+    ----------
+    source
+        The dataset, opened.
+    target
+        The file or directory to make.
+    options, run
+        What to make, and how; by default in groups that the format suggests.
+
+    Returns
+    -------
+    Plan
+        For `run_repack`.
 
     Raises
     ------
     DsprepError
-        If the target's format cannot keep groups together, or options contradict.
+        If the target's format cannot keep groups together, or options contradict each other.
     """
     options, run = options or RepackOptions(), run or RunOptions()
     format = _format(target, options.to)
@@ -513,6 +527,11 @@ def run_repack(
     progress
         Called with (part, samples, payload bytes) done so far.
 
+    Returns
+    -------
+    RepackReport
+        As of `repack`.
+
     Raises
     ------
     DsprepError, OSError
@@ -606,6 +625,12 @@ def repack(
         Whether to measure after how many epochs the rewrite pays off.
     executor
         Who writes the files, if there are several (see `dsprep.executors`); None: threads here.
+
+    Returns
+    -------
+    RepackReport
+        `plan`; `parts`, a pair of part and report for each output; and `break_even`, after how many
+        epochs the rewrite pays off, None unless `measure` is True.
 
     Raises
     ------
