@@ -91,7 +91,7 @@ def check_chunks(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
         with store.chunk(key) as chunk:
             if chunk is None:  # missing, or a ZIP member with a CRC of its own
                 continue
-            if "sharding_indexed" not in meta.codecs:
+            if meta.wrapped or "sharding_indexed" not in meta.codecs:
                 _check_header(chunk, 0, chunk.nbytes, meta)
             elif meta.sharding is not None:
                 offsets, sizes = shard_index(chunk, meta)
@@ -112,12 +112,13 @@ def _check_header(chunk: Chunk, offset: int, nbytes: int, meta: ArrayMeta) -> No
     header = pread_exact(chunk.fd, size, chunk.offset + offset, chunk.where)
     stored, plain = (_blosc if meta.outer == "blosc" else _zstd)(header, nbytes)
     expected = math.prod(meta.chunk) * meta.dtype.itemsize
-    wrong = plain is not None and (plain > MAX_CHUNK if meta.vlen else plain != expected)
+    unknown = meta.vlen or meta.wrapped
+    wrong = plain is not None and (plain > MAX_CHUNK if unknown else plain != expected)
     if stored != nbytes or wrong:
         raise FormatError(
             f"the {meta.outer} header is wrong",
             where=f"{chunk.where}, offset {offset}",
-            expected=f"{nbytes} bytes" + ("" if meta.vlen else f" that hold {expected}"),
+            expected=f"{nbytes} bytes" + ("" if unknown else f" that hold {expected}"),
             found=f"{stored} bytes that hold {plain}",
             fix="the file is truncated or damaged",
         )

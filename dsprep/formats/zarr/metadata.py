@@ -120,6 +120,8 @@ class ArrayMeta:
         What chunk keys begin with, and what separates their numbers.
     sharding
         Where shards have their index; None without shards, or if it is encoded.
+    wrapped
+        Whether shards are encoded as a whole.
     attrs
         The attributes.
     named_axes
@@ -139,6 +141,7 @@ class ArrayMeta:
     unlocated: str = ""
     keys: tuple[str, str] = ("", ".")
     sharding: Sharding | None = None
+    wrapped: bool = False
     attrs: Mapping[str, Any] = field(default_factory=dict)
     named_axes: bool = False
 
@@ -367,6 +370,7 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         codecs=tuple(_names(codecs)),
         keys=_keys_v3(document.get("chunk_key_encoding", "default")),
         sharding=sharding,
+        wrapped=first == "sharding_indexed" and len(codecs) > 1,
         attrs=attrs,
         named_axes=any(n is not None for n in document.get("dimension_names") or ()),
         **_decoding_v3(codecs, sharding, VARYING if vlen else "", dtype),
