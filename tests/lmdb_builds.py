@@ -12,6 +12,9 @@ from pathlib import Path
 import lmdb
 import numpy as np
 
+from dsprep.core.schema import Arena
+from dsprep.formats.base import OpenOptions
+from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb.pages import Pages
 from dsprep.formats.lmdb.records import named_databases
 from dsprep.formats.lmdb.recover import Found
@@ -120,6 +123,22 @@ def contents(path, name=None, **how):
         env.begin(db=env.open_db(name, create=False, **how) if name else None) as transaction,
     ):
         return list(transaction.cursor())
+
+
+def assert_same_records(path, name=None, **how):
+    records = contents(path, name, **how)
+    options = OpenOptions(keys_as="key", database=name.decode() if name else None)
+    with Lmdb().open(path, options, None) as source:
+        assert len(source) == len(records)
+        whole = source.read(0, len(source))
+        assert list(zip(whole["key"], whole["value"], strict=True)) == records
+        for arena in (None, Arena()):
+            for start in range(0, len(records), 97):
+                batch = source.read(start, min(start + 97, len(source)), arena)
+                part = records[start : start + 97]
+                assert [bytes(k) for k in batch["key"]] == [k for k, _ in part]
+                assert [bytes(v) for v in batch["value"]] == [v for _, v in part]
+        assert source.sizes(0, len(source)).tolist() == [len(k) + len(v) for k, v in records]
 
 
 def varint(number):

@@ -89,6 +89,17 @@ class Recipe(Protocol):
         """
 
 
+def damaged_recipe(what: str, expected: object = None, found: object = None) -> FormatError:
+    """Return the error for a recipe in a sidecar that does not follow the specification."""
+    return FormatError(
+        what,
+        where="the recipe of a sidecar",
+        expected=expected,
+        found=found,
+        fix="write the sidecar again with dsprep provenance",
+    )
+
+
 Decoders: TypeAlias = Callable[[Records, Schema], tuple[Frame | None, Recipe | None]]
 """Returns what the frame and the recipe of records stand for: `dsprep.formats.decoders`."""
 

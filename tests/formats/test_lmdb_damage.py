@@ -158,6 +158,7 @@ def test_values_that_share_one_large_run(tmp_path):
         ((16 + 24, "<I", 5000), "page size"),
         ((16 + 24, "<I", 0), "page size"),
         ((10, "<H", 2), "meta page"),
+        ((16 + 24 + 4, "<H", 251), "meta page"),
         ((PSIZE + 16, "<I", 0), "second meta"),
     ],
 )

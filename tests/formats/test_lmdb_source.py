@@ -8,10 +8,10 @@ import sys
 
 import numpy as np
 import pytest
-from lmdb_builds import contents, put
+from lmdb_builds import assert_same_records, put
 from support import assert_same_batch, random_batch, write_batch
 
-from dsprep.core.schema import Arena, Field, FieldSpec, Ragged, Schema
+from dsprep.core.schema import Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb import Lmdb
@@ -19,50 +19,7 @@ from dsprep.formats.lmdb import Lmdb
 LMDB = Lmdb()
 
 
-def assert_same_records(path, name=None, **how):
-    records = contents(path, name, **how)
-    options = OpenOptions(keys_as="key", database=name.decode() if name else None)
-    with LMDB.open(path, options, None) as source:
-        assert len(source) == len(records)
-        whole = source.read(0, len(source))
-        assert list(zip(whole["key"], whole["value"], strict=True)) == records
-        for arena in (None, Arena()):
-            for start in range(0, len(records), 97):
-                batch = source.read(start, min(start + 97, len(source)), arena)
-                part = records[start : start + 97]
-                assert [bytes(k) for k in batch["key"]] == [k for k, _ in part]
-                assert [bytes(v) for v in batch["value"]] == [v for _, v in part]
-        assert source.sizes(0, len(source)).tolist() == [len(k) + len(v) for k, v in records]
-
-
 RNG = np.random.default_rng(5)
-SIZES = {
-    "tiny": lambda n: np.full(n, 8),
-    "inline": lambda n: np.full(n, 700),
-    "edge": lambda n: RNG.choice([2020, 2021, 2022, 2023, 2024, 4079, 4080, 4081], n),
-    "large": lambda n: np.full(n, 19276),
-    "mixed": lambda n: RNG.choice([0, 1, 50, 1500, 2500, 9000, 70000], n),
-}
-
-
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("how", ["one", "each", "random"])
-def test_every_record(tmp_path, sizes, how):
-    n = 400 if how == "each" else 700
-    values = [RNG.bytes(int(k)) for k in SIZES[sizes](n)]
-    records = [(b"%06d" % (i * 7), v) for i, v in enumerate(values)]
-    order = RNG.permutation(n) if how == "random" else None
-    per_commit = {"one": n, "each": 1, "random": 50}[how]
-    delete = [records[i][0] for i in range(0, n, 9)] if how == "random" else ()
-    put(tmp_path / "d", records, per_commit=per_commit, order=order, delete=delete)
-    assert_same_records(tmp_path / "d")
-    options = OpenOptions(order="file")
-    with LMDB.open(tmp_path / "d", options, None) as source:
-        found = source.read(0, len(source))["value"]
-        assert sorted(map(bytes, found)) == sorted(v for _, v in contents(tmp_path / "d"))
-        offsets = source.extents().records.blocks.offsets
-        places = offsets.at(source.records.rows(0, len(source)))
-        assert (np.diff(places) > 0).all()
 
 
 def test_many_small_records_and_long_keys(tmp_path):

@@ -35,6 +35,7 @@ from dsprep.formats.lmdb.values import Values
 from dsprep.layout import model
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout, Part
+from dsprep.reading.records import damaged_recipe
 
 KEYS = "keys are in the leaf pages of the tree, not in the values"
 _AT_ONCE = 1 << 16
@@ -162,7 +163,7 @@ def values(params: Mapping[str, Any], schema: Schema) -> Recipe:
     except FormatError:
         raise
     except (DsprepError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
-        raise _damaged("the schema of the values is damaged", found=error) from error
+        raise damaged_recipe("the schema of the values is damaged", found=error) from error
 
 
 def datum(params: Mapping[str, Any], schema: Schema) -> Recipe:
@@ -170,7 +171,7 @@ def datum(params: Mapping[str, Any], schema: Schema) -> Recipe:
     try:
         decoder = Datum.from_json(params)
     except ValueError as error:
-        raise _damaged("the recipe for Datum messages is damaged", found=error) from error
+        raise damaged_recipe("the recipe for Datum messages is damaged", found=error) from error
     return Recipe(decoder, params, schema)
 
 
@@ -185,18 +186,18 @@ class Recipe:
         known = {f.name: f for f in decoder.schema}
         names = params.get("fields", {name: name for name in known})
         if not isinstance(names, Mapping):
-            raise _damaged("the fields of a recipe are no object", found=names)
+            raise damaged_recipe("the fields of a recipe are no object", found=names)
         self._fields: list[tuple[str, Field]] = []
         for f in schema:
             path = names.get(f.name)
             if path is None:
                 continue
             if not isinstance(path, str) or path not in known:
-                raise _damaged(f"there is no {path!r} in the values", expected=list(known))
+                raise damaged_recipe(f"there is no {path!r} in the values", expected=list(known))
             found = known[path]
             same = (found.dtype, found.shape, found.kind) == (f.dtype, f.shape, f.kind)
             if not same and found.kind != "bytes":
-                raise _damaged(f"field {f.name} is of another type", expected=found, found=f)
+                raise damaged_recipe(f"field {f.name} is of another type", expected=found, found=f)
             self._fields.append((path, f))
 
     def decode(
@@ -242,13 +243,3 @@ def _typed(column: Column, field: Field, label: Callable[[int], str]) -> Column:
                     found=error.found,
                 ) from error
         raise
-
-
-def _damaged(what: str, expected: object = None, found: object = None) -> FormatError:
-    return FormatError(
-        what,
-        where="the recipe of a sidecar",
-        expected=expected,
-        found=found,
-        fix="write the sidecar again with dsprep provenance",
-    )

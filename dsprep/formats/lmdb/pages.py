@@ -45,6 +45,7 @@ VERSION = 1
 P_META = 8
 DUPSORT = 4
 INTEGERKEY = 8
+ENVIRONMENT = 0x4001  # flags that LMDB keeps with those of the free database
 NO_PAGE = (1 << 64) - 1
 
 META = struct.Struct("<QHHI IIQQ")
@@ -185,10 +186,11 @@ def _check_kind(head: bytes, where: object) -> None:
 def _parse_meta(page: bytes, where: object) -> Meta:
     """Return the facts of a meta page that begins with `page`."""
     flags, map_size = META.unpack_from(page)[2], META.unpack_from(page)[7]
-    if not flags & P_META:
-        raise FormatError("a meta page is damaged", where=where, found=f"page flags {flags:#x}")
     at = META.size
     free = Database.unpack(page[at : at + DATABASE.size])
+    if not flags & P_META or free.flags & ~ENVIRONMENT != INTEGERKEY:
+        found = f"flags {flags:#x} and {free.flags:#x}"
+        raise FormatError("a meta page is damaged", where=where, found=found)
     main = Database.unpack(page[at + DATABASE.size : at + 2 * DATABASE.size])
     last_page, transaction = TAIL.unpack_from(page, at + 2 * DATABASE.size)
     return Meta(free.pad, map_size, main, last_page, transaction)

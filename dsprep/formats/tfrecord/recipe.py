@@ -37,6 +37,7 @@ from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, Places, Value
 from dsprep.formats.tfrecord.features import FLOAT32, Feature, fits_int64
 from dsprep.formats.tfrecord.framing import FRAME
+from dsprep.reading.records import damaged_recipe
 
 _NUMBERS = {name: number for number, name in TYPES.items()}
 
@@ -51,14 +52,14 @@ def example(params: Mapping[str, Any], schema: Schema) -> Recipe:
     """Return what decodes records of Examples; `FormatError` if `params` are damaged."""
     lists, others = params.get("features"), params.get("others", False)
     if not isinstance(lists, Mapping) or not isinstance(others, bool):
-        raise _damaged("the recipe for Examples is damaged", found=lists)
+        raise damaged_recipe("the recipe for Examples is damaged", found=lists)
     found = {}
     for field, place in lists.items():
         good = (
             isinstance(place, list) and len(place) == 2 and all(isinstance(p, str) for p in place)
         )
         if not good or place[1] not in _NUMBERS:
-            raise _damaged(
+            raise damaged_recipe(
                 f"the feature of field {field} is damaged",
                 expected="its name and its list, one of " + ", ".join(_NUMBERS),
                 found=place,
@@ -69,7 +70,9 @@ def example(params: Mapping[str, Any], schema: Schema) -> Recipe:
     ]
     for feature in features:
         if not _can_be(feature.type, feature.field):
-            raise _damaged(f"a {TYPES[feature.type]} list cannot be the field {feature.field}")
+            raise damaged_recipe(
+                f"a {TYPES[feature.type]} list cannot be the field {feature.field}"
+            )
     return Recipe(features, None if others else frozenset(name for name, _ in found.values()))
 
 
@@ -109,16 +112,6 @@ class Recipe:
             return {f.field.name: column(buffer, places[f.name], f, arena) for f in self._features}
         except Misfit as m:
             raise m.named(label) from m
-
-
-def _damaged(what: str, expected: object = None, found: object = None) -> FormatError:
-    return FormatError(
-        what,
-        where="the recipe of a sidecar",
-        expected=expected,
-        found=found,
-        fix="write the sidecar again with dsprep provenance",
-    )
 
 
 # --- columns ---
