@@ -7,7 +7,7 @@ import sys
 from collections import namedtuple
 
 import pytest
-from adapter_data import PLAIN, made
+from adapter_contract import PLAIN, made
 from support import DTYPES, epochs, random_array
 
 import dsprep

@@ -7,16 +7,14 @@ import threading
 
 import numpy as np
 import pytest
-from support import MemorySource, epochs, random_batch
+from support import epochs, random_batch
+from test_located import written
 
 import dsprep
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UsageError
 from dsprep.reader import defaults, engines
 from dsprep.reader.engines import EngineWarning, direct, mapped
-from dsprep.verbs.convert import plan_job
-from dsprep.write.job import RunOptions
-from dsprep.write.run import run_job
 
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field("y", np.dtype("<i8"))))
 COUNT = 300
@@ -25,10 +23,7 @@ COUNT = 300
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory):
     folder = tmp_path_factory.mktemp("units")
-    (folder / "memory").touch()
-    source = MemorySource(SCHEMA, random_batch(SCHEMA, COUNT), folder / "memory")
-    run_job(plan_job(source, folder / "origin.h5"), source, RunOptions(durable=False))
-    return folder / "origin.h5"
+    return written("hdf5", folder, SCHEMA, random_batch(SCHEMA, COUNT), COUNT)
 
 
 def test_the_rule_and_what_was_asked(origin, tmp_path):

@@ -1,0 +1,173 @@
+"""What every adapter for a framework promises, tested once for each of them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import epochs, random_batch, raw
+from test_located import written
+
+import dsprep
+from dsprep.core.schema import Batch, Field, Schema
+from dsprep.errors import UnsupportedError
+
+ALONE: dict[str, Any] = {"rank": 0, "world_size": 1}
+COUNT = 100
+STEPS = 13  # of 8 samples
+PLAIN = Schema((Field("x", np.dtype("<f4"), (8, 4)), Field("label", np.dtype("<i8"))))
+MIXED = Schema(
+    (
+        Field("image", np.dtype("<f4"), (8, 5)),
+        Field("label", np.dtype("<i8")),
+        Field("points", np.dtype("<i2"), (None, 3)),
+        Field.opaque("name", "str"),
+        Field("id", np.dtype(">u4"), (2,)),
+    )
+)
+
+
+def made(
+    directory: Path, schema: Schema, count: int = COUNT, group: int = 16
+) -> tuple[Path, Batch]:
+    """A repacked dataset and its samples; the label of a sample is its number."""
+    batch = random_batch(schema, count, seed=1)
+    if "label" in schema.names:
+        batch["label"] = np.arange(count, dtype="<i8")
+    origin, out = written("hdf5", directory, schema, batch, count), directory / "out.h5"
+    dsprep.repack(origin, out, buffer_size=group, stripe_size="4KiB", durable=False)
+    return out, batch
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("plain"), PLAIN)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("mixed"), MIXED)
+
+
+def labels(batches: Iterable[Any]) -> list[list[int]]:
+    return [np.asarray(batch["label"]).tolist() for batch in batches]
+
+
+def of_reader(path: Path, count: int, **options: Any) -> list[list[int]]:
+    """The labels of so many epochs, as a Reader delivers them."""
+    with dsprep.Reader(path, 8, epochs=count, **ALONE, **options) as reader:
+        return labels(epochs(reader, count))
+
+
+class AdapterContract:
+    """Subclass it as ``Test...`` in a module that has the fixtures `plain` and `mixed`."""
+
+    lacking: Field
+    """A field ``t`` of a dtype that the framework has not."""
+
+    def batches(self, path: Path, **options: Any) -> Any:
+        """Return batches of 8 samples, each loop an epoch."""
+        raise NotImplementedError
+
+    def ragged(self, column: Any, i: int) -> Any:
+        """Return the rows of a sample of a ragged field."""
+        values, offsets = map(np.asarray, column)
+        return values[offsets[i] : offsets[i + 1]]
+
+    def address(self, x: Any) -> int:
+        """Return the address of a tensor on the CPU."""
+        raise NotImplementedError
+
+    def test_every_value_arrives(self, mixed):
+        path, expected = mixed
+        seen = []
+        for batch in self.batches(path, **ALONE):
+            for i, sample in enumerate(np.asarray(batch["label"]).tolist()):
+                seen.append(sample)
+                assert raw(np.asarray(batch["image"][i])) == raw(expected["image"][sample])
+                assert np.asarray(batch["id"])[i].tolist() == expected["id"][sample].tolist()
+                for name in ("points", "name"):
+                    assert raw(self.ragged(batch[name], i)) == raw(expected[name][sample])
+        assert sorted(seen) == list(range(COUNT))
+
+    def test_memory_is_shared_and_held(self, plain):
+        path, expected = plain
+        places = []
+
+        def note(batch):
+            places.append(batch["x"].ctypes.data)
+            return batch
+
+        batches = self.batches(path, transform=note, epochs=16, buffers=1, **ALONE)
+        kept = [batch if k % 20 == 0 else None for k, batch in enumerate(epochs(batches, 16))]
+        kept, right = kept[::20], of_reader(path, 16)[::20]
+        assert len(set(places)) < len(places)  # most memory was used again
+        assert labels(kept) == right
+        for place, samples, batch in zip(places[::20], right, kept, strict=False):
+            assert self.address(batch["x"]) == place
+            assert raw(np.asarray(batch["x"])) == raw(expected["x"][samples])
+
+    def test_each_loop_is_an_epoch_in_the_order_of_the_reader(self, plain):
+        """However many `epochs` are given, of as many steps as `len` says."""
+        expected = of_reader(plain[0], 3, seed=3)
+        for count in (1, 2, None):
+            batches = self.batches(plain[0], seed=3, epochs=count, **ALONE)
+            assert len(batches) == STEPS
+            assert labels(batches) + labels(batches) + labels(batches) == expected
+
+    def test_loops_leave_no_thread_and_no_file(self, plain):
+        list(self.batches(plain[0], **ALONE))  # what the framework opens for itself
+        gc.collect()
+        files = len(list(Path("/proc/self/fd").iterdir()))
+        for left in (0, 5, 100):
+            batches = self.batches(plain[0], **ALONE)
+            for i, _ in enumerate(batches):
+                if i == left:
+                    break
+            del batches, _
+            gc.collect()
+            assert not [t.name for t in threading.enumerate() if t.name.startswith("dsprep-")]
+            assert len(list(Path("/proc/self/fd").iterdir())) <= files
+
+    def test_dtypes_that_it_lacks_are_refused_by_name(self, tmp_path):
+        path, _ = made(tmp_path, Schema((self.lacking, PLAIN["x"])), 20)
+        with pytest.raises(UnsupportedError, match=r"field t: .*fields="):
+            self.batches(path, **ALONE)
+        assert len(list(self.batches(path, fields=("x",), **ALONE))) == 3
+
+
+class LoopsContract(AdapterContract):
+    """That of `dsprep.reader.adapters.ReaderLoops`, which have states."""
+
+    def test_a_state_is_exact_to_the_batch(self, plain):
+        expected = of_reader(plain[0], 2)
+        batches = self.batches(plain[0], epochs=2, **ALONE)
+        loop, found = epochs(batches), []
+        for count in range(STEPS + 3):
+            state = json.loads(json.dumps(batches.state_dict()))
+            assert batches.epoch == state["epoch"]
+            if count in (0, 1, 5, STEPS - 1, STEPS, STEPS + 1):
+                other = self.batches(plain[0], **ALONE)
+                other.load_state_dict(state)
+                rest = labels(other)
+                assert found + rest == expected[: len(found + rest)]
+                assert len(rest) == (STEPS if count == STEPS else -count % STEPS or STEPS)
+            found.append(np.asarray(next(loop)["label"]).tolist())
+        loop.close()
+        assert batches.epoch == 1
+        assert found + labels(batches) == expected  # the loop that was left continues
+        batches.set_epoch(0)
+        assert labels(epochs(batches, 2)) == expected
+        assert [s.epoch for s in batches.stats] == [0, 1]
+        batches.close()
+
+    def test_values_that_it_lacks_are_refused(self, tmp_path):
+        path, _ = made(tmp_path, Schema((self.lacking, PLAIN["x"])), 20)
+        with pytest.raises(UnsupportedError, match="no dtype"):
+            list(self.batches(path, transform=lambda b: b, **ALONE))
