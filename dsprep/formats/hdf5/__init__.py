@@ -108,8 +108,7 @@ class Hdf5(Format):
     ) -> Writer:
         """Start or continue a file: in place, or by way of ``PATH.spool`` if sizes are unknown."""
         from dsprep.formats.hdf5.plan import lay_out
-        from dsprep.formats.hdf5.spool import SpoolWriter
-        from dsprep.formats.hdf5.writer import PlacedWriter
+        from dsprep.formats.hdf5.writer import PlacedWriter, SpoolWriter
 
         check_options(options, self.write_options, self.name)
         file = lay_out(schema, options, samples)

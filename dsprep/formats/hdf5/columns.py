@@ -82,7 +82,7 @@ class FieldColumn(ABC):
         where
             File and field, for messages.
         progress
-            Called now and then with the number of steps taken since the last time.
+            Called now and then with the number of steps since the last time, `steps` in all.
 
         Raises
         ------
@@ -261,18 +261,8 @@ def _law(values: Ints) -> Affine | Explicit:
 class Sequences(FieldColumn):
     """A ragged field of one of HDF5's variable-length types.
 
-    Parameters
-    ----------
-    dataset
-        An `h5py.Dataset` with at most one axis.
-    held
-        What it holds.
-    file, heaps
-        The file, opened a second time for plain reads, and its heaps.
-    where
-        File and field, for messages.
-    whole
-        The dataset has no axis, and is the only sample.
+    The dataset has one axis or, with `whole`, none, and is the only sample. `where` is the file and
+    the field, for messages.
     """
 
     def __init__(
@@ -296,14 +286,7 @@ class Sequences(FieldColumn):
         self._lock = threading.Lock()
 
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
-        """See `FieldColumn.begin`.
-
-        Raises
-        ------
-        FormatError
-            If an element refers to nothing, a heap is damaged, or only the library could find
-            the values: it follows what it finds there unchecked.
-        """
+        """See `FieldColumn.begin`; what only the library could find is refused, as is damage."""
         from h5py import h5t
 
         where = f"{self._where}, samples {start} to {stop - 1}"
@@ -430,24 +413,21 @@ class _Foreign:
         return cls(table, file, int(dataset.chunks[0]), width, plist)
 
     def resident_nbytes(self) -> int:
-        """Return what reading holds beside its result: a chunk, and what it is made from."""
+        """Return the bytes of a chunk, and of what it is made from."""
         return 2 * self._block * self._width
 
     def read(self, start: int, stop: int, where: object) -> Array:
         """Return descriptors ``start <= i < stop``, uint8 of shape ``(n, width)``."""
         out = np.zeros((stop - start, self._width), np.uint8)
-        at = start
-        while at < stop:
-            b = at // self._block
-            first = b * self._block
-            end = min(first + self._block, stop)
+        for b in range(start // self._block, -(-stop // self._block)):
             if self._table["address"][b] >= 0:
                 number, rows = self._last
                 if number != b or rows is None:
                     rows = self._decode(self._table[b], where)
                     self._last = (b, rows)
-                out[at - start : end - start] = rows[at - first : end - first]
-            at = end
+                first = b * self._block
+                low, high = max(start, first), min(stop, first + self._block)
+                out[low - start : high - start] = rows[low - first : high - first]
         return out
 
     def _decode(self, entry: Any, where: object) -> Array:

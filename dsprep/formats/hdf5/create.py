@@ -204,13 +204,7 @@ def _dataset(
 
 
 def allocate(path: Path, file: FilePlan) -> None:
-    """Make the file with an offset for every sample.
-
-    Raises
-    ------
-    OSError
-        If there is no space for it.
-    """
+    """Make the file with an offset for every sample; raise `OSError` if there is no space."""
     if not file.grouped:
         _check_size(path, file.schema.fixed_nbytes * file.count)
         with build(path, file, {}):
@@ -225,10 +219,7 @@ def allocate(path: Path, file: FilePlan) -> None:
 def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
     """Return where the chunks of all parts are, those of a contiguous dataset being one.
 
-    Returns
-    -------
-    For each part ``(addresses, sizes)``, int64, shape ``(chunks,)``: their first bytes, and how
-    many they take.
+    That is ``(addresses, sizes)`` for each part, int64, shape ``(chunks,)``.
 
     Raises
     ------
@@ -291,15 +282,8 @@ def write_groups(
 ) -> tuple[Ints, Ints, bool]:
     """Make the file from encoded chunks, whose sizes are their own.
 
-    Parameters
-    ----------
-    groups
-        Gives the groups in order, each as the bytes of its parts; may be called again.
-
-    Returns
-    -------
-    Addresses and sizes as `by_group` returns them, and whether the chunks of every group are back
-    to back.
+    `groups` gives the groups in order, each as the bytes of its parts, perhaps more than once.
+    Returned are what `by_group` returns, and whether the chunks of every group are back to back.
     """
     for attempt in range(_TRIES):
         with _made(path, file, attempt) as made:

@@ -244,7 +244,9 @@ class Elsewhere:
         elif layout == h5d.CONTIGUOUS:
             for i in range(plist.get_external_count()):
                 name = os.fsdecode(plist.get_external(i)[0])
-                found = self._outside(name, _stored(name, path))
+                prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "")
+                # As the library looks for it.
+                found = self._outside(name, [Path(_origin(prefix, path), name).absolute()])
                 if found is not None:
                     return found
         return None
@@ -295,12 +297,6 @@ class Elsewhere:
                 )
         self.read.setdefault(name)
         return None
-
-
-def _stored(name: str, path: Path) -> list[Path]:
-    """Return the file that external storage called `name` means, as the library looks for it."""
-    prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "")
-    return [Path(_origin(prefix, path), name).absolute()]
 
 
 def _sources(name: str, path: Path) -> Iterator[Path]:

@@ -39,20 +39,9 @@ _SCAN = 1 << 20
 
 
 class Rows:
-    """The rows of one dataset; safe to read from several threads.
+    """The rows of one dataset of fixed-width elements; safe to read from several threads.
 
-    Parameters
-    ----------
-    dataset
-        An `h5py.Dataset` of fixed-width elements.
-    held
-        What it holds.
-    file
-        The file, opened a second time for plain reads.
-    where
-        File and field, for messages.
-    whole
-        Take the whole dataset as one row.
+    With `whole`, all of it is one row. `where` is the file and the field, for messages.
 
     Attributes
     ----------
@@ -294,12 +283,8 @@ class Route:
 
     Attributes
     ----------
-    tables
-        From the samples to the values; at least one.
-    names
-        The names of the tables, as in ``--field x=PATH@NAME@NAME``.
-    kind
-        What the rows of a sample are.
+    tables, names
+        From the samples to the values, at least one; as in ``--field x=PATH@NAME@NAME``.
     rebase
         The member of the values (``""``: the values themselves) that counts rows of the next
         table and is made to start at 0 in each sample; None if there is none.

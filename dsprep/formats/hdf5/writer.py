@@ -1,23 +1,42 @@
-"""An HDF5 file whose every byte has its offset before the first sample comes.
+"""The two writers of HDF5 files; the bytes of both depend only on the samples.
 
-The library makes the file with all metadata and allocates the data; then it is closed, and the
-samples are written with ``pwrite`` at the addresses that it chose. So pieces may come in any
-order and from any thread, an interrupted file continues where it was, and a killed run never
-leaves the library's metadata half-written.
+`PlacedWriter`: every byte has its offset before the first sample comes. The library makes the file
+with all metadata and allocates the data; then it is closed, and the samples are written with
+``pwrite`` at the addresses that it chose. So pieces may come in any order and from any thread, an
+interrupted file continues where it was, and a killed run never leaves the library's metadata
+half-written.
+
+`SpoolWriter`: sizes are known only at the end, those of ragged fields or compressed chunks. Until
+then the pieces are appended to two files in the folder ``PATH.spool``:
+
+``data``
+    Piece after piece; within a piece stream after stream. A fixed field is one stream, its rows
+    or, if it is compressed, its encoded chunks; a second stream has the chunks' sizes. A ragged
+    field is two: its rows, and their numbers per sample. Numbers are little-endian int64. In groups
+    a piece is a group, and each dataset is one stream: its chunk.
+``pieces``
+    For each piece the bytes of each of its streams, as int64, and the CRC-32C of them all in
+    groups (otherwise 0).
+
+`SpoolWriter.finish` makes the HDF5 file and moves the bytes to their offsets, within the kernel
+where they need no change. It reads the folder only, so it can be killed and repeated.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from dsprep.core.checksums import CRC32C, pwrite_crc32c, read_crc32c
+from dsprep.core.checksums import CRC32C, combine, crc32c, pwrite_crc32c, read_crc32c
 from dsprep.core.schema import (
     Arena,
     Array,
@@ -29,20 +48,31 @@ from dsprep.core.schema import (
     has_padding,
     new_array,
 )
-from dsprep.core.storage import close, pwrite_all, sync
-from dsprep.errors import FormatError
+from dsprep.core.storage import (
+    Buffer,
+    as_bytes,
+    close,
+    copy_range,
+    pread_into,
+    pwrite_all,
+    remove,
+    sync,
+)
+from dsprep.errors import FormatError, TargetError
 from dsprep.formats.base import State, Writer
-from dsprep.formats.hdf5.create import allocate, by_group, find, regular
-from dsprep.formats.hdf5.plan import FilePlan, Part
+from dsprep.formats.hdf5.create import allocate, build, by_group, find, regular, write_groups
+from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.plan import FieldPlan, FilePlan, Part
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
 
 _INT = np.dtype("<i8")
 _MISSING = -1
+_COUNTS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class _Piece:
+class _Placed:
     """Samples from `start` on: one C-contiguous array per part."""
 
     start: int
@@ -60,21 +90,21 @@ class PlacedWriter(Writer):
             allocate(path, file)
         places = find(path, file)
         self._places = [found for found, _ in places]
-        self._sums: Sums | None = None
+        self._sums: _Sums | None = None
         if file.grouped:
             found, _ = by_group(places, file)
             used = np.array([p.used * p.row_nbytes for p in file.parts], np.int64)
-            self._sums = Sums(file, found, np.where(used > 0, found + used, 0))
+            self._sums = _Sums(file, found, np.where(used > 0, found + used, 0))
             # In a file whose groups are not as planned, other things may be between the chunks.
             self._regular = regular(found, file)
         self._fd = os.open(path, os.O_RDWR)
 
-    def encode(self, batch: Batch, start: int, arena: Arena) -> _Piece:
+    def encode(self, batch: Batch, start: int, arena: Arena) -> _Placed:
         """Return the samples as contiguous arrays: mostly the columns themselves."""
         samples = len(next(iter(batch.values())))
-        return _Piece(start, samples, rows_of(self._file, batch, start, arena))
+        return _Placed(start, samples, _rows_of(self._file, batch, start, arena))
 
-    def write(self, piece: _Piece) -> None:
+    def write(self, piece: _Placed) -> None:
         """Write the piece at its offsets."""
         group = self._file.grouping.of(piece.start)
         segments: list[Segment] = []
@@ -116,8 +146,7 @@ class PlacedWriter(Writer):
 def _runs(part: Part, places: Ints, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield ``(offset, first, last)``: rows ``first <= i < last`` are from `offset` on.
 
-    Together they are ``start <= i < stop``, in order; chunks that follow each other in the file
-    are joined. `places` has the offset of each chunk.
+    Chunks that follow each other in the file, whose offsets are `places`, are joined.
     """
     at, per = start, part.chunk or stop
     while at < stop:
@@ -133,17 +162,347 @@ def _runs(part: Part, places: Ints, start: int, stop: int) -> Iterator[tuple[int
         at = end
 
 
+# --- sizes unknown beforehand -----------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Appended:
+    """Samples ready to be appended: the bytes, stream after stream, and the size of each stream.
+
+    In groups, `crc` is the CRC-32C of them all. `SpoolWriter.reserve` gives the number of the piece
+    and its offset in ``data``.
+    """
+
+    buffers: list[Buffer] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    crc: int = 0
+    number: int = -1
+    offset: int = -1
+
+    def add(self, *buffers: Buffer) -> None:
+        """Append a stream."""
+        self.buffers += buffers
+        self.sizes.append(sum(b.nbytes if isinstance(b, np.ndarray) else len(b) for b in buffers))
+
+
+class SpoolWriter(Writer):
+    """Writes any schema, compressed or not."""
+
+    def __init__(self, path: Path, file: FilePlan, state: State | None) -> None:
+        self._path, self._file = path, file
+        self.unit, self.whole = file.unit, file.grouped
+        self._streams = [2 if p.field.ragged or p.eager else 1 for p in file.plans]
+        # Of a row of the index: a number for each stream, and the CRC.
+        self._width = (len(file.parts) if file.grouped else sum(self._streams)) + 1
+        self._folder = Path(f"{path}.spool")
+        self._pieces, self._nbytes = 0, 0
+        self._data, self._index = -1, -1
+        self._found: Groups | None = None
+        if state is None:
+            remove(self._folder)
+            self._folder.mkdir(parents=True)
+        else:
+            self._pieces, self._nbytes = int(state["pieces"]), int(state["bytes"])
+        self._open()
+
+    def _open(self) -> None:
+        """Open the spool, and cut off what an interrupted run wrote after its checkpoint."""
+        flags = os.O_RDWR | os.O_CREAT
+        rows = self._pieces * self._width * _INT.itemsize
+        try:
+            self._data = os.open(self._folder / "data", flags, 0o666)
+            self._index = os.open(self._folder / "pieces", flags, 0o666)
+            sizes = os.fstat(self._data).st_size, os.fstat(self._index).st_size
+        except FileNotFoundError:
+            sizes = (-1, -1)
+        if sizes[0] < self._nbytes or sizes[1] < rows:
+            self.close()
+            raise TargetError(
+                "the samples written so far are gone",
+                where=self._folder,
+                fix="start again with --restart",
+            )
+        # Not when nothing is to be cut: ext4 writes a file that was cut to 0 out when it is closed.
+        if sizes[0] > self._nbytes:
+            os.ftruncate(self._data, self._nbytes)
+        if sizes[1] > rows:
+            os.ftruncate(self._index, rows)
+
+    # --- while the samples come ---
+
+    def encode(self, batch: Batch, start: int, arena: Arena) -> _Appended:
+        """Return the samples as streams of bytes; compress the chunks of fixed fields."""
+        piece = _Appended()
+        if self._file.grouped:
+            rows = _rows_of(self._file, batch, start, arena)
+            for part, values in zip(self._file.parts, rows, strict=True):
+                data = _encoded(part, values)
+                piece.add(data)
+                piece.crc = combine(piece.crc, crc32c(data), len(data))
+            return piece
+        for p in self._file.plans:
+            column = batch[p.field.name]
+            key = f"write.{p.field.name}"
+            if isinstance(column, Ragged):
+                piece.add(_contiguous(column.values, p.field.dtype, arena, key))
+                piece.add(column.lengths.astype(_INT))
+                continue
+            values = _contiguous(column, p.field.dtype, arena, key)
+            if p.eager:
+                chunk = p.chunk_rows(self._file.count)
+                cuts = (values[i : i + chunk] for i in range(0, len(values), chunk))
+                chunks = [_encode_chunk(c.reshape(-1).view(np.uint8), p, chunk) for c in cuts]
+                piece.add(*chunks)
+                piece.add(np.array([len(c) for c in chunks], _INT))
+            else:
+                piece.add(values)
+        return piece
+
+    def reserve(self, piece: _Appended) -> None:
+        """Append the piece to the spool."""
+        piece.number, piece.offset = self._pieces, self._nbytes
+        self._pieces += 1
+        self._nbytes += sum(piece.sizes)
+
+    def write(self, piece: _Appended) -> None:
+        """Write the piece at its place in the spool."""
+        pwrite_all(self._data, piece.buffers, piece.offset)
+        sizes = np.array([*piece.sizes, piece.crc], _INT)
+        pwrite_all(self._index, [sizes], piece.number * sizes.nbytes)
+
+    def checkpoint(self) -> State:
+        """Return the length of the spool."""
+        return {"pieces": self._pieces, "bytes": self._nbytes}
+
+    def sync(self) -> None:
+        """Make the spool durable."""
+        sync(self._data, data=True)
+        sync(self._index, data=True)
+
+    def close(self) -> None:
+        """Close the spool."""
+        both, self._data, self._index = (self._data, self._index), -1, -1
+        close(*(fd for fd in both if fd >= 0))
+
+    # --- when all are there ---
+
+    def finish(self) -> None:
+        """Make the HDF5 file from the spool."""
+        table = np.empty((self._pieces, self._width), _INT)
+        pread_into(self._index, table, 0, self._folder / "pieces")
+        sizes = table[:, :-1]
+        if int(sizes.sum()) != self._nbytes:
+            raise FormatError("the list of pieces is damaged", where=self._folder)
+        if self._file.grouped:
+            found, stored, together = write_groups(
+                self._path, self._file, lambda: self._groups(sizes)
+            )
+            # What is between the chunks is not in the sums of the pieces.
+            crcs = np.ascontiguousarray(table[:, -1]) if together else None
+            sums = _Sums(self._file, found, found + stored, crcs)
+            sums.complete(self._path)
+            self._found = sums.groups()
+            fields = []
+        else:
+            fields = self._fields(sizes)
+            totals = {f.plan.field.name: f.rows for f in fields if f.plan.field.ragged}
+            with build(self._path, self._file, totals) as made:
+                for f in fields:
+                    with library(self._path, f"field {f.plan.field.name} cannot be written"):
+                        f.place(made)
+        fd = os.open(self._path, os.O_RDWR)
+        try:
+            for f in fields:
+                f.fill(fd)
+            if self.durable:
+                sync(fd)
+        finally:
+            close(fd)
+        self.close()
+
+    def groups(self) -> Groups | None:
+        """Return where the groups are."""
+        return self._found
+
+    def clean(self) -> None:
+        """Remove the spool."""
+        remove(self._folder)
+
+    def _groups(self, sizes: Ints) -> Iterator[list[memoryview]]:
+        """Yield the groups in order, in memory that the next one uses again."""
+        block = np.empty(int(sizes.sum(axis=1).max(initial=0)), np.uint8)
+        at = 0
+        for row in sizes:
+            cuts = [0, *np.cumsum(row).tolist()]
+            pread_into(self._data, block[: cuts[-1]], at, self._folder / "data")
+            yield [block.data[a:b] for a, b in itertools.pairwise(cuts)]
+            at += cuts[-1]
+
+    def _fields(self, sizes: Ints) -> list[_Spooled]:
+        """Return what the spool has of each field of a file without groups."""
+        starts = np.cumsum(sizes.reshape(-1)).reshape(sizes.shape) - sizes
+        streams = [_Stream(self._data, at, n) for at, n in zip(starts.T, sizes.T, strict=True)]
+        left = iter(streams)
+        return [
+            _Spooled(p, self._file.count, *itertools.islice(left, n))
+            for p, n in zip(self._file.plans, self._streams, strict=True)
+        ]
+
+
+class _Spooled:
+    """The values of one field in the spool, and on their way into the file.
+
+    Beside them there are the numbers of rows of a ragged field, or the sizes of chunks that were
+    encoded with the pieces.
+    """
+
+    def __init__(
+        self, plan: FieldPlan, samples: int, values: _Stream, numbers: _Stream | None = None
+    ) -> None:
+        self.plan, self.rows, self._values, self._numbers = plan, samples, values, numbers
+        self._offsets: dict[str, int] = {}
+        if plan.field.ragged and numbers is not None:
+            nbytes = plan.field.row_nbytes  # of rows without bytes the numbers alone are there
+            counted = values.nbytes // nbytes if nbytes else None
+            self.rows = sum(map(int, map(np.sum, _counts(numbers)))) if counted is None else counted
+
+    def place(self, file: Any) -> None:
+        """Write all chunks, and note the offsets of contiguous datasets."""
+        item = file[self.plan.field.name]
+        ragged = self.plan.field.ragged
+        parts = {n: item[n] for n in ("values", "first", "count")} if ragged else {"values": item}
+        if self.plan.chunk_rows(self.rows):
+            dataset = parts.pop("values")
+            at = [0] * dataset.ndim
+            for data in self._chunks():
+                dataset.id.write_direct_chunk(tuple(at), data)
+                at[0] += dataset.chunks[0]
+        self._offsets = {name: d.id.get_offset() for name, d in parts.items() if d.nbytes}
+
+    def _chunks(self) -> Iterator[bytes]:
+        if not self.plan.eager or self._numbers is None:
+            yield from _late_chunks(self._values, self.plan, self.rows)
+            return
+        reader = self._values.reader()
+        for block in _counts(self._numbers):
+            for nbytes in block.tolist():
+                yield reader(nbytes).tobytes()
+
+    def fill(self, fd: int) -> None:
+        """Move the bytes of contiguous datasets to their offsets."""
+        if "values" in self._offsets:
+            self._values.copy(fd, self._offsets["values"])
+        if "count" in self._offsets and self._numbers is not None:
+            self._numbers.copy(fd, self._offsets["count"])
+            rows, at = 0, self._offsets["first"]
+            for counts in _counts(self._numbers):
+                first = np.cumsum(counts) - counts + rows
+                at += pwrite_all(fd, [first.astype(_INT)], at)
+                rows += int(counts.sum())
+
+
+# --- chunks -----------------------------------------------------------------------------------
+
+
+def _encode_chunk(rows: Array, p: FieldPlan, chunk_rows: int) -> Buffer:
+    """Return the bytes of `rows`, filled up with zeros, as one chunk of that many rows of `p`."""
+    missing = chunk_rows * p.field.row_nbytes - len(rows)
+    if missing:
+        rows = np.concatenate([rows, np.zeros(missing, np.uint8)])
+    if p.shuffle:
+        # First the first byte of all elements, then the second of all: filter 2 of HDF5.
+        rows = np.ascontiguousarray(rows.reshape(-1, p.carrier.stored.itemsize).T).reshape(-1)
+    if p.codec == "gzip":
+        return zlib.compress(as_bytes(rows), p.level)
+    if p.codec == "zstd":
+        from numcodecs.zstd import Zstd
+
+        return bytes(Zstd(level=p.level).encode(rows))
+    return rows
+
+
+def _encoded(part: Part, rows: Array) -> bytes:
+    """Return the chunk of a group; the tables of ragged fields are not compressed."""
+    flat = rows.reshape(-1).view(np.uint8)
+    if part.role in ("rows", "values"):
+        return bytes(_encode_chunk(flat, part.plan, part.chunk))
+    return flat.tobytes() + bytes(part.nbytes - len(flat))
+
+
+def _counts(stream: _Stream) -> Iterator[Ints]:
+    for data in stream.blocks(_COUNTS_AT_ONCE * _INT.itemsize):
+        yield data.view(_INT)
+
+
+def _late_chunks(values: _Stream, p: FieldPlan, rows: int) -> Iterator[bytes]:
+    """Yield the chunks of a field that is spooled raw, encoded on all processors."""
+    chunk = p.chunk_rows(rows)
+    threads = len(os.sched_getaffinity(0))
+    waiting: list[Any] = []
+    with ThreadPoolExecutor(threads) as pool:
+        for block in values.blocks(chunk * p.field.row_nbytes):
+            waiting.append(pool.submit(_encode_chunk, block, p, chunk))
+            if len(waiting) > 2 * threads:
+                yield bytes(waiting.pop(0).result())
+        for future in waiting:
+            yield bytes(future.result())
+
+
+# --- streams ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Stream:
+    """One stream of all pieces: where its bytes are in the file ``data``, int64 each."""
+
+    fd: int
+    starts: Ints
+    sizes: Ints
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes of the stream."""
+        return int(self.sizes.sum())
+
+    def copy(self, fd: int, offset: int) -> None:
+        """Copy the stream to one place in another file."""
+        for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
+            copy_range(self.fd, fd, size, start, offset)
+            offset += size
+
+    def blocks(self, nbytes: int) -> Iterator[Array]:
+        """Yield the stream in blocks of `nbytes`; the last one may be shorter."""
+        reader, left = self.reader(), self.nbytes
+        while left:
+            yield reader(min(nbytes, left))
+            left -= min(nbytes, left)
+
+    def reader(self) -> Callable[[int], Array]:
+        """Return what gives the next so many bytes, which must be there, from the beginning on."""
+        piece = done = 0
+
+        def read(nbytes: int) -> Array:
+            nonlocal piece, done
+            out = np.empty(nbytes, np.uint8)
+            filled = 0
+            while filled < nbytes:
+                left = int(self.sizes[piece]) - done
+                take = min(left, nbytes - filled)
+                at = int(self.starts[piece]) + done
+                pread_into(self.fd, out[filled : filled + take], at, "the spool")
+                filled, done = filled + take, done + take
+                if take == left:
+                    piece, done = piece + 1, 0
+            return out
+
+        return read
+
+
 # --- rows -------------------------------------------------------------------------------------
 
 
-def rows_of(file: FilePlan, batch: Batch, start: int, arena: Arena) -> list[Array]:
-    """Return what samples from `start` on put into each part: C-contiguous arrays.
-
-    Raises
-    ------
-    FormatError
-        If a ragged field has not the rows that the groups were planned with.
-    """
+def _rows_of(file: FilePlan, batch: Batch, start: int, arena: Arena) -> list[Array]:
+    """Return what samples from `start` on put into each part: C-contiguous arrays."""
     group = file.grouping.of(start)
     return [_rows(part, batch, group, arena) for part in file.parts]
 
@@ -152,7 +511,7 @@ def _rows(part: Part, batch: Batch, group: int, arena: Arena) -> Array:
     field = part.plan.field
     column = batch[field.name]
     if not isinstance(column, Ragged):
-        return contiguous(column, field.dtype, arena, f"write.{field.name}")
+        return _contiguous(column, field.dtype, arena, f"write.{field.name}")
     if part.role == "count":
         return column.lengths.astype(_INT)
     if part.role == "first":
@@ -165,10 +524,10 @@ def _rows(part: Part, batch: Batch, group: int, arena: Arena) -> Array:
             found=len(column.values),
             fix="start again with --restart",
         )
-    return contiguous(column.values, field.dtype, arena, f"write.{field.name}")
+    return _contiguous(column.values, field.dtype, arena, f"write.{field.name}")
 
 
-def contiguous(column: Array, dtype: DType, arena: Arena, key: str) -> Array:
+def _contiguous(column: Array, dtype: DType, arena: Arena, key: str) -> Array:
     """Return `column` as a C-contiguous array whose padding bytes are zero.
 
     Padding holds whatever memory held before: it must neither leak nor make two outputs differ.
@@ -189,16 +548,11 @@ Segment: TypeAlias = tuple[int, int, int]
 """Bytes that were written: their offset in the file, their number and their CRC."""
 
 
-class Sums:
+class _Sums:
     """CRCs of the groups of a file, all of whose other bytes are zero.
 
-    Parameters
-    ----------
-    begins, ends
-        int64, shape ``(parts, groups)``: where the bytes in use of each chunk begin and end; an end
-        of 0: none are.
-    crcs
-        int64, shape ``(groups,)``: those that are known already.
+    `begins` and `ends`, of shape ``(parts, groups)``, are those of the bytes in use of each chunk:
+    an end of 0 means none. `crcs` may be known already.
     """
 
     def __init__(self, file: FilePlan, begins: Ints, ends: Ints, crcs: Ints | None = None) -> None:
