@@ -15,6 +15,9 @@ import numpy as np
 
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.formats.base import Format, Source, WriteOptions
+from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.write.job import RunOptions
+from dsprep.write.run import run_job
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 """The program, also of an environment that is not activated; None if there is none."""
@@ -101,6 +104,19 @@ def assert_same_batch(found: Batch, expected: Batch, schema: Schema) -> None:
             assert a.dtype == f.dtype, f
             assert a.shape == b.shape, f
             assert raw(a) == raw(b), f
+
+
+def written(
+    path: Path, schema: Schema, batch: Batch | int, *, durable: bool = False, **options: Any
+) -> Path:
+    """Write samples, or so many at random, as `convert` does with options of `ConvertOptions`."""
+    memory = path.with_name(f"memory of {path.name}")
+    memory.touch()
+    samples = random_batch(schema, batch) if isinstance(batch, int) else batch
+    source = MemorySource(schema, samples, memory)
+    run_job(plan_job(source, path, ConvertOptions(**options)), source, RunOptions(durable=durable))
+    memory.unlink()
+    return path
 
 
 def write_batch(

@@ -18,7 +18,7 @@ import executor_job
 import h5py
 import numpy as np
 import pytest
-from support import MemorySource, assert_same_batch, random_batch
+from support import MemorySource, assert_same_batch, random_batch, written
 from typer.testing import CliRunner
 
 import dsprep
@@ -29,10 +29,8 @@ from dsprep.errors import DsprepError, ExecutorError, ReadError, UsageError
 from dsprep.executors.mpi import launched
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.verbs import verify
-from dsprep.verbs.convert import plan_job
 from dsprep.write import plan, shuffle
 from dsprep.write import run as jobs
-from dsprep.write.run import run_job
 
 SCRIPT = Path(executor_job.__file__)
 COUNT = 300
@@ -75,12 +73,8 @@ def mpiexec(*words):
 def origin(tmp_path_factory):
     """Sources with and without sidecars, of one file and of several, and damaged ones."""
     folder = tmp_path_factory.mktemp("origin")
-    (folder / "memory").touch()
     for name, schema, suffix in (("fixed", FIXED, ".h5"), ("mixed", MIXED, ".tfrecord")):
-        batch = random_batch(schema, COUNT)
-        one = folder / f"{name}{suffix}"
-        make = {"schema": schema, "path": folder / "memory"}
-        run_job(plan_job(MemorySource(batch=batch, **make), one), MemorySource(batch=batch, **make))
+        one = written(folder / f"{name}{suffix}", schema, COUNT)
         for files in ("files", "wrong") if name == "fixed" else ("files",):
             target = folder / f"{name}-{files}"
             to = "hdf5" if name == "fixed" else "tfrecord"

@@ -16,7 +16,7 @@ import zlib
 
 import numpy as np
 import pytest
-from support import MemorySource, random_batch
+from support import written
 
 import dsprep
 from dsprep import formats
@@ -24,7 +24,6 @@ from dsprep.core.atomic import partial_path
 from dsprep.core.schema import Field, Schema
 from dsprep.core.storage import data_files, remove
 from dsprep.sidecar import spec
-from dsprep.verbs.convert import plan_job
 from dsprep.write import plan, staging, transfer
 from dsprep.write import run as jobs
 
@@ -51,11 +50,7 @@ def origin(tmp_path_factory):
     """The two datasets, as TFRecord with its sidecar."""
     made = {}
     for schema in (FIXED, MIXED):
-        directory = tmp_path_factory.mktemp("origin")
-        (directory / "memory").touch()
-        source = MemorySource(schema, random_batch(schema, 160), directory / "memory")
-        made[schema] = directory / "origin.tfrecord"
-        jobs.run_job(plan_job(source, made[schema]), source)
+        made[schema] = written(tmp_path_factory.mktemp("in") / "origin.tfrecord", schema, 160)
     return made
 
 

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from support import MemorySource, random_batch
+from support import written
 from typer.testing import CliRunner
 
 import dsprep
@@ -26,21 +26,15 @@ from dsprep.errors import FormatError
 from dsprep.formats.base import WriteOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.provenance import provenance
-from dsprep.write.job import RunOptions
 from dsprep.write.plan import Cut
-from dsprep.write.run import run_job
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (6, 5)), Field("y", np.dtype("<i8"))))
 SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr")
 
 
 def make(path, schema=FIXED, count=40, **options):
-    (path.parent / "memory").touch()
-    source = MemorySource(schema, random_batch(schema, count), path.parent / "memory")
-    run_job(plan_job(source, path, ConvertOptions(**options)), source, RunOptions(durable=False))
-    return path
+    return written(path, schema, count, **options)
 
 
 def run(*words):

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import zarr
-from support import MemorySource, random_batch
+from support import random_batch, written
 from typer.testing import CliRunner
 
 import dsprep
@@ -16,10 +16,7 @@ from dsprep.core.schema import Field, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.base import OpenOptions
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.verbs.convert import ConvertOptions, plan_job
-from dsprep.write.job import RunOptions
 from dsprep.write.plan import Cut
-from dsprep.write.run import run_job
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
 FOLLOW = OpenOptions(follow_external=True)
@@ -42,13 +39,7 @@ def test_links_of_a_sidecar(to, tmp_path):
     (tmp_path / "in").mkdir()
     path = tmp_path / "in" / "set"
     batch = random_batch(SCHEMA, 20)
-    (tmp_path / "memory").touch()
-    source = MemorySource(SCHEMA, batch, tmp_path / "memory")
-    run_job(
-        plan_job(source, path, ConvertOptions(to=to, cut=Cut(samples_per_file=10))),
-        source,
-        RunOptions(durable=False),
-    )
+    written(path, SCHEMA, batch, to=to, cut=Cut(samples_per_file=10))
     last = sorted(path.iterdir())[-1]
     replace_by_link(last, tmp_path / "in" / "beside")  # in the directory of the dataset
     with Sidecar.open(path) as opened:

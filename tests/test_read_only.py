@@ -8,7 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
-from support import MemorySource, random_batch
+from support import written
 from typer.testing import CliRunner
 
 import dsprep
@@ -17,12 +17,9 @@ from dsprep.core.schema import Field, Schema
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.audit import audit
-from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.provenance import provenance
 from dsprep.write.create_sidecar import ReadOnlyError
-from dsprep.write.job import RunOptions
 from dsprep.write.plan import Cut
-from dsprep.write.run import run_job
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
 SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr", "")
@@ -39,9 +36,7 @@ def locked(request, tmp_path, monkeypatch):
     folder.mkdir()
     path = folder / f"a{request.param}"
     more = {} if request.param else {"to": "hdf5", "cut": Cut(samples_per_file=9)}
-    (tmp_path / "memory").touch()
-    source = MemorySource(SCHEMA, random_batch(SCHEMA, 30), tmp_path / "memory")
-    run_job(plan_job(source, path, ConvertOptions(**more)), source, RunOptions(durable=False))
+    written(path, SCHEMA, 30, **more)
     beside = tmp_path / "elsewhere.json"
     shutil.move(spec.sidecar_path(path), beside)
     replace = spec._replace
@@ -107,9 +102,7 @@ def test_the_error_says_what_to_do(locked):
 def test_a_sidecar_inside_does_not_change_the_dataset(suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
     more = {} if suffix else {"to": "hdf5", "cut": Cut(samples_per_file=9)}
-    (tmp_path / "memory").touch()
-    source = MemorySource(SCHEMA, random_batch(SCHEMA, 30), tmp_path / "memory")
-    run_job(plan_job(source, path, ConvertOptions(**more)), source, RunOptions(durable=False))
+    written(path, SCHEMA, 30, **more)
     if suffix != ".lmdb":
         inside = path / "x" if suffix else next(path.iterdir())
         provenance(inside, checksums=True)

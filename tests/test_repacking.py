@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import MemorySource, assert_same_batch, random_batch
+from support import assert_same_batch, random_batch, written
 from test_located import MIXED, taken
 from typer.testing import CliRunner
 
@@ -25,11 +25,9 @@ from dsprep.errors import FormatError, TargetError, UnsupportedError, UsageError
 from dsprep.reader.units import group_edges
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs import repack
-from dsprep.verbs.convert import plan_job
 from dsprep.write import run as jobs
 from dsprep.write import shuffle
 from dsprep.write.job import RunOptions
-from dsprep.write.run import run_job
 
 FIXED = Schema(
     (
@@ -51,16 +49,13 @@ def origins(tmp_path_factory):
     """Two datasets, with their samples."""
     made = {}
     for name, schema in (("fixed", FIXED), ("mixed", MIXED)):
-        directory = tmp_path_factory.mktemp("origin")
-        (directory / "memory").touch()
+        path = tmp_path_factory.mktemp("origin") / "origin.h5"
         batch = random_batch(schema, COUNT, seed=1)
         if name == "mixed":
             batch["label"] = np.arange(COUNT, dtype="<i8")
         else:
             batch["label"] = np.arange(COUNT, dtype="<i8") // 7
-        source = MemorySource(schema, batch, directory / "memory")
-        run_job(plan_job(source, directory / "origin.h5"), source, RunOptions(durable=False))
-        made[name] = schema, batch, directory / "origin.h5"
+        made[name] = schema, batch, written(path, schema, batch)
     return made
 
 
@@ -155,6 +150,14 @@ def test_compressed_groups_of_ragged_samples_are_refused(origins, tmp_path):
         repacked(origins["mixed"][2], tmp_path / "o.zarr", compress="gzip:1")
 
 
+def test_lmdb_with_a_value_per_group(origins, tmp_path):
+    schema, batch, origin = origins["mixed"]
+    repacked(origin, tmp_path / "o.lmdb", write_options=dsprep.WriteOptions(group_values=True))
+    with dsprep.open(tmp_path / "o.lmdb") as source:
+        assert_same_batch(source[:], batch, schema)
+    assert dsprep.check(tmp_path / "o.lmdb", full=True) == []
+
+
 @pytest.mark.parametrize("memory", ["64MB", "1.5MB"])
 def test_a_global_shuffle(memory, origins, tmp_path):
     schema, batch, origin = origins["fixed"]
@@ -242,7 +245,7 @@ def test_groups_outlive_a_new_sidecar(origins, tmp_path):
 
 
 def test_a_full_check_reads_each_group_once(origins, tmp_path, monkeypatch):
-    from dsprep.reading import proofs
+    from dsprep.sidecar import proofs
 
     out = tmp_path / "out.h5"
     repacked(origins["fixed"][2], out)
@@ -472,20 +475,19 @@ def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
     repacked(origin, tmp_path / "set.h5", **options)
 
 
-@pytest.mark.parametrize("command", ["repack", "convert"])
 @pytest.mark.parametrize(
-    ("source", "target", "refused"),
+    ("command", "source", "target", "refused"),
     [
-        ("set", "set/x.h5", True),
-        ("set", "set/deep/x.zarr", True),
-        ("set/../set", "other/../set/x.h5", True),
-        ("set/*.h5", "set/x.h5", True),
-        ("s*/a?.h5", "set/ax.h5", True),
-        ("**/*.h5", "set/x.h5", True),
-        ("set/*.h5", "set/x.zarr", False),
-        ("set/a?.h5", "set/x.h5", False),
-        ("set/a1.h5", "set/x.h5", False),
-        ("set", "x.h5", False),
+        ("repack", "set", "set/x.h5", True),
+        ("convert", "set", "set/deep/x.zarr", True),
+        ("convert", "set/../set", "other/../set/x.h5", True),
+        ("repack", "set/*.h5", "set/x.h5", True),
+        ("convert", "s*/a?.h5", "set/ax.h5", True),
+        ("convert", "**/*.h5", "set/x.h5", True),
+        ("repack", "set/*.h5", "set/x.zarr", False),
+        ("convert", "set/a?.h5", "set/x.h5", False),
+        ("convert", "set/a1.h5", "set/x.h5", False),
+        ("repack", "set", "x.h5", False),
     ],
 )
 def test_the_target_is_no_part_of_the_source_to_come(
