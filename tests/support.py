@@ -165,6 +165,18 @@ class MemorySource(Source):
         return ""
 
 
+def flip(file: Path, at: int, bits: int = 1, *, keep_time: bool = False) -> None:
+    """Invert some bits of one byte of a file, and perhaps give it its time stamps back."""
+    before = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        byte = opened.read(1)[0]
+        opened.seek(at)
+        opened.write(bytes([byte ^ bits]))
+    if keep_time:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def schemas() -> Iterator[tuple[str, Schema]]:
     """Schemas that cover every dtype, rank and kind, by a name for test ids."""
     for dtype in DTYPES:

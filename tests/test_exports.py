@@ -114,19 +114,6 @@ def test_zarr_reads_every_field_or_a_note_says_why_not(format, ragged, tmp_path)
     assert_same(group(path), batch, names)
 
 
-@pytest.mark.parametrize("format", SUFFIXES)
-def test_fields_of_fixed_shape_are_all_there(format, tmp_path):
-    batch = random_batch(PLAIN, 11)
-    path = write(tmp_path, format, PLAIN, batch)
-    made = described(path, PLAIN, (path, 11))
-    notes: list[str] = []
-    (path,) = export(made, "kerchunk", notes=notes)
-    assert path == tmp_path / f"data{SUFFIXES[format]}.kerchunk.json"
-    assert notes == []
-    assert_same(group(path), batch, PLAIN.names)
-    assert group(path)["x"].attrs["_ARRAY_DIMENSIONS"] == ["sample", "x_1", "x_2"]
-
-
 def hdf5(path: Path, x: np.ndarray, **options: Any) -> Sidecar:
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=x, **options)
@@ -148,7 +135,9 @@ def test_zarr_reads_arrays_of_hdf5(options, tmp_path):
     x = np.random.default_rng(1).integers(0, 9, (23, 6, 3)).astype(">i4")
     made = hdf5(tmp_path / "a.h5", x, **options)
     (path,) = export(made, "kerchunk")
+    assert path == tmp_path / "a.h5.kerchunk.json"
     found = group(path)["x"]
+    assert found.attrs["_ARRAY_DIMENSIONS"] == ["sample", "x_1", "x_2"]
     assert found.dtype == x.dtype
     assert np.array_equal(found[...], x)
     if "chunks" in options:
@@ -211,7 +200,7 @@ def test_samples_of_a_chunk(bound, last, nbytes, expected):
 
 
 @pytest.mark.parametrize("sizes", [(6, 6, 6), (6, 4, 3), (5, 3, 7), (1, 0, 2)])
-@pytest.mark.parametrize("format", ["hdf5", "tfrecord", "lmdb"])
+@pytest.mark.parametrize("format", SUFFIXES)
 def test_chunks_are_counted_through_several_files(format, sizes, tmp_path):
     batch = random_batch(PLAIN, sum(sizes))
     directory = tmp_path / "train"
@@ -376,10 +365,11 @@ def test_dali_finds_records(field, tmp_path):
         assert index.read_text() == expected
 
 
-def test_dali_has_no_index_of_other_formats(tmp_path):
+def test_dali_has_no_index_of_other_formats_and_unknown_kinds_are_named(tmp_path):
     made = hdf5(tmp_path / "a.h5", np.zeros((3, 2)))
-    with pytest.raises(UsageError, match="TFRecord"):
-        export(made, "dali-idx")
+    for kind, words in (("dali-idx", "TFRecord"), ("parquet", "kerchunk, dali-idx, off-idx")):
+        with pytest.raises(UsageError, match=words):
+            export(made, kind)
 
 
 def dlio(file: Path, index: Path) -> list[bytes]:
@@ -489,12 +479,6 @@ def test_files_go_where_they_are_wanted(tmp_path):
     (only,) = export(made, "kerchunk", tmp_path / "refs.json")
     assert only == tmp_path / "refs.json"
     assert np.array_equal(group(only)["x"][...], np.zeros((3, 2)))
-
-
-def test_unknown_kinds_are_named(tmp_path):
-    made = hdf5(tmp_path / "a.h5", np.zeros((3, 2)))
-    with pytest.raises(UsageError, match="kerchunk, dali-idx, off-idx"):
-        export(made, "parquet")
 
 
 def test_a_dataset_without_samples(tmp_path):

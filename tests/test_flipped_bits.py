@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import zarr
 from datasets import COUNT, FORMS, SCHEMA, make
+from support import flip
 
 import dsprep
 from dsprep.errors import DsprepError, FormatError, UsageError
@@ -42,7 +42,7 @@ def copied(made, directory):
     return path
 
 
-def flip(path, field):
+def flip_field(path, field):
     """Flip a bit of a field of a sample, and return which; the time stamp stays."""
     with Sidecar.open(path) as opened:
         rows = opened.extents(slice(17, None), [field])
@@ -50,13 +50,7 @@ def flip(path, field):
     file, at = path.parent / row.file, row.offset + row.length // 2
     if row.inside is None and SCHEMA[field].ragged:
         at = row.offset + row.length - 1
-    before = file.stat()
-    with file.open("r+b") as opened:
-        opened.seek(at)
-        byte = opened.read(1)[0]
-        opened.seek(at)
-        opened.write(bytes([byte ^ 4]))
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    flip(file, at, 4, keep_time=True)
     return row.index
 
 
@@ -86,7 +80,7 @@ def test_a_flipped_bit_is_noticed(made, field, sums, tmp_path, unchanged):
     with dsprep.Reader(path, 8, verify=True, **HOW) as reader:
         assert sum(len(batch["y"]) for batch in reader) == COUNT
         assert all(reader.verified.values())
-    sample = flip(path, field)
+    sample = flip_field(path, field)
     assert any(re.search(NOTICED, p.what) for p in check(path, full=True))
     unchanged()
     for samples, names in ((slice(0, COUNT), SCHEMA.names), ([sample], [field])):
@@ -105,7 +99,7 @@ def test_a_flipped_bit_is_noticed(made, field, sums, tmp_path, unchanged):
 @pytest.mark.parametrize("kind", ["plain", "grouped"])
 def test_a_damaged_zip_member_is_not_accepted(kind, field, tmp_path, unchanged):
     path = make(("zarr", ".zarr.zip", kind), tmp_path)
-    flip(path, field)
+    flip_field(path, field)
     unchanged()
     for through in ("sidecar", "library"):
         if through == "library":
@@ -123,7 +117,7 @@ def test_a_damaged_zip_member_is_not_accepted(kind, field, tmp_path, unchanged):
 @pytest.mark.parametrize("kind", ["plain", "grouped"])
 def test_no_checksum_is_made_of_damaged_records(kind, tmp_path):
     path = make(("tfrecord", ".tfrecord", kind), tmp_path)
-    flip(path, "x")
+    flip_field(path, "x")
     with pytest.raises(FormatError, match="CRC of the payload"):
         provenance(path, checksums=True)
 
@@ -165,7 +159,7 @@ def test_checksums_of_chunks_by_other_writers(write, name, tmp_path, unchanged):
     path = tmp_path / name
     write(path)
     provenance(path)
-    sample = flip(path, "x")
+    sample = flip_field(path, "x")
     unchanged()
     with dsprep.Reader(path, 8, verify=True, **HOW) as reader:
         assert reader.verified == {"x": "checksum of its chunk"}

@@ -12,7 +12,7 @@ import lmdb
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import assert_same_batch, random_batch, write_batch
+from support import assert_same_batch, flip, random_batch, write_batch
 from typer.testing import CliRunner
 
 import dsprep
@@ -104,14 +104,6 @@ def test_refresh_records_the_time(data):
     assert (done.exit_code, json.loads(done.stdout)["renewed"]) == (0, 1)
     assert "nothing to record" in run("provenance", data, "--refresh").stdout
     assert run("provenance", data, "--refresh", "--law", "runs").exit_code == 2
-
-
-def flip(file: Path, offset: int) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(offset)
-        byte = opened.read(1)
-        opened.seek(offset)
-        opened.write(bytes([byte[0] ^ 1]))
 
 
 def unsampled(file: Path) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import partial
 
 import h5py
 import numpy as np
 import pytest
-from support import assert_same_batch, random_batch, schemas, write_batch
+from support import assert_same_batch, flip, random_batch, schemas, write_batch
 
 import dsprep
 from dsprep import formats
@@ -71,18 +72,8 @@ def test_every_schema_is_read_in_any_order(format, name, tmp_path):
     with Sidecar.open(path) as opened:
         assert opened.schema == schema
         assert len(opened) == count
-        for chosen in (
-            slice(None),
-            slice(3, 29),
-            slice(20, 4, -3),
-            rng.permutation(count),
-            rng.integers(0, count, 50),
-            5,
-            [5],
-            -1,
-            [-1, 0, -count],
-            [],
-        ):
+        ways = [slice(None), slice(3, 29), slice(20, 4, -3), 5, [5], -1, [-1, 0, -count], []]
+        for chosen in (*ways, rng.permutation(count), rng.integers(0, count, 50)):
             wanted = [chosen] if isinstance(chosen, int) else chosen
             indices = np.arange(count)[wanted if isinstance(wanted, slice) else list(wanted)]
             all_or_none = len(indices) in (0, count)  # all as stored and in another order, or none
@@ -179,7 +170,7 @@ def test_fields_and_options(tmp_path):
     with Sidecar.open(path) as opened:
         with pytest.raises(DsprepError, match="no field"):
             opened.read([0], ["nothing"])
-        for wrong in ([20], [-21], [0, 1 << 62]):
+        for wrong in ([20], [-21], [0, 1 << 62], np.array([2**64 - 1], np.uint64)):
             with pytest.raises(IndexError):
                 opened.read(wrong)
         with pytest.raises(UsageError, match="integers"):
@@ -231,31 +222,18 @@ def test_any_change_is_noticed(format, tmp_path):
     def cut():
         os.truncate(data, data.stat().st_size - 1)
 
-    def flip():
-        with data.open("r+b") as f:
-            f.seek(middle)
-            byte = f.read(1)[0]
-            f.seek(middle)
-            f.write(bytes([byte ^ 1]))
-
-    def flip_and_hide():
-        stat = data.stat()
-        with data.open("r+b") as f:  # the last sampled block, where the time stamp tells nothing
-            f.seek(stat.st_size - 100)
-            f.write(b"\xff\xfe\xfd")
-        os.utime(data, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    def flip_and_hide():  # the last sampled block, where the time stamp tells nothing
+        flip(data, data.stat().st_size - 100, 255, keep_time=True)
 
     def replace():
         other = random_batch(schema, 40, seed=7)
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         write_batch(formats.load(format), path, schema, other)
 
-    def remove():
-        data.unlink()
-
+    remove = data.unlink
     kept = tmp_path / "kept"
     shutil.copytree(path, kept) if path.is_dir() else shutil.copy(path, kept)
-    for change in (append, cut, flip, flip_and_hide, replace, remove):
+    for change in (append, cut, partial(flip, data, middle), flip_and_hide, replace, remove):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         shutil.copytree(kept, path) if path.is_dir() or kept.is_dir() else shutil.copy(kept, path)
         describe(formats.load(format), schema, [(path, 40)], path, {}).save(durable=False)
@@ -313,11 +291,7 @@ def test_records_prove_themselves(tmp_path):
         at = int(offset[0]) + 100
         if verify == "header":  # before the record, not the field
             at = int(offset[0]) - part - (16 if format == "lmdb" else 12)
-        with file.open("r+b") as f:
-            f.seek(at)
-            byte = f.read(1)[0]
-            f.seek(at)
-            f.write(bytes([byte ^ 1]))
+        flip(file, at)
         with Sidecar.open(path, check=False) as opened:
             opened.read(range(12), verify=verify)
             opened.read([12])
@@ -346,22 +320,8 @@ def mutations(json_, rng):
     for step in path:
         node = node[step]
     old = node[key]
-    choices = [
-        None,
-        -1,
-        0,
-        1,
-        3.5,
-        "x",
-        "../../etc",
-        [],
-        {},
-        True,
-        1 << 40,
-        1 << 62,
-        1 << 70,
-        -(1 << 60),
-    ]
+    choices = [None, -1, 0, 1, 3.5, "x", "../../etc", [], {}, True]
+    choices += [1 << 40, 1 << 62, 1 << 70, -(1 << 60)]
     if isinstance(old, int):
         choices += [old + 1, old - 1, old * 2, -old, old + 4096]
     if isinstance(old, str) and old:
@@ -449,12 +409,6 @@ def test_a_law_can_be_forced_where_lengths_vary(law, tmp_path):
             assert_same_batch(opened.read(slice(None)), source.read(0, 50), source.schema)
 
 
-def test_unsigned_numbers_do_not_wrap(tmp_path):
-    path = written("hdf5", tmp_path, MIXED, random_batch(MIXED, 3), 3)
-    with Sidecar.open(path) as opened, pytest.raises(IndexError):
-        opened.read(np.array([2**64 - 1], np.uint64))
-
-
 def test_a_companion_of_another_run_is_noticed_when_opened(tmp_path):
     schema = Schema((Field.opaque("x"),))
     batch = random_batch(schema, 9000, longest=3000)
@@ -496,12 +450,7 @@ def test_chunks_that_are_kept_are_not_in_memory_that_is_used_again(tmp_path):
     "change",
     [
         lambda json: json["layouts"][0].update(unlocated=3),
-        lambda json: json["files"][0].update(path="\ud800"),
         lambda json: json["layouts"][0]["columns"]["id"].update(path="a\ud800"),
-        lambda json: json["schema"][0]["shape"].__setitem__(0, 8.5),
-        lambda json: json["schema"][2]["shape"].__setitem__(1, True),
-        lambda json: json["files"][0].update(samples=True),
-        lambda json: json["files"][0].update(nbytes=True),
     ],
 )
 def test_more_wrong_types_are_refused(change, tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import random_batch, write_batch
+from support import flip, random_batch, write_batch
 
 import dsprep
 from dsprep import executors, formats
@@ -85,14 +85,7 @@ def data_file(path: Path) -> Path:
 
 def write_in_place(path: Path) -> None:
     """Change a byte of the data and give the file its time stamps back."""
-    file = data_file(path)
-    found = file.stat()
-    with file.open("r+b") as opened:
-        opened.seek(found.st_size // 2)
-        byte = opened.read(1)[0]
-        opened.seek(found.st_size // 2)
-        opened.write(bytes([byte ^ 1]))
-    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    flip(data_file(path), data_file(path).stat().st_size // 2, keep_time=True)
 
 
 @pytest.mark.parametrize("files", [1, 3])

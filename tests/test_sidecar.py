@@ -161,7 +161,12 @@ GOOD = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2)),)).to_json()
         *(
             json.dumps({**GOOD, **change}).encode()
             for change in (
-                {"dsprep_sidecar": "x"},
+                *({"dsprep_sidecar": version} for version in ("x", "1", 0, -1, 1.9, True, None, 2)),
+                *(
+                    {"schema": [{"name": "x", "dtype": "f4", "shape": s}]}
+                    for s in ([8.5], [3, True])
+                ),
+                {"schema": [{"name": "x", "dtype": "9f4", "shape": []}]},
                 {"schema": [{"name": "x", "dtype": "O", "shape": []}]},
                 {"schema": {}},
                 {"files": [{"path": "a"}]},
@@ -172,6 +177,9 @@ GOOD = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2)),)).to_json()
                         {"path": "/etc/passwd"},
                         {"path": "a/../../b"},
                         {"path": 3},
+                        {"path": "\ud800"},
+                        {"samples": True},
+                        {"nbytes": True},
                         {"samples": -1},
                         {"samples": 1.5},
                         {"samples": 1 << 70},
@@ -206,12 +214,6 @@ def test_damage_is_one_clear_error(text, tmp_path, monkeypatch):
         spec.read(tmp_path / "x")
 
 
-def test_a_later_version_is_refused(tmp_path):
-    (tmp_path / "x").write_text(json.dumps({**GOOD, "dsprep_sidecar": 2}))
-    with pytest.raises(FormatError, match="later version"):
-        spec.read(tmp_path / "x")
-
-
 def test_sidecars_written_at_the_same_time_are_whole(tmp_path):
     path = tmp_path / "a.h5.dsprep.json"
 
@@ -231,17 +233,3 @@ def test_unknown_keys_of_files_are_kept(tmp_path):
     back = spec.read(tmp_path / "x").to_json()
     assert back["zzz"] == 1
     assert back["files"][0]["www"] == {"a": [4]}
-
-
-@pytest.mark.parametrize("version", [0, -1, 1.9, "1", True, None])
-def test_only_a_number_is_a_version(version, tmp_path):
-    (tmp_path / "x").write_text(json.dumps({**GOOD, "dsprep_sidecar": version}))
-    with pytest.raises(FormatError, match="specification"):
-        spec.read(tmp_path / "x")
-
-
-def test_a_dtype_with_a_shape_is_refused(tmp_path):
-    schema = [{"name": "x", "dtype": "9f4", "shape": []}]
-    (tmp_path / "x").write_text(json.dumps({**GOOD, "schema": schema}))
-    with pytest.raises(FormatError, match="describe a field"):
-        spec.read(tmp_path / "x")

@@ -60,17 +60,9 @@ def pwrite_crc32c(fd: int, buffers: Sequence[Buffer], offset: int, crc: int = 0)
 
 
 def read_crc32c(fd: int, begin: int, end: int, where: object, crc: int = 0) -> int:
-    """Return the CRC-32C of the bytes ``begin .. end`` of a file, in bounded memory.
+    """Return the CRC-32C of the bytes ``begin .. end`` of a file behind what has the CRC `crc`.
 
-    Parameters
-    ----------
-    crc
-        The CRC of what is before them.
-
-    Raises
-    ------
-    FormatError
-        If the file ends first.
+    In bounded memory. Raises `FormatError` if the file ends first.
     """
     for part in _windows(fd, begin, end, where):
         crc = crc32c(part, crc)
@@ -98,12 +90,7 @@ def _windows(fd: int, begin: int, end: int, where: object) -> Iterator[Bytes]:
 class Members:
     """The members of a ZIP file whose bytes are stored as they are, by offset.
 
-    Attributes
-    ----------
-    names
-        Theirs.
-    offsets, nbytes, crc32
-        Where their bytes are, and the CRC-32 that the file has of them: int64.
+    `offsets`, `nbytes` and `crc32` are int64: where their bytes are, and the CRC-32 of each.
     """
 
     names: tuple[str, ...]
@@ -134,12 +121,8 @@ def check_member(found: int, expected: int, where: object) -> None:
 class Crc:
     """A CRC of 32 bits that begins and ends with all bits inverted.
 
-    Attributes
-    ----------
-    polynomial
-        Its bits reversed: the highest bit is x^0.
-    of
-        Returns the CRC of bytes or of a C-contiguous array.
+    `polynomial` has its bits reversed: the highest bit is x^0. `of` returns the CRC of bytes or of
+    a C-contiguous array.
     """
 
     polynomial: int

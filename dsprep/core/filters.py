@@ -42,15 +42,7 @@ class _Damaged(Exception):
 
 
 def check(filters: Sequence[Mapping[str, Any]], where: object) -> None:
-    """Raise `FormatError` unless `decode` knows the filters and their parameters.
-
-    Parameters
-    ----------
-    filters
-        In the order in which they were applied when writing.
-    where
-        What names them, for the message.
-    """
+    """Raise `FormatError` unless `decode` knows the filters, given in the order of writing."""
     for f in filters:
         name = _name(f, where)
         for key, value in f.items():
@@ -137,10 +129,7 @@ def decode(
 def unpack(data: bytes, f: Mapping[str, Any], most: int, where: object) -> Bytes:
     """Return what a compressor was given, whose size nobody knows: at most `most` bytes.
 
-    Raises
-    ------
-    FormatError
-        If it is more, or damaged, or the compressor is unknown.
+    Raises `FormatError` if it is more, or damaged, or the compressor is unknown.
     """
     name = f.get("id")
     if name not in _CODECS:

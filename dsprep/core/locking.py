@@ -61,18 +61,10 @@ _held = set[str]()
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a lock.
+    """Who holds a lock: a process, and the node, kernel start and pid space in which it counts.
 
-    Attributes
-    ----------
-    host, boot, space
-        The node, the start of its kernel, and the space in which its process numbers count.
-    pid, start
-        The process, and when it began, in ticks of that kernel.
-    token
-        Which no other lock has.
-    count
-        How often it was raised.
+    `start` is when it began, in ticks of that kernel; `token` is of no other lock; `count` is how
+    often it was raised.
     """
 
     host: str
@@ -142,13 +134,7 @@ def _start(pid: int) -> int | None:
 
 
 class Lock:
-    """A lock that this process holds.
-
-    Attributes
-    ----------
-    notes
-        Whose record was taken over, if there was one.
-    """
+    """A lock that this process holds; `notes` say whose record was taken over, if there was one."""
 
     def __init__(self, record: Path, fd: int, owner: Owner, notes: tuple[str, ...]) -> None:
         self.notes = notes

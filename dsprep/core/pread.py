@@ -55,28 +55,9 @@ _call = _preadv()
 def scatter(
     fd: int, offsets: Ints, lengths: Ints, addresses: Ints, where: object, near: int = NEAR
 ) -> tuple[int, int]:
-    """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``addresses[i]``.
+    """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``addresses[i]``; see `runs`.
 
-    Parameters
-    ----------
-    fd
-        The file.
-    offsets, lengths, addresses
-        As in `runs`.
-    where
-        The file, for messages.
-    near
-        As in `runs`.
-
-    Returns
-    -------
-    calls, nbytes
-        System calls made, and bytes that they asked for.
-
-    Raises
-    ------
-    FormatError, OSError
-        As in `fill`.
+    Returns and raises what `fill` does, for all calls together.
     """
     calls = nbytes = 0
     for start, places in runs(offsets, lengths, addresses, near):
@@ -136,16 +117,7 @@ def runs(offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR) -> lis
 
 
 def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
-    """Read the file from ``start`` on into places, which that fills.
-
-    Parameters
-    ----------
-    fd
-        The file.
-    start, places
-        As `runs` returns them.
-    where
-        The file, for messages.
+    """Read the file from ``start`` on into places, as `runs` returns them, which that fills.
 
     Returns
     -------
@@ -200,18 +172,7 @@ def read_spans(
 ) -> None:
     """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``out[places[i]]`` and after.
 
-    Parameters
-    ----------
-    fd
-        The file.
-    offsets, lengths, places
-        int64, shape ``(n,)``, in bytes; in any order.
-    out
-        uint8, shape ``(m,)``, C-contiguous.
-    where
-        The file, for messages.
-    near
-        Bytes between two spans that are read along; see `runs`.
+    The spans are int64, shape ``(n,)``, in any order; `out` is uint8, C-contiguous; see `runs`.
 
     Raises
     ------

@@ -31,19 +31,8 @@ KEPT = 256 << 20
 class Chunks:
     """Decodes the chunks of one field; safe to use from several threads.
 
-    Parameters
-    ----------
-    grid
-        Where they are.
-    name
-        The field, for messages.
-    open_file
-        Opens a file by its path relative to the dataset's file entry.
-
     Attributes
     ----------
-    grid
-        Where they are.
     side
         Chunks in a line.
     nbytes
@@ -68,12 +57,12 @@ class Chunks:
     def copy(
         self, line: int, rows: list[tuple[int, int, int]], out: Array, stored: Bytes | None
     ) -> None:
-        """Copy rows of one line.
+        """Copy rows of one line; raises `FormatError` if a chunk is damaged.
 
         Parameters
         ----------
         line
-            The place of its chunks along the first axis.
+            The number of its chunks along the first axis.
         rows
             Ranges of rows, each as ``(to, begin, count)``: where they go in `out`, the first one
             within the line, and how many.
@@ -81,11 +70,6 @@ class Chunks:
             uint8, shape ``(rows, *inner, itemsize)``.
         stored
             The bytes of the only chunk, if they have been read.
-
-        Raises
-        ------
-        FormatError
-            If a chunk is damaged.
         """
         per = self.grid.chunk[0]
         used = min(per, self.grid.shape[0] - line * per)
@@ -196,13 +180,7 @@ class Chunks:
 
 
 def fill_value(grid: Grid, name: str) -> Bytes:
-    """Return the element that chunks hold which are not stored.
-
-    Raises
-    ------
-    FormatError
-        If every chunk has to be there.
-    """
+    """Return the element that chunks hold which are not stored; `FormatError` if none may be."""
     if grid.fill is None:
         raise misfit("lacks a chunk, and gives no fill value", f"field {name}")
     return np.frombuffer(grid.fill, np.uint8)

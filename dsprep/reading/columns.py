@@ -31,14 +31,8 @@ Spans = tuple[Callable[[str], File], str, Ints, Ints, Ints]
 class Wanted:
     """What a read of one field needs from the files.
 
-    Attributes
-    ----------
-    nbytes
-        Bytes of the buffer that it needs.
-    spans
-        The byte ranges, file by file.
-    done
-        Turns the buffer, once it is filled, into the field's values, or the rows' bytes.
+    `nbytes` is the size of the buffer that it takes, `spans` are the byte ranges, file by file;
+    `done` turns the buffer, once it is filled, into the field's values, or the rows' bytes.
     """
 
     nbytes: int
@@ -49,13 +43,7 @@ class Wanted:
 def read_columns(
     readers: Mapping[str, ColumnReader], indices: Ints, arena: Arena | None
 ) -> dict[str, Values]:
-    """Return several fields of the same samples of a file.
-
-    Raises
-    ------
-    FormatError
-        If the layout gives offsets that are not in the files, or a chunk is damaged.
-    """
+    """Return several fields of the same samples of a file; raises as `ColumnReader.begin` does."""
     consecutive = bool((indices[1:] - indices[:-1] == 1).all())
     wanted = {name: reader.begin(indices, arena) for name, reader in readers.items()}
     return fetch(wanted, arena, GROUP_NEAR if consecutive else NEAR)
@@ -68,16 +56,7 @@ def fetch(
 
     All their bytes are fetched together, so fields that lie side by side, as in a group, take one
     ``preadv``. The values of fields that need nothing more from the files may be there already.
-    One file is open at a time, however many there are.
-
-    Parameters
-    ----------
-    wanted
-        By field.
-    arena
-        Memory to use; see `Source.read`.
-    near
-        Bytes between two ranges that are read along, as in `dsprep.core.pread.runs`.
+    One file is open at a time, however many there are. `near` is as in `dsprep.core.pread.runs`.
     """
     bases = [0]
     for want in wanted.values():
@@ -107,14 +86,7 @@ def fetch(
 class ColumnReader:
     """Reads a field of one file that is an array of its own.
 
-    Parameters
-    ----------
-    column
-        Where it lies.
-    field
-        What it is.
-    open_file
-        Opens a file by its path relative to the dataset's file entry.
+    `open_file` opens a file by its path relative to the dataset's file entry.
     """
 
     def __init__(self, column: Column, field: Field, open_file: Callable[[str], File]) -> None:
@@ -133,10 +105,7 @@ class ColumnReader:
     def begin(self, indices: Ints, arena: Arena | None) -> Wanted:
         """Return what reading the field of the samples `indices` needs from the files.
 
-        Raises
-        ------
-        FormatError
-            If the layout gives offsets that are not in the files.
+        Raises `FormatError` if the layout gives offsets that are not in the files.
         """
         first, count = rows_of(self.column, indices)
         rows = self.begin_rows(first, count, arena, f"sidecar.field.{self.field.name}")
@@ -145,14 +114,9 @@ class ColumnReader:
     def begin_rows(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> Wanted:
         """Return what reading rows of the array needs from the files.
 
-        What it is turned into are the bytes of these rows, decoded and one after another.
-
-        Parameters
-        ----------
-        first, count
-            int64, shape ``(n,)``: the first row of each range, and how many rows it has.
-        key
-            Of the memory in `arena` that decoded rows take.
+        What it is turned into are the bytes of these rows, decoded and back to back. `first` and
+        `count` are int64, shape ``(n,)``: the first row of each range, and how many rows it has;
+        `key` names the memory in `arena` that decoded rows take.
         """
         grid = self.column.grid
         if grid is None or not len(first):

@@ -28,14 +28,7 @@ KNOWN = 1 << 16
 class File:
     """A file open for reading, closed when nothing refers to it any more.
 
-    Attributes
-    ----------
-    fd
-        Its descriptor.
-    status, nbytes
-        What it was when it was opened, and its size.
-    path
-        Where it is.
+    `status` and `nbytes` are what it was when it was opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,14 +81,9 @@ class File:
             self.status, self._links = now, found.st_nlink
 
     def check(self, offsets: Ints, lengths: Ints, what: str) -> None:
-        """Raise `FormatError` unless every range lies within the file.
+        """Raise `FormatError` unless every range, int64 of shape ``(n,)``, lies within the file.
 
-        Parameters
-        ----------
-        offsets, lengths
-            int64, shape ``(n,)``: they may be anything.
-        what
-            What they are, for the message.
+        The ranges may be anything; `what` names them in the message.
         """
         bad = (offsets < 0) | (lengths < 0) | (lengths > self.nbytes)
         bad |= offsets > self.nbytes - lengths
@@ -143,16 +131,7 @@ class Files:
                 self._marks = dict(marks)
 
     def get(self, entry: int, path: str, root: Callable[[int], Path]) -> File:
-        """Return a file, open.
-
-        Parameters
-        ----------
-        entry
-            The number of the file entry.
-        path
-            The file's path below it; empty for itself.
-        root
-            Gives the path of a file entry.
+        """Return the file at `path` below file entry number `entry`, open; `root` has its path.
 
         Raises
         ------

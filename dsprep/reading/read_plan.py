@@ -32,14 +32,12 @@ class ReadPlan:
         self._files: dict[int, tuple[File, list[tuple[Ints, Ints, Ints]]]] = {}
 
     def add(self, open_file: Callable[[str], File], found: Extents, to: Ints, what: str) -> None:
-        """Add the extents of a field.
+        """Add the extents of a field that are stored, and stored as they are wanted.
 
         Parameters
         ----------
         open_file
             Returns a file by its path in `found`.
-        found
-            Extents that are stored, and stored as they are wanted.
         to
             int64, shape ``(n,)``: the address of the first byte of each request.
         what

@@ -49,13 +49,7 @@ _U8 = np.dtype(np.uint8)
 
 
 class Frame(Protocol):
-    """What lies around each block and can prove it.
-
-    Attributes
-    ----------
-    before, after
-        Its bytes on either side.
-    """
+    """What lies around each block and can prove it: so many bytes before and after."""
 
     before: int
     after: int
@@ -119,23 +113,10 @@ class Taken:
 
 
 class RecordReader:
-    """Reads the fields of one file that lie in records.
+    """Reads the fields of one file that lie in records, of those of `schema`.
 
-    Parameters
-    ----------
-    records
-        Where they lie.
-    schema
-        All fields of the dataset.
-    decoders
-        Gives the frame and the recipe.
-    label
-        Gives the name of a sample, for messages; None: the file and the number.
-
-    Raises
-    ------
-    FormatError
-        If the frame or the recipe does not exist, or has wrong parameters.
+    `decoders` gives the frame and the recipe, and raises `FormatError` if they do not exist or have
+    wrong parameters; `label` gives the name of a sample, for messages: None for file and number.
     """
 
     def __init__(
@@ -159,12 +140,8 @@ class RecordReader:
     ) -> Batch:
         """Return fields `names` of the samples `indices` of the file.
 
-        Parameters
-        ----------
-        verify
-            ``"header"``: compare what frames the records; ``"full"``: their checksums too.
-        first
-            The dataset's number of the file's sample 0, for messages.
+        `verify`: ``"header"`` compares what frames the records, ``"full"`` their checksums too;
+        `first` is the dataset's number of the file's sample 0, for messages.
         """
         records = self.records
         offsets, lengths = records.extents(indices, file.path)

@@ -26,13 +26,7 @@ WRITTEN = "it was written to (its time stamp changed)"
 
 
 def take(path: Path, format: str) -> Identity:
-    """Return the identity of `path`.
-
-    Raises
-    ------
-    OSError, FormatError
-        If it is gone or damaged.
-    """
+    """Return the identity of `path`; `OSError` or `FormatError` if it is gone or damaged."""
     mark, files = Mark.with_files(path)
     inode, nbytes, mtime, _ = mark.status
     facts = formats.load(format).identity(path).values
@@ -58,13 +52,7 @@ class Look(NamedTuple):
 
 
 def look(path: Path, format: str, known: Identity) -> Look:
-    """Compare `path` with what was recorded.
-
-    Raises
-    ------
-    OSError
-        If it cannot be looked at, unless it is missing.
-    """
+    """Compare `path` with what was recorded; `OSError` if it is there and cannot be looked at."""
     found, mark, files = _sized(path, known, anew=False)
     if found:
         found, mark, files = _sized(path, known, anew=True)
@@ -109,14 +97,9 @@ def _sized(
 
 
 def block_crc32c(path: Path, begin: int, end: int) -> int:
-    """Return the CRC-32C of some bytes of a file, or of the data files of a directory.
+    """Return the CRC-32C of some bytes of a file, or of the data files of a directory by path.
 
-    Those are taken one behind another, in the order of their paths.
-
-    Raises
-    ------
-    FormatError, OSError
-        If they end first, or cannot be read.
+    Raises `FormatError` or `OSError` if they end first, or cannot be read.
     """
     crc, at = 0, 0
     for file, nbytes in sorted(Mark.with_files(path)[1]):

@@ -69,14 +69,10 @@ class BadGroup:
 
     Attributes
     ----------
-    path
-        The file.
     group
         Its number in the file.
     sample
         Its first sample, in the dataset.
-    expected, found
-        CRC-32C of its bytes.
     fields
         The fields meant, where it is only those outside the group's range.
     """
@@ -211,14 +207,8 @@ def said(found: Mapping[str, str | None]) -> str:
 class FileEntrySums:
     """The checksums of an entry besides those that its layout has.
 
-    Attributes
-    ----------
-    members
-        Of the members of a ZIP file.
-    block, blocks
-        Bytes of a block, and the CRC-32C of each.
-    starts
-        By path below the entry: where a file begins in the sequence that blocks are taken of.
+    `members` are of a ZIP file; `blocks` has the CRC-32C of each `block` bytes of all data files,
+    back to back: `starts` and `files` say where each begins.
     """
 
     members: Members | None
@@ -282,17 +272,9 @@ class Proofs:
         return records is not None and records.has_crcs
 
     def check(self, number: int, local: Ints, names: Iterable[str], *, read: bool = False) -> None:
-        """Compare fields of some samples of a file with their checksums.
+        """Raise `FormatError` if fields of some samples of a file differ from their checksums.
 
-        Parameters
-        ----------
-        read
-            Whether records and chunks are compared as well, which reading them does anyway.
-
-        Raises
-        ------
-        FormatError
-            If one is wrong.
+        `read`: whether records and chunks are compared as well, which reading them does anyway.
         """
         if not len(local):
             return
@@ -327,14 +309,9 @@ class Proofs:
     def bad_groups(
         self, number: int, chosen: Iterable[int] | None = None, kinds: Iterable[Kind] = ()
     ) -> Iterator[BadGroup]:
-        """Yield which groups of a file have a wrong checksum.
+        """Yield which groups of a file, of those `chosen` or of all, have a wrong checksum.
 
-        Parameters
-        ----------
-        chosen
-            The groups; None: all.
-        kinds
-            ``"group"``, ``"rest"`` or both, which nothing means too.
+        `kinds` are ``"group"``, ``"rest"`` or both, which nothing means too.
         """
         layout = self._sidecar.layout(number)
         groups, kinds = layout.groups, set(kinds) or {"group", "rest"}
@@ -391,10 +368,7 @@ class Proofs:
     def block_sums(self, number: int) -> tuple[int, Ints] | None:
         """Return the bytes of a block of a file and the CRC-32C of each; None without.
 
-        Raises
-        ------
-        FormatError
-            If they are damaged.
+        Raises `FormatError` if they are damaged.
         """
         known = self._sidecar.content.files[number].crc32c
         if known is None:
@@ -509,17 +483,9 @@ class Proofs:
         }
 
     def lacking(self, found: Mapping[str, str | None], dataset: Path) -> str | None:
-        """Return which fields have no checksum, a sentence; None if all have one.
+        """Return which fields have no checksum, by what `describe` found; None if all have one.
 
-        Parameters
-        ----------
-        found
-            As from `describe`.
-
-        Raises
-        ------
-        UsageError
-            If no field has one.
+        Raises `UsageError` if no field has one.
         """
         without = [name for name, word in found.items() if word is None]
         if not without:

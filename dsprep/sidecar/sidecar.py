@@ -417,20 +417,23 @@ class Sidecar:
         UsageError, SchemaError
             If there is no such field, or only the format's library can read it.
         """
-        indices = self.indices(chosen)
         self.schema[field]
-        parts = []
-        for number, which, local in self.by_file(indices):
-            found = locate(self.layout(number), field, local)
-            file = np.full(len(found.offset), number, np.int64)
-            parts.append((which[found.request], file, found.offset, found.length))
+        none = np.zeros(0, np.int64)
+        parts = [
+            (request, np.full(len(request), number, np.int64), found.offset, found.length)
+            for number, request, found in self._located(self.indices(chosen), field)
+        ]
         if len(parts) == 1:
             return parts[0]
-        joined = [np.concatenate([p[k] for p in parts]) for k in range(4)] if parts else []
-        if not joined:
-            return tuple(np.zeros(0, np.int64) for _ in range(4))  # type: ignore[return-value]
-        order = np.argsort(joined[0], kind="stable")
-        return tuple(a[order] for a in joined)  # type: ignore[return-value]
+        request, *others = map(np.concatenate, zip((none,) * 4, *parts, strict=True))
+        order = np.argsort(request, kind="stable")
+        return request[order], *(other[order] for other in others)  # type: ignore[return-value]
+
+    def _located(self, indices: Ints, field: str) -> Iterator[tuple[int, Ints, Extents]]:
+        """Yield ``(file, request, extents)`` of each file that holds some of the samples."""
+        for number, which, local in self.by_file(indices):
+            found = locate(self.layout(number), field, local)
+            yield number, which[found.request], found
 
     def extents(self, chosen: Indices, fields: Sequence[str] = ()) -> list[Extent]:
         """Return every range of bytes that holds the fields of the samples, in their order.
@@ -481,10 +484,9 @@ class Sidecar:
         keys: list[Ints] = []
         columns: list[list[Any]] = [[], [], [], [], []]
         for k, name in enumerate(names):
-            for number, which, local in self.by_file(indices):
-                found = locate(self.layout(number), name, local)
-                n = len(found.offset)
-                keys.append(which[found.request] * len(names) + k)
+            for number, request, found in self._located(indices, name):
+                n = len(request)
+                keys.append(request * len(names) + k)
                 columns[0] += self._file_names(number, found)
                 columns[1] += found.offset.tolist()
                 columns[2] += found.length.tolist()

@@ -383,13 +383,7 @@ def beside(dataset: Path) -> Path:
 
 
 def read(path: Path) -> Content:
-    """Read a sidecar.
-
-    Raises
-    ------
-    FormatError
-        If it is not one.
-    """
+    """Read a sidecar; `FormatError` if it is not one."""
     try:
         content = json.loads(_read_whole(path))
     except (ValueError, RecursionError) as error:
@@ -521,12 +515,7 @@ def find_path(files: Sequence[Path], at: Path | None = None) -> tuple[Path, Path
     """Return the dataset of `files` that has a sidecar, and where that is; None without one.
 
     The dataset is the only file, or a directory that holds them all. If the sidecar is `at`
-    another place, it is the one that has what that lists.
-
-    Raises
-    ------
-    OSError
-        If it cannot be seen whether it is there.
+    another place, it is the one that has what that lists. Raises `OSError` if that cannot be seen.
     """
     absolute = [f.absolute() for f in files]
     common = Path(os.path.commonpath(absolute))
@@ -548,13 +537,7 @@ def find_path(files: Sequence[Path], at: Path | None = None) -> tuple[Path, Path
 
 
 def reduced(content: Content, dataset: Path, files: Sequence[Path], where: Path) -> Content:
-    """Return a sidecar of some files of `dataset` alone.
-
-    Raises
-    ------
-    FormatError
-        If it does not list one of them.
-    """
+    """Return a sidecar of some files of `dataset` alone; `FormatError` if one is not listed."""
     entries = {dataset / e.path: e for e in content.files}
     absolute = [f.absolute() for f in files]
     unknown = [f for f in absolute if f not in entries]

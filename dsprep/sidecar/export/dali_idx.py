@@ -26,13 +26,7 @@ HEADER, FOOTER = 12, 4
 
 
 def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
-    """Return an index for each file.
-
-    Raises
-    ------
-    UsageError
-        If the dataset is not of TFRecord files.
-    """
+    """Return an index for each file; `UsageError` if the dataset is not of TFRecord files."""
     if sidecar.content.format != "tfrecord":
         raise UsageError(
             "DALI's index is one of TFRecord files",

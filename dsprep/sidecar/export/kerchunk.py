@@ -58,13 +58,7 @@ MAX_REFERENCES = 1 << 24
 
 
 def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
-    """Return the file of references.
-
-    Raises
-    ------
-    UsageError
-        If no field can be told, or there are too many chunks.
-    """
+    """Return the file of references; `UsageError` for no field, or too many chunks."""
     plans: list[ArrayPlan] = []
     reasons = []
     for field in sidecar.schema:

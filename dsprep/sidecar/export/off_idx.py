@@ -34,13 +34,7 @@ OFFSETS, SIZES = ".off.idx", ".sz.idx"
 
 
 def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
-    """Return both indexes for each file.
-
-    Raises
-    ------
-    UsageError
-        If samples are not one byte range each.
-    """
+    """Return both indexes for each file; `UsageError` if samples are not one byte range each."""
     found = []
     for number, entry in enumerate(sidecar.content.files):
         layout, path = sidecar.layout(number), sidecar.dataset / entry.path
@@ -52,13 +46,7 @@ def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
 
 
 def check(layout: FileLayout, schema: Schema, path: Path) -> str:
-    """Return the file below `path` that holds the samples.
-
-    Raises
-    ------
-    UsageError
-        If they are not one byte range each.
-    """
+    """Return the file below `path` that holds the samples; `UsageError` if not one range each."""
     if not layout.count:
         return ""
     if layout.records is not None and not layout.columns:

@@ -30,15 +30,7 @@ from dsprep.sidecar.sidecar import Sidecar
 
 @dataclass(frozen=True)
 class FileChunks:
-    """Chunks of one file.
-
-    Attributes
-    ----------
-    place
-        In the grid: int64, shape ``(axes, m)``.
-    offset, length
-        int64, shape ``(m,)``: the stored bytes.
-    """
+    """Chunks of one file, int64: where in the grid, shape ``(axes, m)``, and their stored bytes."""
 
     place: Ints
     offset: Ints
@@ -50,21 +42,7 @@ Tail: TypeAlias = tuple[str, Path, int, int, int]
 
 @dataclass(frozen=True)
 class FileArray:
-    """The samples of one file.
-
-    Attributes
-    ----------
-    path
-        The dataset's file, or directory.
-    layout
-        Of the file.
-    first
-        Its first sample, in the dataset.
-    grid
-        The array; None: records.
-    lines
-        Rows of the array per sample.
-    """
+    """The samples of one file, from `first` of the dataset on; `grid` is None for records."""
 
     path: Path
     layout: FileLayout
@@ -102,8 +80,6 @@ class ArrayPlan:
 
     Attributes
     ----------
-    field
-        The field.
     chunks
         Shape of a chunk, samples first.
     parts
@@ -111,11 +87,9 @@ class ArrayPlan:
     filters
         Of every chunk.
     fill
-        Its fill value in JSON; None without.
+        Its fill value in JSON; None without, and `unfillable` says why, though chunks may want one.
     whole
         Whether chunks are those of the dataset, with filters or cut along inner axes.
-    unfillable
-        Why there is no fill value, though chunks may want one.
     """
 
     field: Field
@@ -268,14 +242,9 @@ unless a sample is larger."""
 
 
 def plan(sidecar: Sidecar, field: Field) -> ArrayPlan:
-    """Return `field` as an array of Zarr.
+    """Return `field` as an array of Zarr; `Inexpressible` if it is not one.
 
-    Raises
-    ------
-    Inexpressible
-        If it is not one.
-    UsageError
-        If filters were left out for some of its chunks.
+    Raises `UsageError` if filters were left out for some of its chunks.
     """
     zarr_dtype(field.dtype)
     if field.ragged:
@@ -322,16 +291,9 @@ def _as_rows(field: Field, parts: tuple[FileArray, ...]) -> ArrayPlan:
 
 
 def _samples(bound: int, last: int, nbytes: int) -> int:
-    """Return the samples of a chunk.
+    """Return the samples of a chunk: a divisor of `bound` (0: any number).
 
-    Parameters
-    ----------
-    bound
-        It has to be a divisor of this; 0: it may be any.
-    last
-        Of this it should be one, so that the last chunk is full.
-    nbytes
-        Of a sample.
+    It should be a divisor of `last` too, so that the last chunk is full.
     """
     most = max(1, LARGE // nbytes)
     full = _divisor(math.gcd(bound, last), most)
