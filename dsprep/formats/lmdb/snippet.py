@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from dsprep.core.schema import DType, Field, is_extension
+from dsprep.core.schema import Field, dtype_code, is_extension
 from dsprep.formats.lmdb.datum import Datum
 from dsprep.formats.lmdb.values import Packing, Values
 
@@ -143,19 +143,3 @@ def _ragged(field: Field, part: str) -> str:
     elif field.kind == "str":
         part += ".decode('utf-8', 'surrogateescape')"
     return f"sample[{field.name!r}] = {part}"
-
-
-def dtype_code(dtype: DType) -> str:
-    """Return Python code for `dtype`."""
-    if dtype.names is not None and dtype.fields is not None:
-        formats = ", ".join(dtype_code(dtype.fields[n][0]) for n in dtype.names)
-        offsets = [int(dtype.fields[n][1]) for n in dtype.names]
-        return (
-            f"np.dtype({{'names': {list(dtype.names)!r}, 'formats': [{formats}], "
-            f"'offsets': {offsets!r}, 'itemsize': {dtype.itemsize}}})"
-        )
-    if dtype.subdtype is not None:
-        return f"np.dtype(({dtype_code(dtype.subdtype[0])}, {dtype.subdtype[1]!r}))"
-    return (
-        f"np.dtype(ml_dtypes.{dtype.name})" if is_extension(dtype) else f"np.dtype({dtype.str!r})"
-    )

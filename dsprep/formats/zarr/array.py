@@ -57,10 +57,7 @@ class LastBlock(Generic[T]):
 class StoredArray:
     """One array of a store, opened for reading; safe to use from several threads.
 
-    Attributes
-    ----------
-    complete
-        Whether dsprep wrote it, so that a missing file is damage and not the fill value.
+    `complete`: dsprep wrote it, so a missing file is damage and does not stand for the fill value.
     """
 
     def __init__(self, meta: ArrayMeta, store: Store) -> None:
@@ -81,15 +78,7 @@ class StoredArray:
     # --- rows ----------------------------------------------------------------------------------
 
     def column(self, step: Step, lines: int = 1) -> Column:
-        """Return where the rows are stored, `lines` of them a sample.
-
-        Raises
-        ------
-        Unlocated
-            If only zarr reads them.
-        FormatError
-            If anything about the array's files is wrong.
-        """
+        """Return where the rows are stored, `lines` of them a sample; raise as `locate` does."""
         if 0 in self.meta.shape:
             return Column(None, lines)
         return Column(locate(self, step), lines)

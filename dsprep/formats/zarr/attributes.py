@@ -64,15 +64,7 @@ V3_SPECIFIED = frozenset("?bBhHiIlLqQefdFD")
 
 
 def to_json(attrs: Attrs, owner: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the attributes as JSON, and what is lost, one clause each.
-
-    Parameters
-    ----------
-    attrs
-        As in `schema.Field`.
-    owner
-        Whose attributes they are, for the clauses: ``field x``.
-    """
+    """Return the attributes of `owner` (``field x``) as JSON, and what is lost, one clause each."""
     kept: dict[str, Any] = {}
     lost = []
     for name, value in attrs.items():
@@ -147,13 +139,7 @@ class Carrier:
 
 
 def carrier(dtype: DType, zarr_format: int) -> Carrier:
-    """Return how `dtype` is stored.
-
-    Raises
-    ------
-    UnsupportedError
-        If nothing could say afterwards what the stored bytes mean.
-    """
+    """Return how `dtype` is stored; raise `UnsupportedError` if nothing could say so afterwards."""
     if dtype.subdtype is not None:
         raise UnsupportedError(
             f"zarr holds no sub-array dtype {dtype}", fix="give the sub-array's axes to the shape"
@@ -184,10 +170,7 @@ def restore(
 ) -> tuple[DType, tuple[int, ...]]:
     """Return the dtype and shape that an array has once it is viewed as `declared`.
 
-    Raises
-    ------
-    FormatError
-        If `declared` is no dtype, or elements of that size do not come out even.
+    Raise `FormatError` if that is not a dtype, or elements of that size do not come out even.
     """
     try:
         dtype = decode_dtype(declared)

@@ -72,10 +72,7 @@ def translated(where: object) -> Iterator[None]:
 def check_chunks(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
     """Look at the encoded chunks with rows ``start <= i < stop`` before they are decoded.
 
-    Raises
-    ------
-    FormatError
-        If a header contradicts the metadata or the file, or chunks are too large to decode.
+    Raise `FormatError` if a header contradicts metadata or file, or they are too large to decode.
     """
     expected = math.prod(meta.chunk) * meta.dtype.itemsize
     if meta.outer not in ("", "bytes") and expected > MAX_CHUNK:
@@ -206,12 +203,7 @@ def index_nbytes(chunks: int, crc: bool = True) -> int:
 def build_index(sizes: Ints, chunks: int, offsets: Ints | None = None) -> bytes:
     """Return the index of a shard of `chunks` chunks of which the first ``len(sizes)`` exist.
 
-    Parameters
-    ----------
-    sizes
-        Bytes of each chunk that exists.
-    offsets
-        Where they are in the file; None: they are contiguous from 0 on.
+    `sizes` are their bytes; `offsets` in the file, None if they are contiguous from 0 on.
     """
     entries = np.full((chunks, 2), MISSING, "<u8")
     entries[: len(sizes), 0] = np.cumsum(sizes) - sizes if offsets is None else offsets

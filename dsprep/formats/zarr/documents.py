@@ -43,18 +43,8 @@ def documents(
 ) -> dict[str, bytes]:
     """Return the documents by key.
 
-    Parameters
-    ----------
-    schema
-        All fields.
-    arrays
-        Each array and its number of rows.
-    options
-        As given to `base.Format.create`.
-    own
-        Attributes of dsprep's, by path of the node.
-    raw
-        Paths of arrays that are not compressed though `options` says so.
+    `arrays` are given with their rows, `own` are attributes of dsprep's by path of the node, and
+    `raw` the paths of arrays that are not compressed whatever `options` says.
     """
     import zarr
 
@@ -96,7 +86,7 @@ def _create(
     dtype, compress = plan.carrier.dtype, options.compress
     more: dict[str, Any] = {}
     if options.zarr_format == 2:
-        more["compressors"] = v2(compress) if compress else None
+        more["compressors"] = numcodec(compress) if compress else None
     else:
         more["compressors"] = v3(compress, plan) if compress else None
         # Dots keep all files of an array in one directory: slashes would give each file as many
@@ -145,15 +135,15 @@ def v3(compression: Compression, plan: ArrayPlan) -> Any:
     )
 
 
-def v2(compression: Compression) -> Any:
-    """Return the codec for zarr-python's v2 arrays."""
+def numcodec(compression: Compression, **more: int) -> Any:
+    """Return the codec of numcodecs, whose formats those of Zarr are."""
     import numcodecs
 
     if compression.codec == "gzip":
         return numcodecs.GZip(level(compression))
     if compression.codec == "zstd":
         return numcodecs.Zstd(level(compression))
-    return numcodecs.Blosc("lz4", level(compression), numcodecs.Blosc.SHUFFLE)
+    return numcodecs.Blosc("lz4", level(compression), numcodecs.Blosc.SHUFFLE, **more)
 
 
 def encoder(compression: Compression | None, plan: ArrayPlan) -> Callable[[Array], Any]:
@@ -162,25 +152,16 @@ def encoder(compression: Compression | None, plan: ArrayPlan) -> Callable[[Array
         return as_bytes
     if compression.codec == "gzip":
         return lambda chunk: gzip.compress(as_bytes(chunk), level(compression), mtime=0)
-    import numcodecs
     import zarr  # noqa: F401  (tells blosc to use no threads: with them its bytes vary)
 
-    if compression.codec == "zstd":
-        return numcodecs.Zstd(level(compression)).encode  # type: ignore[no-any-return]
-    blosc = numcodecs.Blosc(
-        "lz4", level(compression), numcodecs.Blosc.SHUFFLE, typesize=typesize(plan)
-    )
-    return blosc.encode  # type: ignore[no-any-return]
+    found = numcodec(compression, typesize=typesize(plan))
+    return found.encode  # type: ignore[no-any-return]
 
 
 def encode_file(rows: Array, plan: ArrayPlan, encode: Callable[[Array], Any]) -> list[Any]:
-    """Return the chunks of one file, encoded.
+    """Return the chunks of one file, encoded; zeros fill up the last one.
 
-    Parameters
-    ----------
-    rows
-        uint8, shape ``(n, row_nbytes)``: the rows in the file; the last chunk is filled up with
-        zeros.
+    `rows` are those in the file: uint8, shape ``(n, row_nbytes)``.
     """
     chunks = []
     for start in range(0, len(rows), plan.chunk):

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.filters import COMPRESSORS, unpack
-from dsprep.core.schema import Arena, Array, Column, DType, Field, Ints, Kind, Ragged, is_extension
+from dsprep.core.schema import Arena, Array, Column, Field, Ints, Kind, Ragged, dtype_code
 from dsprep.core.storage import free_memory
 from dsprep.errors import FormatError
 from dsprep.formats.zarr.array import LastBlock, StoredArray
@@ -73,23 +73,9 @@ class Reading(ABC):
 
     @abstractmethod
     def located(self, field: Field, count: int, step: Step) -> Located:
-        """Return where all samples are stored; see `base.Source.extents`.
+        """Return where all samples are stored; see `base.Source.extents` and `locations.locate`.
 
-        Parameters
-        ----------
-        field
-            The field as the user asked for it, perhaps with a type for what is kept as bytes.
-        count
-            Samples.
-        step
-            See `locations.locate`.
-
-        Raises
-        ------
-        Unlocated
-            If only zarr reads them.
-        FormatError
-            If the store is damaged.
+        `field` is as the user asked for it, perhaps with a type for what is kept as bytes.
         """
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
@@ -129,13 +115,7 @@ def declared(array: StoredArray) -> tuple[Any, tuple[int, ...]]:
 
 
 class Fixed(Reading):
-    """A field that is one array.
-
-    Attributes
-    ----------
-    whole
-        Whether the array is the value of the only sample; else its first axis counts samples.
-    """
+    """A field that is one array: its first axis counts samples, or it is `whole` the only one."""
 
     def __init__(self, name: str, array: StoredArray, whole: bool = False) -> None:
         dtype, shape = declared(array)
@@ -203,10 +183,7 @@ class Parts(Reading):
     def rows(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """Return the first row of each sample, and how many rows it has.
 
-        Raises
-        ------
-        FormatError
-            If they do not follow one another, or leave the values.
+        Raise `FormatError` if they do not follow one another, or leave the values.
         """
         if start == stop:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -392,15 +369,7 @@ def _regrouped(grid: Grid, nbytes: int) -> Grid:
 
 
 def program(path: Path, columns: list[tuple[Field, Reading]]) -> str:
-    """Return the program; see `base.Source.loading_code`.
-
-    Parameters
-    ----------
-    path
-        The store.
-    columns
-        Each field, and the arrays that hold it.
-    """
+    """Return the program for fields and the arrays that hold them; see `Source.loading_code`."""
     lines: list[str] = []
     for field, reading in columns:
         lines += ["", *_load(field, reading)]
@@ -458,19 +427,3 @@ def _viewed(field: Field, reading: Reading, shape: str) -> list[str]:
     if 0 in field.inner:
         return [f"x = np.empty({shape.replace('-1', '0')}, {dtype_code(field.dtype)})"]
     return [f"x = {stored}.reshape(-1).view({dtype_code(field.dtype)}).reshape({shape})"]
-
-
-def dtype_code(dtype: DType) -> str:
-    """Return `dtype` as a Python expression."""
-    if dtype.names is not None and dtype.fields is not None:
-        inside = ", ".join(dtype_code(dtype.fields[n][0]) for n in dtype.names)
-        return (
-            f"np.dtype({{'names': {list(dtype.names)!r}, 'formats': [{inside}], "
-            f"'offsets': {[int(dtype.fields[n][1]) for n in dtype.names]!r}, "
-            f"'itemsize': {dtype.itemsize}}})"
-        )
-    if dtype.subdtype is not None:
-        return f"np.dtype(({dtype_code(dtype.subdtype[0])}, {dtype.subdtype[1]!r}))"
-    return (
-        f"np.dtype(ml_dtypes.{dtype.name})" if is_extension(dtype) else f"np.dtype({dtype.str!r})"
-    )

@@ -63,16 +63,8 @@ OVERHEAD = 64
 class Place(NamedTuple):
     """The chunks of an array in every group of a track.
 
-    Attributes
-    ----------
-    number
-        Of the array.
-    at
-        Bytes from the group's beginning to the first chunk.
-    step
-        Bytes from one chunk of the group to the next.
-    copy
-        Whether it is a copy, of just the rows that there are.
+    The first chunk is `at` bytes behind the group's beginning, `step` bytes before the next one. A
+    copy has just the rows that there are.
     """
 
     number: int
@@ -178,11 +170,7 @@ class GroupGrid:
     ) -> list[Cell]:
         """Return the chunks of a group, by offset.
 
-        Parameters
-        ----------
-        samples, rows
-            How many of the group's samples, and of their values by ragged field, count as used;
-            all of them if they are not given.
+        Of its samples, and of their values by ragged field, so many count as used; all by default.
         """
         first, last = self.grouping.edges[group : group + 2].tolist()
         samples = last - first if samples < 0 else samples
@@ -201,15 +189,7 @@ class GroupGrid:
 
 
 def plan_grid(schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool) -> GroupGrid:
-    """Return where everything goes.
-
-    Raises
-    ------
-    UnsupportedError
-        If no chunks can hold groups as these.
-    UsageError
-        If an option contradicts the groups.
-    """
+    """Return where everything goes; raise `DsprepError` if that contradicts options or limits."""
     return _Planner(schema, options, grouping, zipped).plan()
 
 
@@ -302,13 +282,7 @@ class _Planner:
         return grouped
 
     def _settle(self, grouped: set[int]) -> None:
-        """Give the arrays their chunks and files.
-
-        Parameters
-        ----------
-        grouped
-            Those in tracks, but for copies.
-        """
+        """Give the arrays their chunks and files; `grouped` are in tracks, but for copies."""
         count = int(self.grouping.edges[-1])
         for number, plan in enumerate(self.arrays):
             if number in grouped and plan.role == "samples":
@@ -352,10 +326,7 @@ class _Planner:
     def _divide(self, order: list[int]) -> tuple[list[tuple[list[int], list[int]]], list[int]]:
         """Return the arrays and copies of each track, and the arrays of none.
 
-        Parameters
-        ----------
-        order
-            Arrays that have bytes in groups, the largest first.
+        `order` are those that have bytes in groups, the largest first.
         """
         beside = [n for n in range(len(self.arrays)) if n not in order]
         if not order:

@@ -81,15 +81,7 @@ def locate(array: StoredArray, step: Step) -> Grid:
 class Located:
     """The chunks of an array, looked for when they are needed: by files along the first axis.
 
-    Raises
-    ------
-    Unlocated, FormatError
-        As from `locate`; by `find` of the files that are needed.
-
-    Attributes
-    ----------
-    grid
-        Its laws hold for what `find` was called for.
+    The laws of `grid` hold for what `find` was called for. Both raise as `locate` does.
     """
 
     def __init__(self, array: StoredArray) -> None:
@@ -155,13 +147,7 @@ def _grid(array: StoredArray, frame: Frame) -> Grid:
 
 
 def template(meta: ArrayMeta) -> str:
-    """Return the keys of all files: ``{0}``, ``{1}`` stand for their place in the grid.
-
-    Raises
-    ------
-    Unlocated
-        If the array's own name looks like that.
-    """
+    """Return the keys of all files: ``{0}``, ``{1}`` stand for their place in the grid."""
     if re.search(r"\{[0-9]+\}", meta.path):
         raise Unlocated("only zarr reads arrays with numbers in braces in their names")
     start, separator = meta.keys
@@ -309,12 +295,8 @@ def _chunks(
 ) -> tuple[Ints, Ints, bytes | None]:
     """Return offset and bytes of each chunk, -1 and 0 where it is missing, and the fill value.
 
-    Parameters
-    ----------
-    files
-        As from `_files`, of those in the frame.
-    ordered
-        Whether the numbers are in C order of the grid of chunks, else of shape ``(files, inside)``.
+    `files` are as from `_files`, in the frame. The numbers have the shape ``(files, inside)``, or
+    are in C order of the grid of chunks if they are `ordered`.
     """
     numbers, starts, sizes = files
     encoded = bool(array.meta.filters)

@@ -76,15 +76,7 @@ Codec = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Sharding:
-    """Where the index of a shard is.
-
-    Attributes
-    ----------
-    at_start
-        Whether the index is at the start of the file.
-    crc
-        Whether the index ends in a CRC-32C.
-    """
+    """Where the index of a shard is, and whether it ends in a CRC-32C."""
 
     at_start: bool
     crc: bool
@@ -184,13 +176,7 @@ class ArrayMeta:
 
 
 def read_document(store: Store, key: str) -> dict[str, Any] | None:
-    """Return the JSON object at `key`, or None if there is none.
-
-    Raises
-    ------
-    FormatError
-        If it is no JSON object.
-    """
+    """Return the JSON object at `key`, None if nothing is there; raise `FormatError` for others."""
     data = store.document(key)
     if data is None:
         return None
@@ -207,23 +193,10 @@ def read_document(store: Store, key: str) -> dict[str, Any] | None:
 def read_array(
     document: Mapping[str, Any], attrs: Mapping[str, Any], path: str, where: str
 ) -> ArrayMeta:
-    """Return the array that a document of either version describes.
+    """Return the array that a document of either version, called `where` in messages, describes.
 
-    Parameters
-    ----------
-    document
-        ``zarr.json`` or ``.zarray``.
-    attrs
-        The attributes: of v2 they are in a document of their own.
-    path
-        As in `ArrayMeta`.
-    where
-        The document, for messages.
-
-    Raises
-    ------
-    FormatError
-        If it says something that is wrong or unknown.
+    The attributes of v2 are in a document of their own. Raise `FormatError` if something is wrong
+    or unknown.
     """
     try:
         read = _read_v3 if document.get("zarr_format") == 3 else _read_v2
@@ -257,12 +230,9 @@ def _grid(shape: tuple[int, ...], value: Any, dtype: DType) -> tuple[int, ...]:
 
 
 def _filters(codecs: list[Codec], known: str) -> dict[str, Any]:
-    """Return `ArrayMeta.filters` for codecs behind the one that makes bytes of elements.
+    """Return how codecs behind the one that makes bytes of elements are undone.
 
-    Parameters
-    ----------
-    known
-        Why only zarr reads the chunks, as far as that is known.
+    `known` is why only zarr reads the chunks, as far as that is known.
     """
     found: list[Mapping[str, Any]] = []
     for name, configuration in codecs if not known else ():
@@ -486,11 +456,6 @@ def facts(path: Path) -> dict[str, Any]:
 
     Of a directory, a digest of the names and contents of all documents; of a ZIP file, one of the
     end of its directory.
-
-    Raises
-    ------
-    FormatError
-        If there is no root node, or a document is no JSON object.
     """
     if path.is_dir():
         return {"documents": digest(b"".join(_documents(Directory(path, follow=True))))}

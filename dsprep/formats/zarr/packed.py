@@ -33,10 +33,7 @@ from dsprep.formats.zarr.writer import Piece
 class PackedPiece(Piece):
     """The samples of one group, encoded.
 
-    Attributes
-    ----------
-    parts, heads
-        By track: what is stored in the group's range, back to back, and what right before it.
+    `parts` are, by track, what is stored in the group's range, back to back; `heads` right before.
     """
 
     group: int = 0

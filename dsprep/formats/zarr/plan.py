@@ -122,12 +122,7 @@ class ArrayPlan:
 def plan_arrays(schema: Schema, options: WriteOptions) -> tuple[list[ArrayPlan], int]:
     """Return the arrays of `schema`, and the unit of a piece in samples.
 
-    Raises
-    ------
-    UnsupportedError
-        If a dtype has no stand-in.
-    UsageError
-        If the options contradict each other.
+    Raise `DsprepError` if a dtype has no stand-in, or the options contradict each other.
     """
     sharded = options.zarr_format == 3 and options.zarr_shard != 0
     _check(options)

@@ -31,9 +31,6 @@ MAX_NODES = 100_000
 MAX_FILES = 100_000
 """Files of a store that are looked for when it is opened."""
 
-SHOWN = 8
-"""Names in a note."""
-
 PARTS = {"count", "first", "values"}
 
 
@@ -190,14 +187,8 @@ class ZarrSource(Source):
 class Nodes:
     """What a walk through a store found, by path.
 
-    Attributes
-    ----------
-    arrays
-        Each array, or the error that its metadata gave.
-    groups
-        The attributes of each group.
-    version
-        Of the root node.
+    An array that gave an error is that error; of a group the attributes are kept; `version` is the
+    root's.
     """
 
     def __init__(self) -> None:
@@ -209,10 +200,7 @@ class Nodes:
 def walk(store: Store) -> Nodes:
     """Return all arrays and groups.
 
-    Raises
-    ------
-    FormatError
-        If the root is neither, a group's metadata is damaged, or groups are nested without end.
+    Raise `FormatError` if the root is neither, a group's metadata is damaged, or there is no end.
     """
     nodes, todo = Nodes(), [""]
     while todo:
@@ -349,26 +337,21 @@ def whole(readings: Mapping[str, Reading], notes: list[str]) -> dict[str, Readin
 
 
 def unkept(groups: Mapping[str, Attrs], readings: Sequence[Reading]) -> list[str]:
-    """Return which names of axes and which attributes do not become part of the samples.
+    """Return which names of axes and attributes do not become part of the samples.
 
-    Parameters
-    ----------
-    groups
-        The attributes of each group of the store, by path.
-    readings
-        The fields that are read.
+    `groups` are the attributes of each group of the store, `readings` the fields that are read.
     """
     arrays = [a for r in readings for a in r.arrays]
-    named = [name(a) for a in arrays if a.meta.named_axes]
+    named = [a.meta.path or "the array" for a in arrays if a.meta.named_axes]
     parts = [r for r in readings if isinstance(r, Parts)]
     fields = {r.field.name for r in parts}
-    owners = [name(a) for r in parts for a in r.arrays if from_json(a.meta.attrs)]
+    owners = [a.meta.path for r in parts for a in r.arrays if from_json(a.meta.attrs)]
     for path, attrs in groups.items():
-        above = any(name(a).startswith(f"{path}/") for a in arrays)
+        above = any(a.meta.path.startswith(f"{path}/") for a in arrays)
         if path and path not in fields and above and from_json(attrs):
             owners.append(path)
-    notes = [f"dimension names of {listed(named)} are not kept"] if named else []
-    return notes + ([f"attributes of {listed(owners)} are not kept"] if owners else [])
+    notes = [f"dimension names of {samples.listed(named, 8)} are not kept"] if named else []
+    return notes + ([f"attributes of {samples.listed(owners, 8)} are not kept"] if owners else [])
 
 
 def missing(store: Store, readings: Sequence[Reading]) -> list[str]:
@@ -381,17 +364,7 @@ def missing(store: Store, readings: Sequence[Reading]) -> list[str]:
         left -= files
         gone = store.count_missing(array.meta.file_keys(0, len(array)))
         if gone:
+            name = array.meta.path or "the array"
             what = "" if array.complete else " and read as the fill value"
-            notes.append(f"{gone} of {files} chunk files of {name(array)} are missing{what}")
+            notes.append(f"{gone} of {files} chunk files of {name} are missing{what}")
     return notes
-
-
-def name(array: StoredArray) -> str:
-    """Return what an array is called in notes."""
-    return array.meta.path or "the array"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names as a list with commas, the first ones if there are many."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

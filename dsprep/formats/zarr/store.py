@@ -472,10 +472,7 @@ ZIP_ERRORS = (
 def zip_root(names: list[str], where: object) -> str:
     """Return the folder in a ZIP file that is the root of the store: the outermost with a marker.
 
-    Raises
-    ------
-    FormatError
-        If there is none, or others lie outside it.
+    Raise `FormatError` if there is none, or others lie outside it.
     """
     roots = [n.rpartition("/")[0] for n in names if n.rpartition("/")[2] in MARKERS]
     if not roots:

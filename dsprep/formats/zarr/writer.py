@@ -137,15 +137,7 @@ class Piece:
 
 
 class StoreWriter(Writer):
-    """What writers of stores share: files of contiguous rows, and the metadata at the end.
-
-    Parameters
-    ----------
-    root
-        The directory of the store.
-    arrays
-        All arrays, and below by number.
-    """
+    """What writers of stores share: files of contiguous rows, and the metadata at the end."""
 
     def __init__(
         self, root: Path, schema: Schema, options: WriteOptions, arrays: Sequence[ArrayPlan]
