@@ -211,16 +211,9 @@ def test_a_damaged_report_is_a_format_error_or_a_report(tmp_path_factory, place,
     [b"", b"\xff\xfe", b"[", b"[]", b"null", b"{}", b"[" * 100_000, b'{"dsprep_bench": 2}'],
     ids=lambda raw: str(raw[:8]),
 )
-def test_what_is_no_report_is_a_format_error(tmp_path, raw):
+def test_what_is_not_a_report_is_a_format_error(tmp_path, raw):
     (tmp_path / "r").write_bytes(raw)
-    with pytest.raises(FormatError):
-        model.load(tmp_path / "r")
-
-
-def test_a_report_of_another_version_says_so(tmp_path):
-    content = report().to_json() | {"dsprep_bench": 9}
-    (tmp_path / "r").write_text(json.dumps(content))
-    with pytest.raises(FormatError, match="version"):
+    with pytest.raises(FormatError, match="version" if b": 2" in raw else "not a report"):
         model.load(tmp_path / "r")
 
 
@@ -385,88 +378,52 @@ MMAP = of_rows(*report(rows=["pread-limit", "h5py", "dsprep"], step=0).rows, row
 
 
 @pytest.mark.parametrize(
-    ("one", "said", "not_said"),
+    ("one", "said"),
     [
-        (
-            report(ranks=2),
-            [
-                "A step of 12.0 ms on 32 samples of 19.2 kB needs 51.2 MB/s per rank",
-                "102.4 MB/s for all 2 ranks",
-                "11.7 times that",
-            ],
-            [],
-        ),
-        (report(step=0.0001), ["not even plain reads keep up"], []),
+        (report(ranks=2), "A step of 12.0 ms on 32 samples of 19.2 kB needs 51.2 MB/s per rank"),
+        (report(ranks=2), "102.4 MB/s for all 2 ranks | 11.7 times that"),
+        (report(step=0.0001), "not even plain reads keep up"),
         (  # a limit that runs beside steps is not a rate
             replaced(0, row("pread-limit", LIMIT_RATE, step=0.012, overlaps=True)),
-            ["kept up with it", "gives at least that"],
-            [],
+            "kept up with it | gives at least that",
         ),
-        (
-            report(),
-            [
-                "(h5py)",
-                "loading is the bottleneck",
-                "repacked and read by dsprep.Reader, 2.02 times the samples/s",
-                "with its sidecar alone, nothing rewritten",
-                "Double buffering by itself",
-                "tf to tf-prefetch (4.31 s to 44.1 ms, by overlap)",
-            ],
-            ["Not shown"],
-        ),
-        (report(step=0.5), ["loading is not the bottleneck"], []),
-        (
-            report(step=0),
-            [
-                "hides behind steps of 32 samples that take at least 12.3 ms with h5py",
-                "582 µs with dsprep",
-            ],
-            [],
-        ),
-        (WIDE, ["No gain from dsprep above 10% and the spread"], ["times the samples/s"]),
-        (of_user(RATES_TODAY), ["as it is today (h5py)"], []),
+        (report(), "(h5py) | loading is the bottleneck | Double buffering by itself"),
+        (report(), "repacked and read by dsprep.Reader, 2.02 times the samples/s"),
+        (report(), "with its sidecar alone, nothing rewritten"),
+        (report(), "tf to tf-prefetch (4.31 s to 44.1 ms, by overlap) | no: Not shown"),
+        (report(step=0.5), "loading is not the bottleneck"),
+        (report(step=0), "hides behind steps of 32 samples that take at least 12.3 ms with h5py"),
+        (report(step=0), "582 µs with dsprep"),
+        (WIDE, "No gain from dsprep above 10% and the spread | no: times the samples/s"),
+        (of_user(RATES_TODAY), "as it is today (h5py)"),
         *(
-            (
-                of_user(RATES_TODAY, named=n),
-                ["as it is today (torch)", "18.3 times the samples/s"],
-                [],
-            )
-            for n in (["torch"], ["torch", "dsprep"], ["tf", "torch", "h5py"])
+            (of_user(RATES_TODAY, named=named), "today (torch) | 18.3 times the samples/s")
+            for named in (["torch"], ["torch", "dsprep"], ["tf", "torch", "h5py"])
         ),
-        (of_user(RATES_TODAY, named=["dsprep", "group-db", "h5py"]), ["today (h5py)"], []),
-        (of_user(RATES_TODAY, named=["torch"], baseline="tf"), ["today (tf)"], []),
-        (of_user(RATES_TODAY, baseline="zarr"), ["add --strategy zarr"], []),
-        (MMAP, ["read by mmap (the fastest here), "], []),
-        (H5PY_FAILED, ["is open: h5py has no figures"], []),
-        (replace(report(), rows=report().rows[:1]), ["add --strategy h5py"], []),
-        (
-            report(cold=False),
-            [
-                "warm, from the page cache",
-                "the storage itself was not measured",
-                "no parallel file system",
-            ],
-            [],
-        ),
-        (
-            replace(report(), machine={"file_system": {"type": "lustre"}}),
-            ["one client of lustre"],
-            [],
-        ),
-        (full(), ["zarr has no figures"], []),
+        (of_user(RATES_TODAY, named=["dsprep", "group-db", "h5py"]), "today (h5py)"),
+        (of_user(RATES_TODAY, named=["torch"], baseline="tf"), "today (tf)"),
+        (of_user(RATES_TODAY, baseline="zarr"), "add --strategy zarr"),
+        (MMAP, "read by mmap (the fastest here), "),
+        (H5PY_FAILED, "is open: h5py has no figures"),
+        (replace(report(), rows=report().rows[:1]), "add --strategy h5py"),
+        (report(cold=False), "warm, from the page cache | the storage itself was not measured"),
+        (report(cold=False), "no parallel file system"),
+        (replace(report(), machine={"file_system": {"type": "lustre"}}), "one client of lustre"),
+        (full(), "zarr has no figures"),
         (
             replaced(3, replace(report().rows[2], name="tf-prefetch")),
-            ["Not shown: tf to tf-prefetch is not a difference beyond the spread"],
-            [],
+            "Not shown: tf to tf-prefetch is not a difference beyond the spread",
         ),
-        (LMDBIO, ["The steps of LMDBIO", "staggering needs storage servers"], ["LMM relieves"]),
-        (replace(report(), rows=(), machine={}, settings={}, dataset={}), ["one machine"], []),
+        (LMDBIO, "The steps of LMDBIO | staggering needs storage servers | no: LMM relieves"),
+        (replace(report(), rows=(), machine={}, settings={}, dataset={}), "one machine"),
     ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-def test_the_answer_says_what_was_measured_and_no_more(one, said, not_said):
+def test_the_answer_says_what_was_measured_and_no_more(one, said):
     words = told(one)
-    assert [w for w in said if w not in words] == []
-    assert [w for w in not_said if w in words] == []
+    for phrase in said.split(" | "):
+        absent = phrase.removeprefix("no: ")
+        assert (absent in words) == (absent == phrase), words
 
 
 def test_required_bandwidth_is_the_papers():
@@ -698,12 +655,9 @@ def test_emit_prints_and_writes(tmp_path, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["r.csv", "r.html", "r.json"]
 
 
-def test_emit_prints_nothing_but_json(capsys):
+def test_emit_prints_json_alone_and_nothing_that_steers_a_terminal(capsys):
     output.emit(full(), json=Path("-"), html=None, csv=None)
     assert Report.from_json(json.loads(capsys.readouterr().out)) == full()
-
-
-def test_hostile_names_do_not_steer_a_terminal(capsys):
     output.emit(hostile(), json=None, html=None, csv=None)
     assert not set("\x1b\u202e\ud800") & set(capsys.readouterr().out)
 
@@ -721,14 +675,17 @@ def test_files_of_others_are_kept(tmp_path, option):
     assert file.stat().st_size > 1000
 
 
-def test_targets_that_cannot_be_are_told(tmp_path):
-    with pytest.raises(UsageError, match="same file"):
-        output.check_targets(json=tmp_path / "x", csv=tmp_path / "x")
-    with pytest.raises(UsageError, match="directory"):
-        output.check_targets(html=tmp_path)
-    with pytest.raises(UsageError, match="no such directory"):
-        output.check_targets(html=tmp_path / "no" / "x.html")
-    output.check_targets(json=Path("-"))
-    for option in ("html", "csv"):
-        with pytest.raises(UsageError, match="needs a file"):
-            output.check_targets(**{option: Path("-")})
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"json": "x", "csv": "x"}, "same file"),
+        ({"html": "."}, "directory"),
+        ({"html": "no/x.html"}, "no such directory"),
+        ({"json": "-", "html": "-"}, "needs a file"),
+        ({"csv": "-"}, "needs a file"),
+    ],
+)
+def test_targets_that_cannot_be_are_refused(tmp_path, monkeypatch, files, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=words):
+        output.check_targets(**{name: Path(path) for name, path in files.items()})

@@ -73,13 +73,13 @@ def peak_rss() -> int:
 
 
 def _io(pid: str) -> Counters:
-    told = dict(
+    known = dict(
         line.split(": ") for line in text_of(Path(f"/proc/{pid}/io")).splitlines() if ": " in line
     )
     return Counters(
-        calls=int(told.get("syscr", 0)),
-        asked=int(told.get("rchar", 0)),
-        device=int(told.get("read_bytes", 0)),
+        calls=int(known.get("syscr", 0)),
+        asked=int(known.get("rchar", 0)),
+        device=int(known.get("read_bytes", 0)),
     )
 
 

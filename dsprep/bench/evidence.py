@@ -92,10 +92,10 @@ class Evidence(Seen):
     def problem(self) -> str:
         """Why the run was not cold; empty if nothing shows that."""
         if self.held is not None and self.held > HELD:
-            told = f"not cold: the page cache still held {self.held:.0%} of the files"
+            why = f"not cold: the page cache still held {self.held:.0%} of the files"
             if self.held < 1 - HELD:
-                return told
-            return f"{told}; where files live in memory (tmpfs) nothing is cold (--warm)"
+                return why
+            return f"{why}; where files live in memory (tmpfs) nothing is cold (--warm)"
         fetched, before = self.device / self.least, self.opening / self.least
         few = "before the clock started; they are too few to be read cold (--warm)"
         if self.counts:
@@ -121,12 +121,12 @@ class Evidence(Seen):
         if self._fetched and not self.remote:
             bare = self.server == SERVER_UNKNOWN
             return DEVICE if bare else f"{DEVICE}, {self.server}"
-        told = []
+        known = []
         if self.held is not None and not self._fetched:
-            told.append("pages dropped" if self.keeps else "no client cache")
-        told += self._bytes()
-        if told:
-            return ", ".join([*told, self.server])
+            known.append("pages dropped" if self.keeps else "no client cache")
+        known += self._bytes()
+        if known:
+            return ", ".join([*known, self.server])
         return UNKNOWN if self.server == SERVER_UNKNOWN else f"{UNKNOWN}, {self.server}"
 
     @property

@@ -116,8 +116,8 @@ def _lustre(source: str, root: Path) -> int | None:
         texts = [text for p in files if (text := text_of(p))]
         if texts:
             return lustre(texts)
-    told = _lctl([f"{kind}.{name}-*.stats" for kind in ("osc", "mdc")])
-    return lustre([told]) if told else None
+    text = _lctl([f"{kind}.{name}-*.stats" for kind in ("osc", "mdc")])
+    return lustre([text]) if text else None
 
 
 def _lctl(names: list[str]) -> str:

@@ -143,9 +143,9 @@ def _problems(name: str, run: Sequence[Result], facts: Facts) -> list[str]:
         if facts.cold and name != DUMMY:
             evidence = _evidence(ranks, facts)
             found += [evidence.problem] if evidence is not None and evidence.problem else []
-    told = [r.full for r in run if r.full is not None]
-    if told and (
-        sum(told) % 2**64 != expected.full or sum(r.checked for r in run) != expected.samples
+    full = [r.full for r in run if r.full is not None]
+    if full and (
+        sum(full) % 2**64 != expected.full or sum(r.checked for r in run) != expected.samples
     ):
         found.append("wrong samples: the checksum of all that was delivered differs")
     return list(dict.fromkeys(found))

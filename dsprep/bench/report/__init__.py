@@ -1,4 +1,4 @@
-"""A report and what is told of it: pure, from rows to tables, words, CSV and a page.
+"""A report and its outputs: pure, from rows to tables, words, CSV and a page.
 
 `model`
     Measures, rows, sweeps, reports.

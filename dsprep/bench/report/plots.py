@@ -137,7 +137,7 @@ def _bar(row: Row, name: str, y: int, top: float, limit: Row | None) -> str:
 
 
 def epochs(rows: Sequence[Row]) -> str:
-    """Return stacked bars of epochs, if there is more than waiting for data to tell apart."""
+    """Return stacked bars of epochs, if steps do more than wait for data."""
     known = [r for r in rows if r.value("epoch_seconds") is not None and not r.problems]
     times = [{p: r.value(f"{p}_seconds") or 0.0 for p in PARTS} for r in known]
     if not any(t["compute"] or t["skew"] for t in times):

@@ -49,28 +49,28 @@ def parse(text: str) -> tuple[str, tuple[str, ...]]:
     UsageError
         If it is not a sweep, the parameter or a value is unknown, or there are more than `MOST`.
     """
-    parameter, equals, told = text.partition("=")
-    parameter, told = parameter.strip().removeprefix("--"), told.strip()
+    parameter, equals, asked = text.partition("=")
+    parameter, asked = parameter.strip().removeprefix("--"), asked.strip()
     known = (*SIZES, *COUNTS, *WORDS)
     if parameter not in known:
         expected = f"{EXPECTED}; PARAMETER is one of {', '.join(known)}"
         raise UsageError(f"{text!r} is not a sweep", expected=expected)
-    if not equals or not told:
+    if not equals or not asked:
         raise UsageError(f"{text!r} is not a sweep", expected=EXPECTED)
-    listed = tuple(v.strip() for v in told.split(","))
+    listed = tuple(v.strip() for v in asked.split(","))
     if parameter in WORDS:
         return parameter, _words(parameter, listed)
-    values = _range(parameter, told) if ".." in told else listed
+    values = _range(parameter, asked) if ".." in asked else listed
     if len(values) > MOST:
         raise UsageError(
-            f"a sweep of {len(values)} values is too long", expected=f"{MOST} at most", found=told
+            f"a sweep of {len(values)} values is too long", expected=f"{MOST} at most", found=asked
         )
     amounts = [amount(parameter, v) for v in values]
     if parameter == "buffer-size" and len({_is_count(v) for v in values}) > 1:
-        raise UsageError("a buffer size is in samples or in bytes, not both", found=told)
+        raise UsageError("a buffer size is in samples or in bytes, not both", found=asked)
     for value, size in zip(values, amounts, strict=True):
         if amounts.count(size) > 1:
-            raise UsageError(f"--sweep has the value {value} twice", found=told)
+            raise UsageError(f"--sweep has the value {value} twice", found=asked)
     return parameter, values
 
 
@@ -86,9 +86,9 @@ def _words(parameter: str, listed: Sequence[str]) -> tuple[str, ...]:
     return tuple(value for value in known if value in listed)
 
 
-def _range(parameter: str, told: str) -> tuple[str, ...]:
+def _range(parameter: str, asked: str) -> tuple[str, ...]:
     """Return the values of ``FIRST..LAST`` or ``FIRST..LAST*FACTOR``."""
-    ends, star, by = told.partition("*")
+    ends, star, by = asked.partition("*")
     first, _, last = ends.partition("..")
     at, stop = amount(parameter, first), amount(parameter, last)
     plain = _is_count(first.strip())
@@ -96,7 +96,7 @@ def _range(parameter: str, told: str) -> tuple[str, ...]:
     if star:
         factor = int(by) if _is_count(by.strip()) else 0
     if factor < 2 or at > stop:
-        raise UsageError(f"{told!r} is not a range", expected="FIRST..LAST or FIRST..LAST*FACTOR")
+        raise UsageError(f"{asked!r} is not a range", expected="FIRST..LAST or FIRST..LAST*FACTOR")
     values = []
     while at < stop:
         values.append(str(at) if plain else _word(at))

@@ -124,7 +124,7 @@ def plan(
     found = find_files(data)[0]
     files, format = tuple(path.absolute() for path, _ in found), found[0][1]
     dataset = dataset_of(files)
-    place, temporary = folder_for(data, dataset, folder)
+    where, temporary = folder_for(data, dataset, folder)
     with open_dataset(data, reading) as source:
         if not len(source):
             raise FormatError("the dataset has no samples", where=dataset)
@@ -138,7 +138,7 @@ def plan(
             files=files,
             source=format.name,
             schema=source.schema,
-            folder=place,
+            folder=where,
             temporary=temporary,
             samples=samples,
             of=len(source),

@@ -140,8 +140,8 @@ class Dummy(Counting):
 class Limit(Counting):
     """As many bytes as the groups have, the groups shuffled, read into buffers used in turn.
 
-    A rank reads as much as a Reader's rank: of n samples in shuffled groups a piece of n / P, and
-    of a group that two ranks share, each its part of the bytes; all ranks together read all bytes
+    A rank reads as much as a Reader's rank: n / P of the n samples in shuffled groups, and of a
+    group that two ranks share, each its part of the bytes; all ranks together read all bytes
     once. A step is done as soon as as many samples as it needs are in memory. As in a Reader, the
     threads share a group, each a part of it, and are no more groups ahead of the consumer than
     there are buffers. The engine ``mapped`` has no such line of its own: there it is

@@ -48,8 +48,8 @@ class Litdata(Peer):
     def close(self) -> None:
         """End the workers.
 
-        They have to be told: litdata's loader and its iterator refer to each other, and when both
-        are collected the queues are closed before the iterator can tell them, and waits in vain.
+        They have to be ended here: litdata's loader and its iterator refer to each other, and when
+        both are collected the queues are closed before the iterator can end them; it waits in vain.
         """
         iterator = getattr(self.loader, "_iterator", None)
         if iterator is not None:

@@ -40,7 +40,7 @@ class Stored:
         try:
             node = root[field.name]
             if field.ragged:
-                # The tables are small, and whoever reads often keeps them in memory.
+                # The tables are small, and who reads often keeps them in memory.
                 self._first, self._count = (node[name][...] for name in ("first", "count"))
                 node = node["values"]
             self.values = node
@@ -79,12 +79,12 @@ class Stored:
             return []
         return np.empty((count, *self.values.shape[1:]), self.values.dtype)
 
-    def put(self, room: Any, place: int, index: int) -> None:
-        """Read a sample into its place of a batch."""
+    def put(self, room: Any, at: int, index: int) -> None:
+        """Read a sample into row `at` of a batch."""
         if self.field.ragged:
             room.append(self.read(index))
         else:
-            room[place] = self.read(index)
+            room[at] = self.read(index)
 
     def column(self, room: Any, indices: Ints) -> Column:
         """Return the samples that `put` left."""
@@ -106,21 +106,21 @@ class SampleBySample(Strategy):
         """Yield each step's samples, shuffled; each is read with all its fields."""
         for indices in self.task.batches(number):
             both = [(s, s.room(len(indices))) for s in self.stored]
-            for place, index in enumerate(indices.tolist()):
+            for at, index in enumerate(indices.tolist()):
                 for stored, room in both:
-                    stored.put(room, place, index)
+                    stored.put(room, at, index)
             yield {s.field.name: s.column(room, indices) for s, room in both}
 
 
 class Dataset(Stored):
     """A field of an HDF5 file, read by the faster of h5py's two ways."""
 
-    def put(self, room: Any, place: int, index: int) -> None:
-        """Read a sample into its place of a batch."""
+    def put(self, room: Any, at: int, index: int) -> None:
+        """Read a sample into row `at` of a batch."""
         if self.field.ragged or self.field.row_nbytes < DIRECT_NBYTES:
-            super().put(room, place, index)
+            super().put(room, at, index)
         else:
-            into: Array = room[place : place + 1]
+            into: Array = room[at : at + 1]
             self.values.read_direct(into, slice(index, index + 1))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -71,45 +72,20 @@ def start(worker: int = 0) -> None:
     import_module("h5py")
 
 
-class Collate:
-    """torch's own way for all fixed fields; ragged ones are joined, with their lengths.
+def collate(samples: Sequence[Sample], ragged: frozenset[str]) -> Sample:
+    """Return a batch: made by torch's own function, but for `ragged` fields, which are joined."""
+    import torch
+    from torch.utils.data import default_collate
 
-    Parameters
-    ----------
-    ragged
-        The names of these.
-    """
-
-    def __init__(self, ragged: Sequence[str]) -> None:
-        self._ragged = frozenset(ragged)
-
-    def __call__(self, samples: Sequence[Sample]) -> Sample:
-        """Return samples as a batch."""
-        import torch
-        from torch.utils.data import default_collate
-
-        batch: Sample = {}
-        for name in samples[0]:
-            values = [s[name] for s in samples]
-            if name in self._ragged:
-                lengths = torch.tensor([len(v) for v in values], dtype=torch.int64)
-                batch[name] = torch.from_numpy(np.concatenate(values)), lengths
-            else:
-                batch[name] = default_collate(values)
-        return batch
-
-
-class Order:
-    """The sampler: the samples of one rank, another order for each epoch."""
-
-    def __init__(self) -> None:
-        self.share: list[int] = []
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.share)
-
-    def __len__(self) -> int:
-        return len(self.share)
+    batch: Sample = {}
+    for name in samples[0]:
+        values = [s[name] for s in samples]
+        if name in ragged:
+            lengths = torch.tensor([len(v) for v in values], dtype=torch.int64)
+            batch[name] = torch.from_numpy(np.concatenate(values)), lengths
+        else:
+            batch[name] = default_collate(values)
+    return batch
 
 
 class TorchLoader(Loader):
@@ -120,7 +96,8 @@ class TorchLoader(Loader):
         from torch.utils.data import DataLoader
 
         start()
-        self._order = Order()
+        ragged = frozenset(f.name for f in self.task.schema if f.ragged)
+        self._order: list[int] = []
         with warnings.catch_warnings():  # how many workers are wise is for the user to find out
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             self.loader = DataLoader(
@@ -128,7 +105,7 @@ class TorchLoader(Loader):
                 self.task.batch_size,
                 sampler=self._order,
                 num_workers=self.task.threads,
-                collate_fn=Collate([f.name for f in self.task.schema if f.ragged]),
+                collate_fn=partial(collate, ragged=ragged),
                 worker_init_fn=start,
                 persistent_workers=True,
             )
@@ -137,7 +114,7 @@ class TorchLoader(Loader):
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's tensors, shuffled."""
-        self._order.share = self.task.share(number).tolist()
+        self._order[:] = self.task.share(number).tolist()
         return super().epoch(number)
 
     def size(self, item: Any) -> int:

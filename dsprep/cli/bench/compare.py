@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsprep.cli import options as opt
 from dsprep.cli.report import Voice, note, print_json, say, voice
 from dsprep.core.escaping import printable, printable_json
 
@@ -28,30 +29,23 @@ SHOWN = 20
 
 
 def compare(
-    old: Annotated[
-        Path, typer.Argument(metavar="OLD", help="A report, from --json.", show_default=False)
-    ],
-    new: Annotated[
-        Path,
-        typer.Argument(metavar="NEW", help="One made later.", show_default=False),
-    ],
+    old: Annotated[Path, opt.argument("OLD", "A report, from --json.")],
+    new: Annotated[Path, opt.argument("NEW", "One made later.")],
     measure: Annotated[
         str,
-        typer.Option(
-            "--measure", "-m", metavar="NAME", help="What to compare, as named in the reports."
-        ),
+        typer.Option("--measure", "-m", metavar="NAME", help="A measure by its name in reports."),
     ] = "samples_per_second",
     fail_over: Annotated[
         str | None,
         typer.Option(
             metavar="PERCENT",
-            help="Exit with 1 if a strategy got worse by more, such as 10%, beyond the spread; or "
-            "has no figure any more.",
+            help="Exit with 1 if a strategy got worse by more, such as 10%, beyond the spread, or "
+            "no longer has a figure.",
             show_default=False,
         ),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The comparison; - prints it.")
+        Path | None, typer.Option(metavar="FILE", help="Write the comparison; - prints it.")
     ] = None,
 ) -> None:
     """Put two reports side by side: what got faster or slower beyond the spread of repeats."""
