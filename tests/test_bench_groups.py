@@ -169,7 +169,7 @@ def test_groups_are_read_before_or_while_others_are_used(name, overlaps, places,
         name = "buffered"
 
         def __init__(self):
-            self._real = dsprep.reader.engines.buffered.Buffered()
+            self._real = dsprep.reader.engines.Buffered()
 
         def read(self, *call):
             at = [computing.is_set()]

@@ -119,7 +119,7 @@ def by_map(file: File, offset: int, nbytes: int) -> float | None:
 
 
 def hidden(file: File) -> bool:
-    """Whether a file is one that this user may neither write nor owns."""
+    """Whether a file is one that this user can neither write nor owns."""
     owner = os.fstat(file.fd).st_uid
     return os.geteuid() not in (0, owner) and not os.access(file.path, os.W_OK)
 
@@ -266,12 +266,7 @@ def drop_server(command: str | None) -> None:
 class Watch:
     """Looks at the page cache and at what counts bytes, for some files of one mount.
 
-    Parameters
-    ----------
-    files
-        Those that are read.
-    tries
-        Whether to try what the kernel counts, which reads some of them; one process suffices.
+    With `tries` it is tried what the kernel counts, which reads some of them; one process suffices.
     """
 
     def __init__(self, files: Sequence[Path], tries: bool = True) -> None:

@@ -112,7 +112,9 @@ def _lustre(source: str, root: Path) -> int | None:
     if not re.fullmatch(r"[\w.-]+", name):
         return None
     for folder in (root / "sys/kernel/debug/lustre", root / "proc/fs/lustre"):
-        files = [p for kind in ("osc", "mdc") for p in _glob(folder, f"{kind}/{name}-*/stats")]
+        files = [
+            p for kind in ("osc", "mdc") for p in sorted(folder.glob(f"{kind}/{name}-*/stats"))
+        ]
         texts = [text for p in files if (text := text_of(p))]
         if texts:
             return lustre(texts)
@@ -125,14 +127,10 @@ def _lctl(names: list[str]) -> str:
     program = shutil.which("lctl")
     if program is None:
         return ""
+    command = [program, "get_param", "-n", *names]
     try:
         done = subprocess.run(
-            [program, "get_param", "-n", *names],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=TIMEOUT,
-            check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -153,15 +151,8 @@ def interfaces(text: str) -> dict[str, int]:
 def _infiniband(root: Path) -> dict[str, int]:
     """Return the bytes that came to each port, by RDMA too, which no network device counts."""
     found = {}
-    for path in _glob(root / "sys/class/infiniband", "*/ports/*/counters/port_rcv_data"):
+    for path in sorted(root.glob("sys/class/infiniband/*/ports/*/counters/port_rcv_data")):
         text = text_of(path).strip()
         if text.isdecimal():
             found[f"{path.parts[-5]} port {path.parts[-3]}"] = WORD * int(text)
     return found
-
-
-def _glob(folder: Path, pattern: str) -> list[Path]:
-    try:
-        return sorted(folder.glob(pattern))
-    except OSError:
-        return []
