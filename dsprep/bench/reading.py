@@ -168,9 +168,7 @@ def bench_read(
         in its row.
     """
     first, settings = work.plans[0], work.points[0][1]
-    caches.drop_server(
-        settings.evict_server
-    )  # a command that fails is found before anything is converted
+    caches.drop_server(settings.evict_server)  # it fails before anything is converted
     with scratch.opened(work.plans) as prepare:
         progress(0, work.runs, "preparing")
         made = [prepare(plan) for plan in work.plans]
