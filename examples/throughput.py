@@ -132,7 +132,7 @@ def run(command: Sequence[str], synced: Path | None) -> Run:
     """Run a command; `synced` is on the disk when the time is taken."""
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        told = process.stdout.read().split()
+        printed = process.stdout.read().split()
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -143,7 +143,7 @@ def run(command: Sequence[str], synced: Path | None) -> Run:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
     ended = time.perf_counter()
-    work = (float(told[-1]) if told else waited - began) + ended - waited
+    work = (float(printed[-1]) if printed else waited - began) + ended - waited
     return Run(ended - began, work, used.ru_inblock * 512, used.ru_utime + used.ru_stime)
 
 
