@@ -230,13 +230,7 @@ def fill(files: Iterable[Path]) -> None:
 
 
 def drop_server(command: str | None) -> None:
-    """Run the command of the shell that drops the server's cache, if there is one.
-
-    Raises
-    ------
-    UsageError
-        If it fails.
-    """
+    """Run the command of the shell that drops the server's cache, if there is one."""
     if command is None:
         return
     process = subprocess.Popen(

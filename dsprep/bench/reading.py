@@ -222,15 +222,7 @@ def _dataset(work: Work, expected: sums.Sums) -> dict[str, Any]:
 def chosen(
     asked: Sequence[str], settings: Settings, format: str
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Return the strategies to run, the limit first, and remarks.
-
-    Raises
-    ------
-    UsageError
-        If a name is unknown.
-    MissingExtra
-        If a strategy that is asked for by name needs a package that is not installed.
-    """
+    """Return the strategies to run, the limit first, and remarks."""
     notes = []
     names: list[str] = [LIMIT, *([DUMMY] if settings.compute != "none" else [])]
     for word in asked or usual(format):

@@ -195,13 +195,7 @@ class Job:
 
 @contextmanager
 def joined() -> Iterator[Job]:
-    """Give the job to the first process; in others, do what it says and leave the program.
-
-    Raises
-    ------
-    MissingExtra
-        If mpi4py is not installed.
-    """
+    """Give the job to the first process; in others, do what it says and leave the program."""
     try:
         from mpi4py import MPI
     except ImportError as error:

@@ -117,13 +117,7 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def parse_compute(text: str) -> tuple[str, float]:
-    """Return what ``none``, ``12ms`` or ``gemm:512`` asks for: a kind, and seconds or an edge.
-
-    Raises
-    ------
-    UsageError
-        If it is something else.
-    """
+    """Return what ``none``, ``12ms`` or ``gemm:512`` asks for: a kind, and seconds or an edge."""
     if text == "none":
         return "none", 0.0
     timed = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s)", text, re.ASCII)

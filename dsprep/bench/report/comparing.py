@@ -108,13 +108,7 @@ class Comparison:
 
 
 def compare(old: Report, new: Report, measure: str = "samples_per_second") -> Comparison:
-    """Return two reports side by side.
-
-    Raises
-    ------
-    UsageError
-        If no row has the measure.
-    """
+    """Return two reports side by side."""
     if measure not in MEASURES:
         raise UsageError(f"{measure!r} is not a measure", expected=f"one of {', '.join(MEASURES)}")
     taken = old.taken | new.taken

@@ -85,6 +85,9 @@ class Measure:
         return {"value": self.value, "unit": unit, "least": self.least, "most": self.most}
 
 
+ENDS = ("value", "least", "most")
+
+
 @dataclass(frozen=True)
 class Row:
     """A strategy, and what it cost."""
@@ -126,15 +129,11 @@ class Row:
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Row:
         """Return the row that `to_json` wrote."""
-        measures = {
-            str(k): Measure(float(m["value"]), float(m["least"]), float(m["most"]))
-            for k, m in json["measures"].items()
-            if k in MEASURES
-        }
+        known = {str(k): m for k, m in json["measures"].items() if k in MEASURES}
         return cls(
             str(json["name"]),
             str(json.get("description", "")),
-            measures,
+            {k: Measure(*(float(m[e]) for e in ENDS)) for k, m in known.items()},
             tuple(map(str, json["problems"])),
             tuple(map(str, json.get("notes", ()))),
             int(json.get("runs", 0)),

@@ -8,8 +8,6 @@ a unit counts samples, as it does elsewhere. ``engine=buffered,direct`` takes a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dsprep.bench.report.comparing import apart
 from dsprep.bench.report.model import MEASURES, Measure, Sweep
 from dsprep.bench.report.tables import show_value
@@ -43,11 +41,6 @@ def parse(text: str) -> tuple[str, tuple[str, ...]]:
     ('threads', ('1', '2', '4', '6'))
     >>> parse("buffer-size=1MiB..16MiB")
     ('buffer-size', ('1MiB', '4MiB', '16MiB'))
-
-    Raises
-    ------
-    UsageError
-        If it is not a sweep, the parameter or a value is unknown, or there are more than `MOST`.
     """
     parameter, equals, asked = text.partition("=")
     parameter, asked = parameter.strip().removeprefix("--"), asked.strip()
@@ -58,9 +51,7 @@ def parse(text: str) -> tuple[str, tuple[str, ...]]:
     if not equals or not asked:
         raise UsageError(f"{text!r} is not a sweep", expected=EXPECTED)
     listed = tuple(v.strip() for v in asked.split(","))
-    if parameter in WORDS:
-        return parameter, _words(parameter, listed)
-    values = _range(parameter, asked) if ".." in asked else listed
+    values = _range(parameter, asked) if ".." in asked and parameter not in WORDS else listed
     if len(values) > MOST:
         raise UsageError(
             f"a sweep of {len(values)} values is too long", expected=f"{MOST} at most", found=asked
@@ -71,19 +62,7 @@ def parse(text: str) -> tuple[str, tuple[str, ...]]:
     for value, size in zip(values, amounts, strict=True):
         if amounts.count(size) > 1:
             raise UsageError(f"--sweep has the value {value} twice", found=asked)
-    return parameter, values
-
-
-def _words(parameter: str, listed: Sequence[str]) -> tuple[str, ...]:
-    """Return words in their own order."""
-    known = WORDS[parameter]
-    for value in listed:
-        if value not in known:
-            expected = f"some of {','.join(known)}"
-            raise UsageError(f"{value!r} is not a value of --{parameter}", expected=expected)
-        if listed.count(value) > 1:
-            raise UsageError(f"--sweep has the value {value} twice")
-    return tuple(value for value in known if value in listed)
+    return parameter, tuple(v for v in WORDS.get(parameter, values) if v in values)
 
 
 def _range(parameter: str, asked: str) -> tuple[str, ...]:
@@ -117,19 +96,19 @@ def _word(nbytes: int) -> str:
 
 
 def amount(parameter: str, value: str) -> int:
-    """Return the bytes or the count that a value means.
-
-    Raises
-    ------
-    UsageError
-        If it is none.
-    """
+    """Return the bytes or the count that a value means; of words, which one it is."""
     text = value.strip()
-    if parameter in SIZES and not (parameter == "buffer-size" and _is_count(text)):
+    if parameter in WORDS:
+        if text in WORDS[parameter]:
+            return WORDS[parameter].index(text)
+        expected = f"some of {','.join(WORDS[parameter])}"
+    elif parameter in SIZES and not (parameter == "buffer-size" and _is_count(text)):
         return parse_nbytes(text)
-    if not _is_count(text) or int(text) < 1:
-        raise UsageError(f"{value!r} is not a value of --{parameter}", expected="a count from 1 on")
-    return int(text)
+    elif _is_count(text) and int(text) > 0:
+        return int(text)
+    else:
+        expected = "a count from 1 on"
+    raise UsageError(f"{value!r} is not a value of --{parameter}", expected=expected)
 
 
 def standing(value: str) -> int:

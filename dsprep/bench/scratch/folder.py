@@ -105,13 +105,7 @@ def remove_outdated(folder: Path, now: Mapping[str, Any]) -> None:
 
 
 def folder_for(data: Sequence[str | Path], dataset: Path, folder: Path | None) -> tuple[Path, bool]:
-    """Return where to write, which need not exist, and whether it is a temporary folder.
-
-    Raises
-    ------
-    UsageError
-        If one cannot write there, or it is a part of the dataset.
-    """
+    """Return where to write, which need not exist, and whether it is a temporary folder."""
     parts = [Path(name).resolve() for name in data if Path(name).is_dir()]
 
     def holding(path: Path) -> Path | None:
@@ -157,13 +151,7 @@ def check_free(folder: Path, needed: int) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep others from writing to `folder` meanwhile.
-
-    Raises
-    ------
-    TargetError
-        If another process writes there.
-    """
+    """Keep others from writing to `folder` meanwhile."""
     try:
         held = take(folder / ".lock")
     except BlockingIOError as error:

@@ -36,13 +36,7 @@ class Ffcv(Peer):
 
     @classmethod
     def save(cls, source: Source, target: Path) -> None:
-        """Write the ``.beton`` file, as FFCV's writer does with one worker, in this process.
-
-        Raises
-        ------
-        UnsupportedError
-            If a sample does not fit on a page.
-        """
+        """Write the ``.beton`` file, as FFCV's writer does with one worker, in this process."""
         schema = source.schema
         page = max(PAGE, 1 << (schema.fixed_nbytes - 1).bit_length())
         if page > LARGEST:

@@ -46,13 +46,7 @@ class Table:
 
     @classmethod
     def of(cls, sidecar: Sidecar) -> Table:
-        """Return the groups of a dataset.
-
-        Raises
-        ------
-        UsageError
-            If it has none.
-        """
+        """Return the groups of a dataset."""
         edges = group_edges(sidecar)
         if edges is None:
             raise UsageError(

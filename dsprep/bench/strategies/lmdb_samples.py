@@ -47,13 +47,7 @@ class Records(Strategy):
             )
 
     def decoded(self, records: Sequence[Any]) -> Batch:
-        """Return the samples of some records, copied out of the mapping.
-
-        Raises
-        ------
-        FormatError
-            If a record does not fit the schema.
-        """
+        """Return the samples of some records, copied out of the mapping."""
         lengths = np.fromiter(map(len, records), np.int64, len(records))
         if self._values.ragged:
             data = np.frombuffer(b"".join(records), np.uint8)

@@ -72,13 +72,7 @@ class Peer(Loader):
 
     @classmethod
     def write(cls, source: Source, target: Path) -> None:
-        """Write the dataset in the project's form.
-
-        Raises
-        ------
-        UnsupportedError
-            If a field has no fixed shape, or no bytes.
-        """
+        """Write the dataset in the project's form."""
         cls._check(source.schema)
         cls.save(source, target)
 

@@ -26,13 +26,7 @@ cut."""
 
 
 class Stored:
-    """A field in an open `h5py.File` or `zarr.Group`; `values` is the library's array of it.
-
-    Raises
-    ------
-    FormatError
-        If the file does not hold the field in this form.
-    """
+    """A field in an open `h5py.File` or `zarr.Group`; `values` is the library's array of it."""
 
     def __init__(self, root: Any, field: Field, task: Task) -> None:
         self.field = field

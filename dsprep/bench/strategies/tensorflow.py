@@ -39,13 +39,7 @@ def tensorflow() -> Any:
 
 
 def tensor_type(tf: Any, field: Field) -> Any:
-    """Return the `tf.DType` of a field: strings for `bytes` and `str`.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is none.
-    """
+    """Return the `tf.DType` of a field: strings for `bytes` and `str`."""
     if field.kind != "array":
         return tf.string
     dtype = field.dtype

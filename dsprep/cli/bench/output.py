@@ -39,11 +39,6 @@ def emit(report: Report, *, json: Path | None, html: Path | None, csv: Path | No
     """Print the tables and the answer of a report, and write the files asked for.
 
     With ``-`` for `json` nothing but the JSON is printed.
-
-    Raises
-    ------
-    UsageError
-        If a file exists that `dsprep bench` did not write; then none is written.
     """
     from dsprep.bench.report.page import html as page
     from dsprep.bench.report.tables import csv_text
@@ -145,14 +140,7 @@ def drawn(table: Table, room: int) -> list[tuple[str, str]]:
 def check_targets(
     *, json: Path | None = None, html: Path | None = None, csv: Path | None = None
 ) -> None:
-    """Make sure that files may be written, best before anything is measured.
-
-    Raises
-    ------
-    UsageError
-        If two are the same, one is a directory, one exists that `dsprep bench` did not write, or
-        another one than `json` is ``-``.
-    """
+    """Make sure that files may be written, best before anything is measured."""
     asked = {"--json": json, "--html": html, "--csv": csv}
     seen: dict[Path, str] = {}
     for option, path in asked.items():
