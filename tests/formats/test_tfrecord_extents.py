@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from record_checks import assert_told_right as located
-from record_checks import decoded, entry, frame_of, message, pick, stored_at
+from record_checks import decoded, entry, frame_of, message, pick, stored_at, write_groups
 from record_checks import places as blocks
 from record_checks import write_records as write
-from support import assert_same_batch, random_batch, schemas, take, write_batch
+from support import assert_same_batch, random_batch, schemas, write_batch
 
 from dsprep.core import pread
 from dsprep.core.groups import Grouping, even
-from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema
+from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
@@ -223,7 +222,7 @@ def test_of_large_records_only_headers_are_read(
     fields = [Field("x", U1, (66_000,)), Field("y", F4, (3,)), Field("z", U1, (4000,))]
     schema = Schema((*fields, *([Field("label", I8)] if align == 1 else [])))
     path, n = tmp_path / "x.tfrecord", 330
-    write_groups(path, schema, random_batch(schema, n), even(n, 11, align))
+    write_groups(TFR, path, schema, random_batch(schema, n), even(n, 11, align))
     read = counted_reads(monkeypatch)
     seen: list[tuple[int, int]] = []
     with opened(path, hint=schema) as source:
@@ -260,16 +259,6 @@ def test_a_file_that_became_shorter(tmp_path: Path, nbytes: int, pad: int) -> No
 # --- padded records ---
 
 
-def write_groups(path: Path, schema: Schema, batch: Batch, grouping: Grouping) -> Path:
-    writer = TFR.create(path, schema, grouping, WriteOptions(), None)
-    for start, stop in itertools.pairwise(grouping.edges.tolist()):
-        piece = writer.encode(take(batch, start, stop), start, Arena())
-        writer.reserve(piece)
-        writer.write(piece)
-    writer.finish()
-    return path
-
-
 def padding(nbytes: int) -> bytes:
     return example.padding_head(nbytes).ljust(nbytes, b"\0")
 
@@ -291,7 +280,8 @@ def test_last_records_of_groups_may_be_padded(tmp_path: Path, label: str) -> Non
     batch = random_batch(schema, 21, seed=4)
     for k, edges in enumerate(([0, 5, 6, 13, 20, 21], [0, 1, 2, 21], [0, 20, 21])):
         grouping = Grouping(np.array(edges), 512)
-        path = write_groups(tmp_path / f"{k}.tfrecord", schema, batch, grouping)
+        path = tmp_path / f"{k}.tfrecord"
+        write_groups(TFR, path, schema, batch, grouping)
         with opened(path, hint=schema) as source:
             layout = assert_told_right(path, source)
         if not schema.ragged:

@@ -71,27 +71,18 @@ class Frame:
         A value that does not begin right behind a page's header is inside a leaf page, where
         nothing of the kind is before it; it is never wrong.
         """
-        alone = offsets % self._psize == HEADER
-        bad = wrong_headers(before, offsets - HEADER, lengths, self._psize)
-        return np.asarray(alone & bad)
+        number = before[:, :8].copy().view("<u8")[:, 0]
+        flags = before[:, 10:12].copy().view("<u2")[:, 0]
+        count = before[:, 12:].copy().view("<u4")[:, 0]
+        page = (offsets - HEADER) // self._psize
+        bad = (number != page.astype(np.uint64)) | ((flags & P_OVERFLOW) == 0)
+        # LMDB leaves a value that shrinks on the pages that it has.
+        bad |= count < (HEADER - 1 + lengths) // self._psize + 1
+        return np.asarray(bad & (offsets % self._psize == HEADER))
 
     def payload_wrong(self, buffer: Bytes, starts: Ints, lengths: Ints, after: Bytes) -> None:
         """Return None: LMDB keeps no checksums."""
         return
-
-
-def wrong_headers(headers: Bytes, offsets: Ints, lengths: Ints, psize: int) -> NDArray[np.bool_]:
-    """Return which headers are not those of overflow pages for values of these lengths.
-
-    They are uint8, shape ``(n, HEADER)``, at these offsets of a file with pages of `psize` bytes.
-    """
-    number = headers[:, :8].copy().view("<u8")[:, 0]
-    flags = headers[:, 10:12].copy().view("<u2")[:, 0]
-    count = headers[:, 12:].copy().view("<u4")[:, 0]
-    bad = (number != (offsets // psize).astype(np.uint64)) | ((flags & P_OVERFLOW) == 0)
-    # LMDB leaves a value that shrinks on the pages that it has.
-    bad |= count < (HEADER - 1 + lengths) // psize + 1
-    return np.asarray(bad)
 
 
 # --- writing ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dsprep.core.schema import Field, dtype_code, is_extension
@@ -17,8 +17,6 @@ import numpy as np
 env = lmdb.open({path!r}, subdir=False, readonly=True, lock=False, readahead=False, max_dbs=1)
 database = env.open_db({database!r})
 with env.begin(db=database) as txn:
-    value = txn.get({key!r})  # sample 0
-sample = {{}}
 """
 
 _DATUM = """\
@@ -55,49 +53,33 @@ for name, data in sample.items():
 
 def loading_code(
     file: Path,
-    name: str | None,
+    database: str | None,
     decoder: Values | Datum,
     key_field: str | None,
     key: bytes | None,
 ) -> str:
     """Return a program that loads the sample with this key and prints its fields."""
-    more = "import ml_dtypes\n" if any(is_extension(f.dtype) for f in decoder.schema) else ""
-    database = None if name is None else name.encode()
     if key is None:
         return f"# {file} has no samples\n"
-    code = _OPEN.format(more=more, path=str(file), database=database, key=key)
-    code += _DATUM if isinstance(decoder, Datum) else _decode(decoder)
+    body = _DATUM if isinstance(decoder, Datum) else _decode(decoder)
     if key_field is not None:
-        code += f"sample[{key_field!r}] = {key!r}\n"
-    return code + _PRINT
+        body += f"sample[{key_field!r}] = {key!r}\n"
+    get = f"    value = txn.get({key!r})  # sample 0\nsample = {{}}\n"
+    return _program(file, database, decoder.schema, get + body)
 
 
-def family_loading_code(file: Path, name: str | None, keys: Mapping[str, bytes]) -> str:
+def family_loading_code(file: Path, database: str | None, keys: Mapping[str, bytes]) -> str:
     """Return a program that loads a sample of which each field has its own key."""
-    database = None if name is None else name.encode()
-    (first, key), *others = keys.items()
-    code = _OPEN.format(more="", path=str(file), database=database, key=key)
-    code = (
-        code.replace("    value = ", f"    sample = {{{first!r}: ")
-        .replace(")  # sample 0\n", ")}  # sample 0\n")
-        .replace("sample = {}\n", "")
-    )
-    code += "".join(f"    sample[{n!r}] = txn.get({k!r})\n" for n, k in others)
-    return code + _PRINT
+    gets = (f"{name!r}: txn.get({key!r})" for name, key in keys.items())
+    return _program(file, database, (), f"    sample = {{{', '.join(gets)}}}  # sample 0\n")
 
 
 def group_loading_code(
     file: Path, database: str | None, packing: Packing, capacity: int, key: bytes
 ) -> str:
     """Return a program that loads the first group, under this key, and prints its first sample."""
-    more = "import ml_dtypes\n" if any(is_extension(f.dtype) for f in packing.schema) else ""
-    name = None if database is None else database.encode()
-    lines = [
-        _OPEN.format(more=more, path=str(file), database=name, key=key).replace(
-            "# sample 0", "# all samples of group 0"
-        )
-        + f"capacity = {capacity}"
-    ]
+    lines = [f"    value = txn.get({key!r})  # all samples of group 0", "sample = {}"]
+    lines.append(f"capacity = {capacity}")
     places = packing.places(capacity)
     for f in packing.fixed:
         shape = (capacity, *f.inner)
@@ -108,7 +90,13 @@ def group_loading_code(
     for f in packing.ragged:
         lines.append(f"sizes = np.frombuffer(value, '<u8', capacity, {places[f.name]}).tolist()")
         lines += [_ragged(f, "value[at:at + sizes[0]]"), "at += sum(sizes)"]
-    return "\n".join(lines) + "\n" + _PRINT
+    return _program(file, database, packing.schema, "\n".join(lines) + "\n")
+
+
+def _program(file: Path, database: str | None, fields: Iterable[Field], body: str) -> str:
+    more = "import ml_dtypes\n" if any(is_extension(f.dtype) for f in fields) else ""
+    name = None if database is None else database.encode()
+    return _OPEN.format(more=more, path=str(file), database=name) + body + _PRINT
 
 
 def _decode(values: Values) -> str:

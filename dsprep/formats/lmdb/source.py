@@ -343,7 +343,7 @@ class LmdbSource(RecordsSource):
     def storage(self) -> dict[str, FieldStorage]:
         """Return how the values are stored; all fields of a sample are in one."""
         if self.families:
-            access = "a page of the tree and a value per field: their offsets are not computed"
+            access = "one read per field, each at an offset of its own"
             own = FieldStorage(storage="a record per field", access=access)
             number = FieldStorage(storage="the number in the keys", access=access)
             return {f.name: own if p in self.families else number for p, f in self._fields}

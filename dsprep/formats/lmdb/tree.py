@@ -35,14 +35,8 @@ Child = tuple[int, int]
 """A page, and the number of the first sample below it."""
 
 
-def node_size(key: int, size: int) -> int:
-    """Return the bytes of a leaf's node, without its pointer, for a value of `size` bytes."""
-    whole = NODE + key + size
-    return (NODE + key + 8 if whole > NODE_MAX else whole) + 1 & ~1
-
-
 def node_sizes(key: int, sizes: Ints) -> tuple[Ints, Ints]:
-    """Return ``(node sizes, overflow pages)`` for values of these sizes, as `node_size` does."""
+    """Return ``(node sizes, overflow pages)`` for values of these sizes."""
     whole = NODE + key + sizes
     big = whole > NODE_MAX
     nodes = (np.where(big, NODE + key + 8, whole) + 1) & ~1

@@ -43,7 +43,7 @@ from dsprep.formats.lmdb.overflow import EvenRuns, Runs
 from dsprep.formats.lmdb.pages import EMPTY, F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF, Meta
 from dsprep.formats.lmdb.records import Records
 from dsprep.formats.lmdb.recover import Found
-from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_size, node_sizes
+from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_sizes
 from dsprep.formats.lmdb.values import (
     MAX_VALUE,
     Packing,
@@ -116,10 +116,9 @@ class LmdbWriter(RecordWriter):
             self._count = samples
         keys = self._keys = plan_keys(options.key_format, self._count)
         self._values = Values(schema)
-        smallest = node_size(keys.nbytes, self._values.head)
-        if schema.ragged:  # a large value has a small node
-            smallest = min(smallest, node_size(keys.nbytes, MAX_VALUE))
-        self._most = ROOM // (smallest + 2)  # nodes on a leaf
+        possible = [self._values.head, *([MAX_VALUE] if schema.ragged else [])]  # has a small node
+        nodes, _ = node_sizes(keys.nbytes, np.array(possible))
+        self._most = ROOM // (int(nodes.min()) + 2)  # nodes on a leaf
         self._tree = Tree(keys.nbytes)
         self._first = self._done = 0  # first sample of the open leaf; samples reserved
         self._open, self._open_sizes = b"", list[int]()
