@@ -125,12 +125,16 @@ def tiny(monkeypatch):
     monkeypatch.setattr(buckets, "STRIP_NBYTES", 1)
 
 
+SOME = ("mixed", "fixed-<f4", "ragged-|S7", "empty-axis", "bytes")
+
+
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [(n, Forgetful) for n in SCHEMAS] + [(n, Knowing) for n, s in SCHEMAS.items() if s.ragged],
+    ("name", "kind", "through"),
+    [(n, Forgetful, "buckets") for n in SCHEMAS]
+    + [(n, Forgetful, "memory") for n in SOME]
+    + [(n, Knowing, how) for n in ("mixed", "bytes") for how in ("memory", "buckets")],
 )
-@pytest.mark.parametrize("through", ["memory", "buckets"])
-def test_every_schema(name, through, kind, tmp_path, tiny):
+def test_every_schema(name, kind, through, tmp_path, tiny):
     schema = SCHEMAS[name]
     batch = random_batch(schema, 53, seed=4)
     source = kind(schema, batch)
