@@ -28,7 +28,7 @@ from dsprep.reading.files import File
 X = random_array(np.dtype("<f4"), (20, 6, 4))
 
 
-def test_fields_that_disagree(tmp_path: Path) -> None:
+def test_fields_that_disagree(tmp_path):
     with h5py.File(tmp_path / "a", "w") as file:
         file["x"], file["y"], file["stats"] = np.zeros((9, 2)), np.zeros(9), np.zeros(3)
     with opened(tmp_path / "a") as source:
@@ -42,7 +42,7 @@ def test_fields_that_disagree(tmp_path: Path) -> None:
         opened(tmp_path / "a", "x:int8")
 
 
-def test_empty_files_and_wrong_files(tmp_path: Path) -> None:
+def test_empty_files_and_wrong_files(tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("no HDF5 " * 999)
     with h5py.File(tmp_path / "nothing", "w"):
@@ -58,7 +58,7 @@ def test_empty_files_and_wrong_files(tmp_path: Path) -> None:
         opened(tmp_path / "missing")
 
 
-def test_a_missing_filter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_filter_is_named(tmp_path, monkeypatch):
     with h5py.File(tmp_path / "a", "w") as file:
         file.create_dataset("x", data=X, chunks=(4, 6, 4), **hdf5plugin.Zstd())
     monkeypatch.setattr("h5py.h5z.filter_avail", lambda code: code != 32015)
@@ -67,7 +67,7 @@ def test_a_missing_filter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("text", ['"O"', '"<f8"', "{}", "[", "[" * 5000, '{"base": "<f4"}', "3"])
-def test_stand_ins_that_do_not_fit(tmp_path: Path, text: str) -> None:
+def test_stand_ins_that_do_not_fit(tmp_path, text):
     with h5py.File(tmp_path / "a", "w") as file:
         file["x"] = np.zeros((3, 2), "u2")
         file["x"].attrs["dsprep_dtype"] = np.bytes_(text)
@@ -75,7 +75,7 @@ def test_stand_ins_that_do_not_fit(tmp_path: Path, text: str) -> None:
         opened(tmp_path / "a")
 
 
-def test_text_that_is_none(tmp_path: Path) -> None:
+def test_text_that_is_none(tmp_path):
     with h5py.File(tmp_path / "a", "w") as file:
         file["x"] = np.full((3, 2), 0x110000, "u4")
         file["x"].attrs["dsprep_dtype"] = np.bytes_('"<U2"')
@@ -83,7 +83,7 @@ def test_text_that_is_none(tmp_path: Path) -> None:
         source.read(0, 3)
 
 
-def test_hostile_sizes(tmp_path: Path) -> None:
+def test_hostile_sizes(tmp_path):
     with h5py.File(tmp_path / "a", "w") as file:
         file.create_dataset("x", (2, 1 << 50), "f4", chunks=(1, 1024))
     with pytest.raises(FormatError, match="cannot be right"):
@@ -105,7 +105,7 @@ def test_hostile_sizes(tmp_path: Path) -> None:
         opened(tmp_path / "b")
 
 
-def read_whole(path: Path) -> None:
+def read_whole(path):
     with opened(path) as source:
         for start in range(0, min(len(source), 40), 8):
             source.read(start, min(start + 8, len(source)))
@@ -123,7 +123,7 @@ def read_whole(path: Path) -> None:
 KINDS = ("tables", "plain", "gzip", "latest")
 
 
-def damaged_files(tmp_path: Path) -> list[bytes]:
+def damaged_files(tmp_path):
     """Write files to be damaged, one of another program and two of our own."""
     with h5py.File(tmp_path / "tables", "w") as file:
         gz = {"compression": "gzip", "maxshape": (None,), "chunks": (16,)}
@@ -148,7 +148,7 @@ def damaged_files(tmp_path: Path) -> list[bytes]:
     return [(tmp_path / n).read_bytes() for n in KINDS]
 
 
-def test_truncated_files_are_refused(tmp_path: Path) -> None:
+def test_truncated_files_are_refused(tmp_path):
     for data in damaged_files(tmp_path):
         for size in range(0, len(data) - 1, max(1, len(data) // 30)):
             (tmp_path / "cut").write_bytes(data[:size])
@@ -176,7 +176,7 @@ for _ in range(40):
 """
 
 
-def test_flipped_bytes_never_escape(tmp_path: Path) -> None:
+def test_flipped_bytes_never_escape(tmp_path):
     """In a process of its own, so that a crash of the library would show as such."""
     here = Path(__file__).parent
     damaged_files(tmp_path)
@@ -192,7 +192,7 @@ def test_flipped_bytes_never_escape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_damaged_chunk_is_named(tmp_path: Path, shuffle: bool) -> None:
+def test_a_damaged_chunk_is_named(tmp_path, shuffle):
     with h5py.File(tmp_path / "a", "w") as file:
         x = file.create_dataset("x", data=X, chunks=(5, 6, 4), compression="gzip", shuffle=shuffle)
         chunk = x.id.get_chunk_info(2)
@@ -205,7 +205,7 @@ def test_a_damaged_chunk_is_named(tmp_path: Path, shuffle: bool) -> None:
             source.read(8, 12)
 
 
-def test_a_chunk_that_expands_without_end(tmp_path: Path) -> None:
+def test_a_chunk_that_expands_without_end(tmp_path):
     """Neither one that holds more than it should, nor one that claims more than it can hold."""
     for stored, rows in ((1 << 22, 5000), (16, 1 << 24)):
         with h5py.File(tmp_path / "a", "w") as file:
@@ -215,7 +215,7 @@ def test_a_chunk_that_expands_without_end(tmp_path: Path) -> None:
             source.read(0, rows)
 
 
-def test_a_chunk_without_filters_has_the_size_of_a_chunk(tmp_path: Path) -> None:
+def test_a_chunk_without_filters_has_the_size_of_a_chunk(tmp_path):
     """Of a shorter one the library reads what there is, and leaves its memory as it was."""
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
@@ -248,7 +248,7 @@ def outcome():
 """
 
 
-def run(code: str, path: Path, seconds: int) -> str:
+def run(code, path, seconds):
     """Run `READ` and `code` on `path`; a hang or a crash fails the test."""
     script = READ.format(seconds=seconds) + code
     command = [sys.executable, "-c", script, str(path)]
@@ -259,22 +259,22 @@ def run(code: str, path: Path, seconds: int) -> str:
     return done.stdout
 
 
-def texts(count: int) -> list[str]:
+def texts(count):
     return ["é☃" * (i % 4) + str(i) * (i % 7) for i in range(count)]
 
 
-def write_texts(path: Path, count: int, **how: object) -> None:
+def write_texts(path, count, **how):
     with h5py.File(path, "w") as file:
         file.create_dataset("s", data=texts(count), dtype=h5py.string_dtype(), **how)
 
 
-def damage(path: Path, at: int, value: bytes) -> None:
+def damage(path, at, value):
     data = bytearray(path.read_bytes())
     data[at : at + len(value)] = value
     path.write_bytes(data)
 
 
-def last_object(path: Path, number: int) -> int:
+def last_object(path, number):
     """Return the offset of object `number` in the first collection."""
     data = path.read_bytes()
     at = data.index(b"GCOL") + 16
@@ -293,13 +293,13 @@ def last_object(path: Path, number: int) -> int:
     ],
     ids=["contiguous", "chunks", "gzip", "lzf"],
 )
-def test_a_free_space_without_a_size(tmp_path: Path, how: dict[str, object]) -> None:
+def test_a_free_space_without_a_size(tmp_path, how):
     path = tmp_path / "a"
     write_texts(path, 200, **how)
     with opened(path) as source:
         column = source.read(3, 190)["s"]
     joined = "".join(texts(200)[3:190]).encode()
-    assert column.values.tobytes() == joined  # type: ignore[union-attr]
+    assert column.values.tobytes() == joined
     at = last_object(path, 42)
     damage(path, at, b"\0" * 16)
     text = run("print(outcome())", path, 20)
@@ -307,7 +307,7 @@ def test_a_free_space_without_a_size(tmp_path: Path, how: dict[str, object]) -> 
     assert f"field s, offset {at}" in text
 
 
-def test_every_byte_of_a_heap(tmp_path: Path) -> None:
+def test_every_byte_of_a_heap(tmp_path):
     path = tmp_path / "a"
     with h5py.File(path, "w") as file:
         file.create_dataset("s", data=texts(7), dtype=h5py.string_dtype())
@@ -333,7 +333,7 @@ print(*counts)
     assert refused > 25
 
 
-def test_an_attribute_whose_heap_is_damaged_is_left_out(tmp_path: Path) -> None:
+def test_an_attribute_whose_heap_is_damaged_is_left_out(tmp_path):
     path = tmp_path / "a"
     with h5py.File(path, "w") as file:
         file["x"] = np.zeros(7)
@@ -346,7 +346,7 @@ def test_an_attribute_whose_heap_is_damaged_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
-def test_scalars_and_what_was_never_written(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_scalars_and_what_was_never_written(tmp_path, shape):
     path = tmp_path / "a"
     with h5py.File(path, "w", userblock_size=1024) as file:
         file.create_dataset("s", shape, dtype=h5py.string_dtype())
@@ -355,10 +355,10 @@ def test_scalars_and_what_was_never_written(tmp_path: Path, shape: tuple[int, ..
     for name, text in (("s", ""), ("t", "long " * 2000)):
         with opened(path, name, axis=axis) as source:
             column = source.read(0, 1)[name]
-            assert column.values.tobytes().decode() == text  # type: ignore[union-attr]
+            assert column.values.tobytes().decode() == text
 
 
-def test_values_of_many_sizes_and_rows_rewritten(tmp_path: Path) -> None:
+def test_values_of_many_sizes_and_rows_rewritten(tmp_path):
     rng = np.random.default_rng(1)
     lengths = rng.integers(0, 300, 3000)
     lengths[17] = 1 << 18
@@ -372,11 +372,11 @@ def test_values_of_many_sizes_and_rows_rewritten(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a") as file, opened(tmp_path / "a") as source:
         expected = np.concatenate(list(file["v"][1:2999]))
         column = source.read(1, 2999)["v"]
-    assert column.values.tobytes() == expected.tobytes()  # type: ignore[union-attr]
-    assert column.lengths.tolist() == lengths[1:2999].tolist()  # type: ignore[union-attr]
+    assert column.values.tobytes() == expected.tobytes()
+    assert column.lengths.tolist() == lengths[1:2999].tolist()
 
 
-def test_collections_within_each_other(tmp_path: Path) -> None:
+def test_collections_within_each_other(tmp_path):
     path = tmp_path / "a"
     head = b"GCOL\1\0\0\0"
     path.write_bytes((head + (4096).to_bytes(8, "little")) * 999)
@@ -387,7 +387,7 @@ def test_collections_within_each_other(tmp_path: Path) -> None:
         heaps.check(rows, 1, path)
 
 
-def test_missing_chunks_and_other_fill_values(tmp_path: Path) -> None:
+def test_missing_chunks_and_other_fill_values(tmp_path):
     """What was never written has no items, with any filter, unless the file says otherwise."""
     path = tmp_path / "a"
     with h5py.File(path, "w") as file:
@@ -404,12 +404,12 @@ def test_missing_chunks_and_other_fill_values(tmp_path: Path) -> None:
         batch = source.read(4, 9)
         for i in range(3):
             assert list(batch[f"s{i}"]) == ["", "a", "bc", "", ""]
-        assert batch["never"].lengths.tolist() == [0] * 5  # type: ignore[union-attr]
+        assert batch["never"].lengths.tolist() == [0] * 5
     with opened(path, "filled") as source, pytest.raises(FormatError, match="fill value"):
         source.read(0, 1)
 
 
-def test_items_of_types_that_numpy_lacks(tmp_path: Path) -> None:
+def test_items_of_types_that_numpy_lacks(tmp_path):
     path = tmp_path / "a"
     kind = h5py.h5t.STD_I32BE.copy()
     kind.set_precision(24)
@@ -421,13 +421,13 @@ def test_items_of_types_that_numpy_lacks(tmp_path: Path) -> None:
             file["v"][i] = np.arange(-i, i, dtype="i4") * 70000
     with opened(path) as source:
         column = source[:]["v"]
-        assert column.values.dtype == source.schema["v"].dtype  # type: ignore[union-attr]
+        assert column.values.dtype == source.schema["v"].dtype
         assert [c.tolist() for c in column] == [[70000 * k for k in range(-i, i)] for i in range(4)]
 
 
 @pytest.mark.parametrize("version", ["earliest", "latest"])
 @pytest.mark.parametrize("count", [2, 40])
-def test_attributes_that_lie_in_a_heap(tmp_path: Path, version: str, count: int) -> None:
+def test_attributes_that_lie_in_a_heap(tmp_path, version, count):
     """All are found in the object's header or its own heap, and a damaged one is left out."""
     path = tmp_path / "a"
     with h5py.File(path, "w", libver=version, userblock_size=512) as file:
@@ -440,7 +440,7 @@ def test_attributes_that_lie_in_a_heap(tmp_path: Path, version: str, count: int)
         found = source.schema["x"].attrs
         assert not source.notes
         assert set(found) == set(file["x"].attrs)
-        assert all(np.array_equal(v, file["x"].attrs[k]) for k, v in found.items())  # type: ignore[arg-type]
+        assert all(np.array_equal(v, file["x"].attrs[k]) for k, v in found.items())
     data = bytearray(path.read_bytes())
     at = data.index(b"text 1")
     assert data[at - 8] == 6
@@ -450,7 +450,7 @@ def test_attributes_that_lie_in_a_heap(tmp_path: Path, version: str, count: int)
     assert "left out attributes of x: é1" in text
 
 
-def test_types_of_no_known_kind(tmp_path: Path) -> None:
+def test_types_of_no_known_kind(tmp_path):
     """The library crashes on a type of variable length that is neither a string nor a sequence."""
     path = tmp_path / "a"
     with h5py.File(path, "w") as file:
@@ -469,7 +469,7 @@ for at in {places}:
     assert len(run(code, path, 20).splitlines()) == len(places)
 
 
-def test_groups_whose_table_is_damaged(tmp_path: Path) -> None:
+def test_groups_whose_table_is_damaged(tmp_path):
     """The library crashes where it sorts the links of a large group and meets a wrong checksum."""
     path = tmp_path / "a"
     for tracked in (False, True):
@@ -491,7 +491,7 @@ for at in {places}:
         assert "checksum" in run(code, path, 20)
 
 
-def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8(tmp_path):
     path = tmp_path / "a"
     with h5py.File(path, "w") as file:
         file["x"] = np.zeros(7)
@@ -506,7 +506,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["virtual", "compact"])
-def test_storage_that_only_the_library_knows(tmp_path: Path, kind: str) -> None:
+def test_storage_that_only_the_library_knows(tmp_path, kind):
     path = tmp_path / "a"
     with h5py.File(path, "w") as file:
         file["x"] = np.zeros(7)

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import h5py
 import hdf5plugin
@@ -48,7 +46,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts(tmp_path: Path, name: str) -> None:
+def test_layouts(tmp_path, name):
     how, storage, access = LAYOUTS[name]
     with h5py.File(tmp_path / "a", "w", userblock_size=1024) as file:
         file.create_dataset("g/x", data=X, **how)
@@ -62,7 +60,7 @@ def test_layouts(tmp_path: Path, name: str) -> None:
         assert (layout.codecs == ()) == (name in ("contiguous", "chunked", "tiled", "resizable"))
 
 
-def test_types(tmp_path: Path) -> None:
+def test_types(tmp_path):
     padded = np.dtype(
         {"names": ["a", "b"], "formats": ["u1", "<f8"], "offsets": [2, 8], "itemsize": 24}
     )
@@ -111,31 +109,7 @@ def test_types(tmp_path: Path) -> None:
     assert batch["padded.gz"].view("u1").reshape(4, 3, 24)[..., [0, 1, 3, 4, 16, 23]].max() == 0
 
 
-def test_the_cost_of_a_sample_is_at_most_the_dataset(tmp_path: Path) -> None:
-    gz = {"compression": "gzip"}
-    with h5py.File(tmp_path / "a", "w") as file:
-        file.create_dataset("one", data=X, chunks=(20, 6, 4), **gz)
-        file.create_dataset("room", data=X, chunks=(64, 6, 4), maxshape=(None, 6, 4), **gz)
-        file.create_dataset("two", data=X, chunks=(16, 3, 4), **gz)
-        file.create_dataset("wide", data=X[:, 0, 0], chunks=(1000,), maxshape=(None,), **gz)
-        index = np.zeros(2, [("first", "<i8"), ("count", "<i8")])
-        index["first"], index["count"] = [0, 1], [1, 39]
-        file["index"] = index
-        file.create_dataset("rows", data=np.arange(40), chunks=(39,), **gz)
-    with opened(tmp_path / "a", "one", "room", "two", "wide") as source:
-        access = {name: layout.access for name, layout in source.storage().items()}
-    assert access["one"] == "the only chunk (1.9 kB) is read and decoded for one sample"
-    assert access["room"] == "the only chunk (6.1 kB) is read and decoded for one sample"
-    assert access["wide"] == "the only chunk (4.0 kB) is read and decoded for one sample"
-    assert access["two"].startswith("a sample is in 2 chunks of 768 B, each is read and decoded")
-    assert access["two"].endswith(": 16x the bytes that are wanted")
-    with opened(tmp_path / "a", "rows@index") as source:
-        access = source.storage()["rows"].access
-    assert "in about 1.5 chunks of 312 B" in access
-    assert ": 2.9x the bytes that are wanted" in access  # both chunks for 39 rows, one for one row
-
-
-def test_what_is_not_kept_is_noted(tmp_path: Path) -> None:
+def test_what_is_not_kept_is_noted(tmp_path):
     kinds = h5py.enum_dtype({"ELECTRON": 0, "MUON": 1})
     with h5py.File(tmp_path / "a", "w") as file:
         file["climate/data"], file["other/x"] = X, X
@@ -159,7 +133,7 @@ def test_what_is_not_kept_is_noted(tmp_path: Path) -> None:
         assert source.notes == ()
 
 
-def test_one_sample_per_file(tmp_path: Path) -> None:
+def test_one_sample_per_file(tmp_path):
     for names in (("climate/data", "climate/labels_0"), ("x", "y")):
         shapes = ((8, 12, 3), (8, 12)) if "/" in names[0] else ((8, 8, 8, 4), (4,))
         for how in ({}, {"compression": "gzip"}):
@@ -187,7 +161,7 @@ def test_one_sample_per_file(tmp_path: Path) -> None:
         assert len(source) == 8
 
 
-def test_links_and_cycles_end(tmp_path: Path) -> None:
+def test_links_and_cycles_end(tmp_path):
     with h5py.File(tmp_path / "a", "w") as file:
         file["g/x"] = np.arange(4)
         file["g/again"] = file["g/x"]
@@ -203,7 +177,7 @@ def test_links_and_cycles_end(tmp_path: Path) -> None:
         opened(tmp_path / "a", "outside")
 
 
-def test_one_dataset_that_cannot_be_a_field_leaves_the_others(tmp_path: Path) -> None:
+def test_one_dataset_that_cannot_be_a_field_leaves_the_others(tmp_path):
     """Whatever its size, and whether or not it has as many rows."""
     text = h5py.string_dtype()
     for shape in ((10, 2), (1000, 5)):
@@ -223,7 +197,7 @@ def test_one_dataset_that_cannot_be_a_field_leaves_the_others(tmp_path: Path) ->
             assert "left out quad: its type is unknown to numpy" in notes
 
 
-def test_the_reason_is_named_where_nothing_can_be_a_field(tmp_path: Path) -> None:
+def test_the_reason_is_named_where_nothing_can_be_a_field(tmp_path):
     with h5py.File(tmp_path / "a", "w") as file:
         file["e"] = h5py.Empty("f4")
         file["link"] = h5py.SoftLink("/nowhere")
@@ -235,9 +209,7 @@ def test_the_reason_is_named_where_nothing_can_be_a_field(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_threads_wait_for_the_chunk_that_one_decodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
-) -> None:
+def test_threads_wait_for_the_chunk_that_one_decodes(tmp_path, monkeypatch, damaged):
     x = random_array(np.dtype("<f4"), (64, 100))
     with h5py.File(tmp_path / "a", "w") as file:
         dataset = file.create_dataset("x", data=x, chunks=(64, 100), compression="gzip")
@@ -249,7 +221,7 @@ def test_threads_wait_for_the_chunk_that_one_decodes(
     decoded: list[int] = []
     decode = columns.filters.decode
 
-    def slow(*args: Any) -> Any:
+    def slow(*args):
         decoded.append(1)
         time.sleep(0.1)
         return decode(*args)
@@ -259,7 +231,7 @@ def test_threads_wait_for_the_chunk_that_one_decodes(
     with opened(tmp_path / "a") as source:
         _ = source.resident_nbytes()  # the chunks are located
 
-        def work(k: int) -> None:
+        def work(k):
             try:
                 found[k] = raw(source.read(8 * k, 8 * k + 8)["x"])
             except FormatError as error:
@@ -279,7 +251,7 @@ def test_threads_wait_for_the_chunk_that_one_decodes(
         assert all(found[k] == raw(x[8 * k : 8 * k + 8]) for k in range(8))
 
 
-def test_resident_bytes(tmp_path: Path) -> None:
+def test_resident_bytes(tmp_path):
     x = random_array(np.dtype("<f4"), (20, 6))
     with h5py.File(tmp_path / "a", "w") as file:
         file["plain"] = x
@@ -300,7 +272,7 @@ def test_resident_bytes(tmp_path: Path) -> None:
             assert source.resident_nbytes() == expected, fields
 
 
-def _sequences(path: Path, libver: Any, address_nbytes: int, how: dict[str, Any]) -> None:
+def _sequences(path, libver, address_nbytes, how):
     """Write strings and numbers of variable length; element 7 of the numbers never."""
     plist = h5py.h5p.create(h5py.h5p.FILE_CREATE)
     plist.set_sizes(address_nbytes, 8)
@@ -333,9 +305,7 @@ def _sequences(path: Path, libver: Any, address_nbytes: int, how: dict[str, Any]
         {"chunks": (5,), "compression": "lzf"},
     ],
 )
-def test_sequences_are_those_that_h5py_reads(
-    tmp_path: Path, how: dict[str, Any], libver: Any, address_nbytes: int
-) -> None:
+def test_sequences_are_those_that_h5py_reads(tmp_path, how, libver, address_nbytes):
     path = tmp_path / "a"
     _sequences(path, libver, address_nbytes, how)
     with h5py.File(path) as file:
@@ -344,7 +314,7 @@ def test_sequences_are_those_that_h5py_reads(
     with opened(path) as source:
         assert source.schema["n"].dtype == np.dtype(">i2")
         for start, stop in ((0, 12), (3, 8), (11, 12), (12, 12)):
-            assert source.sizes(start, stop).tolist() == sizes[start:stop]  # type: ignore[union-attr]
+            assert source.sizes(start, stop).tolist() == sizes[start:stop]
             batch = source.read(start, stop)
             for name, column in batch.items():
                 assert [raw(v) for v in column] == values[name][start:stop]
@@ -355,7 +325,7 @@ def test_sequences_are_those_that_h5py_reads(
 INTS = np.arange(12, dtype="<i4").reshape(6, 2)
 
 
-def write_elsewhere(kind: str, folder: Path, other: Path) -> Path:
+def write_elsewhere(kind, folder, other):
     """Write a file whose field ``x`` lies in `other`, and return its path."""
     path = folder / "a.h5"
     folder.mkdir(exist_ok=True)
@@ -390,7 +360,7 @@ def write_elsewhere(kind: str, folder: Path, other: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["external", "virtual", "relative"])
-def test_inside_and_outside(tmp_path: Path, kind: str) -> None:
+def test_inside_and_outside(tmp_path, kind):
     path = write_elsewhere(kind, tmp_path / "in", tmp_path / "in" / "sub" / "other")
     with dsprep.open(path) as source:
         assert source.schema.names == ("x", "y")
@@ -412,7 +382,7 @@ def test_inside_and_outside(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["chain", "linked"])
-def test_what_the_other_file_refers_to(tmp_path: Path, kind: str) -> None:
+def test_what_the_other_file_refers_to(tmp_path, kind):
     path = write_elsewhere(kind, tmp_path / "in", tmp_path / "in" / "other.h5")
     with dsprep.open(path) as source:
         assert source.schema.names == ("y",)
@@ -420,7 +390,7 @@ def test_what_the_other_file_refers_to(tmp_path: Path, kind: str) -> None:
         np.testing.assert_array_equal(source[:]["x"], INTS)
 
 
-def test_a_virtual_dataset_of_itself(tmp_path: Path) -> None:
+def test_a_virtual_dataset_of_itself(tmp_path):
     layout = h5py.VirtualLayout((4,), "i4")
     layout[:] = h5py.VirtualSource(".", "x", (4,))
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -429,7 +399,7 @@ def test_a_virtual_dataset_of_itself(tmp_path: Path) -> None:
         dsprep.open(tmp_path / "a.h5")
 
 
-def test_the_option_is_not_kept_in_a_sidecar(tmp_path: Path) -> None:
+def test_the_option_is_not_kept_in_a_sidecar(tmp_path):
     """Whoever reads decides, not whoever wrote the sidecar."""
     path = write_elsewhere("external", tmp_path / "in", tmp_path / "out" / "other")
     dsprep.provenance(path, OpenOptions(follow_external=True))
@@ -452,7 +422,7 @@ DTYPES += [
 ]
 
 
-def items(dtype: np.dtype, count: int = 6) -> list[np.ndarray]:
+def items(dtype, count=6):
     """Return ragged values, most of whose bytes tell the orders apart."""
     rng = np.random.default_rng(3)
     found = []
@@ -463,7 +433,7 @@ def items(dtype: np.dtype, count: int = 6) -> list[np.ndarray]:
     return found
 
 
-def write_sequences(path: Path, dtype: np.dtype, values: list[np.ndarray], **how: object) -> None:
+def write_sequences(path, dtype, values, **how):
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("v", (len(values),), h5py.vlen_dtype(dtype), **how)
         for i, value in enumerate(values):
@@ -472,9 +442,7 @@ def write_sequences(path: Path, dtype: np.dtype, values: list[np.ndarray], **how
 
 @pytest.mark.parametrize("how", [{}, {"chunks": (2,), "compression": "lzf"}], ids=["", "lzf"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_way_of_reading_sequences(
-    tmp_path: Path, dtype: np.dtype, how: dict[str, object]
-) -> None:
+def test_every_way_of_reading_sequences(tmp_path, dtype, how):
     """Also where the library has to decode the chunks."""
     values = items(dtype)
     write_sequences(tmp_path / "a.h5", dtype, values, **how)
@@ -483,7 +451,7 @@ def test_every_way_of_reading_sequences(
         field = source.schema["v"]
         assert field.dtype.newbyteorder("=") == values[0].dtype.newbyteorder("=")
         column = source[:]["v"]
-        assert column.values.dtype == field.dtype  # type: ignore[union-attr]
+        assert column.values.dtype == field.dtype
         for seen in (
             [column[i] for i in range(len(values))],
             [source[i]["v"] for i in range(len(values))],
@@ -493,7 +461,7 @@ def test_every_way_of_reading_sequences(
             assert [s.tobytes() for s in seen] == bits
 
 
-def test_the_printed_program_and_attributes(tmp_path: Path) -> None:
+def test_the_printed_program_and_attributes(tmp_path):
     write_sequences(tmp_path / "a.h5", np.dtype(">u4"), [np.array([1, 2], ">u4")] * 3)
     with h5py.File(tmp_path / "a.h5", "r+") as file:
         kind = h5py.h5t.py_create(h5py.vlen_dtype(">u4"), logical=True)
@@ -503,7 +471,7 @@ def test_the_printed_program_and_attributes(tmp_path: Path) -> None:
         value[()] = np.array([1, 2], "<u4")
         attribute.write(value)
     with HDF5.open(tmp_path / "a.h5", OpenOptions(), None) as source:
-        assert source.schema["v"].attrs["scale"].tolist() == [1, 2]  # type: ignore[union-attr]
+        assert source.schema["v"].attrs["scale"].tolist() == [1, 2]
         code = source.loading_code() + "print(value.tolist())\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["v >u4 (2,)", "[1, 2]"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import h5py
 import ml_dtypes
@@ -21,11 +20,11 @@ from dsprep.formats.base import Compression, WriteOptions
 EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
 
 
-def larcv(path: Path, events: int = 5, seed: int = 0, planes: int = 3) -> None:
+def larcv(path, events=5, seed=0, planes=3):
     """Write a file with the structure of larcv3: two and three levels of tables."""
     rng = np.random.default_rng(seed)
 
-    def table(counts: np.ndarray, *, ids: bool = True) -> np.ndarray:
+    def table(counts, *, ids=True):
         out = np.zeros(
             len(counts),
             EXTENT
@@ -68,7 +67,7 @@ def larcv(path: Path, events: int = 5, seed: int = 0, planes: int = 3) -> None:
 
 
 @pytest.mark.parametrize(("events", "seed"), [(5, 0), (5, 1), (12, 2), (1, 3), (40, 4)])
-def test_tables_over_several_levels(tmp_path: Path, events: int, seed: int) -> None:
+def test_tables_over_several_levels(tmp_path, events, seed):
     larcv(tmp_path / "a", events, seed)
     with opened(tmp_path / "a") as source, h5py.File(tmp_path / "a") as file:
         assert len(source) == events
@@ -106,7 +105,6 @@ def test_tables_over_several_levels(tmp_path: Path, events: int, seed: int) -> N
                 (3 * i + k) * 1.5 for k in range(3)
             ]
         sizes = source.sizes(0, events)
-        assert sizes is not None
         assert sizes.tolist() == [
             sum(np.asarray(v).nbytes for v in source[i].values()) for i in range(events)
         ]
@@ -118,7 +116,7 @@ def test_tables_over_several_levels(tmp_path: Path, events: int, seed: int) -> N
         assert access.endswith(", after reads of 2 index tables")
 
 
-def test_explicit_tables(tmp_path: Path) -> None:
+def test_explicit_tables(tmp_path):
     larcv(tmp_path / "a")
     s = "Data/sparse_group"
     with opened(
@@ -150,7 +148,7 @@ def test_explicit_tables(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["<i4", ">u8", "<i8"])
 @pytest.mark.parametrize("options", [{}, {"chunks": (2, 2), "compression": "gzip"}])
-def test_a_table_of_two_columns(tmp_path: Path, dtype: str, options: dict[str, object]) -> None:
+def test_a_table_of_two_columns(tmp_path, dtype, options):
     index = np.array([(0, 4), (4, 0), (4, 6)], dtype)
     hits = random_array(np.dtype("<f4"), (10, 3))
     with h5py.File(tmp_path / "a", "w") as file:
@@ -163,7 +161,6 @@ def test_a_table_of_two_columns(tmp_path: Path, dtype: str, options: dict[str, o
         for i, (first, n) in enumerate(index.tolist()):
             assert raw(source[i]["h"]) == raw(hits[first : first + n])
         sizes = source.sizes(0, 3)
-        assert sizes is not None
         assert sizes.tolist() == [48 + 8, 8, 72 + 8]
         assert source.storage()["h"].access.endswith(", after a read of its index table")
         code = source.loading_code()
@@ -186,7 +183,7 @@ def test_a_table_of_two_columns(tmp_path: Path, dtype: str, options: dict[str, o
         ("offsets", "lengths", "v"),
     ],
 )
-def test_pairs_of_datasets(tmp_path: Path, names: tuple[str, str, str]) -> None:
+def test_pairs_of_datasets(tmp_path, names):
     counts = np.array([2, 0, 5, 1])
     with h5py.File(tmp_path / "a", "w") as file:
         file[f"g/{names[0]}"], file[f"g/{names[1]}"] = np.cumsum(counts) - counts, counts
@@ -200,7 +197,7 @@ def test_pairs_of_datasets(tmp_path: Path, names: tuple[str, str, str]) -> None:
         assert raw(ragged.values) == raw(file[f"g/{names[2]}"][()])
 
 
-def test_an_index_with_gaps_is_not_used(tmp_path: Path) -> None:
+def test_an_index_with_gaps_is_not_used(tmp_path):
     with h5py.File(tmp_path / "a", "w") as file:
         file["g/first"], file["g/count"] = [0, 3, 5], [2, 2, 3]
         file["g/values"] = np.arange(8)
@@ -210,7 +207,7 @@ def test_an_index_with_gaps_is_not_used(tmp_path: Path) -> None:
         assert any("g/values" in n and "gaps" in n for n in source.notes)
 
 
-def test_own_files_guess_nothing(tmp_path: Path) -> None:
+def test_own_files_guess_nothing(tmp_path):
     """Fields that look like an index, or like one snapshot per file, are what they were."""
     i8 = np.dtype("<i8")
     schema = Schema((Field("first", i8), Field("count", i8), Field("values", i8)))
@@ -225,7 +222,7 @@ def test_own_files_guess_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["larcv", "mixed", "types", "whole"])
-def test_the_loading_code_runs(tmp_path: Path, kind: str) -> None:
+def test_the_loading_code_runs(tmp_path, kind):
     path = tmp_path / "a.h5"
     if kind == "larcv":
         larcv(path)
@@ -272,7 +269,7 @@ def test_the_loading_code_runs(tmp_path: Path, kind: str) -> None:
 # --- a group per sample -----------------------------------------------------------------------
 
 
-def write_samples(path: Path, count: int, parent: str = "", name: str = "sample{}") -> None:
+def write_samples(path, count, parent="", name="sample{}"):
     """Write a group per sample, in an order that is not the natural one."""
     rng = np.random.default_rng(1)
     with h5py.File(path, "w") as file:
@@ -288,7 +285,7 @@ def write_samples(path: Path, count: int, parent: str = "", name: str = "sample{
 
 
 @pytest.mark.parametrize("parent", ["", "data/all"])
-def test_all_samples_in_natural_order(tmp_path: Path, parent: str) -> None:
+def test_all_samples_in_natural_order(tmp_path, parent):
     write_samples(tmp_path / "a.h5", 25, parent)
     with dsprep.open(tmp_path / "a.h5") as source, h5py.File(tmp_path / "a.h5") as file:
         assert len(source) == 25
@@ -311,7 +308,7 @@ def test_all_samples_in_natural_order(tmp_path: Path, parent: str) -> None:
     assert "image uint8 (8, 6, 3)" in done.stdout
 
 
-def test_converted_and_through_a_sidecar(tmp_path: Path) -> None:
+def test_converted_and_through_a_sidecar(tmp_path):
     write_samples(tmp_path / "a.h5", 12)
     dsprep.convert(tmp_path / "a.h5", tmp_path / "b.h5", workers=1)
     with dsprep.open(tmp_path / "a.h5") as a, dsprep.open(tmp_path / "b.h5") as b:
@@ -327,7 +324,7 @@ def test_converted_and_through_a_sidecar(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(batch[name][k], file[f"sample{i}/{name}"])
 
 
-def test_many_groups_of_any_name(tmp_path: Path) -> None:
+def test_many_groups_of_any_name(tmp_path):
     names = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis", "jay", "kea"]
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for i, name in enumerate(names):
@@ -337,12 +334,12 @@ def test_many_groups_of_any_name(tmp_path: Path) -> None:
         assert source[10]["x"].tolist() == [10] * 13
 
 
-def splits(file: h5py.File, *parts: tuple[str, int]) -> None:
+def splits(file, *parts):
     for name, count in parts:
         file[f"{name}/x"], file[f"{name}/y"] = np.zeros((count, 5)), np.zeros(count)
 
 
-def test_splits_and_cameras_are_not_samples(tmp_path: Path) -> None:
+def test_splits_and_cameras_are_not_samples(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         splits(file, ("train", 60), ("test", 10))
     with dsprep.open(tmp_path / "a.h5") as source:
@@ -355,7 +352,7 @@ def test_splits_and_cameras_are_not_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folds", "shapes", "missing", "parents"])
-def test_doubt_is_refused_with_what_each_reading_gives(tmp_path: Path, kind: str) -> None:
+def test_doubt_is_refused_with_what_each_reading_gives(tmp_path, kind):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         if kind == "folds":
@@ -393,7 +390,7 @@ def test_doubt_is_refused_with_what_each_reading_gives(tmp_path: Path, kind: str
             assert "image" in source.schema.names or kind != "missing"
 
 
-def test_named_fields(tmp_path: Path) -> None:
+def test_named_fields(tmp_path):
     write_samples(tmp_path / "a.h5", 12)
     with dsprep.open(tmp_path / "a.h5", options("label", "points=meta/points")) as source:
         assert source.schema.names == ("label", "points")
@@ -411,7 +408,7 @@ def test_named_fields(tmp_path: Path) -> None:
         dsprep.open(tmp_path / "a.zarr", options(axis="groups"))
 
 
-def test_a_table_of_pandas(tmp_path: Path) -> None:
+def test_a_table_of_pandas(tmp_path):
     """Its index internals and arrays without rows are never the dataset."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["table/table"] = np.zeros(10, [("index", "i8"), ("values", "f8", (3,))])
@@ -425,7 +422,7 @@ def test_a_table_of_pandas(tmp_path: Path) -> None:
         assert "left out table/empty, table/none: first axis 0" in notes
 
 
-def test_a_file_of_which_most_would_be_left_out(tmp_path: Path) -> None:
+def test_a_file_of_which_most_would_be_left_out(tmp_path):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file["a"], file["b"], file["weights"] = np.zeros(30), np.zeros(30), np.zeros((40, 90))

@@ -9,9 +9,7 @@ import errno
 import itertools
 import json
 import resource
-from contextlib import closing, suppress
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import h5py
 import numpy as np
@@ -23,9 +21,8 @@ from dsprep.core.checksums import crc32c
 from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
-from dsprep.formats.base import Compression, OpenOptions, WriteOptions, Writer
+from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.formats.hdf5 import create
-from dsprep.layout.model import Groups
 
 SCHEMAS = dict(schemas())
 PLAIN = WriteOptions()
@@ -41,26 +38,24 @@ MIXED = SCHEMAS["mixed"]
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_waiting_for_disks(monkeypatch):
     """Hundreds of small files: whether they survive a power cut is not the question here."""
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(f"os.{name}", lambda fd: None)
 
 
-def read_all(path: Path) -> Batch:
+def read_all(path):
     with HDF5.open(path, OpenOptions(), None) as source:
         return source.read(0, len(source))
 
 
-def grouped(batch: Batch, per_group: int, align: int) -> Grouping:
+def grouped(batch, per_group, align):
     edges = even(len(next(iter(batch.values()))), per_group).edges
     ragged = {n: c for n, c in batch.items() if isinstance(c, Ragged)}
     return Grouping(edges, align, {n: np.diff(c.offsets[edges]) for n, c in ragged.items()})
 
 
-def cut(
-    writer: Writer, samples: int | Grouping, after: int = 0, step: int = 2
-) -> list[tuple[int, int]]:
+def cut(writer, samples, after=0, step=2):
     """Pieces of `step` samples that cross no edge of a group, or whole groups."""
     count = samples if isinstance(samples, int) else int(samples.edges[-1])
     edges = {0, count} if isinstance(samples, int) else set(samples.edges.tolist())
@@ -69,7 +64,7 @@ def cut(
     return list(itertools.pairwise(sorted(e for e in edges if e >= after)))
 
 
-def feed(writer: Writer, batch: Batch, cuts: list[tuple[int, int]], order: int = -1) -> None:
+def feed(writer, batch, cuts, order=-1):
     """Drive a writer as a conversion does; pieces may be written in any order."""
     pieces = [writer.encode(take(batch, a, b), a, Arena()) for a, b in cuts]
     for piece in pieces:
@@ -80,14 +75,14 @@ def feed(writer: Writer, batch: Batch, cuts: list[tuple[int, int]], order: int =
 
 
 def write(
-    path: Path,
-    schema: Schema,
-    batch: Batch,
-    samples: int | Grouping,
-    options: WriteOptions = PLAIN,
-    step: int = 2,
-    order: int = -1,
-) -> Any:
+    path,
+    schema,
+    batch,
+    samples,
+    options=PLAIN,
+    step=2,
+    order=-1,
+):
     """Write `path` in a folder of its own, in which nothing else may be left."""
     folder = path.parent / "new"
     folder.mkdir(exist_ok=True)
@@ -102,16 +97,15 @@ def write(
     return groups
 
 
-def told(groups: Groups | None) -> list[list[int]]:
+def told(groups):
     """Offsets, lengths and checksums of groups."""
     if groups is None:
         return []
-    assert groups.crc32c is not None
     laws = (groups.blocks.offsets, groups.blocks.lengths, groups.crc32c)
     return [law.span(0, groups.blocks.count).tolist() for law in laws]
 
 
-def test_stand_ins_are_named(tmp_path: Path) -> None:
+def test_stand_ins_are_named(tmp_path):
     for name in ("fixed-bfloat16", "fixed-<U3"):
         schema = SCHEMAS[name]
         batch = random_batch(schema, 3)
@@ -130,7 +124,7 @@ def test_stand_ins_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "dtype", ["<M8[ns]", ">m8[s]", "V5", ">U2", "float8_e4m3fn", "<f2", "S1", "<c16"]
 )
-def test_rarer_dtypes_survive(tmp_path: Path, dtype: str) -> None:
+def test_rarer_dtypes_survive(tmp_path, dtype):
     import ml_dtypes
 
     element = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
@@ -150,7 +144,7 @@ def test_rarer_dtypes_survive(tmp_path: Path, dtype: str) -> None:
     assert_same_batch(read_all(tmp_path / "a"), batch, schema)
 
 
-def test_padding_is_zeroed_and_strided_columns_are_taken(tmp_path: Path) -> None:
+def test_padding_is_zeroed_and_strided_columns_are_taken(tmp_path):
     padded = np.dtype({"names": ["a", "b"], "formats": ["u1", "<f8"], "offsets": [0, 8]})
     schema = Schema((Field("s", padded), Field("x", np.dtype("<i4"), (3,))))
     for name, filler in (("a", 0x00), ("b", 0xFF)):
@@ -167,9 +161,7 @@ RUNS += [(name, o, 5) for name in ("mixed", "fixed-<f4") for o in (PLAIN, GZIP)]
 
 
 @pytest.mark.parametrize(("name", "options", "per_group"), RUNS)
-def test_bytes_depend_on_samples_and_groups_only(
-    tmp_path: Path, name: str, options: WriteOptions, per_group: int
-) -> None:
+def test_bytes_depend_on_samples_and_groups_only(tmp_path, name, options, per_group):
     batch = random_batch(SCHEMAS[name], 23)
     samples = grouped(batch, per_group, 256) if per_group else 23
     outputs, places = set(), []
@@ -183,12 +175,12 @@ def test_bytes_depend_on_samples_and_groups_only(
 
 @pytest.mark.parametrize(("name", "options", "per_group"), RUNS)
 def test_an_interrupted_run_continues_to_the_same_bytes(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    options: WriteOptions,
-    per_group: int,
-) -> None:
+    tmp_path,
+    monkeypatch,
+    name,
+    options,
+    per_group,
+):
     schema, count, step = SCHEMAS[name], 48, 12
     batch = random_batch(schema, count)
     samples = grouped(batch, per_group, 256) if per_group else count
@@ -230,9 +222,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
 
 @pytest.mark.parametrize("options", [PLAIN, OPTIONS["chunk"]], ids=["plain", "chunk"])
 @pytest.mark.parametrize(("dtype", "count"), [("<f4", 5), ("<f8", 4)])
-def test_another_file_in_place_of_the_unfinished_one(
-    tmp_path: Path, options: WriteOptions, dtype: str, count: int
-) -> None:
+def test_another_file_in_place_of_the_unfinished_one(tmp_path, options, dtype, count):
     schema, other = (Schema((Field("x", np.dtype(d), (3,)),)) for d in ("<f4", dtype))
     writer = HDF5.create(tmp_path / "a", schema, 4, options, None)
     state = json.loads(json.dumps(writer.checkpoint()))
@@ -242,11 +232,11 @@ def test_another_file_in_place_of_the_unfinished_one(
         HDF5.create(tmp_path / "a", schema, 4, options, state)
 
 
-def _no_space(*_: object) -> int:
+def _no_space(*_):
     raise OSError(28, "the disk is full")
 
 
-def test_attributes_survive(tmp_path: Path) -> None:
+def test_attributes_survive(tmp_path):
     attrs = {
         "text": "wörter",
         "number": 3,
@@ -272,37 +262,8 @@ def test_attributes_survive(tmp_path: Path) -> None:
     assert HDF5.plan(bad, PLAIN).notes == ("attribute nul of the dataset", "attribute o of field x")
 
 
-@pytest.mark.parametrize(
-    ("names", "options", "error", "said"),
-    [
-        (["x", "x/y"], PLAIN, UnsupportedError, "inside field x"),
-        (["a//b"], PLAIN, UnsupportedError, "no place"),
-        (["../x"], PLAIN, UnsupportedError, "no place"),
-        (["x"], WriteOptions(compress=Compression("blosc")), UnsupportedError, "gzip"),
-        (["x"], WriteOptions(compress=Compression("zlib")), UnsupportedError, "gzip"),
-        (["x"], WriteOptions(chunk=0), UsageError, "1 or more"),
-        (["x"], WriteOptions(chunk=1 << 31), UnsupportedError, "4 GiB"),
-        (["x"], WriteOptions(zarr_format=2), UsageError, "does not apply"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    names: list[str], options: WriteOptions, error: type[Exception], said: str
-) -> None:
-    schema = Schema(tuple(Field(n, np.dtype("<f8")) for n in names))
-    with pytest.raises(error, match=said):
-        HDF5.plan(schema, options)
-
-
-def test_too_many_axes_and_members_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="axes"):
-        HDF5.plan(Schema((Field("x", np.dtype("u1"), (1,) * 32),)), PLAIN)
-    many = np.dtype([(f"member_{i}", "u1") for i in range(5000)])
-    with pytest.raises(UnsupportedError, match="cannot hold field x"):
-        HDF5.plan(Schema((Field("x", many),)), PLAIN)
-
-
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_estimate_is_close(tmp_path: Path, options: WriteOptions) -> None:
+def test_the_estimate_is_close(tmp_path, options):
     schema = Schema((Field("x", np.dtype("<f4"), (64, 64)), Field("y", np.dtype("u1"))))
     batch = random_batch(schema, 64)
     write_batch(HDF5, tmp_path / "a", schema, batch, options)
@@ -314,40 +275,39 @@ def test_the_estimate_is_close(tmp_path: Path, options: WriteOptions) -> None:
         assert expected <= size + (64 << 10)
 
 
-def test_a_missing_folder_is_the_systems_own_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_the_systems_own_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         HDF5.create(tmp_path / "no" / "a.h5", SCHEMAS["fixed-<f4"], 3, PLAIN, None)
 
 
+@contextmanager
+def largest_file(nbytes):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("nbytes", [0, 3000, 20_000, 100_000])
-def test_a_disk_that_is_full_when_the_library_writes(ragged: bool, nbytes: int, tmp_path: Path):
-    """The library tells the system's number in a sentence, also when it closes the file."""
+def test_a_disk_that_is_full_when_the_library_writes(ragged, nbytes, tmp_path):
+    """The library gives the system's number in a sentence, also when it closes the file."""
     schema = Schema((Field("x", np.dtype("<f4"), (None if ragged else 1000, 10)),))
-    batch = random_batch(schema, 40, longest=1000)
-    path = tmp_path / "set.h5"
 
-    def made() -> None:
-        with closing(HDF5.create(path, schema, 40, PLAIN, None)) as writer:
-            if ragged:
-                piece = writer.encode(batch, 0, Arena())
-                writer.reserve(piece)
-                writer.write(piece)
-                limit(nbytes)
-                writer.finish()
-
-    def limit(nbytes: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
+    def made(stack):
         if not ragged:
-            limit(nbytes)
-        with pytest.raises(OSError, match="large") as caught:
-            made()
-        assert caught.value.errno == errno.EFBIG
-    finally:
-        limit(soft)
+            stack.enter_context(largest_file(nbytes))
+        writer = HDF5.create(tmp_path / "set.h5", schema, 40, PLAIN, None)
+        stack.enter_context(closing(writer))
+        feed(writer, random_batch(schema, 40, longest=1000), [(0, 40)])
+        stack.enter_context(largest_file(nbytes))
+        writer.finish()
+
+    with ExitStack() as stack, pytest.raises(OSError, match="large") as caught:
+        made(stack)
+    assert caught.value.errno == errno.EFBIG
 
 
 # --- in groups --------------------------------------------------------------------------------
@@ -357,11 +317,11 @@ F4, I8, U1 = np.dtype("<f4"), np.dtype("<i8"), np.dtype("u1")
 IMAGES = Schema((Field("label", I8), Field("image", U1, (9, 5))))
 
 
-def chunks_of(path: Path) -> dict[str, dict[int, tuple[int, int]]]:
+def chunks_of(path):
     """By dataset and group: the place and the size of the chunk, as h5py reports them."""
     found: dict[str, dict[int, tuple[int, int]]] = {}
 
-    def visit(name: str, item: object) -> None:
+    def visit(name, item):
         if isinstance(item, h5py.Dataset) and item.chunks:
             rows = item.chunks[0]
             for i in range(item.id.get_num_chunks()):
@@ -374,13 +334,12 @@ def chunks_of(path: Path) -> dict[str, dict[int, tuple[int, int]]]:
     return found
 
 
-def check(path: Path, groups: Groups, grouping: Grouping, align: int) -> None:
+def check(path, groups, grouping, align):
     """Every group is one range: aligned, without gaps between its chunks, with the right CRC."""
     assert groups.blocks.count == grouping.count
     assert groups.first is None
     indices = np.arange(grouping.count)
     offsets, lengths = groups.blocks.offsets.at(indices), groups.blocks.lengths.at(indices)
-    assert groups.crc32c is not None
     crcs = groups.crc32c.at(indices)
     found = chunks_of(path)
     with path.open("rb") as file:
@@ -403,9 +362,7 @@ def check(path: Path, groups: Groups, grouping: Grouping, align: int) -> None:
 
 @pytest.mark.parametrize("options", [PLAIN, GZIP, ZSTD], ids=["plain", "gzip", "zstd"])
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_every_schema_survives_in_groups(
-    tmp_path: Path, schema: Schema, options: WriteOptions
-) -> None:
+def test_every_schema_survives_in_groups(tmp_path, schema, options):
     batch = random_batch(schema, 8)
     grouping = grouped(batch, 3, 512)
     groups = write(tmp_path / "a", schema, batch, grouping, options)
@@ -423,16 +380,13 @@ def test_every_schema_survives_in_groups(
         for name, column in found.columns.items():
             values = batch[name]
             if isinstance(values, Ragged):
-                assert column.count is not None
                 assert column.count.span(0, 8).tolist() == values.lengths.tolist()
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 @pytest.mark.parametrize("per_group", [1, 3])
 @pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
-def test_few_samples_in_groups(
-    tmp_path: Path, count: int, per_group: int, options: WriteOptions
-) -> None:
+def test_few_samples_in_groups(tmp_path, count, per_group, options):
     for name in ("mixed", "empty-axis", "five-d", "scalar-|u1", "ragged-bfloat16", "str"):
         for align in (1, 4096):
             schema = SCHEMAS[name]
@@ -443,7 +397,7 @@ def test_few_samples_in_groups(
             assert_same_batch(read_all(tmp_path / name), batch, schema)
 
 
-def test_samples_that_are_all_empty(tmp_path: Path) -> None:
+def test_samples_that_are_all_empty(tmp_path):
     schema = Schema((Field("x", F4, (None, 2)), Field("z", F4, (None, 0)), Field("y", I8)))
     batch = random_batch(schema, 7, longest=0)
     batch["z"] = Ragged.from_lengths(np.zeros((6, 0), F4), np.array([0, 1, 2, 0, 0, 0, 3]))
@@ -453,7 +407,7 @@ def test_samples_that_are_all_empty(tmp_path: Path) -> None:
     assert_same_batch(read_all(tmp_path / "a"), batch, schema)
 
 
-def test_ties_and_small_fields_lie_side_by_side(tmp_path: Path) -> None:
+def test_ties_and_small_fields_lie_side_by_side(tmp_path):
     equal = [Field(f"f{i}", F4, (300,)) for i in range(3)]
     small = [Field("s", U1), Field("t", np.dtype("<i2"), (3,))]
     for k, (fields, per_group, align) in enumerate(
@@ -470,7 +424,7 @@ def test_ties_and_small_fields_lie_side_by_side(tmp_path: Path) -> None:
         assert np.diff(offsets)[0] == -(-sizes // align) * align
 
 
-def test_a_range_is_the_rows_of_its_group(tmp_path: Path) -> None:
+def test_a_range_is_the_rows_of_its_group(tmp_path):
     batch = random_batch(IMAGES, 11)
     groups = write(tmp_path / "a", IMAGES, batch, even(11, 4, 1024))
     data = (tmp_path / "a").read_bytes()
@@ -484,7 +438,7 @@ def test_a_range_is_the_rows_of_its_group(tmp_path: Path) -> None:
     assert data[at + 3 * 45 : at + 4 * 45] == bytes(45)
 
 
-def test_ragged_values_come_last_and_unused_space_is_not_read(tmp_path: Path) -> None:
+def test_ragged_values_come_last_and_unused_space_is_not_read(tmp_path):
     schema = Schema((Field.opaque("jpeg"), Field("y", I8)))
     items = [b"a" * n for n in (5000, 1, 2, 3, 10, 0, 7)]
     batch: Batch = {"jpeg": Ragged.pack(items, schema["jpeg"]), "y": np.arange(7)}
@@ -492,7 +446,7 @@ def test_ragged_values_come_last_and_unused_space_is_not_read(tmp_path: Path) ->
     groups = write(tmp_path / "a", schema, batch, grouping)
     assert groups.blocks.lengths.span(0, 4).tolist() == [48 + n for n in (5001, 5, 10, 7)]
     with HDF5.open(tmp_path / "a", OpenOptions(), None) as source:
-        assert source.storage()["jpeg"].access.startswith("one read of 717 B")
+        assert source.storage()["jpeg"].access.startswith("one read of 718 B")
     with h5py.File(tmp_path / "a") as file:
         first, count = file["jpeg/first"][:], file["jpeg/count"][:]
         values = file["jpeg/values"]
@@ -505,7 +459,7 @@ def test_ragged_values_come_last_and_unused_space_is_not_read(tmp_path: Path) ->
         assert source.read(1, 6)["jpeg"][3].tobytes() == items[4]
 
 
-def test_a_run_that_continues_from_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_run_that_continues_from_nothing_is_refused(tmp_path):
     batch = random_batch(MIXED, 6)
     grouping = grouped(batch, 2, 64)
     for options, state in ((PLAIN, {}), (GZIP, {"pieces": 2, "bytes": 900})):
@@ -518,9 +472,7 @@ def test_a_run_that_continues_from_nothing_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schema", [IMAGES, MIXED], ids=["fixed", "ragged"])
 @pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
-def test_irregular_places_are_told_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: Schema, options: WriteOptions
-) -> None:
+def test_irregular_places_are_told_as_they_are(tmp_path, monkeypatch, schema, options):
     from dsprep.formats.hdf5.plan import FilePlan
 
     batch = random_batch(schema, 300)
@@ -532,7 +484,6 @@ def test_irregular_places_are_told_as_they_are(
     writer.finish()
     groups, found = writer.groups(), chunks_of(tmp_path / "a")
     data = (tmp_path / "a").read_bytes()
-    assert groups.crc32c is not None
     for g in range(grouping.count):
         at, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
         assert at == min(places[g][0] for places in found.values())
@@ -545,7 +496,7 @@ def test_irregular_places_are_told_as_they_are(
     check(tmp_path / "b", groups, grouping, 256)
 
 
-def test_attributes_and_a_field_called_like_anything(tmp_path: Path) -> None:
+def test_attributes_and_a_field_called_like_anything(tmp_path):
     names = ("_pad", "_lead", "a/b/c", "values")
     fields = tuple(Field(n, F4, (3,), attrs={"unit": "m", "k": [1, 2]}) for n in names)
     schema = Schema(fields, {"title": "é" * 70_000})
@@ -560,7 +511,7 @@ def test_attributes_and_a_field_called_like_anything(tmp_path: Path) -> None:
     assert_same_batch(read_all(tmp_path / "a"), batch, schema)
 
 
-def test_the_plan_tells_the_size(tmp_path: Path) -> None:
+def test_the_plan_tells_the_size(tmp_path):
     for schema, options in ((IMAGES, PLAIN), (MIXED, PLAIN), (IMAGES, GZIP)):
         batch = random_batch(schema, 200)
         grouping = grouped(batch, 16, 4096)
@@ -575,45 +526,22 @@ def test_the_plan_tells_the_size(tmp_path: Path) -> None:
             assert (tmp_path / "a").stat().st_size > plan.nbytes - 4096 - plan.group_nbytes - 8192
 
 
-def test_what_hdf5_cannot_hold_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="equally many samples"):
-        HDF5.plan(IMAGES, PLAIN, Grouping(np.array([0, 3, 5, 8])))
-    large = Schema((Field("x", F4, (1 << 20,)),))
-    with pytest.raises(UnsupportedError, match="at most 1023 samples"):
-        HDF5.plan(large, PLAIN, even(10_000, 1024))
-    HDF5.plan(large, PLAIN, even(10_000, 1023))
-    with pytest.raises(UsageError, match="--chunk"):
-        HDF5.plan(IMAGES, WriteOptions(chunk=3), even(8, 4))
-    with pytest.raises(UnsupportedError, match="blosc"):
-        HDF5.plan(IMAGES, WriteOptions(compress=Compression("blosc")), even(8, 4))
-
-
-def test_a_full_disk_in_groups_is_an_error_of_the_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_in_groups_is_an_error_of_the_system(tmp_path, monkeypatch):
     schema = Schema((Field("x", F4, (1000,)),))
     batch = random_batch(schema, 40)
     grouping = even(40, 4, 4096)
     monkeypatch.setattr(create, "_check_size", lambda path, nbytes: None)
     writer = HDF5.create(tmp_path / "a", schema, grouping, GZIP, None)
     feed(writer, batch, cut(writer, grouping, 0, 4))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (110_000, hard))
-    try:
-        for attempt in (
-            writer.finish,
-            lambda: write(tmp_path / "b", schema, batch, grouping),
-        ):
-            with pytest.raises(OSError, match="large") as caught:
-                attempt()
-            assert caught.value.errno == errno.EFBIG
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    for attempt in (writer.finish, lambda: write(tmp_path / "b", schema, batch, grouping)):
+        with largest_file(110_000), pytest.raises(OSError, match="large") as caught:
+            attempt()
+        assert caught.value.errno == errno.EFBIG
     writer.finish()
     assert_same_batch(read_all(tmp_path / "a"), batch, schema)
 
 
-def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
+def test_rows_that_changed_are_refused(tmp_path):
     batch = random_batch(MIXED, 6)
     grouping = grouped(batch, 3, 64)
     writer = HDF5.create(tmp_path / "a", MIXED, grouping, PLAIN, None)
@@ -626,7 +554,7 @@ def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
     ("part", "number", "value"),
     [("first", 1, 1), ("first", 2, 7), ("first", 2, -1), ("count", 0, 99), ("first", 3, 10**9)],
 )
-def test_gaps_inside_groups_are_damage(tmp_path: Path, part: str, number: int, value: int) -> None:
+def test_gaps_inside_groups_are_damage(tmp_path, part, number, value):
     schema = Schema((Field("x", F4, (None,)),))
     items = [np.arange(n, dtype=F4) for n in (3, 2, 4, 1, 2, 2)]
     batch: Batch = {"x": Ragged.pack(items, schema["x"])}
@@ -639,7 +567,7 @@ def test_gaps_inside_groups_are_damage(tmp_path: Path, part: str, number: int, v
         read_all(tmp_path / "a")
 
 
-def test_only_groups_may_have_gaps(tmp_path: Path) -> None:
+def test_only_groups_may_have_gaps(tmp_path):
     schema = Schema((Field("x", F4, (None,)),))
     batch: Batch = {"x": Ragged.pack([np.ones(n, F4) for n in (3, 2, 4, 1)], schema["x"])}
     for k, text in enumerate((None, b"many", b"-1", b"9" * 40, b"4")):
@@ -653,3 +581,43 @@ def test_only_groups_may_have_gaps(tmp_path: Path) -> None:
         else:
             with pytest.raises(FormatError):
                 read_all(tmp_path / f"{k}")
+
+
+def fields(*names, dtype="<f8", shape=()):
+    return Schema(tuple(Field(n, np.dtype(dtype), shape) for n in names))
+
+
+def written(**how):
+    return WriteOptions(**how)
+
+
+LARGE = fields("x", dtype="<f4", shape=(1 << 20,))
+BLOSC = written(compress=Compression("blosc"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "samples", "error", "said"),
+    [
+        (fields("x", "x/y"), PLAIN, 0, UnsupportedError, "inside field x"),
+        (fields("a//b"), PLAIN, 0, UnsupportedError, "no place"),
+        (fields("../x"), PLAIN, 0, UnsupportedError, "no place"),
+        (fields("x"), BLOSC, 0, UnsupportedError, "gzip"),
+        (fields("x"), written(compress=Compression("zlib")), 0, UnsupportedError, "gzip"),
+        (fields("x"), written(chunk=0), 0, UsageError, "1 or more"),
+        (fields("x"), written(chunk=1 << 31), 0, UnsupportedError, "4 GiB"),
+        (fields("x"), written(zarr_format=2), 0, UsageError, "does not apply"),
+        (fields("x", shape=(1,) * 32), PLAIN, 0, UnsupportedError, "axes"),
+        (
+            fields("x", dtype=[(f"member_{i}", "u1") for i in range(5000)]),
+            *(PLAIN, 0, UnsupportedError, "cannot hold field x"),
+        ),
+        (IMAGES, PLAIN, Grouping(np.array([0, 3, 5, 8])), UnsupportedError, "equally many"),
+        (LARGE, PLAIN, even(10_000, 1024), UnsupportedError, "at most 1023 samples"),
+        (IMAGES, written(chunk=3), even(8, 4), UsageError, "--chunk"),
+        (IMAGES, BLOSC, even(8, 4), UnsupportedError, "blosc"),
+    ],
+)
+def test_what_does_not_fit_is_refused(schema, options, samples, error, said):
+    with pytest.raises(error, match=said):
+        HDF5.plan(schema, options, samples)
+    HDF5.plan(LARGE, PLAIN, even(10_000, 1023))
