@@ -68,6 +68,8 @@ def test_convert_inspect_verify_and_load(format, train, tmp_path):
     assert all(f["layout"]["access"] for f in facts["fields"])
     code = run("inspect", target, "--code").out
     assert "dsprep" not in code.replace("dsprep_", "")
+    if format in ("lmdb", "tfrecord"):  # whose programs are run by the tests of these formats
+        return
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for word in ("x", "y", "float32", "int64"):
