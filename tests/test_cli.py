@@ -233,12 +233,12 @@ MISTAKES = [
     ("convert text OUT.h5", 1, "1 other files"),
     ("convert pipe.h5 OUT.h5", 2, "neither a file"),
     ("convert /dev/null OUT.h5", 2, "neither a file"),
-    ("convert @/dev/zero OUT.h5", 2, "no list"),
-    ("convert @empty OUT.h5", 2, "no list"),
+    ("convert @/dev/zero OUT.h5", 2, "not a list"),
+    ("convert @empty OUT.h5", 2, "not a list"),
     ("inspect zero.h5", 1, "empty"),
-    ("inspect text/a.txt", 1, "none of the formats"),
+    ("inspect text/a.txt", 1, "not a format"),
     ("inspect @nothing", 2, "names no file"),
-    ("inspect @@nested", 1, "none of the formats"),  # lists do not nest
+    ("inspect @@nested", 1, "not a format"),  # lists do not nest
     ("inspect of-data.mdb", 1, "no dataset"),
     ("inspect of-zarr.json", 1, "no dataset"),
     ("verify SRC SRC --sample 2", 2, "above 0"),

@@ -309,7 +309,7 @@ def test_filters_left_out_for_all_chunks_are_no_filters_and_for_some_are_refused
     assert [f["id"] for f in _applied(field, part, part.grid)] == ["shuffle"]
     part = masked(np.array([0, 0, 2]))
     assert part.grid is not None
-    with pytest.raises(UsageError, match="field x cannot be told in Zarr"):
+    with pytest.raises(UsageError, match="field x cannot be expressed in Zarr"):
         _applied(field, part, part.grid)
 
 

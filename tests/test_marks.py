@@ -246,7 +246,7 @@ def test_a_source_is_replaced_before_the_rerun(how, format, files, tmp_path):
             data_file(path).write_bytes(data_file(other).read_bytes())
         os.utime(data_file(path), ns=times)
     report = dsprep.convert(source, target, executor=Inline(), **SHARDS)
-    assert any("begun anew" in note for note in report.notes)
+    assert any("started over" in note for note in report.notes)
     assert report.resumed == 0
     with dsprep.open(source) as now, dsprep.open(target) as out:
         assert dsprep.verify(now, out).same
@@ -274,4 +274,4 @@ def test_an_untouched_source_is_continued(tmp_path):
     interrupted(path, target, **SHARDS)
     report = dsprep.convert(path, target, executor=Inline(), **SHARDS)
     assert report.resumed == 10
-    assert not any("begun anew" in note for note in report.notes)
+    assert not any("started over" in note for note in report.notes)

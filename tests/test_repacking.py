@@ -503,7 +503,7 @@ def test_the_target_is_no_part_of_the_source_to_come(
         done = run(command, source, target, *more)
         assert done.exit_code == (2 if refused else 0), done.output
         if refused:
-            assert f"the target lies in {source}" in done.output
+            assert f"the target is in {source}" in done.output
             assert not (tmp_path / target).exists()
 
 

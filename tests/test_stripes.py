@@ -359,7 +359,7 @@ def test_stripes_that_are_no_power_of_two(lustre, tmp_path):
     lustre(DIRECTORY.replace("1048576", str(3 * MIB)).replace("count:  1", "count:  5"))
     found = detect(tmp_path)
     assert found.nbytes == MIB
-    assert "no power of two" in found.advice
+    assert "not a power of two" in found.advice
 
 
 @pytest.mark.parametrize("how", ["fails", "nonsense", "hangs", "missing"])

@@ -49,11 +49,11 @@ def check(filters: Sequence[Mapping[str, Any]], where: object) -> None:
             if key != "id" and key not in _KNOWN[name]:
                 raise FormatError(f"filter {name} has no parameter {key[:80]}", where=where)
             if not isinstance(value, int | str | None):
-                raise FormatError(f"{key} of filter {name} is no plain value", where=where)
+                raise FormatError(f"{key} of filter {name} is not a plain value", where=where)
         if name == "shuffle":
             _elementsize(f, where)
         if name == "crc32c" and f.get("location", "end") != "end":
-            raise FormatError("a checksum has to stand behind its chunk", where=where)
+            raise FormatError("a checksum has to follow its chunk", where=where)
 
 
 def _name(f: Mapping[str, Any], where: object) -> str:
@@ -306,7 +306,7 @@ def _zstd(data: Bytes, most: int, exact: bool) -> Bytes:
         told = head[:4] + bytes([head[4] | 0xC0]) + head[5:at] + struct.pack("<Q", size)
         data = np.concatenate([np.frombuffer(told, np.uint8), data[at:]])
     else:
-        raise _Damaged("the frame does not tell its size")
+        raise _Damaged("the frame does not give its size")
     return _filled(Zstd(), data, size, most, exact)
 
 
@@ -317,7 +317,7 @@ def _blosc(data: Bytes, most: int, exact: bool) -> Bytes:
         raise _Damaged("the header is missing")
     size, _, stored = struct.unpack("<4x3I", data[:16].tobytes())
     if not 16 <= stored <= len(data):  # the library reads as many as the header says
-        raise _Damaged(f"the header tells {stored} of {len(data)} bytes")
+        raise _Damaged(f"the header gives {stored} of {len(data)} bytes")
     return _filled(Blosc(), data, size, most, exact)
 
 
@@ -332,7 +332,7 @@ def _lz4(data: Bytes, most: int, exact: bool) -> Bytes:
 def _filled(codec: Any, data: Bytes, size: int, most: int, exact: bool) -> Bytes:
     """Decode into memory that the content fills: codecs do not say how far they came."""
     if size > most or (exact and size != most) or not size:
-        raise _Damaged(f"the header tells {size} bytes instead of {most}")
+        raise _Damaged(f"the header gives {size} bytes instead of {most}")
     out = np.empty(size, np.uint8)
     codec.decode(np.ascontiguousarray(data), out=out)
     return out

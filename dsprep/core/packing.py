@@ -182,10 +182,10 @@ class Tables:
             except binascii.Error as error:
                 raise ValueError(f"it is not base64: {error}") from error
         if not isinstance(json, Mapping):
-            raise TypeError("it is neither base64 nor a place in the companion")
+            raise TypeError("it is neither base64 nor an offset in the companion")
         at, nbytes = json["at"], json["nbytes"]
         if not (type(at) is type(nbytes) is int and at >= 0 and nbytes >= 0):
-            raise ValueError("its place is damaged")
+            raise ValueError("its offset is damaged")
         if self._read is None:
             raise ValueError("the companion file is missing")
         packed = self._read[at : at + nbytes]

@@ -78,7 +78,7 @@ def opened(
     if name == THREADS:
         return nullcontext(None)
     if name not in EXECUTORS:
-        raise UsageError(f"{name!r} is no executor", expected="one of " + ", ".join(NAMES))
+        raise UsageError(f"{name!r} is not an executor", expected="one of " + ", ".join(NAMES))
     found: AbstractContextManager[Executor | None] = import_module(EXECUTORS[name]).opened(
         workers, scheduler
     )
@@ -145,7 +145,7 @@ def run(
         raise
     except (BrokenProcessPool, CancelledError) as error:
         raise ExecutorError(
-            "a worker was lost", fix="repeat the command: it goes on with what is missing"
+            "a worker was lost", fix="repeat the command: it continues with what is missing"
         ) from error
     finally:
         for future in running:

@@ -40,8 +40,8 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
         raise ExecutorError(
             "several of Dask's workers were lost over the same task",
             found=str(error)[:200],
-            fix="look into their logs (is their memory enough?), and repeat the command: it goes "
-            "on with what is missing",
+            fix="look into their logs (is their memory enough?), and repeat the command: it "
+            "continues with what is missing",
         ) from error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from dsprep.errors import MissingExtra, UsageError
 
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-ADVICE = "if an MPI process is lost, repeat the command: it goes on with what is missing"
+ADVICE = "if an MPI process is lost, repeat the command: it continues with what is missing"
 """Told beforehand: mpiexec ends all processes then, without a word of theirs."""
 
 

@@ -170,7 +170,7 @@ def recognise(path: Path) -> Format:
         raise known
     empty = path.is_file() and path.stat().st_size == 0
     raise FormatError(
-        "the file is empty" if empty else "this is none of the formats that dsprep reads",
+        "the file is empty" if empty else "this is not a format that dsprep reads",
         where=path,
         expected=", ".join(FORMATS),
     )

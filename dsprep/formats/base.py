@@ -399,7 +399,7 @@ class Source(ABC):
         FormatError
             If the file is damaged.
         """
-        raise UnsupportedError(f"{type(self).__name__} cannot tell where samples lie")
+        raise UnsupportedError(f"{type(self).__name__} cannot locate samples")
 
     def confirm(self) -> None:  # noqa: B027  (most formats keep their types)
         """Raise `DsprepError` if samples do not have the types that were known beforehand.

@@ -159,7 +159,7 @@ def _part(place: Any, tables: Tables) -> Part:
     if place is None:
         return Part()
     if not isinstance(place, list) or len(place) != 2:
-        raise damaged("the place of a field is damaged", tables, "[at, nbytes]", place)
+        raise damaged("the offset of a field is damaged", tables, "[at, nbytes]", place)
     at, nbytes = place
     limited = {"at": at} if nbytes is None else {"at": at, "nbytes": nbytes}
     for key in limited:
@@ -170,7 +170,7 @@ def _part(place: Any, tables: Tables) -> Part:
 def _check_part(part: Part, field: Field, recipe: Mapping[str, Any] | None, tables: Tables) -> None:
     if part.at is None:
         if recipe is None:
-            raise damaged(f"field {field.name} has neither place nor recipe", tables)
+            raise damaged(f"field {field.name} has neither offset nor recipe", tables)
         return
     if not field.ragged and part.nbytes != field.row_nbytes:
         raise damaged(f"field {field.name} has a wrong size", tables, field.row_nbytes, part.nbytes)
@@ -223,7 +223,7 @@ def _column(
     field = schema[name] if name in schema.names else None
     if "offsets" not in json:
         if field is not None and count and not field.ragged and field.row_nbytes:
-            raise damaged(f"field {name} has no place", tables)
+            raise damaged(f"field {name} has no offset", tables)
         return Column(None, lines, first, number)
     grid = _grid({"rows": count * lines, **json}, tables)
     if field is not None:

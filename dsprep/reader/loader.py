@@ -338,7 +338,7 @@ class Reader(ReaderOptions):
             return
         if name:
             warnings.warn(
-                f"{opened.dataset}: samples lie sorted by {name}, and only those that are read "
+                f"{opened.dataset}: samples are sorted by {name}, and only those that are read "
                 "together are shuffled, so a batch sees few values of it; repack with --shuffle "
                 "SEED, or give buffers_mixed=K (K groups shuffled together) or shuffle='global' "
                 "(check_order=False: not looked at)",

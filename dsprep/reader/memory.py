@@ -152,7 +152,7 @@ class Pool:
             return self._allocate(nbytes)
         except (OSError, OverflowError, MemoryError) as error:
             raise UsageError(
-                f"there is no memory for batches: {nbytes} bytes",
+                f"there is not enough memory for batches: {nbytes} bytes",
                 fix="take a smaller batch_size, buffer_size or number of buffers",
             ) from error
 

@@ -309,7 +309,7 @@ class RecordReader:
         verify: Verify,
     ) -> None:
         bad = frame.wrong(before, offsets, lengths)
-        what = "what lies before the record is not that of a record of this size"
+        what = "the bytes before the record are not those of a record of this size"
         if verify == "full" and not bad.any():
             found = frame.payload_wrong(taken.buffer, taken.starts, taken.lengths, behind)
             bad = bad if found is None else found

@@ -217,10 +217,10 @@ class Sidecar:
         self.schema = content.schema
         if not content.layouts:
             raise FormatError(
-                "the sidecar does not tell where samples lie",
+                "the sidecar does not locate samples",
                 where=path,
-                fix=f"write it again with dsprep provenance {dataset}; what has no places, such as "
-                "GZIP TFRecord, is read by dsprep.open, or repacked",
+                fix=f"write it again with dsprep provenance {dataset}; what cannot be located, "
+                "such as GZIP TFRecord, is read by dsprep.open, or repacked",
             )
         self._files = Files(Inside(dataset, follow_external), self._check_first)
         counts = [f.samples for f in content.files]

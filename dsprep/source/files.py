@@ -84,7 +84,7 @@ def _expand(text: str) -> list[Path]:
         return _match(text)
     listing = Path(text[1:])
     if not listing.is_file() or listing.stat().st_size > MAX_LIST_NBYTES:
-        raise UsageError("this is no list of paths", where=listing)
+        raise UsageError("this is not a list of paths", where=listing)
     lines = [os.fsdecode(w.strip()) for w in listing.read_bytes().splitlines()]
     names = [w for w in lines if w and not w.startswith("#")]
     if not names:

@@ -267,14 +267,14 @@ def _check_not_source(target: Path, source: Source) -> None:
         used = path.resolve()
         if used == final or final in used.parents or used in final.parents:
             raise UsageError(
-                "the target is or holds the source", where=target, fix="choose another place"
+                "the target is or holds the source", where=target, fix="choose another path"
             )
     for name in source.named:
         if _would_name(name, final):
             raise UsageError(
-                f"the target lies in {name}, and would be part of the source the next time",
+                f"the target is in {name}, and would be part of the source next time",
                 where=target,
-                fix="choose a place outside",
+                fix="choose a path outside",
             )
 
 

@@ -43,8 +43,8 @@ STATUS = "status of the source"
 """The key of a job that does not count by itself: if only it differs, a run begins anew."""
 
 ANEW = (
-    "begun anew, not continued: the source was replaced or written to since, though its size, time "
-    "stamps and sampled blocks are as they were"
+    "started over, not continued: the source was replaced or written to since, though its size, "
+    "time stamps and sampled blocks are unchanged"
 )
 
 RENAMES = (
@@ -164,7 +164,7 @@ class Staging:
                     expected=_short(before) if before != now else None,
                     found=_short(now) if before != now else None,
                     fix="repeat the command of that run, with its options and on unchanged data, "
-                    "to continue it; or add --restart to discard what it left and begin anew",
+                    "to continue it; or add --restart to discard what it left and start over",
                 )
             return state
         self._begin(job)
@@ -200,7 +200,7 @@ class Staging:
             raise FormatError(
                 "the record of an interrupted run is damaged",
                 where=self.root / name,
-                fix="add --restart to begin anew",
+                fix="add --restart to start over",
             ) from error
         return content if isinstance(content, dict) else None
 

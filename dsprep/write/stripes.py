@@ -229,7 +229,7 @@ def hint(
     if most >= DIFFERS * least:
         parts = [f"-E {_unit(end)} -S {_unit(size)} -c {few}" for end, few in ends]
     if parts:
-        why += "; the outputs differ much in size, so what is small lies on few"
+        why += "; the outputs differ much in size, so small ones are on few"
         parts.append("-E -1")
     command = " ".join(["lfs setstripe", *parts, f"-S {_unit(size)} -c {count} {where}"])
     return Hint(command, f"{why}; files that exist keep their layout")
@@ -245,7 +245,7 @@ def _shared(nbytes: int, size: int, group_nbytes: int, readers: int) -> int:
 
 def _spread(count: int) -> str:
     if count == 1:
-        return "by one group or stripe, which lies on one target"
+        return "by one group or stripe, which is on one target"
     return f"from {'all' if count < 0 else count} targets, not from the bandwidth of one"
 
 
@@ -350,8 +350,7 @@ def _lustre(at: Path, expected_nbytes: int | None, kind: str) -> Stripe | None:
     if targets == 1:
         matters = False
         advice = (
-            "files lie on one storage target each: "
-            f"alignment is not expected to matter, {CONTIGUOUS}"
+            f"each file is on one storage target: alignment is not expected to matter, {CONTIGUOUS}"
         )
     else:
         matters = True
@@ -360,7 +359,7 @@ def _lustre(at: Path, expected_nbytes: int | None, kind: str) -> Stripe | None:
         if several:
             advice += ", on which they have several stripes each"
     if nbytes != stripe:
-        advice += f" (stripes of {stripe} bytes are no power of two; {nbytes} divides them)"
+        advice += f" (stripes of {stripe} bytes are not a power of two; {nbytes} divides them)"
     if "released" in chosen.pattern or chosen.pattern == RELEASED:
         advice += "; the file is in the archive alone, and the first read brings it back"
     return Stripe(

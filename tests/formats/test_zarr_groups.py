@@ -228,7 +228,7 @@ def test_padding_is_small_and_told(tmp_path: Path) -> None:
     grouping = Grouping(np.arange(0, 641, 64), 1 << 20)
     plan = ZARR.plan(schema, WriteOptions(), grouping).groups
     assert (plan.aligned, plan.reads) == (True, 2)
-    assert "copy of y behind it for readers" in plan.how
+    assert "copy of y after it for readers" in plan.how
     assert plan.padding <= 0.02 * plan.nbytes
     both = Schema((*schema, Field("z", np.dtype("u1"), (1 << 20,))))
     assert plan.group_nbytes == 64 * ((1 << 20) + 8)

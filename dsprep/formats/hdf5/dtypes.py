@@ -128,7 +128,7 @@ def check_text(values: Array, where: object) -> None:
     order = values.dtype.str[0]
     codes = np.ascontiguousarray(values).reshape(-1).view(f"{order}u4")
     if int(codes.max()) > 0x10FFFF:
-        raise FormatError("the text holds numbers that are no characters", where=where)
+        raise FormatError("the text holds numbers that are not characters", where=where)
 
 
 def mislabelled(dtype: DType) -> bool:

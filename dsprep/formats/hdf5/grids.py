@@ -359,7 +359,7 @@ def _chunked(
         raise Unlocated("chunks at its edges may be stored without its filters")
     stored = table["address"] >= 0
     if dataset.file.id.get_create_plist().get_userblock() and not _believed(dataset, table, file):
-        raise Unlocated("the HDF5 library gives wrong addresses behind a user block")
+        raise Unlocated("the HDF5 library gives wrong addresses after a user block")
     blocks = Blocks(
         Explicit(np.ascontiguousarray(table["address"])),
         Explicit(table["nbytes"].astype(np.int64)),

@@ -167,7 +167,7 @@ def _check_names(schema: Schema) -> None:
         parts = name.split("/")
         if any(part in ("", ".", "..") for part in parts):
             raise UnsupportedError(
-                f"HDF5 has no place for a field called {name!r}",
+                f"HDF5 cannot hold a field called {name!r}",
                 fix=f"rename it: {renamed(name)}",
             )
         if any(0xD800 <= ord(letter) <= 0xDFFF for letter in name):

@@ -292,7 +292,7 @@ class SpoolWriter(Writer):
         pread_into(self._index, table, 0, self._folder / "pieces")
         sizes = table[:, :-1]
         if int(sizes.sum()) != self._nbytes:
-            raise FormatError("the list of pieces is damaged", where=self._folder)
+            raise FormatError("the list of blocks is damaged", where=self._folder)
         if self._file.grouped:
             found, stored, together = write_groups(
                 self._path, self._file, lambda: self._groups(sizes)

@@ -164,8 +164,8 @@ def _stored(schema: Schema, options: WriteOptions) -> dict[str, str]:
         at += f.row_nbytes
     for k, f in enumerate(values.ragged):
         length = f", its length in bytes {8 * k} to {8 * k + 8}" if values.table else ""
-        place = f"from byte {at}" if k == 0 else f"behind {values.ragged[k - 1].name}"
-        plan[f.name] = f"{place} in the value{length}"
+        where = f"from byte {at}" if k == 0 else f"after {values.ragged[k - 1].name}"
+        plan[f.name] = f"{where} in the value{length}"
     return {f.name: plan[f.name] for f in schema}
 
 

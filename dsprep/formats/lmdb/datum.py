@@ -148,7 +148,7 @@ class Datum:
         if any(m.label is None for m in found):
             notes.append("some messages have no label, which is taken as 0")
         if encoded:
-            notes.append("the images are encoded; dsprep keeps them as they are")
+            notes.append("the images are encoded; dsprep keeps them as stored")
         elif not fixed:
             notes.append("the images have several shapes; data holds their bytes")
         return cls(shape if fixed else None, floats, not fixed and not encoded, notes)

@@ -186,7 +186,7 @@ class Recipe:
         known = {f.name: f for f in decoder.schema}
         names = params.get("fields", {name: name for name in known})
         if not isinstance(names, Mapping):
-            raise damaged_recipe("the fields of a recipe are no object", found=names)
+            raise damaged_recipe("the fields of a recipe are not an object", found=names)
         self._fields: list[tuple[str, Field]] = []
         for f in schema:
             path = names.get(f.name)

@@ -254,7 +254,7 @@ class LmdbSource(RecordsSource):
             if probes and all(map(is_group, probes)):
                 notes.append(
                     "values are groups of samples that dsprep packed: without their sidecar, which "
-                    "tells the fields, each is one opaque byte string"
+                    "gives the fields, each is one opaque byte string"
                 )
             elif any(v[:1] == b"\x80" and v[1:2] in b"\2\3\4\5" and v[-1:] == b"." for v in probes):
                 notes.append("values look like Python pickles; dsprep keeps them as opaque bytes")
@@ -288,7 +288,7 @@ class LmdbSource(RecordsSource):
         elif self.key is None and not records.counter:
             notes.append("the keys are not a counter, and are left out (--keys-as key keeps them)")
         elif self.key is None and self._options.order == "file" and records.order is not None:
-            notes.append("samples are numbered by place; --keys-as key keeps which is which")
+            notes.append("samples are numbered by offset; --keys-as key keeps their keys")
         elif self.key is None and self._options.order == "key" and records.keys.start not in (0, 1):
             notes.append("the keys do not count from 0 or 1 (--keys-as key keeps them)")
         return notes

@@ -84,7 +84,7 @@ class TFRecord(Format):
         codec = options.compress.codec if options.compress else None
         if codec not in (None, "gzip"):
             raise UnsupportedError(
-                f"tfrecord has no {codec} that can be written in pieces"
+                f"tfrecord has no {codec} that can be written block by block"
                 if codec == "zlib"
                 else f"tf.data reads no {codec}",
                 expected="gzip",
@@ -134,7 +134,7 @@ def _lost(schema: Schema, types: dict[str, int]) -> tuple[str, ...]:
     typed = [f.name for f in schema if features.loses_type(f, types[f.name])]
     if typed:
         lost.append(f"dtype and shape of {listed(typed)}")
-    return tuple(f"TFRecord has no place for {what}: only the sidecar has them" for what in lost)
+    return tuple(f"TFRecord cannot hold {what}: only the sidecar has them" for what in lost)
 
 
 def _estimate(schema: Schema, types: dict[str, int], count: int, payload: int) -> int:

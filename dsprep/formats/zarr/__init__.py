@@ -204,7 +204,7 @@ def check_names(schema: Schema) -> None:
         parts = f.name.split("/")
         if names & {"/".join(parts[:i]) for i in range(1, len(parts))}:
             raise UnsupportedError(
-                f"field {f.name} would lie inside another field",
+                f"field {f.name} would be inside another field",
                 fix=f"rename it: {renamed(f.name)}",
             )
 

@@ -226,7 +226,7 @@ class _Planner:
         if not self.sharded and not self.zipped:
             if not self.single:
                 raise UnsupportedError(
-                    "zarr: groups of different numbers of samples are no chunk files",
+                    "zarr: groups of different numbers of samples cannot be chunk files",
                     fix="write Zarr v3 with shards, a ZIP store, or HDF5",
                 )
             return 1
@@ -513,5 +513,5 @@ def _how(grid: GroupGrid, reads: int) -> str:
     text = f"a group is a chunk of the largest field{where}"
     names = ", ".join(grid.arrays[n].field.name for n in grid.copied)
     if names:
-        text += f", with a copy of {names} behind it for readers that take the whole range"
+        text += f", with a copy of {names} after it for readers that take the whole range"
     return text + (f"; dsprep makes a read per field, {reads} per group" * (reads > 1))

@@ -371,7 +371,7 @@ def named(value: Any) -> Codec:
         return value, {}
     configuration = value.get("configuration") or {}
     if not isinstance(value["name"], str) or not isinstance(configuration, dict):
-        raise FormatError("this is no name with a configuration", found=str(value)[:200])
+        raise FormatError("this is not a name with a configuration", found=str(value)[:200])
     if "pickle" in value["name"].lower():
         raise FormatError(f"codec {value['name']} runs Python code from the file; it is refused")
     return value["name"], configuration

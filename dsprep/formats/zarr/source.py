@@ -327,7 +327,7 @@ def whole(readings: Mapping[str, Reading], notes: list[str]) -> dict[str, Readin
         for array in reading.arrays:
             name = array.meta.path or ROOT_NAME
             if array.meta.vlen:
-                notes.append(f"left out {name}: strings have no place in a single sample")
+                notes.append(f"left out {name}: a single sample cannot hold strings")
             else:
                 found[name] = Fixed(name, array, whole=True)
     return found

@@ -46,7 +46,7 @@ def _lines(layout: FileLayout, path: Path) -> Iterator[bytes]:
     records = layout.records
     if records is None:
         if layout.count:
-            raise UsageError("the sidecar does not tell where records lie", where=path)
+            raise UsageError("the sidecar does not give the offsets of records", where=path)
         return
     for start in range(0, layout.count, SLICE):
         stop = min(start + SLICE, layout.count)

@@ -69,7 +69,7 @@ def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
             reasons.append(f"field {field.name}: {reason}")
     if not plans:
         raise UsageError(
-            "no field can be told in references of kerchunk",
+            "no field can be expressed in references of kerchunk",
             where=sidecar.dataset,
             found="; ".join(reasons) or "no fields",
             fix="convert the dataset to fields of fixed shape",
@@ -93,7 +93,7 @@ def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
 def _check_name(field: Field, before: Sequence[ArrayPlan]) -> None:
     parts = field.name.split("/")
     if any(p in ("", ".", "..") or p.startswith((".z", "__")) for p in parts):
-        raise Inexpressible("its name is no path in Zarr")
+        raise Inexpressible("its name is not a path in Zarr")
     for other in before:
         a, b = field.name + "/", other.field.name + "/"
         if a.startswith(b) or b.startswith(a):

@@ -53,7 +53,7 @@ def check(layout: FileLayout, schema: Schema, path: Path) -> str:
         return layout.records.blocks.path
     names = schema.names
     if len(names) != 1 or names[0] not in layout.columns:
-        reason = "each is an array of its own" if len(names) > 1 else "it has no place in the file"
+        reason = "each is an array of its own" if len(names) > 1 else "it has no offset in the file"
         raise UsageError(
             f"samples are not one range of bytes: fields {', '.join(names)}: {reason}",
             where=path,

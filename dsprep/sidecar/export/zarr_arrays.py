@@ -268,10 +268,10 @@ def _part(sidecar: Sidecar, number: int, field: Field, first: int) -> FileArray:
     records, column = layout.records, layout.columns.get(field.name)
     if records is not None and field.name in records.parts:
         if records.parts[field.name].at is None:
-            raise Inexpressible("its values have no constant place in a record")
+            raise Inexpressible("its values have no constant offset in a record")
         return FileArray(path, layout, first, None)
     if column is None or column.grid is None or column.first is not None:
-        raise Inexpressible("the sidecar does not tell where it lies")
+        raise Inexpressible("the sidecar does not locate it")
     grid = column.grid
     if grid.shape[0] != layout.count * column.lines:
         raise Inexpressible("its rows are not those of the samples")
@@ -349,8 +349,8 @@ def _applied(field: Field, part: FileArray, grid: Grid) -> list[Mapping[str, Any
         found = set(np.unique(masks[stored]).tolist()) | ({mask} if mask is not None else set())
         if len(found) > 1:
             raise UsageError(
-                f"field {field.name} cannot be told in Zarr: filters were left out for some of its "
-                "chunks only",
+                f"field {field.name} cannot be expressed in Zarr: filters were left out for some "
+                "of its chunks only",
                 where=part.path,
                 fix="convert the dataset",
             )
