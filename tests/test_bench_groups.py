@@ -218,41 +218,46 @@ def test_records_are_assigned_once(samples, ranks, roots, steps):
 
 
 RUN = """
-import json, os, pickle, sys, hashlib
-from dsprep.bench.strategies import find
-from dsprep.bench.strategies.lmdbio import node as lmdbio_node
+import hashlib, json, os, pickle, sys
 import numpy as np
-task = pickle.loads(bytes.fromhex(sys.argv[1]))
-lmdbio_node.OPEN_SECONDS = 10
-dies = int(sys.argv[2])
-strategy = find(task.strategy).load()(task)
+from dsprep.bench.strategies import find
+from dsprep.bench.strategies.lmdbio import node
+
+tasks, dies = pickle.loads(bytes.fromhex(sys.argv[1]))
+node.OPEN_SECONDS = 20
 out = []
-for number in range(3):
-    if number != 1:  # as in cold runs: all open it once more
-        strategy.open()
-    ids, sums = [], []
-    for step, item in enumerate(strategy.epoch(number)):
-        if dies == task.rank and step == 2:
-            os._exit(9)
-        ids += item["y"].tolist()
-        sums += [hashlib.sha1(np.ascontiguousarray(r)).hexdigest() for r in item["x"]]
-    out.append([step + 1, ids, sums])
-strategy.close()
+for task in tasks:
+    strategy = find(task.strategy).load()(task)
+    epochs = []
+    for number in range(3):
+        if number != 1:  # as in cold runs: all open it once more
+            strategy.open()
+        ids, sums = [], []
+        for step, item in enumerate(strategy.epoch(number)):
+            if dies == task.rank and step == 2:
+                os._exit(9)
+            ids += item["y"].tolist()
+            sums += [hashlib.sha1(np.ascontiguousarray(r)).hexdigest() for r in item["x"]]
+        epochs.append([step + 1, ids, sums])
+    strategy.close()
+    out.append(epochs)
 maps = open("/proc/self/maps").read()
 assert "data.mdb" not in maps and "memfd:dsprep" not in maps
 print(json.dumps(out))
 """
 
 
-def run_ranks(step, places, world, dies=-1, **more):
-    """Run each rank in a process; return exit codes, outputs and errors."""
-    key = os.urandom(8).hex()
-    one = task_of(f"lmdbio-{step}", places["lmdb"], world_size=world, key=key, **more)
+def run_ranks(cases, places, dies=-1):
+    """Run each of three ranks in a process; return exit codes, outputs and errors."""
+    tasks = [
+        task_of(step, places["lmdb"], world_size=3, key=os.urandom(8).hex(), **more)
+        for step, more in cases
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     ranks = []
-    for rank in range(world):
-        task = pickle.dumps(replace(one, rank=rank)).hex()
-        ranks.append(subprocess.Popen([sys.executable, "-c", RUN, task, str(dies)], **pipes))
+    for rank in range(3):
+        mine = pickle.dumps(([replace(task, rank=rank) for task in tasks], dies)).hex()
+        ranks.append(subprocess.Popen([sys.executable, "-c", RUN, mine], **pipes))
     try:
         ended = [r.communicate(timeout=50) for r in ranks]
     finally:
@@ -261,40 +266,40 @@ def run_ranks(step, places, world, dies=-1, **more):
     return [r.returncode for r in ranks], [o for o, _ in ended], [e for _, e in ended]
 
 
-@pytest.mark.parametrize(
-    ("step", "world", "more"),
-    [
-        ("lmm", 3, {"readers_per_node": 2}),
-        ("dm", 3, {"readers_per_node": 3}),
-        ("dio", 3, {"readers_per_node": 2}),
-        ("prov", 2, {"transfer_size": 4096}),
-        ("coal", 3, {"readers_per_node": 2, "buffer_nbytes": 40_000}),
-        ("stag", 3, {"readers_per_node": 2, "buffer_nbytes": 40_000}),
-        ("stag", 3, {"readers_per_node": 3, "stagger": 2}),
-    ],
-)
-def test_ranks_in_processes_share_the_records(step, world, more, places):
-    codes, outputs, errors = run_ranks(step, places, world, **more)
-    assert codes == [0] * world, errors
+CASES = [
+    ("lmdbio-lmm", {}),
+    ("lmdbio-lmm", {"readers_per_node": 2}),
+    ("lmdbio-dm", {"readers_per_node": 3}),
+    ("lmdbio-dio", {"readers_per_node": 2}),
+    ("lmdbio-prov", {"transfer_size": 4096}),
+    ("lmdbio-coal", {"readers_per_node": 2, "buffer_nbytes": 40_000}),
+    ("lmdbio-stag", {"readers_per_node": 2, "buffer_nbytes": 40_000}),
+    ("lmdbio-stag", {"readers_per_node": 3, "stagger": 2}),
+]
+
+
+def test_ranks_in_processes_share_the_records(places):
+    codes, outputs, errors = run_ranks(CASES, places)
+    assert codes == [0] * 3, errors
     want = [hashlib.sha1(row).hexdigest() for row in X]
-    found = list(map(json.loads, outputs))
-    for number in range(3):
-        ids = []
-        for rank in range(world):
-            steps, mine, sums = found[rank][number]
-            assert steps <= -(-COUNT // (world * 8))
-            assert sums == [want[i] for i in mine]
-            ids += mine
-        assert sorted(ids) == list(range(COUNT))
-    if step not in ("coal", "stag"):
-        assert [f[0][1][:8] for f in found] == [list(range(8 * r, 8 * r + 8)) for r in range(world)]
+    for (name, more), *ranks in zip(CASES, *map(json.loads, outputs), strict=True):
+        for number in range(3):
+            ids = []
+            for steps, mine, sums in (epochs[number] for epochs in ranks):
+                assert steps <= -(-COUNT // (3 * 8))
+                assert sums == [want[i] for i in mine], (name, more)
+                ids += mine
+            assert sorted(ids) == list(range(COUNT)), (name, more)
+        if name not in ("lmdbio-coal", "lmdbio-stag"):
+            starts = [epochs[0][1][:8] for epochs in ranks]
+            assert starts == [list(range(8 * r, 8 * r + 8)) for r in range(3)], (name, more)
     assert not list(Path("/dev/shm").glob("*dsprep*"))
 
 
 @pytest.mark.parametrize(("step", "dies"), [("lmm", 0), ("prov", 1)])
 def test_who_loses_its_neighbour_fails_soon(step, dies, places):
     began = time.monotonic()
-    codes, _, errors = run_ranks(step, places, 3, dies)
+    codes, _, errors = run_ranks([(f"lmdbio-{step}", {})], places, dies)
     assert codes == [9 if rank == dies else 1 for rank in range(3)]
     assert all("gone" in error for rank, error in enumerate(errors) if rank != dies)
     assert time.monotonic() - began < 20  # a step is waited for much longer

@@ -171,7 +171,9 @@ def paths_in(node, at=()):
         yield from paths_in(value, (*at, key))
 
 
-WHOLE = swept().to_json() | {"strategies": [row("h5py", 2600).to_json()]}
+WHOLE = swept(("1MiB", "4MiB"), (9e3, 2e4)).to_json() | {
+    "strategies": [row("h5py", 2600).to_json()]
+}
 PLACES = list(paths_in(WHOLE))[1:]
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
