@@ -118,10 +118,11 @@ def test_continuing_from_any_saved_position_gives_the_same():
         assert min(rest, default=5000) == place
 
 
-def test_no_positions_when_not_durable():
-    saved = []
-    list(copy(ListWriter({}), saved, 2, checkpoint_nbytes=None).run())
-    assert saved == []
+def test_nothing_waits_for_the_disk_when_no_positions_are_saved():
+    writer = ListWriter({})
+    source, shard = MemorySource(SCHEMA, BATCH), Shard("out", 0, 5000)
+    list(ShardCopy(source, writer, shard, pieces(source, shard, 1), {}, 2).run())
+    assert {event[0] for event in writer.events} == {"write"}
 
 
 @pytest.mark.parametrize("stage", ["encode", "reserve", "write"])
@@ -156,7 +157,4 @@ def test_leaving_early_ends_all_threads():
 def test_an_empty_shard_is_copied():
     source = MemorySource(SCHEMA, take(BATCH, 0, 0))
     shard = Shard("out", 0, 0)
-    assert (
-        list(ShardCopy(source, ListWriter({}), shard, iter(()), {}, 2, lambda s, t: None).run())
-        == []
-    )
+    assert list(ShardCopy(source, ListWriter({}), shard, iter(()), {}, 2).run()) == []
