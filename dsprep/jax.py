@@ -54,8 +54,8 @@ class Batches(ReaderLoops):
     path, batch_size
         As in `Reader`.
     sharding
-        How arrays lie on devices: a ``jax.sharding.Sharding``, or a device, for all fields, or
-        one by name. A sharding over several processes makes one global array of the parts that
+        How arrays are placed: a ``jax.sharding.Sharding``, or a device, for all fields, or one by
+        name. A sharding over several processes makes one global array of the parts that
         the processes read; then each of them needs its own rank, and all batches the same size.
         None: the default device.
     transform

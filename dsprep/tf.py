@@ -52,7 +52,7 @@ def dataset(
     ``tf.RaggedTensor``; `bytes`, `str` (UTF-8), ``S`` and ``U`` fields are ``tf.string``. With
     `drop_last` or `pad`, ``n`` is the batch size and known in advance, else it is None.
 
-    Each iteration over the dataset reads one epoch, the next iteration the next epoch, also behind
+    Each iteration over the dataset reads one epoch, the next iteration the next epoch, also after
     one that is left early. Iterations at the same time are independent. ``len`` is the number of
     batches of an iteration; none is known where the first one begins at a `step`.
 
@@ -104,19 +104,9 @@ def dataset(
 
 
 class _Readers:
-    """One reader for iterations one after another, others for those at the same time.
+    """One reader, `first`, for iterations one after another; others for those at the same time.
 
-    Parameters
-    ----------
-    arguments
-        Of `Reader`.
-    epoch, step
-        Where the first iteration begins.
-
-    Attributes
-    ----------
-    first
-        The reader that is kept.
+    The first iteration begins at `epoch` and `step`.
     """
 
     def __init__(self, arguments: dict[str, Any], epoch: int, step: int) -> None:
@@ -130,7 +120,7 @@ class _Readers:
         with self._lock:
             epoch, step, more = self._next, self._step, self._busy
             self._next, self._step, self._busy = epoch + 1, 0, True
-        # One more reads for itself alone: what goes on among ranks belongs to the first.
+        # One more reads for itself alone: what ranks do together belongs to the first.
         among = ("readers_per_node", "stagger", "comm")
         alone = {k: v for k, v in self._arguments.items() if k not in among}
         reader = Reader(**alone) if more else self.first

@@ -12,8 +12,8 @@ With ``device="cuda"`` the memory of the reader is page-locked, so that the byte
 system by ``preadv`` into memory that the GPU fetches from, and the copy of the next batch runs in
 a stream of its own while this one is computed. Order of the streams, and what holds memory:
 
-- a batch is delivered once the current stream was told to wait for its copy (an event, on the
-  GPU; the program goes on);
+- a batch is delivered once the current stream waits for its copy (an event, on the
+  GPU; the program continues);
 - its memory on the CPU is held until the event of its copy has happened, its memory on the GPU
   until the stream that uses it is through (``record_stream``);
 - at most two copies are under way: a program that runs ahead of its GPU waits for the copies,
@@ -56,7 +56,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: for every context, not that of one de
 _OF_PROCESSES = ("allocate", "readers_per_node", "stagger", "comm")  # of no use in workers
 
 LOOPS = 1024
-"""Loops of workers that are told apart, since the last call of `Batches.set_epoch`."""
+"""Loops of workers that are distinguished, since the last call of `Batches.set_epoch`."""
 
 
 class Batches(ReaderLoops, IterableDataset[Any]):
@@ -69,7 +69,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
     ``DataLoader(batches, batch_size=None, num_workers=k)`` copies every batch from process to
     process, so workers pay only for a slow transform that holds the GIL. The batches are the same
     then, in another order: of S steps of an epoch each worker does S / k that follow one another.
-    Each loop runs through the next epoch, also behind one that was left early, and `epoch` is that
+    Each loop runs through the next epoch, also after one that was left early, and `epoch` is that
     of the loop after this one. States come from the workers (torchdata's ``StatefulDataLoader``),
     and each of them reads for itself (no `readers_per_node`, no `stagger`).
 
@@ -142,7 +142,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         if info is not None:
             self._enter(info).begin()
         else:
-            if self._shared.loops():  # behind those of workers
+            if self._shared.loops():  # after those of workers
                 self.set_epoch(self.epoch)
             self._shared.resumed(-1)  # this process knows where it is
         return self._host() if self._device.type == "cpu" else self._fed()
@@ -190,7 +190,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         self._shared.called(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is, behind the last batch that was delivered; see `Reader`.
+        """Return where the loop is, after the last batch that was delivered; see `Reader`.
 
         Raises
         ------
@@ -410,13 +410,7 @@ class Side(Protocol):
 
 
 class Cuda:
-    """A GPU, with a stream for copies.
-
-    Parameters
-    ----------
-    device
-        With its number.
-    """
+    """A GPU, given with its number, and a stream for copies."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -444,19 +438,7 @@ class Cuda:
 class Feed(Iterator[Any]):
     """Batches on a device: one delivered, the copy of the next one under way.
 
-    Parameters
-    ----------
-    reader
-        Of batches.
-    convert
-        Makes tensors of them.
-    side
-        The device.
-
-    Attributes
-    ----------
-    ahead
-        The loop through the reader.
+    `convert` makes tensors of batches, `side` is the device, `ahead` the loop through the reader.
     """
 
     def __init__(self, reader: Reader, convert: Callable[[Any], Any], side: Side) -> None:
@@ -502,12 +484,8 @@ class Pinned:
     """Gives page-locked memory, which a GPU copies from by itself: `allocate` of a `Reader`.
 
     The memory is shared with forked children, not copied on write: after a fork, a page that was
-    copied would no longer be the one that the GPU knows.
-
-    Parameters
-    ----------
-    device
-        Whose context is used; of the CPU: the current GPU.
+    copied would no longer be the one that the GPU knows. The context of `device` is used; for the
+    CPU, that of the current GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -518,13 +496,7 @@ class Pinned:
             self.device = torch.device("cuda", torch.cuda.current_device())
 
     def __call__(self, nbytes: int) -> mmap.mmap:
-        """Return memory of that size.
-
-        Raises
-        ------
-        UsageError
-            If it cannot be page-locked.
-        """
+        """Return memory of that size; `UsageError` if it cannot be page-locked."""
         memory = _PinnedMemory(-1, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
         in_huge_pages(memory)
         memory.register(self.device)

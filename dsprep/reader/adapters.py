@@ -40,14 +40,7 @@ def native(values: Array) -> Array:
 def mapped(leaf: Callable[[Any], Any], value: Any, leaves: tuple[type, ...] = ()) -> Any:
     """Return a structure of dicts, lists and tuples with ``leaf(x)`` for everything else in it.
 
-    Parameters
-    ----------
-    leaf
-        What is applied.
-    value
-        The structure.
-    leaves
-        Kinds of tuples, or dicts, that are not looked into.
+    `leaves` are kinds of tuples, or dicts, that are not looked into.
     """
     if isinstance(value, leaves):
         return leaf(value)
@@ -61,13 +54,7 @@ def mapped(leaf: Callable[[Any], Any], value: Any, leaves: tuple[type, ...] = ()
 
 
 def check_fields(schema: Schema, takes: Callable[[DType], bool], framework: str) -> None:
-    """Raise unless the framework has all dtypes.
-
-    Raises
-    ------
-    UnsupportedError
-        With the field.
-    """
+    """Raise `UnsupportedError` with the first field of whose dtype the framework has none."""
     for f in schema:
         if not takes(f.dtype):
             raise UnsupportedError(
@@ -80,14 +67,8 @@ def check_fields(schema: Schema, takes: Callable[[DType], bool], framework: str)
 class Ahead(Iterator[Any]):
     """The batches of a `Reader`, the next one begun while this one is used.
 
-    Parameters
-    ----------
-    reader
-        Where they come from. When the loop ends early, it goes back to behind the last batch
-        that was delivered.
-    begin
-        What is done with a batch one step before it is delivered: its copy to a device is
-        started.
+    `begin` is applied to a batch one step before it is delivered: its copy to a device is started.
+    When the loop ends early, the reader goes back to the batch after the last one delivered.
     """
 
     def __init__(self, reader: Reader, begin: Callable[[Any], Any]) -> None:
@@ -125,7 +106,7 @@ class Ahead(Iterator[Any]):
         return state
 
     def close(self) -> None:
-        """End the loop; the reader goes on behind the last batch that was delivered."""
+        """End the loop; the reader continues after the last batch that was delivered."""
         state = self.state()
         self._batches.close()
         self._begun.clear()

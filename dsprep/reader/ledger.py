@@ -26,7 +26,7 @@ class EpochStats:
         Bytes that they asked for.
     device_nbytes
         Bytes that the kernel fetched from the storage for this process meanwhile, as
-        ``/proc/self/io`` tells; the rest came from the page cache. None where it does not tell.
+        ``/proc/self/io`` states; the rest came from the page cache. None where it does not say.
     io_seconds
         Time spent in reads and in what belongs to them, added up over the threads.
     exposed_seconds
@@ -98,7 +98,7 @@ class Ledger:
 
 
 def device_nbytes() -> int | None:
-    """Return the bytes that this process had fetched from storage so far, if the kernel tells."""
+    """Return the bytes that this process had fetched from storage so far, if the kernel says."""
     try:
         fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

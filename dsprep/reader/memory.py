@@ -88,20 +88,11 @@ class Pool:
         self._stopped = False
 
     def take(self, nbytes: int, starved: Callable[[], bool]) -> tuple[Block, Bytes]:
-        """Return a block and its lease, waiting until one is free.
+        """Return a block of so many bytes and its lease, waiting until one is free.
 
-        Parameters
-        ----------
-        nbytes
-            That it has to take.
-        starved
-            Whether waiting would last for ever: the consumer waits too, and holds all blocks. Then
-            one more is made, for once. Asked again after each `wake`.
-
-        Raises
-        ------
-        Stopped
-            After `stop`.
+        `starved` returns whether waiting would last for ever: the consumer waits too, and holds all
+        blocks. Then one more is made, for once. It is asked again after each `wake`. Raises
+        `Stopped` after `stop`.
         """
         nbytes = max(nbytes, self.nbytes)
         while True:

@@ -267,10 +267,10 @@ class Epoch:
         """Return what is left once a stage is done: every sample that was not delivered."""
         left = []
         for rank in range(stage.world_size):
-            dealt = self.share(stage.world_size, rank, stage.batch_size)
-            done = min(dealt.own, dealt.delivered(min(stage.steps, dealt.steps)))
-            used = min(dealt.own, dealt.count)  # units end where the rank stops
-            for span in self._clipped(dealt.start, dealt.start + used):
+            share = self.share(stage.world_size, rank, stage.batch_size)
+            done = min(share.own, share.delivered(min(stage.steps, share.steps)))
+            used = min(share.own, share.count)  # units end where the rank stops
+            for span in self._clipped(share.start, share.start + used):
                 if done >= len(span):
                     done -= len(span)
                     continue
@@ -288,7 +288,7 @@ class Epoch:
                     done = 0
                 if len(span):
                     left.append(span)
-            left += self._clipped(dealt.start + used, dealt.start + dealt.own)
+            left += self._clipped(share.start + used, share.start + share.own)
         return left
 
 

@@ -308,7 +308,7 @@ class Pipeline:
         )
 
     def _failure(self, error: BaseException, fill: Fill, part: Part | None) -> BaseException:
-        """Return what the consumer is told, with the sample that could not be read."""
+        """Return the error for the consumer, with the sample that could not be read."""
         if not isinstance(error, (OSError, DsprepError)) or not len(fill.samples):
             return error
         sample = int(fill.samples[0])

@@ -175,7 +175,7 @@ def _place(
 
 
 def _local(env: Mapping[str, str], world_size: int) -> tuple[int, int] | tuple[None, None]:
-    """Return rank and number of processes on this node, as far as a launcher tells."""
+    """Return rank and number of processes on this node, as far as a launcher states them."""
     for names in (pair for launcher in _LAUNCHERS for pair in launcher.local):
         if all(name in env for name in names):
             rank, size = (_number(env, name) for name in names)

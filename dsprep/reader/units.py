@@ -84,13 +84,7 @@ def is_decoded(sidecar: Sidecar, names: Sequence[str]) -> bool:
 
 
 def first_file(sidecar: Sidecar, names: Sequence[str]) -> File:
-    """Return the file of the first sample's first field that has a location.
-
-    Raises
-    ------
-    UsageError
-        If there is none.
-    """
+    """Return the file of the first sample's first field that has a location."""
     number, local = sidecar.file_of(0)
     layout = sidecar.layout(number)
     for name in names:
@@ -107,9 +101,7 @@ def first_file(sidecar: Sidecar, names: Sequence[str]) -> File:
 def group_edges(sidecar: Sidecar) -> Ints | None:
     """Return where the groups of a repacked dataset begin, and its number of samples.
 
-    Returns
-    -------
-    int64, shape ``(groups + 1,)``, rising strictly from 0; None if a file has no groups.
+    That is int64 of shape ``(groups + 1,)``, rising strictly from 0; None if a file has no groups.
     """
     edges = [np.zeros(1, np.int64)]
     start = 0
@@ -132,11 +124,7 @@ def even_edges(sidecar: Sidecar, samples: int) -> Ints:
     """Return ranges of `samples` consecutive samples, of a dataset without groups.
 
     Where files hold more than that, a range does not go beyond its file; where they hold less,
-    such as one sample each, it takes several.
-
-    Returns
-    -------
-    int64, shape ``(ranges + 1,)``, rising strictly from 0.
+    such as one sample each, it takes several. Like `group_edges`.
     """
     counts = np.array([f.samples for f in sidecar.content.files if f.samples], np.int64)
     total = int(counts.sum())

@@ -1,7 +1,7 @@
 """From memory to many places, by one call of the kernel: the GIL is taken once, not per sample.
 
 ``process_vm_readv(2)``, applied to the own process, takes the same list of places as ``preadv``.
-Where it meets a page that cannot be read, such as one of a mapping behind the end of its file, it
+Where it meets a page that cannot be read, such as one of a mapping past the end of its file, it
 stops, while a copy by the processor would end the process by SIGBUS.
 """
 
@@ -36,18 +36,10 @@ _call = _process_vm_readv()
 
 
 def scatter(address: int, places: Ints) -> int | None:
-    """Copy memory from `address` on to places, as far as it can be read.
+    """Copy memory from `address` on to places as in `Engine.read`, as far as it can be read.
 
-    Parameters
-    ----------
-    address
-        Of the first byte.
-    places
-        As in `Engine.read`; any `IOV_MAX` of them have at most `MOST` bytes.
-
-    Returns
-    -------
-    Bytes copied, all unless a page could not be read; None if the system denies the call.
+    Any `IOV_MAX` of the places have at most `MOST` bytes. Returns the bytes copied, all unless a
+    page could not be read; None if the system denies the call.
     """
     done = 0
     source = np.empty(2, np.int64)

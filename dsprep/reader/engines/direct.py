@@ -2,7 +2,7 @@
 
 Such reads begin and end at multiples of a block, in the file and in memory. Each thread reads
 windows of whole blocks into memory of its own, and the samples are copied from there to their
-places. Where the file and all places lie at whole blocks already, the device writes to them.
+places. Where the file and all places are at whole blocks already, the device writes to them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Direct:
         if start % block == 0 and not (places % block).any():
             try:
                 return fill(opened.fd, start, places, file.path)
-            except OSError as error:  # a read was cut short within a block: begin again
+            except OSError as error:  # a read was cut short within a block: start over
                 if error.errno != errno.EINVAL:
                     raise
         calls = asked = 0
@@ -92,7 +92,7 @@ class Direct:
         return opened
 
     def _memory(self, block: int) -> Bytes:
-        """Return the memory of this thread: a window, and a block before and behind it."""
+        """Return the memory of this thread: a window, and a block on either side."""
         found: Bytes | None = getattr(self._own, "memory", None)
         if found is None or len(found) < WINDOW + 2 * block:
             align = max(HUGE, block)
@@ -104,12 +104,7 @@ class Direct:
 class Opened:
     """A descriptor for direct reads of a file, closed when nothing refers to it any more.
 
-    Attributes
-    ----------
-    fd
-        The descriptor.
-    block
-        Bytes at whose multiples reads begin and end, in the file and in memory.
+    Reads begin and end at multiples of `block` bytes, in the file and in memory.
     """
 
     def __init__(self, file: File) -> None:
@@ -135,9 +130,7 @@ class Opened:
     def read(self, file: File, memory: Bytes, offset: int, least: int) -> int:
         """Read whole blocks from `offset` on, of which the first `least` bytes must come.
 
-        Returns
-        -------
-        Read calls made.
+        Returns the read calls made.
         """
         calls = have = 0
         while True:
@@ -166,19 +159,14 @@ def _refused(path: Path, why: str) -> Unavailable:
 def block_nbytes(fd: int) -> int:
     """Return the bytes at whose multiples direct reads of a file begin and end.
 
-    Returns
-    -------
-    At least a page, a power of two; 0 if the kernel says that the file cannot be read so.
-
-    Notes
-    -----
-    ``statx(2)`` tells since Linux 6.1 (``STATX_DIOALIGN``); before, a block of the file system is
-    enough where that is small, and a page where `st_blksize` is the size of a good transfer.
+    They are at least a page, a power of two; 0 if the kernel says that the file cannot be read so.
+    ``statx(2)`` states them since Linux 6.1 (``STATX_DIOALIGN``); before, a file system's block
+    is enough where that is small, and a page where `st_blksize` is the size of a good transfer.
     """
-    told = _dio_align(fd)
-    if told is not None:
-        block = max(4096, PAGE, *told)
-        return block if min(told) > 0 and block <= WINDOW and block & (block - 1) == 0 else 0
+    stated = _dio_align(fd)
+    if stated is not None:
+        block = max(4096, PAGE, *stated)
+        return block if min(stated) > 0 and block <= WINDOW and block & (block - 1) == 0 else 0
     size = os.fstat(fd).st_blksize
     return max(4096, PAGE, size if size <= 65536 and size & (size - 1) == 0 else 0)
 

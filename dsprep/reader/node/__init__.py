@@ -40,7 +40,7 @@ _STEP = ("MASTER_PORT", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jo
 def job_key(node_key: str | None, env: Mapping[str, str] | None = None) -> str:
     """Return what the processes of one job on this node have in common, and those of others not.
 
-    What the launcher says; if that does not tell runs from each other, the process that started
+    What the launcher says; if that does not distinguish runs, the process that started
     this one.
     """
     env = os.environ if env is None else env

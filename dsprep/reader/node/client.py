@@ -282,7 +282,7 @@ class Remote:
         return self._local.take(leg, step, count)
 
     def end(self, leg: Leg, last: bool) -> None:
-        """Note that an epoch is over; behind the last one, wait for the last statistics."""
+        """Note that an epoch is over; after the last one, wait for the last statistics."""
         if self._local is not None:
             self._local.end(leg, last)
         elif last:

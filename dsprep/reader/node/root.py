@@ -186,7 +186,7 @@ class _Session:
             if self._greet():
                 while (found := wire.receive(self._sock)) is not None:
                     self._answer(found[0])
-        except (OSError, ValueError, KeyError, TypeError):  # the client is gone, or is no client
+        except (OSError, ValueError, KeyError, TypeError):  # the client is gone, or is not a client
             return
         finally:
             self._end_loop()

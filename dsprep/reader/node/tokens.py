@@ -2,7 +2,7 @@
 
 There are n tokens, numbered from 0, and readers are numbered by their rank. A reader waits for the
 token ``rank % n``, and gives it to the next one that waits for the same token, in the order of
-ranks, around their end. So if all want to read, n consecutive ranks do, whose samples lie next to
+ranks, around their end. So if all want to read, n consecutive ranks do, whose samples are next to
 each other in the sequence of the epoch, then the n after these. A token that nobody asks for may be
 taken by anyone. Nothing depends on how many readers there are, whether that is a multiple of n, or
 whether they come late, end early or are killed. Source: Pumma et al., "Scalable Deep Learning via

@@ -29,24 +29,10 @@ WAITS, CHOSEN = 1, 2
 
 
 class Mpi:
-    """The tokens of a job.
+    """The `count` tokens of a job.
 
-    All ranks of the communicator make it, in the same order as other collective calls; what
+    All ranks of the mpi4py communicator make it, in the same order as other collective calls; what
     follows is up to each of them.
-
-    Parameters
-    ----------
-    comm
-        An mpi4py communicator.
-    count
-        Tokens.
-
-    Raises
-    ------
-    MissingExtra
-        Without mpi4py.
-    UsageError
-        If MPI was not initialised for calls from several threads.
     """
 
     def __init__(self, comm: Any, count: int) -> None:
@@ -103,12 +89,8 @@ class Mpi:
 class _Board:
     """Numbers in the memory of rank 0: per token the rank that has it, plus 1; per rank, its wish.
 
-    Attributes
-    ----------
-    mine
-        Held by the Reader of this process that has a token, or waits for one.
-    me
-        This rank, plus 1.
+    `me` is this rank, plus 1; `mine` is held by the Reader of this process that has a token, or
+    waits for one.
     """
 
     def __init__(self, mpi: Any, comm: Any, count: int) -> None:
