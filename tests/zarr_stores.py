@@ -1,4 +1,4 @@
-"""Stores for the tests of Zarr: made with zarr-python, opened with dsprep, read by layout alone."""
+"""Stores for the tests of Zarr: made with zarr-python, opened with dsprep."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from support import DTYPES, raw, schemas
+from support import DTYPES, assert_same_batch, schemas
 
-from dsprep.core import filters
 from dsprep.core.packing import Tables
-from dsprep.core.schema import Field, FieldSpec, Ragged, Schema
+from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.formats import load
 from dsprep.formats.base import OpenOptions
 from dsprep.layout import as_json, fit
-from dsprep.layout.as_json import file_path
-from dsprep.layout.model import Column, FileLayout, Grid
+from dsprep.layout.model import FileLayout
+from dsprep.reading.files import File
+from dsprep.reading.layout_reader import LayoutReader
 
 ZARR = load("zarr")
 F4 = np.dtype("<f4")
@@ -83,75 +83,6 @@ def zip_up(folder: Path, path: Path, prefix: str = "", how: int = zipfile.ZIP_ST
     return path
 
 
-# --- a reader that knows the layout only ---------------------------------------------------------
-
-
-def stored_block(path: Path, grid: Grid, at: tuple[int, ...]) -> bytes | None:
-    """The decoded bytes of the chunk at a place of the grid, by pread; None: fill."""
-    numbers, places = grid.numbers(np.array(at, np.int64)[:, None])
-    name = grid.blocks.path
-    if places is not None:
-        name = file_path(name, [int(n) for n in places[:, 0]])
-    else:
-        assert "{" not in name
-    offset = int(grid.blocks.offsets.at(numbers)[0])
-    length = int(grid.blocks.lengths.at(numbers)[0])
-    if offset < 0:
-        assert (offset, length) == (-1, 0)
-        return None
-    assert length > 0
-    file = path / name if name else path
-    assert offset + length <= file.stat().st_size
-    fd = os.open(file, os.O_RDONLY)
-    data = os.pread(fd, length, offset)
-    os.close(fd)
-    filters.check(grid.filters, file)
-    return filters.decode(data, grid.filters, 0, grid.chunk_nbytes, file).tobytes()
-
-
-def whole_array(path: Path, grid: Grid) -> np.ndarray:
-    """The rows of an array: uint8, shape (rows, row_nbytes)."""
-    assert grid.blocks.offsets.count == grid.blocks.lengths.count == grid.block_count
-    assert (grid.fill is None) or len(grid.fill) == grid.itemsize
-    out = np.zeros(
-        (*(n * c for n, c in zip(grid.chunks, grid.chunk, strict=True)), grid.itemsize), np.uint8
-    )
-    for at in np.ndindex(*grid.chunks):
-        block = stored_block(path, grid, at)
-        if block is None:
-            assert grid.fill is not None
-            block = grid.fill * (grid.chunk_nbytes // grid.itemsize)
-        where = tuple(slice(k * c, (k + 1) * c) for k, c in zip(at, grid.chunk, strict=True))
-        out[where] = np.frombuffer(block, np.uint8).reshape(*grid.chunk, grid.itemsize)
-    out = out[tuple(slice(n) for n in grid.shape)]
-    return np.ascontiguousarray(out).reshape(grid.shape[0], -1)
-
-
-def read_field(path: Path, column: Column, field: Field, count: int) -> list[bytes]:
-    """The bytes of each sample."""
-    rows = np.zeros((0, 0), np.uint8) if column.grid is None else whole_array(path, column.grid)
-    if column.first is None:
-        lines = column.lines
-        if column.grid is not None:
-            assert rows.shape[0] == lines * count
-            assert rows.shape[1] * lines == field.row_nbytes
-        return [rows[i * lines : (i + 1) * lines].tobytes() for i in range(count)]
-    every = np.arange(count)
-    first, number = column.first.at(every).tolist(), column.count.at(every).tolist()
-    if column.grid is not None:
-        assert rows.shape[1] == field.row_nbytes
-    return [rows[a : a + n].tobytes() for a, n in zip(first, number, strict=True)]
-
-
-def sample(column: np.ndarray | Ragged, i: int) -> np.ndarray:
-    """The elements of a sample, one behind another, in their own byte order."""
-    if isinstance(column, Ragged):
-        column = column.values[column.offsets[i] : column.offsets[i + 1]]
-    else:
-        column = column[i : i + 1]
-    return column.reshape(-1)
-
-
 def kept(layout: FileLayout, schema: Schema) -> FileLayout:
     """The layout as a sidecar keeps it."""
     tables = Tables()
@@ -160,18 +91,22 @@ def kept(layout: FileLayout, schema: Schema) -> FileLayout:
 
 
 def check(path: Path, source) -> FileLayout:
-    """Every field of every sample is the same through the layout and through the source."""
+    """Every field of every sample is the same through a sidecar's layout and through the source."""
     reports: list[tuple[int, int]] = []
     layout = source.extents(lambda done, total: reports.append((done, total)))
     assert all(0 <= a <= b for a, b in reports)
     assert layout.count == len(source)
     assert layout.records is None
     assert sorted([*layout.columns, *layout.unlocated]) == sorted(source.schema.names)
+    for column in layout.columns.values():
+        if column.grid is not None:
+            blocks = column.grid.blocks
+            assert blocks.offsets.count == blocks.lengths.count == column.grid.block_count
+    schema = Schema(tuple(f for f in source.schema if f.name in layout.columns))
+    known, where = kept(layout, source.schema), lambda p: File(path / p if p else path)
+    found = LayoutReader(known, source.schema, where, path).read(
+        np.arange(len(source)), schema.names
+    )
     batch = source.read(0, len(source))
-    for name, column in kept(layout, source.schema).columns.items():
-        field = source.schema[name]
-        found = read_field(path, column, field, len(source))
-        for i, data in enumerate(found):
-            stored = np.frombuffer(data, field.dtype).reshape(-1)
-            assert raw(stored) == raw(sample(batch[name], i)), (name, i)
+    assert_same_batch(found, {name: batch[name] for name in schema.names}, schema)
     return layout

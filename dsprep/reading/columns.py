@@ -162,7 +162,7 @@ class ColumnReader:
         there = to[(found.offset >= 0) & (found.length > 0)] if stored is not found else to
         spans = [
             (self._open, path, stored.offset[chosen], stored.length[chosen], there[chosen])
-            for path, chosen in stored.by_path()
+            for path, chosen in (stored.by_path() if len(there) else ())
         ]
         lacking = np.flatnonzero(found.offset < 0).tolist()
         fill = fill_value(grid, self.field.name) if lacking else np.zeros(0, np.uint8)

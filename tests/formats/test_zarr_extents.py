@@ -34,7 +34,6 @@ from zarr_stores import (
     new_store,
     no_waiting_for_the_disk,
     opened,
-    read_field,
     zip_up,
 )
 
@@ -159,10 +158,6 @@ def test_arrays_of_zarr_python(tmp_path: Path, version: int, how: dict, zipped: 
         assert all(layout.access for layout in source.storage().values())
     assert layout.columns["y"].grid.fill is None
     assert bool(layout.unlocated) == (how.get("order") == "F")
-    if not layout.unlocated:
-        found = read_field(path, layout.columns["deep/down/x"], Field("x", F4, (4, 6)), 23)
-        order = source.schema["deep/down/x"].dtype
-        assert [raw(np.frombuffer(b, order).astype(F4)) for b in found] == [raw(x) for x in X]
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -221,14 +216,11 @@ def test_dtypes(tmp_path: Path, dtype: str | list, version: str) -> None:
                               zarr_format=int(version[0]), **how)  # fmt: skip
     array[:11] = values
     with opened(tmp_path / "a") as source:
-        layout = check(tmp_path / "a", source)
+        assert not check(tmp_path / "a", source).unlocated
         field = source.schema["data"]
         expected = np.asarray(array[:])
-        assert source[:]["data"].astype(expected.dtype).tobytes() == expected.tobytes()
+        assert raw(source[:]["data"].astype(expected.dtype)) == raw(expected)
     assert field.dtype == dtype or "3" in version
-    found = read_field(tmp_path / "a", layout.columns["data"], field, 15)
-    stored = np.frombuffer(b"".join(found), field.dtype).astype(expected.dtype)
-    assert raw(stored[:33]) == raw(expected[:11])
     if dtype.names and version == "3":  # zarr-python passes over the order
         codec = {"name": "bytes", "configuration": {"endian": "big"}}
         edit(tmp_path / "a" / "zarr.json", codecs=[codec])
@@ -362,15 +354,12 @@ def test_bytes_with_a_type(tmp_path: Path) -> None:
     values = random_array(F4, (13, 6))
     batch = {"b": Ragged.pack([v.tobytes() for v in values], field)}
     write_batch(ZARR, tmp_path / "a", schema, batch)
-    for spec, shape in (("b:<f4[6]", (6,)), ("c=b:<f4[None,2]", (None, 2)), ("b:str", (None,))):
-        if spec == "b:str":
-            continue
+    for spec, shape in (("b:<f4[6]", (6,)), ("c=b:<f4[None,2]", (None, 2))):
         with opened(tmp_path / "a", spec) as source:
-            layout = check(tmp_path / "a", source)
+            check(tmp_path / "a", source)
             (name,) = source.schema.names
             assert source.schema[name].shape == shape
-            found = read_field(tmp_path / "a", layout.columns[name], source.schema[name], 13)
-            assert found == [v.tobytes() for v in values]
+            assert [raw(v) for v in source[:][name]] == [v.tobytes() for v in values]
     with opened(tmp_path / "a", "b:<f4[5]") as source, pytest.raises(FormatError, match="fit"):
         source.extents()
     with opened(tmp_path / "a", "b:<f4[None,5]") as source, pytest.raises(FormatError, match="fit"):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import struct
 import time
 import zipfile
@@ -352,6 +350,7 @@ def test_truncated_files_are_refused(tmp_path: Path) -> None:
 
 
 SHAPES = [[-1, 3], [10**15, 10**6], [2**63], [3.5], ["3"], [True], None, {}, 5, [[1]], [1] * 40]
+SHARDS = {"chunk_shape": [5, 2, 3], "codecs": ["bytes"], "index_codecs": ["bytes"]}
 CHANGES = [
     *({"shape": shape} for shape in SHAPES),
     {"shape": [5, 10**15]},
@@ -366,8 +365,14 @@ CHANGES = [
     {"chunk_grid": {"name": "rectilinear", "configuration": {}}},
     {"chunk_key_encoding": {"name": "secret"}},
     {"chunk_key_encoding": {"name": "default", "configuration": {"separator": "../"}}},
+    {"chunk_key_encoding": {"name": "default", "configuration": {"zeparator": "."}}},
     {"codecs": [{"name": "bytes", "configuration": {"endian": "middle"}}]},
+    {"codecs": [{"name": "bytes", "configuration": {"eneian": "big"}}]},
     {"codecs": [{"name": "sharding_indexed", "configuration": {}}]},
+    *(
+        {"codecs": [{"name": "sharding_indexed", "configuration": {**SHARDS, **more}}]}
+        for more in ({"index_location": "middle"}, {"inde8_location": "start"})
+    ),
     {"codecs": [{"name": "numcodecs.pickle"}, {"name": "bytes"}]},
     {"codecs": 7},
     {"codecs": [7]},
@@ -440,19 +445,12 @@ def test_damaged_zip_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     write_batch(ZARR, path, schema, random_batch(schema, 9))
     whole = path.read_bytes()
-    rng = random.Random(2)
     for cut in (4, 30, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
         assert recognise(path) is ZARR
         with pytest.raises(FormatError) as caught:
             read_all(path)
         assert str(caught.value) == f"{path}: the ZIP file is truncated or damaged"
-    for _ in range(60):
-        data = bytearray(whole)
-        data[rng.randrange(len(data))] = rng.randrange(256)
-        path.write_bytes(data)
-        with contextlib.suppress(DsprepError):
-            read_all(path)
 
 
 def test_zip_bombs_are_refused(tmp_path: Path) -> None:

@@ -377,6 +377,12 @@ def named(value: Any) -> Codec:
     return value["name"], configuration
 
 
+def _only(configuration: Mapping[str, Any], *known: str) -> None:
+    """Refuse parameters that might change what is stored."""
+    if configuration.keys() - set(known):
+        raise FormatError("unknown parameters", found=str(sorted(configuration))[:200])
+
+
 def _names(codecs: list[Codec]) -> list[str]:
     names = []
     for name, configuration in codecs:
@@ -392,21 +398,25 @@ def byte_order(codecs: list[Codec]) -> Any:
         if name == "sharding_indexed":
             return byte_order([named(c) for c in configuration["codecs"]])
         if name == "bytes":
+            _only(configuration, "endian")
             return {"little": "<", "big": ">"}[configuration.get("endian", "little")]
     return "<"
 
 
 def _sharding(configuration: Mapping[str, Any]) -> Sharding | None:
     """Return where the index is, or None if only zarr-python can read it."""
+    _only(configuration, "chunk_shape", "codecs", "index_codecs", "index_location")
+    at_start = {"start": True, "end": False}[configuration.get("index_location", "end")]
     index = [named(c) for c in configuration["index_codecs"]]
     names = [name for name, _ in index]
     if names not in (["bytes"], ["bytes", "crc32c"]) or byte_order(index) != "<":
         return None
-    return Sharding(configuration.get("index_location", "end") == "start", len(names) > 1)
+    return Sharding(at_start, len(names) > 1)
 
 
 def _keys_v3(value: Any) -> tuple[str, str]:
     name, configuration = named(value)
+    _only(configuration, "separator")
     separator = configuration.get("separator", "/" if name == "default" else ".")
     if name not in ("default", "v2") or separator not in (".", "/"):
         raise FormatError("unknown chunk key encoding", found=str(value)[:200])
