@@ -5,11 +5,11 @@ The public interface, imported when it is first used:
 `open`
     A dataset of any format as a `Source`: ``len``, ``schema``, ``[i]``, ``[i:j]``, iteration.
 `convert`
-    Another format, or another layout, with every bit kept.
+    Another format, or another layout, with the same values bit for bit.
 `verify`
     Whether two sources hold the same samples.
 `provenance`
-    The sidecar of a dataset, from which every sample's place is computed.
+    The sidecar of a dataset, from which the extent of every sample is computed.
 `Sidecar`
     Reading through it: any samples, in any order, by ``pread`` alone.
 `check`
@@ -17,11 +17,11 @@ The public interface, imported when it is first used:
 `Reader`
     Batches for training, read ahead and shuffled.
 `audit`
-    What every rank of a job would deliver, and whether it is every sample once.
+    What every rank of a job would deliver, and whether every sample comes once.
 `repack`
     One rewrite, after which a single read fetches a whole group of samples.
 `inspect`
-    What a source holds and how it lies on disk.
+    What a source holds and how it is stored.
 
 >>> import dsprep
 >>> with dsprep.open("train.h5") as source:  # doctest: +SKIP

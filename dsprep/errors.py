@@ -4,7 +4,7 @@
 
     DsprepError
      ├── UsageError        (ValueError)       options or arguments that contradict each other
-     ├── FormatError       (ValueError)       a file is damaged, or is not what it was taken for
+     ├── FormatError       (ValueError)       a file is damaged, or is not of the expected format
      ├── SchemaError       (ValueError)       fields are missing, or files disagree about them
      ├── UnsupportedError  (TypeError)        a target cannot hold the data
      ├── ReadError         (OSError)          samples cannot be read while training goes on
@@ -22,7 +22,7 @@ from typing import Any
 
 
 class DsprepError(Exception):
-    """A problem that the user can understand and mend; the command line prints it as one line.
+    """A problem that the user can understand and fix; the command line prints it as one line.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class DsprepError(Exception):
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # From other processes it comes as it is, not made anew of a text that has all facts.
+        # It is restored as it was raised, not made again from a text that has all facts.
         return _remade, (type(self), self.args, vars(self))
 
 
@@ -86,7 +86,7 @@ class UsageError(DsprepError, ValueError):
 
 
 class FormatError(DsprepError, ValueError):
-    """A file is damaged, or is not of the format it was taken for."""
+    """A file is damaged, or is not of the expected format."""
 
 
 class ReadError(DsprepError, OSError):

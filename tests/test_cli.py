@@ -58,7 +58,7 @@ def test_convert_inspect_verify_and_load(format, train, tmp_path):
     assert done.code == 0
     assert "100" in done.out
     assert "B/s of values" in done.out
-    assert run("verify", train, target).out == "same: all 100 samples, every bit\n"
+    assert run("verify", train, target).out == "same: all 100 samples, bit for bit\n"
     shown = run("inspect", target, "--head", "1").out
     for word in ("x: float32[2,3]", "sample 0", "unit"):
         assert word in shown

@@ -119,7 +119,7 @@ def report_verdict(verdict: Verdict) -> None:
     if verdict.differing:
         say(f"{verdict.differing:,} of {verdict.compared:,} compared samples differ")
     elif verdict.same and verdict.complete:
-        say(f"same: all {verdict.compared:,} samples, every bit")
+        say(f"same: all {verdict.compared:,} samples, bit for bit")
     elif verdict.same:
         say(
             f"no difference in {verdict.compared:,} of {verdict.samples_a:,} samples; "

@@ -59,7 +59,7 @@ class OpenOptions:
         one sample; ``"groups"`` (hdf5): each of the groups that are alike is one; ``"auto"``:
         decide from names and shapes.
     order
-        lmdb: number the samples by key (``"key"``), by place in the file (``"file"``) or by the
+        lmdb: number the samples by key (``"key"``), by offset in the file (``"file"``) or by the
         decimal number that the key spells (``"numeric"``).
     values
         lmdb: ``"opaque"`` byte strings, or Caffe ``"datum"`` messages.
@@ -382,7 +382,7 @@ class Source(ABC):
         """
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        """Return where every sample lies in the file, as it is found there, field by field.
+        """Return the layout that is found in the file, field by field: the extents of every sample.
 
         The laws are `Explicit`, or such as follow from the container's own header. The file's
         structure is read, not its payload.
@@ -395,7 +395,7 @@ class Source(ABC):
         Raises
         ------
         UnsupportedError
-            If the samples of this file have no offsets at all; the message names the way out.
+            If the samples of this file have no offsets at all; the message names the remedy.
         FormatError
             If the file is damaged.
         """

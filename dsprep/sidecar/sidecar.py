@@ -195,9 +195,9 @@ class Sidecar:
     path
         The sidecar.
     dataset
-        What it lies beside: a file, a store, or a directory of files.
+        What it is beside: a file, a store, or a directory of files.
     content
-        What it says.
+        What it states.
     schema
         The fields of every sample.
     proofs

@@ -150,7 +150,7 @@ def written(lab: Lab, way: Way, verb: str, root: Path) -> dict[str, str]:
     assert not done.returncode, f"exit status {done.returncode}: {done.stdout}"
     printed = [x for x in done.stdout.splitlines() if not x.startswith("dsprep: note:")]
     if verb == "verify":
-        assert "same: all 96 samples, every bit" in printed, done.stdout
+        assert "same: all 96 samples, bit for bit" in printed, done.stdout
         return {}
     assert not printed, done.stdout
     after = seen(lab, node, out, root)
