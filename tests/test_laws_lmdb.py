@@ -18,7 +18,7 @@ from pathlib import Path
 import lmdb_builds
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmdb_builds import KEYS, build, read_back, value, walk
 from lmdb_sim import Simulator
@@ -119,16 +119,17 @@ BUILDS = {
 @pytest.mark.parametrize("kind", BUILDS)
 def test_builds(tmp_path, kind, append):
     """Keys of any length, values of any, compact copies and named databases."""
-    commits = {"few": (None, 1, 2, 100), "large": (None, 3, 1)}.get(kind, (None, 70, 7))
+    commits = {"few": (None, 1, 2, 100), "large": (None, 3, 1)}.get(kind, (None, 100, 7))
     for n, size, more in BUILDS[kind]:
         for commit, compact in itertools.product(commits, (False, True)):
-            named = kind == "together" or (kind != "few" and commit is None)
             if compact and kind in ("together", "large"):
                 continue
-            made = {"commit": commit, "append": append, "named": named, "compact": compact}
-            path = build(tmp_path / "a", n, size, **made, **more)
-            found = assert_recovered(path, n, **made)
-            assert not read_back(path, found.offsets, named)
+            own = kind == "together" or (kind != "few" and commit is None)
+            for named in (False, True) if kind == "sizes" else (own,):
+                made = {"commit": commit, "append": append, "named": named, "compact": compact}
+                path = build(tmp_path / "a", n, size, **made, **more)
+                found = assert_recovered(path, n, **made)
+                assert not read_back(path, found.offsets, named)
 
 
 @pytest.mark.parametrize("size", [784, 3072, 12288])
@@ -460,7 +461,11 @@ ANYTHING = st.recursive(
 LIKELY = st.sampled_from([1, 8, 100, 1000, 4096, 1 << 63, -1, True, [[10, 100]], [[5, 1]]])
 
 
-@settings(max_examples=5000 if FULL else 100, deadline=None)
+@settings(
+    max_examples=5000 if FULL else 100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # of what is made, on a busy machine
+)
 @given(
     st.sampled_from([TREE, {**TREE, "kind": "compact"}, REPLAY]),
     st.dictionaries(
