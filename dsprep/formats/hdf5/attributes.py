@@ -25,9 +25,8 @@ def read_attributes(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the attributes of an h5py object, and the names of those left out.
 
-    `sound` says whether one that is in a heap may be read.
-
-    Left out are references, empty attributes, and what h5py cannot read.
+    These are references, empty attributes, what h5py cannot read, and what is in a heap and is not
+    `sound`.
     """
     values: dict[str, Any] = {}
     lost: list[str] = []
@@ -107,21 +106,15 @@ def _plain_value(value: Any, dtype: Any) -> Any:
 
 
 def mark(item: Any, name: str, text: str) -> None:
-    """Give an h5py object one of dsprep's own attributes.
+    """Give an h5py object one of dsprep's own attributes, as a string of fixed length.
 
-    As a fixed string: one of variable length is in a heap, where damage can hang the library.
+    One of variable length is in a heap, where damage can hang the library.
     """
     item.attrs.create(name, np.bytes_(text.encode()))
 
 
 def marked(item: Any, name: str, where: object = None) -> str | None:
-    """Return what `mark` wrote, or None if there is no such attribute.
-
-    Raises
-    ------
-    FormatError
-        If something else wrote it.
-    """
+    """Return what `mark` wrote, or None if there is no such attribute."""
     if name not in item.attrs:
         return None
     found = item.attrs.get_id(name)

@@ -310,10 +310,7 @@ def _made(path: Path, file: FilePlan, attempt: int) -> Iterator[Any]:
 
 
 def _check_size(path: Path, nbytes: int) -> None:
-    """Raise `OSError` if the file system cannot hold a file of that size.
-
-    The HDF5 library crashes when it finds out by itself.
-    """
+    """Raise `OSError` if no file may have that size: the HDF5 library would crash."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         os.ftruncate(fd, nbytes)
@@ -383,10 +380,8 @@ def _lead(made: Any, align: int) -> list[Any]:
 
 
 def _unnamed(made: Any, nbytes: int, chunk: int = 0, *, filtered: bool = False) -> Any:
-    """Return a dataset of bytes without a name: it is gone as soon as nobody holds it.
-
-    Only filtered chunks may differ in size.
-    """
+    """Return a dataset of bytes without a name: it is gone as soon as nobody holds it."""
+    # Only filtered chunks may differ in size.
     byte = np.dtype(np.uint8)
     p = FieldPlan(Field("x", byte), Carrier(byte, byte), chunk, "gzip" if filtered else None, 1)
     return _dataset(made, None, (nbytes,), byte, chunk, p, early=False)

@@ -96,13 +96,7 @@ def _holds(dtype: DType) -> bool:
 
 
 def read_carrier(text: str, stored: DType, shape: tuple[int, ...], where: object) -> Carrier:
-    """Return the carrier that a ``dsprep_dtype`` attribute describes.
-
-    Raises
-    ------
-    FormatError
-        If the attribute is not a dtype, or its size does not fit the dataset.
-    """
+    """Return the carrier that a ``dsprep_dtype`` attribute describes, if it fits the dataset."""
     try:
         dtype = decode_dtype(json.loads(text))
     except (SchemaError, TypeError, ValueError, AttributeError, RecursionError) as error:

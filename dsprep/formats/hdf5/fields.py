@@ -141,8 +141,7 @@ class Fields:
     def _routes(self) -> dict[str, tuple[str, Route | None]]:
         """Return the path of each field's dataset, and how its rows are found if it is ragged.
 
-        Fields that the user gave with their index tables are called as ``--field`` spells them,
-        since one dataset may be asked for in several ways.
+        One that the user gave with index tables is called as ``--field`` spells it.
         """
         ragged = structure.Ragged()
         if self._mode != "none":
@@ -271,13 +270,7 @@ class Fields:
     # --- a group per sample ---
 
     def _sample_groups(self) -> structure.Samples | None:
-        """Return the groups that are samples, if there are such.
-
-        Raises
-        ------
-        SchemaError
-            If that is doubtful, and the user does not say.
-        """
+        """Return the groups that are samples, if there are such and nobody can doubt it."""
         mode, specs = self._mode, self._specs
         if mode not in ("auto", "groups") or self._own or any(s.index for s in specs):
             return None

@@ -398,10 +398,7 @@ def _believed(dataset: Any, table: NDArray[Any], file: File) -> bool:
 
 
 def _fill(dataset: Any, missing: int, itemsize: int) -> bytes:
-    """Return the element that the library gives for a chunk that is not stored, asking for one.
-
-    It leaves memory as it is where fill values are undefined or never written: then zeros.
-    """
+    """Return the element that the library gives for a chunk that is not stored; or else zeros."""
     from h5py import h5s, h5t
 
     one = (1,) * len(dataset.chunks)

@@ -69,13 +69,7 @@ def _condense(error: Exception) -> str:
 
 
 def need_filters(dataset: object, where: object) -> None:
-    """Make sure that the filters of a dataset can be undone, importing hdf5plugin if that helps.
-
-    Raises
-    ------
-    MissingExtra
-        If a filter is in neither the HDF5 library nor hdf5plugin.
-    """
+    """Raise `MissingExtra` if a filter is neither in the HDF5 library nor in hdf5plugin."""
     from h5py import h5z
 
     plist = dataset.id.get_create_plist()  # type: ignore[attr-defined]
@@ -86,11 +80,8 @@ def need_filters(dataset: object, where: object) -> None:
         import_plugins()
         if not h5z.filter_avail(code):
             label = name.decode("utf-8", "replace").strip("\0 ") or "unnamed"
-            raise MissingExtra(
-                f"HDF5 filter {code} ({label}) is not installed",
-                where=where,
-                fix=_way_out(code),
-            )
+            message = f"HDF5 filter {code} ({label}) is not installed"
+            raise MissingExtra(message, where=where, fix=_way_out(code))
 
 
 _PLUGINS = frozenset((307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026, 32028))

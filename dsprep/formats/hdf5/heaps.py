@@ -71,8 +71,6 @@ class Heaps:
             number of the object in it. Address 0 stands for no items.
         itemsize
             Bytes of an item on disk.
-        where
-            File and field.
 
         Raises
         ------

@@ -308,13 +308,7 @@ class FilePlan:
 
 
 def lay_out(schema: Schema, options: WriteOptions, samples: int | Grouping) -> FilePlan:
-    """Return how a file of so many samples, or of these groups, will be.
-
-    Raises
-    ------
-    UnsupportedError
-        If HDF5 cannot hold a field, or cannot cut it into these groups.
-    """
+    """Return how a file of so many samples, or of these groups, will be, if HDF5 can hold it."""
     if not isinstance(samples, Grouping):
         return _without_groups(schema, options, samples)
     grouping = samples

@@ -38,6 +38,7 @@ from dsprep.formats.samples import listed, natural_key
 _FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
 _COUNT = re.compile(r"(?i)(.*?)_?(?:n|count|length|len|size|num)s?")
 _MOST_DIGITS = 18
+_STEP = 1 << 20
 _MOST_TABLES = 6
 """In one group: the ways from table to table grow with the factorial of their number."""
 
@@ -79,16 +80,15 @@ def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -
     for name, group in contents.groups.items():
         kind = marked(group, KIND_ATTRIBUTE)
         if kind is not None:
-            _own_group(name, kind, contents, open_rows, found, where)
+            _own_group(name, kind, contents, open_rows, found, f"{where}, field {name}")
         elif not own:
             _group(name, contents, open_rows, found)
     return found
 
 
 def _own_group(
-    name: str, kind: object, contents: Contents, open_rows: Open, found: Ragged, where: object
+    name: str, kind: object, contents: Contents, open_rows: Open, found: Ragged, here: str
 ) -> None:
-    here = f"{where}, field {name}"
     if kind not in ("array", "bytes", "str"):
         raise FormatError(f"attribute {KIND_ATTRIBUTE} is {kind!r}", where=here)
     parts = {part: f"{name}/{part}".lstrip("/") for part in ("values", "first", "count")}
@@ -213,21 +213,17 @@ def _group(name: str, contents: Contents, open_rows: Open, found: Ragged) -> Non
     _reach(tables, found)
     for label, targets_ in refused.items():
         lost = [p for p in sorted(targets_) if p not in found.used and p not in found.routes]
-        lost = [p for p in lost if contents.datasets[p][1].shape[0] != _rows(label, contents)]
+        rows = contents.datasets[label.partition(",")[0]][1].shape[0]
+        lost = [p for p in lost if contents.datasets[p][1].shape[0] != rows]
         if lost:
             found.left_out.update(lost)
             found.notes.append(f"left out {listed(lost)}: {label} has gaps or overlaps")
 
 
-def _rows(label: str, contents: Contents) -> int:
-    return contents.datasets[label.partition(",")[0]][1].shape[0]
-
-
 def _reach(tables: dict[str, _Candidate], found: Ragged) -> None:
     """Give each dataset that the tables partition its way from the samples.
 
-    A table is reached by the longest way, since each table is there to be used; values by the
-    table nearest to the samples that fits them.
+    A table is reached by the longest way, since each is there to be used; values by the nearest.
     """
     candidates = list(tables.values())[:_MOST_TABLES]
     children = {
@@ -251,7 +247,10 @@ def _reach(tables: dict[str, _Candidate], found: Ragged) -> None:
     members = {part: c for c in candidates for part in c.parts if c.name in ways}
     for root in roots:
         found.used.update(root.parts)
-        _note_lost_members(root, found)
+        used = {root.table.first_member, root.table.count_member}
+        lost = [n for n in root.table.first.dtype.names or () if n not in used]
+        if lost:
+            found.notes.append(f"left out {listed(lost)} of the index {root.name}")
     for path, options in fits.items():
         owner = members.get(path)
         if owner in roots:
@@ -280,28 +279,16 @@ def _same(short: tuple[_Candidate, ...], long: tuple[_Candidate, ...]) -> bool:
     They do if one continues the other with tables that have one row for each row.
     """
     short, long = sorted((short, long), key=len)
-    rest = long[len(short) :]
-    return long[: len(short)] == short and all(
-        c.table.rows == c.table.total() and _all_ones(c.table) for c in rest
-    )
-
-
-def _all_ones(table: Table) -> bool:
-    step = 1 << 20
-    for start in range(0, table.rows, step):
-        stop = min(start + step, table.rows)
-        first, end = table.read(start, stop, table.rows)
-        if not bool((end - first == 1).all()):
+    if long[: len(short)] != short:
+        return False
+    for table in (c.table for c in long[len(short) :]):
+        if table.rows != table.total():
             return False
+        for start in range(0, table.rows, _STEP):
+            first, end = table.read(start, min(start + _STEP, table.rows), table.rows)
+            if not bool((end - first == 1).all()):
+                return False
     return True
-
-
-def _note_lost_members(root: _Candidate, found: Ragged) -> None:
-    names = root.table.first.dtype.names or ()
-    used = {root.table.first_member, root.table.count_member}
-    lost = [n for n in names if n not in used]
-    if lost:
-        found.notes.append(f"left out {listed(lost)} of the index {root.name}")
 
 
 _NUMBER = re.compile(r"\d+")
