@@ -1,7 +1,7 @@
 """Feeding training: batches read ahead, group by group, by ``preadv`` at computed offsets.
 
-`loader`, `options`
-    `Reader`, the public class, and what it is made with.
+`loader`
+    `Reader`, the public class, and its options.
 `order`, `units`
     Which samples a rank delivers, and when: pure. How much is read at a time.
 `ranks`, `defaults`
