@@ -368,6 +368,12 @@ def replaced(at, new):
     return replace(report(), rows=tuple(rows))
 
 
+def idle(**more):
+    """The report whose h5py hardly waits for data, while the accelerator is half idle."""
+    quick = row("h5py", 55_000, step=0.012, overlaps=True, utilisation_percent=50.0, **more)
+    return replaced(1, quick)
+
+
 RATES_TODAY = {"h5py": 5000, "torch": 3000, "tf": 4000, "dsprep": 55_000}
 H5PY_FAILED = replace(report(), rows=(report().rows[0], Row("h5py", problems=("failed: x",))))
 WIDE = of_rows(
@@ -394,6 +400,8 @@ MMAP = of_rows(*report(rows=["pread-limit", "h5py", "dsprep"], step=0).rows, row
         (report(), "with its sidecar alone, nothing rewritten"),
         (report(), "tf to tf-prefetch (4.31 s to 44.1 ms, by overlap) | no: Not shown"),
         (report(step=0.5), "loading is not the bottleneck"),
+        (idle(skew_seconds=1.0), "loading is not the first problem, waiting for other ranks is."),
+        (idle(), "loading is not what holds it up."),
         (report(step=0), "hides behind steps of 32 samples that take at least 12.3 ms with h5py"),
         (report(step=0), "582 µs with dsprep"),
         (WIDE, "No gain from dsprep above 10% and the spread | no: times the samples/s"),
