@@ -133,6 +133,16 @@ def _in_column(column: Column, name: str, indices: Ints) -> Extents:
     )
 
 
+def rows_at(grid: Grid, first: int, count: int) -> int | None:
+    """Return the offset of rows of a plain grid; None unless they are in one chunk of one file."""
+    chunk, inside = divmod(first, grid.chunk[0])
+    exist = 0 <= first < first + count <= grid.shape[0]
+    if not exist or inside + count > grid.chunk[0] or grid.files is not None:
+        return None
+    offset, length = grid.blocks.offsets.one(chunk), grid.blocks.lengths.one(chunk)
+    return offset + inside * grid.row_nbytes if offset >= 0 and length > 0 else None
+
+
 def plain_rows(grid: Grid, first: Ints, count: Ints) -> Extents:
     """Return the ranges of rows of a grid that is `Grid.plain`; request i has ``count[i]`` rows."""
     row = grid.row_nbytes

@@ -12,8 +12,7 @@ from dsprep.core import filters
 from dsprep.core.pread import GROUP_NEAR, NEAR, packed
 from dsprep.core.schema import Arena, Bytes, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
-from dsprep.core.storage import pread_into
-from dsprep.layout.locate import check_rows, cut_lines, plain_rows, rows_of
+from dsprep.layout.locate import check_rows, cut_lines, plain_rows, rows_at, rows_of
 from dsprep.layout.model import Column, Grid, misfit
 from dsprep.reading.chunks import Chunks, fill_value
 from dsprep.reading.files import File
@@ -71,9 +70,8 @@ def fetch(
         file, plan = open_file(path), ReadPlan()
         if len(parts) == 1 and len(parts[0][1]) == 1:
             offset, nbytes, at = (int(p[0]) for p in parts[0][1:])
-            if 0 <= offset <= file.nbytes - nbytes:
-                pread_into(file.fd, buffer[at : at + nbytes], offset, file.path)
-                continue
+            file.read_checked(buffer[at : at + nbytes], offset, f"field {parts[0][0]}")
+            continue
         for name, offsets, lengths, places in parts:
             plan.put(file, offsets, lengths, places + buffer.ctypes.data, f"field {name}")
         plan.read(near)
@@ -122,9 +120,11 @@ class ColumnReader:
         if grid is None or not len(first):
             return Wanted(0, [], lambda _: np.empty(0, np.uint8))
         if len(first) == 1 and self._chunks is None:
-            one = self._one_block(grid, int(first[0]), int(count[0]))
-            if one is not None:
-                return one
+            offset, rows = rows_at(grid, int(first[0]), int(count[0])), int(count[0])
+            if offset is not None:
+                extent = np.array([[offset], [rows * grid.row_nbytes], [0]], np.int64)
+                spans: list[Spans] = [(self._open, grid.blocks.path, *extent)]
+                return Wanted(rows * grid.row_nbytes, spans, lambda buffer: buffer)
         check_rows(grid, first, count, self.field.name)
         first, count = _joined(first, count)
         if self._chunks is not None:
@@ -142,19 +142,6 @@ class ColumnReader:
         if grid is None and count.any():
             raise misfit("gives samples rows of an array that has none", f"field {field.name}")
         return Ragged.from_lengths(values.reshape(-1, *field.inner), count * per, field.kind)
-
-    def _one_block(self, grid: Grid, first: int, count: int) -> Wanted | None:
-        """Return what consecutive rows need, at little cost, if they are in one block."""
-        block, inside = divmod(first, grid.chunk[0])
-        exist = 0 <= first < first + count <= grid.shape[0]
-        if not exist or inside + count > grid.chunk[0] or grid.files is not None:
-            return None
-        offset = grid.blocks.offsets.one(block)
-        if offset < 0 or grid.blocks.lengths.one(block) <= 0:
-            return None
-        nbytes = count * grid.row_nbytes
-        extent = np.array([[offset + inside * grid.row_nbytes], [nbytes], [0]], np.int64)
-        return Wanted(nbytes, [(self._open, grid.blocks.path, *extent)], lambda buffer: buffer)
 
     def _begin_plain(self, grid: Grid, first: Ints, count: Ints) -> Wanted:
         found, places = plain_rows(grid, first, count), packed(count * grid.row_nbytes)

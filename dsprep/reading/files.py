@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from dsprep.core.marks import Mark, Status, changed, is_coarse, same_file, status
 from dsprep.core.pread import NEAR, read_spans
 from dsprep.core.schema import Bytes, Ints
@@ -51,6 +53,13 @@ class File:
     def read_into(self, out: Bytes, offset: int) -> None:
         """Fill `out` from `offset` on."""
         pread_into(self.fd, out, offset, self.path)
+
+    def read_checked(self, out: Bytes, offset: int, what: str) -> None:
+        """Fill `out` from `offset` on, which may be anything; see `check`."""
+        if not 0 <= offset <= self.nbytes - len(out):
+            self.check(np.array([offset]), np.array([len(out)]), what)
+        if len(out):
+            pread_into(self.fd, out, offset, self.path)
 
     def read_spans(
         self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, near: int = NEAR

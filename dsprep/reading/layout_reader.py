@@ -8,7 +8,6 @@ import numpy as np
 
 from dsprep.core.pread import NEAR
 from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema
-from dsprep.core.storage import pread_into
 from dsprep.errors import UsageError
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader, read_columns
@@ -140,12 +139,8 @@ class LayoutReader:
         return out
 
     def _bytes(self, path: str, offset: int, nbytes: int) -> Bytes:
-        file = self._open_file(path)
-        if not 0 <= offset <= file.nbytes - nbytes:
-            file.check(np.array([offset]), np.array([nbytes]), "a sample")
         data = np.empty(nbytes, np.uint8)
-        if nbytes:
-            pread_into(file.fd, data, offset, file.path)
+        self._open_file(path).read_checked(data, offset, "a sample")
         return data
 
     def resident_nbytes(self) -> int:

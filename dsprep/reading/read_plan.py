@@ -17,7 +17,7 @@ import numpy as np
 from dsprep.core.pread import DROPPED, NEAR, fill, runs
 from dsprep.core.schema import Field, Ints
 from dsprep.layout.laws import Affine
-from dsprep.layout.locate import Extents
+from dsprep.layout.locate import Extents, rows_at
 from dsprep.layout.model import Column, FileLayout, Records
 from dsprep.reading.files import File
 
@@ -142,19 +142,13 @@ def strided(
 
 
 def _of_column(column: Column, field: Field, first: int, count: int) -> Strided | None:
-    grid = column.grid
-    if grid is None or not grid.plain or grid.files is not None or column.first is not None:
+    grid, nbytes = column.grid, field.row_nbytes
+    if grid is None or not grid.plain or column.first is not None or field.ragged:
         return None
-    rows = grid.chunk[0]
-    low, high = first * column.lines, (first + count) * column.lines
-    chunk = low // rows
-    nbytes = column.lines * grid.row_nbytes
-    if high > grid.shape[0] or (high - 1) // rows != chunk or nbytes != field.row_nbytes:
+    offset = rows_at(grid, first * column.lines, count * column.lines)
+    if offset is None or column.lines * grid.row_nbytes != nbytes:
         return None
-    offset, blocks = grid.blocks.offsets.one(chunk), grid.blocks
-    if field.ragged or offset < 0 or blocks.lengths.one(chunk) <= 0:
-        return None
-    return Strided(blocks.path, offset + (low - chunk * rows) * grid.row_nbytes, nbytes, nbytes)
+    return Strided(grid.blocks.path, offset, nbytes, nbytes)
 
 
 def _of_records(records: Records, first: int, count: int) -> tuple[int, int, int, bool] | None:

@@ -59,6 +59,9 @@ PROVING = frozenset({"zlib", "gzip", "bz2", "fletcher32", "crc32c"})
 
 _DAMAGED = "the file was changed or is damaged"
 
+Sums: TypeAlias = tuple[Path, int, int, tuple[str, ...]]
+"""Of a group: the file, the CRC-32C expected and the one found, and fields, if only these."""
+
 StoredRange: TypeAlias = tuple[str, Ints, Ints]
 """A file, as a path below the dataset's entry, and offsets and lengths of ranges in it."""
 
@@ -318,50 +321,38 @@ class Proofs:
         if groups is None:
             return
         edges = self._edges(number)
+        known: dict[Kind, object] = {"group": groups.crc32c, "rest": groups.rest}
+        checked = [kind for kind, sums in known.items() if sums is not None and kind in kinds]
         for g in range(groups.blocks.count) if chosen is None else chosen:
-            sample = int(self._sidecar.first(number) + edges[g])
-            if groups.crc32c is not None and "group" in kinds:
-                bad = self._bad_range(number, groups, g, sample)
-                if bad is not None:
-                    yield bad
-            if groups.rest is not None and "rest" in kinds:
-                bad = self._bad_rest(number, layout, groups.rest, g, edges[g : g + 2], sample)
-                if bad is not None:
-                    yield bad
+            for kind in checked:
+                if self.once and (number, kind, g) in self._proved:
+                    continue
+                of = self._range_sums if kind == "group" else self._rest_sums
+                path, expected, found, fields = of(number, groups, g)
+                if found == expected:
+                    self._proved.add((number, kind, g))
+                    continue
+                sample = self._sidecar.first(number) + int(edges[g])
+                yield BadGroup(path, g, sample, expected, found, fields)
 
     def _find_edges(self, number: int) -> Ints:
         layout = self._sidecar.layout(number)
         return np.zeros(0, np.int64) if layout.groups is None else layout.groups.edges(layout.count)
 
-    def _new(self, number: int, kind: Kind, which: int) -> bool:
-        """Whether something is to be compared now."""
-        return not self.once or (number, kind, which) not in self._proved
-
-    def _bad_range(self, number: int, groups: Groups, g: int, sample: int) -> BadGroup | None:
-        if groups.crc32c is None or not self._new(number, "group", g):
-            return None
+    def _range_sums(self, number: int, groups: Groups, g: int) -> Sums:
+        assert groups.crc32c is not None
         file = self._sidecar.open_file(number, groups.path(g))
         offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
         file.check(np.array([offset]), np.array([nbytes]), "a group")
         found = read_crc32c(file.fd, offset, offset + nbytes, file.path)
-        expected = groups.crc32c.one(g)
-        if found != expected:
-            return BadGroup(file.path, g, sample, expected, found)
-        self._proved.add((number, "group", g))
-        return None
+        return file.path, groups.crc32c.one(g), found, ()
 
-    def _bad_rest(
-        self, number: int, layout: FileLayout, rest: Rest, g: int, edges: Ints, sample: int
-    ) -> BadGroup | None:
-        if not self._new(number, "rest", g):
-            return None
-        opened = partial(self._sidecar.open_file, number)
-        found = rest_crc(layout, rest.fields, edges, opened)
-        expected = rest.crc32c.one(g)
-        if found != expected:
-            return BadGroup(self._sidecar.root(number), g, sample, expected, found, rest.fields)
-        self._proved.add((number, "rest", g))
-        return None
+    def _rest_sums(self, number: int, groups: Groups, g: int) -> Sums:
+        assert groups.rest is not None
+        opened, edges = partial(self._sidecar.open_file, number), self._edges(number)[g : g + 2]
+        fields = groups.rest.fields
+        found = rest_crc(self._sidecar.layout(number), fields, edges, opened)
+        return self._sidecar.root(number), groups.rest.crc32c.one(g), found, fields
 
     # --- members and blocks --------------------------------------------------------------------
 

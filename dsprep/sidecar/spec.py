@@ -140,18 +140,8 @@ class Identity:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON, without what is not recorded."""
-        json: dict[str, Any] = {"nbytes": self.nbytes}
-        if self.mtime_ns is not None:
-            json["mtime_ns"] = self.mtime_ns
-        if self.inode is not None:
-            json["inode"] = self.inode
-        if self.files != 1:
-            json["files"] = self.files
-        if self.facts:
-            json["facts"] = dict(self.facts)
-        if self.sampled:
-            json["sampled"] = self.sampled
-        return json
+        kept = vars(self) | {"facts": dict(self.facts)}
+        return {k: v for k, v in kept.items() if k == "nbytes" or v != vars(Identity(0))[k]}
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Self:
