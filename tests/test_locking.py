@@ -146,10 +146,12 @@ def test_a_record_that_goes_meanwhile_is_no_obstacle(path, monkeypatch):
     held.release()
 
 
-def test_of_several_nodes_one_takes_over(path, monkeypatch):
+@pytest.mark.parametrize("taken_over", [True, False])
+def test_of_several_nodes_one_begins(taken_over, path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", local)
-    monkeypatch.setattr(locking, "SETTLE", 0.5)
-    left(path)
+    if taken_over:
+        monkeypatch.setattr(locking, "SETTLE", 0.5)
+        left(path)
     held, barrier = [], threading.Barrier(4)
 
     def node():
@@ -164,24 +166,6 @@ def test_of_several_nodes_one_takes_over(path, monkeypatch):
         thread.join()
     assert len(held) == 1
     held[0].check()
-    held[0].release()
-
-
-def test_of_several_nodes_one_begins(path, monkeypatch):
-    monkeypatch.setattr(fcntl, "flock", local)
-    held, barrier = [], threading.Barrier(4)
-
-    def node():
-        barrier.wait()
-        with suppress(BlockingIOError):
-            held.append(take(path))
-
-    threads = [threading.Thread(target=node) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(held) == 1
     held[0].release()
 
 
