@@ -3,10 +3,12 @@
 `model`
     The words: `Blocks`, `Records`, `Grid`, `Column`, `FileLayout`. A format fills them with what it
     finds; a sidecar keeps them.
-`codec`
+`as_json`
     Their JSON, checked when it is read.
-`extents`
-    From samples to byte ranges: `locate`.
-`fitting`
+`locate`
+    From samples to byte ranges.
+`fit`
     From the numbers that were found to the smallest laws that give them.
+`describe`
+    How a field is stored and what a read of one sample takes, in words.
 """

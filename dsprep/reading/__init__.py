@@ -2,6 +2,8 @@
 
 `files`
     The open files of a dataset.
+`read_plan`
+    From extents to reads; `Sidecar.read` and the Reader share it.
 `records`
     Fields that lie in records.
 `columns`
