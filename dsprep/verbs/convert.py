@@ -143,6 +143,16 @@ def named_target(target: Path) -> Path:
     return target
 
 
+def stem_of(target: Path, format: Format) -> tuple[str, str]:
+    """Return the name of an output without its suffix, and the suffix of files made from it."""
+    known = (*format.suffixes, format.archive)
+    name = target.name
+    found = max((s for s in known if name.lower().endswith(s)), key=len, default="")
+    if len(found) in (0, len(name)):
+        return name, format.suffixes[0]
+    return name[: -len(found)], name[-len(found) :]
+
+
 def _shards(
     source: Source, start: int, stop: int, target: Path, format: Format, cut: Cut
 ) -> tuple[Shard, ...]:
@@ -153,9 +163,7 @@ def _shards(
         ranges = shards_by_samples(start, stop, cut.samples_per_file)
     else:
         ranges = shards_by_bytes(source, start, stop, cut.shard_nbytes or 0)
-    suffix = next((s for s in format.suffixes if target.name.endswith(s)), "")
-    stem = target.name.removesuffix(suffix)
-    names = shard_names(stem, suffix or format.suffixes[0], len(ranges))
+    names = shard_names(*stem_of(target, format), len(ranges))
     return tuple(Shard(n, a, b) for n, (a, b) in zip(names, ranges, strict=True))
 
 

@@ -39,7 +39,7 @@ from dsprep.source.derived import DerivedSource, DuplicatedSource, SelectedSourc
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
-from dsprep.verbs.convert import reading, writing
+from dsprep.verbs.convert import named_target, reading, stem_of, writing
 from dsprep.write.buffers import (
     BufferChoice,
     BufferSize,
@@ -207,7 +207,8 @@ def plan_repack(
         If the target's format cannot keep groups together, or options contradict each other.
     """
     options, run = options or RepackOptions(), run or RunOptions()
-    format = _format(target, options.to)
+    target = named_target(target)
+    format = formats.of_target(target, options.to) or formats.load(formats.DEFAULT)
     _check(options, format)
     if not source.schema.fields:
         raise FormatError("the dataset has no fields", where=source.path)
@@ -335,22 +336,6 @@ def inodes(job: Job) -> int:
     return job.files * len(job.shards) + job.sharded + 1
 
 
-def _format(target: Path, to: str | None) -> Format:
-    if "\0" in str(target) or not target.name or target.name == "..":
-        raise UsageError(f"{str(target)!r} cannot be an output")
-    return formats.of_target(target, to) or formats.load(formats.DEFAULT)
-
-
-def _stem(target: Path, format: Format) -> tuple[str, str]:
-    """Return the name of an output without its suffix, and the suffix of files made from it."""
-    known = (*format.suffixes, format.archive)
-    name = target.name
-    found = max((s for s in known if name.lower().endswith(s)), key=len, default="")
-    if len(found) in (0, len(name)):
-        return name, format.suffixes[0]
-    return name[: -len(found)], name[-len(found) :]
-
-
 def _splits(
     source: Source, target: Path, format: Format, options: RepackOptions
 ) -> list[tuple[str, Ints | None, Path]]:
@@ -359,7 +344,7 @@ def _splits(
         return [("", None, target)]
     shares = parse_split(options.split)
     chosen = assign(source, shares, options.shuffle or 0, options.group_by)
-    stem, ending = _stem(target, format)
+    stem, ending = stem_of(target, format)
     return [(n, i, target.with_name(f"{stem}-{n}{ending}")) for n, i in chosen.items()]
 
 
@@ -426,7 +411,7 @@ def _shards(
     cuts = _whole_groups(edges, per_shard).tolist()
     names = [target.name]
     if cut.sharded:
-        names = shard_names(*_stem(target, format), len(cuts) - 1)
+        names = shard_names(*stem_of(target, format), len(cuts) - 1)
     rows = {n: np.add.reduceat(r, edges[:-1]) if count else r for n, r in payload.rows.items()}
     shards, groupings = [], []
     for name, (low, high) in zip(names, itertools.pairwise(cuts), strict=True):
