@@ -25,7 +25,7 @@ from dsprep.bench import caches, child, counters, running, sums
 from dsprep.bench.reading import Settings, bench_read, plan_read
 from dsprep.bench.strategies import SETS, STRATEGIES, find
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.summary import Facts, against_limit, row
+from dsprep.bench.summary import StrategyFacts, against_limit, row
 from dsprep.bench.task import Failure, Task, make_compute, parse_compute
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import DsprepError, SchemaError, UsageError
@@ -49,7 +49,7 @@ def made(tmp_path):
         schema, expected = source.schema, sums.of_source(source, N)
     known = {"schema": schema, "samples": N, "batch_size": 8, "drop": (path,)}
     facts = {"payload": N * schema.fixed_nbytes, "cold": False, "computes": False}
-    return Task(strategy="h5py", path=path, **known), Facts(expected=expected, **facts)
+    return Task(strategy="h5py", path=path, **known), StrategyFacts(expected=expected, **facts)
 
 
 class Plain(Strategy):

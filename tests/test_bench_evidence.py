@@ -22,10 +22,10 @@ from dsprep.bench.machine import Mount
 from dsprep.bench.received import Received
 from dsprep.bench.report import page
 from dsprep.bench.report.answer import answer
-from dsprep.bench.report.model import Report, Row
+from dsprep.bench.report.model import BenchReport, Row
 from dsprep.bench.report.tables import csv_text, footnotes
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.summary import Facts, row
+from dsprep.bench.summary import StrategyFacts, row
 from dsprep.bench.sums import Sums
 from dsprep.bench.task import Epoch, Result, Task
 from dsprep.core.schema import Schema
@@ -158,7 +158,7 @@ def row_of(device=0, facts=None, **seen):
     )
     known = {"expected": Sums(10), "payload": LEAST, "cold": True, "computes": False}
     result = Result(epochs=(epoch,), peak_rss=1)
-    return row("h5py", [[result]], Facts(**known | (facts or {})))
+    return row("h5py", [[result]], StrategyFacts(**known | (facts or {})))
 
 
 def test_rows_tables_and_pages_have_it():
@@ -170,7 +170,7 @@ def test_rows_tables_and_pages_have_it():
     assert found.evidence == words
     assert Row.from_json(found.to_json()) == found
     assert footnotes([found]) == [f"h5py: cold: {words}"]
-    report = Report("c", "2025-06-01", {}, {}, {"cold": True}, (found,))
+    report = BenchReport("c", "2025-06-01", {}, {}, {"cold": True}, (found,))
     assert words in csv_text(report)
     assert words in page.html(report)
 
@@ -467,7 +467,9 @@ def task(file):
 
 def ran(task, **facts):
     told = {"expected": Sums(10), "payload": 3 << 20, "cold": True, "computes": False, **facts}
-    return row("pread-limit", [[child.run(task, Nothing(task), lambda: None)]], Facts(**told))
+    return row(
+        "pread-limit", [[child.run(task, Nothing(task), lambda: None)]], StrategyFacts(**told)
+    )
 
 
 def test_a_mount_that_counts_nothing_gives_figures(task, monkeypatch):
@@ -490,7 +492,7 @@ def test_what_no_page_cache_keeps_is_not_called_warm(task, monkeypatch):
     found = ran(warm, cold=False)
     assert found.evidence == ""
     assert UNKEPT in found.notes
-    report = Report("c", "2025-06-01", {}, {}, {"cold": False}, (found,))
+    report = BenchReport("c", "2025-06-01", {}, {}, {"cold": False}, (found,))
     words = " ".join(answer(report))
     assert "warm, but not in the page cache" in words
     assert "came from the page cache" not in words

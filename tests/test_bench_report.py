@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from dsprep.bench.report import answer as answers
 from dsprep.bench.report import comparing, model, page, sweeping, tables
-from dsprep.bench.report.model import COLUMNS, MEASURES, Measure, Point, Report, Row, Sweep
+from dsprep.bench.report.model import COLUMNS, MEASURES, BenchReport, Measure, Point, Row, Sweep
 from dsprep.bench.strategies import SETS, STRATEGIES
 from dsprep.cli.bench import app as bench
 from dsprep.cli.bench import output
@@ -83,7 +83,7 @@ def report(rows=None, step=0.012, ranks=1, cold=True, **more):
         row(n, rate, step=0 if n == "pread-limit" else step, overlaps=over, ranks=ranks)
         for n, (rate, over) in rates.items()
     )
-    found = Report(
+    found = BenchReport(
         command=f"dsprep bench read train.h5 --compute {1000 * step:g}ms",
         when="2025-06-01T12:00:00+00:00",
         machine={
@@ -160,7 +160,7 @@ def saved(path, one):
 
 @pytest.mark.parametrize("one", [full(), swept()], ids=["rows", "sweep"])
 def test_a_report_comes_back_from_json(one, tmp_path):
-    assert Report.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert BenchReport.from_json(json.loads(json.dumps(one.to_json()))) == one
     assert model.load(saved(tmp_path / "r.json", one)) == one
 
 
@@ -667,7 +667,7 @@ def test_emit_prints_and_writes(tmp_path, capsys):
 
 def test_emit_prints_json_alone_and_nothing_that_steers_a_terminal(capsys):
     output.emit(full(), json=Path("-"), html=None, csv=None)
-    assert Report.from_json(json.loads(capsys.readouterr().out)) == full()
+    assert BenchReport.from_json(json.loads(capsys.readouterr().out)) == full()
     output.emit(hostile(), json=None, html=None, csv=None)
     assert not set("\x1b\u202e\ud800") & set(capsys.readouterr().out)
 

@@ -279,10 +279,10 @@ def test_neuron_inverter_has_unequal_files_and_domains(tmp_path):
 
 @pytest.mark.parametrize("samples", [*range(1, 9), 610_000, 2_440_000, 2_440_001])
 def test_neuron_inverter_makes_as_many_samples_as_asked(samples, tmp_path):
-    from dsprep.synth.job import Job
+    from dsprep.synth.job import SynthJob
     from dsprep.synth.neuron import cell_sizes
 
-    job = Job(tmp_path, samples, 1, 0, lambda done, total: None)
+    job = SynthJob(tmp_path, samples, 1, 0, lambda done, total: None)
     sizes = cell_sizes(job)
     assert sum(sizes) == samples
     assert min(sizes) >= 1

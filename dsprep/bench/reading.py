@@ -13,10 +13,10 @@ from dsprep.bench.evidence import server_words
 from dsprep.bench.machine import describe
 from dsprep.bench.report import sweeping
 from dsprep.bench.report.answer import answer
-from dsprep.bench.report.model import Point, Report, Sweep
+from dsprep.bench.report.model import BenchReport, Point, Sweep
 from dsprep.bench.running import TIMEOUT, run
 from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, TODAY, find
-from dsprep.bench.summary import Facts, against_limit, row
+from dsprep.bench.summary import StrategyFacts, against_limit, row
 from dsprep.bench.task import Conditions, Failure, Result, Task, parse_compute
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.executors.mpi import launched
@@ -67,7 +67,9 @@ class Work:
 
     names: tuple[str, ...]  # the strategies, the limit first
     points: tuple[tuple[str, Settings], ...]  # what is swept, and settings; one without sweep
-    plans: tuple[scratch.Plan, ...]  # the dataset, and what has to be prepared of it for each point
+    plans: tuple[
+        scratch.Preparation, ...
+    ]  # the dataset, and what has to be prepared of it for each point
     sweep: str | None  # what is swept, as it was written; None if nothing is
     notes: tuple[str, ...]  # remarks
     named: tuple[str, ...] = ()  # the strategies that were asked for one by one, not as a set
@@ -123,7 +125,7 @@ def plan_read(
         find(baseline)
         strategies = (*(strategies or usual(format)), baseline)
     names, notes = chosen(strategies, settings, format)
-    forms, plans = dict.fromkeys(map(_form, names)), list[scratch.Plan]()
+    forms, plans = dict.fromkeys(map(_form, names)), list[scratch.Preparation]()
     for _, one in points:
         plan = scratch.plan(
             data, reading, tuple(forms), folder=folder, limit=limit, buffer_size=one.buffer_size
@@ -147,7 +149,7 @@ def bench_read(
     command: str = "",
     progress: Progress = lambda done, total, words: None,
     runner: Runner = run,
-) -> Report:
+) -> BenchReport:
     """Prepare the data, run everything in turn, and report what was found.
 
     Parameters
@@ -181,7 +183,7 @@ def bench_read(
         ]
         found, alone = _measured(jobs, _facts(expected, settings), progress, runner)
         machine = describe(first.folder if first.folder.exists() else Path(first.data[0]))
-    report = Report(
+    report = BenchReport(
         command=command,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine,
@@ -193,8 +195,8 @@ def bench_read(
     return replace(report, answer=answer(report))
 
 
-def _facts(expected: sums.Sums, settings: Settings) -> Facts:
-    return Facts(
+def _facts(expected: sums.Sums, settings: Settings) -> StrategyFacts:
+    return StrategyFacts(
         expected=expected,
         payload=expected.nbytes,
         cold=settings.cold,
@@ -292,7 +294,7 @@ def _form(strategy: str) -> str:
 
 
 def _tasks(
-    names: Sequence[str], settings: Settings, plan: scratch.Plan, made: scratch.Forms
+    names: Sequence[str], settings: Settings, plan: scratch.Preparation, made: scratch.Forms
 ) -> dict[str, Task | Failure]:
     """Return what to run for each strategy, or why that cannot be."""
     found: dict[str, Task | Failure] = {}
@@ -324,7 +326,7 @@ def _tasks(
 
 def _measured(
     jobs: Sequence[tuple[str, Settings, dict[str, Task | Failure]]],
-    facts: Facts,
+    facts: StrategyFacts,
     progress: Progress,
     runner: Runner,
 ) -> tuple[list[Point], float | None]:

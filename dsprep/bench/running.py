@@ -1,6 +1,6 @@
 """Starting the processes of a run, keeping them in step, and taking what they found.
 
-They are ranks here (`run`), or those of an MPI job on as many nodes as that has (`Job`): there
+They are ranks here (`run`), or those of an MPI job on as many nodes as that has (`MpiJob`): there
 each MPI process starts a process that measures, as it would alone, and the gate that these wait at
 is one of all MPI processes. The first one plans, prepares the data and reports what was found.
 """
@@ -180,7 +180,7 @@ def end(rank: Rank) -> None:
 # --- the ranks of an MPI job -----------------------------------------------------------------
 
 
-class Job:
+class MpiJob:
     """All processes of an MPI job, as seen from the first one."""
 
     def __init__(self, comm: Any) -> None:
@@ -194,7 +194,7 @@ class Job:
 
 
 @contextmanager
-def joined() -> Iterator[Job]:
+def joined() -> Iterator[MpiJob]:
     """Give the job to the first process; in others, do what it says and leave the program."""
     try:
         from mpi4py import MPI
@@ -209,7 +209,7 @@ def joined() -> Iterator[Job]:
             comm.gather(measure(comm, *what), root=0)
         raise SystemExit(0)
     try:
-        yield Job(comm)
+        yield MpiJob(comm)
     finally:
         comm.bcast(None, root=0)
 

@@ -15,7 +15,7 @@ from dsprep.bench.task import Epoch, Failure, Result
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class StrategyFacts:
     """What is known of all runs of a strategy."""
 
     expected: Sums  # what the dataset adds up to
@@ -33,7 +33,7 @@ class Facts:
         return max(1, self.payload if self.stored is None else min(self.payload, self.stored))
 
 
-def row(name: str, runs: Sequence[list[Result] | Failure], facts: Facts) -> Row:
+def row(name: str, runs: Sequence[list[Result] | Failure], facts: StrategyFacts) -> Row:
     """Return the row of a strategy.
 
     Parameters
@@ -96,7 +96,9 @@ def against_limit(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(found)
 
 
-def _measures(ranks: Sequence[Epoch], facts: Facts, evidence: Evidence | None) -> dict[str, float]:
+def _measures(
+    ranks: Sequence[Epoch], facts: StrategyFacts, evidence: Evidence | None
+) -> dict[str, float]:
     """Return the measures of one epoch over all ranks."""
     seconds = max(e.seconds for e in ranks)
     waits = np.concatenate([e.waits[:-1] or (0.0,) for e in ranks])
@@ -128,7 +130,7 @@ def _measures(ranks: Sequence[Epoch], facts: Facts, evidence: Evidence | None) -
     return found
 
 
-def _problems(name: str, run: Sequence[Result], facts: Facts) -> list[str]:
+def _problems(name: str, run: Sequence[Result], facts: StrategyFacts) -> list[str]:
     """Return why the numbers of a run mean nothing."""
     found = []
     expected = facts.expected
@@ -151,7 +153,7 @@ def _problems(name: str, run: Sequence[Result], facts: Facts) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _evidence(ranks: Sequence[Epoch], facts: Facts) -> Evidence | None:
+def _evidence(ranks: Sequence[Epoch], facts: StrategyFacts) -> Evidence | None:
     """Return what shows whether an epoch was cold; None if it was not meant to be."""
     seen = [e.seen for e in ranks if e.seen is not None]
     if not facts.cold or not seen:
@@ -161,7 +163,7 @@ def _evidence(ranks: Sequence[Epoch], facts: Facts) -> Evidence | None:
 
 
 def _notes(
-    name: str, measures: dict[str, Measure], epochs: Sequence[Sequence[Epoch]], facts: Facts
+    name: str, measures: dict[str, Measure], epochs: Sequence[Sequence[Epoch]], facts: StrategyFacts
 ) -> tuple[str, ...]:
     notes = []
     seen = [e.seen for ranks in epochs for e in ranks if e.seen is not None]

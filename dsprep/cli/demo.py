@@ -13,7 +13,7 @@ from dsprep.cli import options as opt
 from dsprep.cli.report import print_json, say
 
 if TYPE_CHECKING:
-    from dsprep.bench.report.model import Report
+    from dsprep.bench.report.model import BenchReport
     from dsprep.formats.base import Source
 
 EPILOG = """
@@ -127,7 +127,7 @@ def _run(directory: Path, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _read(directory: Path) -> Report:
+def _read(directory: Path) -> BenchReport:
     """Measure a few ways of reading one of the datasets."""
     from dsprep.bench.reading import Settings, bench_read, plan_read
     from dsprep.synth import synth

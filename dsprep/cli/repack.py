@@ -25,7 +25,7 @@ from dsprep.cli.usage import HDF5_ZARR, LMDB
 
 if TYPE_CHECKING:
     from dsprep.formats.base import OpenOptions
-    from dsprep.verbs.repack import Part, Plan, RepackOptions, RepackReport
+    from dsprep.verbs.repack import RepackOptions, RepackPlan, RepackReport, SplitPart
     from dsprep.write.job import Job, RunOptions
     from dsprep.write.stripes import Stripe
 
@@ -156,20 +156,22 @@ def repack(
 
 
 @contextmanager
-def _progress_of_all(plan: Plan, show: bool) -> Iterator[Callable[[Part, int, int], None]]:
+def _progress_of_all(
+    plan: RepackPlan, show: bool
+) -> Iterator[Callable[[SplitPart, int, int], None]]:
     """Show the progress of all outputs together."""
     payload, samples = (sum(getattr(p.job, n) for p in plan.parts) for n in ("payload", "samples"))
     done = {id(part): (0, 0) for part in plan.parts}
     with progress_bar("repack", samples, payload, show) as update:
 
-        def progress(part: Part, samples: int, nbytes: int) -> None:
+        def progress(part: SplitPart, samples: int, nbytes: int) -> None:
             done[id(part)] = samples, nbytes
             update(sum(s for s, _ in done.values()), sum(b for _, b in done.values()))
 
         yield progress
 
 
-def _say_plan(plan: Plan, options: RepackOptions, dry_run: bool) -> None:
+def _say_plan(plan: RepackPlan, options: RepackOptions, dry_run: bool) -> None:
     """Print what is going to be done, as far as that was asked for, and what may go wrong."""
     if dry_run or voice() > Voice.quiet:
         _print_plan(plan, options.ranks)
@@ -195,7 +197,7 @@ def _target(target: str, to: str | None, zipped: bool) -> tuple[str | None, str]
     return to, target
 
 
-def _idle(plan: Plan, options: RepackOptions) -> list[str]:
+def _idle(plan: RepackPlan, options: RepackOptions) -> list[str]:
     """Return which options have no effect."""
     given = ["--shuffle"] * (options.shuffle is not None)
     given += ["--duplicate"] * (options.duplicate > 1)
@@ -204,7 +206,7 @@ def _idle(plan: Plan, options: RepackOptions) -> list[str]:
     return [f"no split is named train: without effect: {', '.join(given)}"]
 
 
-def _lacking(plan: Plan) -> list[str]:
+def _lacking(plan: RepackPlan) -> list[str]:
     """Return whether there is too little space for all outputs."""
     from dsprep.core.storage import free_nbytes
     from dsprep.write.plan import show_nbytes
@@ -226,7 +228,7 @@ def _seed(text: str) -> int | None:
     return int(text)
 
 
-def _print_plan(plan: Plan, ranks: int | None) -> None:
+def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
     from dsprep.verbs.repack import inodes
     from dsprep.write.plan import show_nbytes
     from dsprep.write.stripes import hint
@@ -286,7 +288,7 @@ def _unaligned(job: Job) -> str:
     return "no: the format does not allow it"
 
 
-def _plan_json(plan: Plan) -> dict[str, Any]:
+def _plan_json(plan: RepackPlan) -> dict[str, Any]:
     from dsprep.verbs.repack import inodes
 
     return {

@@ -81,7 +81,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Part:
+class ReadPart:
     """What one thread reads: a range of a file, or fields that are decoded."""
 
     file: File | None  # None where `decode` does the reading
@@ -97,7 +97,7 @@ class Fill:
     samples: Ints  # in the order of the files, int64
     slots: Ints  # where each is delivered among those of the unit
     slices: Sequence[Slice]  # the blocks that they go to, in the order of delivery
-    parts: list[Part] = field(default_factory=list)  # what has to be read
+    parts: list[ReadPart] = field(default_factory=list)  # what has to be read
     ragged: dict[str, Ragged] = field(default_factory=dict)  # as delivered, once all is done
     files: set[File] = field(default_factory=set)  # that are read
     done: SimpleQueue[None] = field(default_factory=SimpleQueue)
@@ -232,7 +232,7 @@ class Filler:
         for file, start, places in (
             self._plan_any(fill, to, rising, take) if found is None else found
         ):
-            fill.parts += [Part(file, *p) for p in shared(start, places, most, align)]
+            fill.parts += [ReadPart(file, *p) for p in shared(start, places, most, align)]
         fill.missing = len(fill.parts)
 
     def _plan_strided(
@@ -399,7 +399,7 @@ class Filler:
         values = memory[: int(ends[-1])].view(f.dtype).reshape(-1, *f.inner)
         fill.ragged[name] = Ragged(values, ends // width, f.kind)
 
-    def _decoding(self, fill: Fill, chosen: Ints, names: Sequence[str]) -> Part:
+    def _decoding(self, fill: Fill, chosen: Ints, names: Sequence[str]) -> ReadPart:
         """Return the part that reads fields of some samples by `Sidecar.read`."""
         samples = fill.samples[chosen]
         # Ragged values wait for those of other files, and the thread needs its arena before that.
@@ -414,18 +414,18 @@ class Filler:
                     self._deliver(fill, self.areas[name], column, chosen)
             return sum(int(column.nbytes) for column in batch.values())
 
-        return Part(None, 0, _NONE, decode)
+        return ReadPart(None, 0, _NONE, decode)
 
-    def _checking(self, number: int, local: Ints) -> Part:
+    def _checking(self, number: int, local: Ints) -> ReadPart:
         """Return the part that compares samples with their checksums."""
 
         def check(arena: Arena) -> int:
             self.sidecar.proofs.check(number, local, self.names, read=True)
             return 0
 
-        return Part(None, 0, _NONE, check)
+        return ReadPart(None, 0, _NONE, check)
 
-    def sample_at(self, fill: Fill, part: Part) -> int:
+    def sample_at(self, fill: Fill, part: ReadPart) -> int:
         """Return the sample of a unit at which reading a part failed, or the unit's first one."""
         if part.file is not None:
             stop = part.start + int(part.places[:, 1].sum())

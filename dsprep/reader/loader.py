@@ -28,7 +28,7 @@ from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
 from dsprep.reader.node.tokens import staggering
 from dsprep.reader.order import SHUFFLES, Assignment, Leg, Remainder, Shuffle, Stage, Start
-from dsprep.reader.pipeline import Pipeline, Pools, Settings, Steps, Task
+from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
 from dsprep.reader.ranks import Place, detect
 from dsprep.reader.units import cut_units, first_file, is_decoded
 from dsprep.sidecar.proofs import said
@@ -241,7 +241,7 @@ class Reader(ReaderOptions):
         self._is_closed = False
         self._begin_process()
         if self.readers_per_node is not None:
-            task = Task(self._filler, self._order, self._settings)
+            task = ReadTask(self._filler, self._order, self._settings)
             self._node = join(self.place, self.readers_per_node, self.node_key, task)
             if self._node is not None:  # also where nobody closes this
                 weakref.finalize(self, self._node.close)

@@ -30,7 +30,7 @@ import numpy as np
 from dsprep.core.schema import Arena, Batch, Bytes, Ragged, Schema, concatenate
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.reader.engines import Engine
-from dsprep.reader.filling import Fill, Filler, Part, Slice
+from dsprep.reader.filling import Fill, Filler, ReadPart, Slice
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, Leg
@@ -60,7 +60,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Task:
+class ReadTask:
     """What a Reader reads, regardless of its rank."""
 
     filler: Filler
@@ -88,7 +88,7 @@ class Pools:
         return [self.blocks, *self.values.values()]
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Where batches come from, one after another: a `Pipeline`, or another process."""
 
     closed: bool
@@ -109,7 +109,9 @@ class Steps:
     `leg` is what comes next; None after the last batch of the last epoch.
     """
 
-    def __init__(self, source: Source, legs: Callable[[], Iterator[Leg]], ledger: Ledger) -> None:
+    def __init__(
+        self, source: BatchSource, legs: Callable[[], Iterator[Leg]], ledger: Ledger
+    ) -> None:
         self._source, self._ledger, self._coming = source, ledger, legs()
         self.leg = next(self._coming, None)
         self.close = source.close
@@ -155,7 +157,7 @@ class Steps:
 
 
 class Pipeline:
-    """Batches of some epochs, which may be endless, read ahead by threads; a `Source`.
+    """Batches of some epochs, which may be endless, read ahead by threads; a `BatchSource`.
 
     No other pipeline may use the `pools` meanwhile.
     """
@@ -174,7 +176,7 @@ class Pipeline:
             pool.start()
         self._wanted: SimpleQueue[bool] = SimpleQueue()  # units that the consumer waits for
         self._fills: SimpleQueue[Fill | None] = SimpleQueue()
-        self._jobs: SimpleQueue[tuple[int, Fill, Part] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[int, Fill, ReadPart] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._planned = self._taken = 0  # fills
         self._hungry = False
@@ -276,7 +278,7 @@ class Pipeline:
                 self._do(epoch, fill, part, arena)
             del job, fill, part
 
-    def _do(self, epoch: int, fill: Fill, part: Part, arena: Arena) -> None:
+    def _do(self, epoch: int, fill: Fill, part: ReadPart, arena: Arena) -> None:
         reads = nbytes = 0
         try:
             with self._settings.token(lambda: self.closed):
@@ -307,7 +309,7 @@ class Pipeline:
             io_seconds=time.perf_counter() - began,
         )
 
-    def _failure(self, error: BaseException, fill: Fill, part: Part | None) -> BaseException:
+    def _failure(self, error: BaseException, fill: Fill, part: ReadPart | None) -> BaseException:
         """Return the error for the consumer, with the sample that could not be read."""
         if not isinstance(error, (OSError, DsprepError)) or not len(fill.samples):
             return error
@@ -331,7 +333,7 @@ class Pipeline:
     # --- the consumer ------------------------------------------------------------------------
 
     def take(self, leg: Leg, step: int, count: int) -> Batch:
-        """Return the batch of the next step; see `Source`."""
+        """Return the batch of the next step; see `BatchSource`."""
         pieces: list[Slice] = []
         have = 0
         while have < count:
@@ -347,7 +349,7 @@ class Pipeline:
         return self._batch(pieces, count)
 
     def end(self, leg: Leg, last: bool) -> None:
-        """Note what came from the storage; see `Source`."""
+        """Note what came from the storage; see `BatchSource`."""
         self._ledger.fetched(leg.number)
 
     def _next(self) -> Fill:

@@ -27,7 +27,7 @@ from dsprep.errors import TargetError, UsageError
 from dsprep.sidecar.spec import NAMES
 from dsprep.source.files import check_replaceable
 from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20  # noqa: F401
-from dsprep.synth.job import RECIPES, Hint, Job, Progress, Recipe
+from dsprep.synth.job import RECIPES, Hint, Progress, Recipe, SynthJob
 
 __all__ = ["Synthesised", "describe", "names", "synth"]
 
@@ -113,7 +113,7 @@ def synth(
         If `out` exists and may not be replaced, or cannot be written.
     """
     recipe = _recipe(name)
-    job = Job(
+    job = SynthJob(
         path=out.with_name(f".{out.name}.{os.getpid()}.partial"),
         samples=recipe.samples if samples is None else samples,
         scale=recipe.scale if scale is None else scale,
@@ -146,7 +146,7 @@ PARTS = 64
 """Into which the files of a dataset are divided for other processes."""
 
 
-def _make(recipe: Recipe, job: Job) -> tuple[Hint, list[Path]]:
+def _make(recipe: Recipe, job: SynthJob) -> tuple[Hint, list[Path]]:
     """Make a dataset, or a part of it; return how to open it, and its files, on the disk."""
     hint = recipe.write(job)
     files = _files(job.path)
@@ -156,7 +156,7 @@ def _make(recipe: Recipe, job: Job) -> tuple[Hint, list[Path]]:
     return hint, files
 
 
-def _make_apart(name: str, job: Job, executor: Executor) -> Hint:
+def _make_apart(name: str, job: SynthJob, executor: Executor) -> Hint:
     """Have the files made by other processes, in a directory for each part; put them together."""
     job.path.mkdir()
     hint = Hint()
@@ -176,7 +176,7 @@ def _make_apart(name: str, job: Job, executor: Executor) -> Hint:
     return hint
 
 
-def _make_part(task: tuple[str, Job]) -> tuple[Path, Hint]:
+def _make_part(task: tuple[str, SynthJob]) -> tuple[Path, Hint]:
     """Make a part; return where it is: apart from what a worker makes that was taken for lost."""
     name, job = task
     own = Path(tempfile.mkdtemp(prefix=f"{job.part}-", dir=job.path)) / "part"
@@ -189,7 +189,7 @@ def _recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def _check(job: Job, out: Path) -> None:
+def _check(job: SynthJob, out: Path) -> None:
     """Raise `UsageError` unless the job can be done."""
     if not out.name:
         raise UsageError(f"{str(out)!r} is not a name for an output")

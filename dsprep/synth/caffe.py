@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import blob, integer, lmdb_environment
-from dsprep.synth.job import Hint, Job, recipe
+from dsprep.synth.job import Hint, SynthJob, recipe
 from dsprep.synth.values import image
 
 PER_COMMIT = 1000
@@ -29,7 +29,7 @@ def datum(pixels: Array, label: int) -> bytes:
     return sizes + blob(4, pixels.tobytes()) + integer(5, label)
 
 
-def _map_size(job: Job, record: int) -> int:
+def _map_size(job: SynthJob, record: int) -> int:
     """Return room for twice the pages of all records, so that a rewritten tree fits too."""
     return 2 * job.samples * (record + 3 * 4096) + (64 << 20)
 
@@ -40,7 +40,7 @@ def _map_size(job: Job, record: int) -> int:
     samples=2000,
     scale=1,
 )
-def _write_cifar(job: Job) -> Hint:
+def _write_cifar(job: SynthJob) -> Hint:
     edge = job.edge(32)
     with (
         lmdb_environment(
@@ -62,7 +62,7 @@ def _write_cifar(job: Job) -> Hint:
     samples=1200,
     scale=1 / 4,
 )
-def _write_imageset(job: Job) -> Hint:
+def _write_imageset(job: SynthJob) -> Hint:
     edge = job.edge(256)
     not_encoded = integer(7, 0)  # convert_imageset sets the member even where it is false
     with lmdb_environment(

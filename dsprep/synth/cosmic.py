@@ -28,7 +28,7 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import append, hdf5_file
-from dsprep.synth.job import Hint, Job, recipe
+from dsprep.synth.job import Hint, SynthJob, recipe
 
 PLANES = 3
 WIDTH, HEIGHT = 2048, 1280
@@ -192,7 +192,7 @@ class _Sparse:
     samples=24,
     scale=1 / 2,
 )
-def _write(job: Job) -> Hint:
+def _write(job: SynthJob) -> Hint:
     width, height = job.edge(WIDTH), job.edge(HEIGHT)
     with hdf5_file(job.path) as file:
         events = _dataset(file, "Events/event_id", EVENT_ID, 100)

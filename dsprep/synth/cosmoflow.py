@@ -29,7 +29,7 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import bytes_feature, example, float_feature, hdf5_file, write_records
-from dsprep.synth.job import Hint, Job, recipe, train_and_validation
+from dsprep.synth.job import Hint, SynthJob, recipe, train_and_validation
 from dsprep.synth.values import particle_counts
 
 PER_FILE = 128
@@ -39,7 +39,7 @@ CROPS = 64
 """Sub-volumes that are cut from one universe; they share its parameters."""
 
 
-def _parameters(job: Job, *universe: int) -> Array:
+def _parameters(job: SynthJob, *universe: int) -> Array:
     return job.rng("cosmoflow parameters", *universe).uniform(-1, 1, 4).astype(np.float32)
 
 
@@ -50,7 +50,7 @@ def _parameters(job: Job, *universe: int) -> Array:
     scale=1 / 8,
     apart=True,
 )
-def _write_hdf5(job: Job) -> Hint:
+def _write_hdf5(job: SynthJob) -> Hint:
     edge = job.edge(128)
     job.path.mkdir()
     for first in range(0, job.samples, PER_FILE):
@@ -69,7 +69,7 @@ def _write_hdf5(job: Job) -> Hint:
     return Hint()
 
 
-def _crops(job: Job) -> Iterator[tuple[Path, Array, Array]]:
+def _crops(job: SynthJob) -> Iterator[tuple[Path, Array, Array]]:
     """Yield ``(path without suffix, x, y)`` of the job's MLPerf samples; create directories."""
     edge = job.edge(128)
     job.path.mkdir()
@@ -94,7 +94,7 @@ def _crops(job: Job) -> Iterator[tuple[Path, Array, Array]]:
     scale=1 / 4,
     apart=True,
 )
-def _write_tfrecord(job: Job, *, gzip: bool = False) -> Hint:
+def _write_tfrecord(job: SynthJob, *, gzip: bool = False) -> Hint:
     edge = job.edge(128)
     for stem, x, y in _crops(job):
         features = {"x": bytes_feature(x.astype("<i2").tobytes()), "y": float_feature(y)}
@@ -109,7 +109,7 @@ def _write_tfrecord(job: Job, *, gzip: bool = False) -> Hint:
     scale=1 / 4,
     apart=True,
 )
-def _write_gzip(job: Job) -> Hint:
+def _write_gzip(job: SynthJob) -> Hint:
     return _write_tfrecord(job, gzip=True)
 
 
@@ -120,7 +120,7 @@ def _write_gzip(job: Job) -> Hint:
     scale=1 / 4,
     apart=True,
 )
-def _write_split(job: Job) -> Hint:
+def _write_split(job: SynthJob) -> Hint:
     for stem, x, y in _crops(job):
         with hdf5_file(stem.with_suffix(".hdf5")) as file:
             file.create_dataset("x", data=x, dtype="<i2")
@@ -128,7 +128,7 @@ def _write_split(job: Job) -> Hint:
     return Hint(("--sample-axis", "none"), "train")
 
 
-def _sc18_examples(job: Job, first: int, stop: int) -> Iterator[bytes]:
+def _sc18_examples(job: SynthJob, first: int, stop: int) -> Iterator[bytes]:
     edge = job.edge(64)
     for i in range(first, stop):
         rng = job.rng("cosmoflow-sc18", i)
@@ -150,7 +150,7 @@ def _sc18_examples(job: Job, first: int, stop: int) -> Iterator[bytes]:
     scale=1 / 4,
     apart=True,
 )
-def _write_sc18(job: Job) -> Hint:
+def _write_sc18(job: SynthJob) -> Hint:
     edge = job.edge(64)
     job.path.mkdir()
     for number, first in enumerate(range(0, job.samples, PER_SC18_FILE)):

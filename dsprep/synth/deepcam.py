@@ -17,7 +17,7 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import hdf5_file
-from dsprep.synth.job import Hint, Job, recipe, train_and_validation
+from dsprep.synth.job import Hint, SynthJob, recipe, train_and_validation
 from dsprep.synth.values import smooth
 
 CHANNELS = 16
@@ -76,7 +76,7 @@ class _Statistics:
     samples=5,
     scale=1 / 4,
 )
-def _write(job: Job) -> Hint:
+def _write(job: SynthJob) -> Hint:
     height, width = job.edge(768), job.edge(1152)
     statistics = _Statistics()
     job.path.mkdir()

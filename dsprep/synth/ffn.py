@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dsprep.synth.containers import bytes_feature, example, int64_feature, write_records
-from dsprep.synth.job import Hint, Job, recipe
+from dsprep.synth.job import Hint, SynthJob, recipe
 
 BLOCK = 1024
 """Samples that are drawn together; always as many, so that none depends on how many are made."""
@@ -20,7 +20,7 @@ MARGIN = 24
 VOLUMES = (b"validation1", b"training1", b"training2", b"fib25-cropped")
 
 
-def _examples(job: Job) -> Iterator[bytes]:
+def _examples(job: SynthJob) -> Iterator[bytes]:
     low, high = job.edge(MARGIN), job.edge(520 - MARGIN) + 1
     for first in range(0, job.samples, BLOCK):
         rng = job.rng("ffn-coords", first)
@@ -43,6 +43,6 @@ def _examples(job: Job) -> Iterator[bytes]:
     samples=20_000,
     scale=1,
 )
-def _write(job: Job) -> Hint:
+def _write(job: SynthJob) -> Hint:
     write_records(job.path, _examples(job), gzip=True)
     return Hint()

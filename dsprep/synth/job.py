@@ -1,7 +1,7 @@
-"""What a dataset family is given, and what it hands back: `recipe`, `Job` and `Hint`.
+"""What a dataset family is given, and what it hands back: `recipe`, `SynthJob` and `Hint`.
 
-A family writes the files of `Job.path` sample by sample or block by block, draws every value from
-`Job.rng`, and knows nothing of temporary names, overwriting or other families.
+A family writes the files of `SynthJob.path` sample by sample or block by block, draws every value
+from `SynthJob.rng`, and knows nothing of temporary names, overwriting or other families.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Hint:
 
 
 @dataclass(frozen=True)
-class Job:
+class SynthJob:
     """One dataset to be made.
 
     Attributes
@@ -101,11 +101,11 @@ class Recipe:
     about: str
     samples: int
     scale: float
-    write: Callable[[Job], Hint]
+    write: Callable[[SynthJob], Hint]
     apart: bool = False
 
 
-W = TypeVar("W", bound=Callable[[Job], Hint])
+W = TypeVar("W", bound=Callable[[SynthJob], Hint])
 
 RECIPES: dict[str, Recipe] = {}
 """The datasets that can be made, by name: each family adds its own when it is imported."""

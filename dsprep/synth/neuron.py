@@ -23,7 +23,7 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import hdf5_file
-from dsprep.synth.job import Hint, Job, recipe
+from dsprep.synth.job import Hint, SynthJob, recipe
 from dsprep.synth.values import voltages
 
 PER_CELL = 610_000
@@ -46,7 +46,7 @@ def domain_sizes(count: int) -> tuple[int, int, int]:
     return count - validation - test, validation, test
 
 
-def cell_sizes(job: Job) -> list[int]:
+def cell_sizes(job: SynthJob) -> list[int]:
     """Return the samples of each cell's file: at least 1, and 60 to 100 % of the longest."""
     cells = min(job.samples, max(FEWEST_CELLS, -(-job.samples // PER_CELL)))
     weights = job.rng("neuron cells").uniform(0.6, 1, cells)
@@ -62,7 +62,7 @@ def cell_sizes(job: Job) -> list[int]:
     scale=1,
     apart=True,
 )
-def _write_ontra(job: Job) -> Hint:
+def _write_ontra(job: SynthJob) -> Hint:
     job.path.mkdir()
     bins = job.edge(1600)
     done = 0
@@ -96,7 +96,9 @@ def _normalised(volts: Array) -> Array:
     return scaled
 
 
-def _write_domain(job: Job, file: Any, domain: int, prefix: str, count: int, first: int) -> None:
+def _write_domain(
+    job: SynthJob, file: Any, domain: int, prefix: str, count: int, first: int
+) -> None:
     """Write the datasets of one BBP3 domain; `first` samples of others are there already."""
     bins = job.edge(4000)
     volts = file.create_dataset(f"{prefix}_volts_norm", (count, bins, PROBES, STIMULI), "<f2")
@@ -117,7 +119,7 @@ def _write_domain(job: Job, file: Any, domain: int, prefix: str, count: int, fir
     samples=128,
     scale=1,
 )
-def _write_bbp3(job: Job) -> Hint:
+def _write_bbp3(job: SynthJob) -> Hint:
     import h5py
 
     bins = job.edge(4000)

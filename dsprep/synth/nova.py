@@ -19,7 +19,7 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import append, hdf5_file
-from dsprep.synth.job import Hint, Job, recipe
+from dsprep.synth.job import Hint, SynthJob, recipe
 
 BLOCK = 1024
 """Spills that are drawn together; always as many, so that none depends on how many are made."""
@@ -31,7 +31,7 @@ MEAN_POSITION = ("meanpos.x", "meanpos.y", "meanpos.z")
 Columns = dict[str, Array]
 
 
-def _tables(job: Job, first: int) -> Iterator[tuple[str, Array, Columns]]:
+def _tables(job: SynthJob, first: int) -> Iterator[tuple[str, Array, Columns]]:
     """Yield ``(group, spills, columns)`` of `BLOCK` spills from `first` on.
 
     `spills` has the number of the spill that each row belongs to, rising; columns are (n,) or
@@ -95,7 +95,7 @@ def _column(group: Any, name: str, values: Array) -> Any:
     samples=16_384,
     scale=1,
 )
-def _write(job: Job) -> Hint:
+def _write(job: SynthJob) -> Hint:
     with hdf5_file(job.path) as file:
         for first in range(0, job.samples, BLOCK):
             stop = min(first + BLOCK, job.samples)

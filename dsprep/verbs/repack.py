@@ -68,7 +68,7 @@ LOOKED_AT = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SplitPart:
     """One output of a repack: the whole dataset, or a split of it.
 
     Attributes
@@ -101,7 +101,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RepackPlan:
     """All that a repack will do; nothing has been written.
 
     Attributes
@@ -118,7 +118,7 @@ class Plan:
 
     source: Source
     stripe: Stripe
-    parts: tuple[Part, ...]
+    parts: tuple[SplitPart, ...]
     warnings: tuple[str, ...]
 
 
@@ -134,8 +134,8 @@ class RepackReport:
         After how many epochs the rewrite pays off; None if it was not measured.
     """
 
-    plan: Plan
-    parts: tuple[tuple[Part, Report], ...]
+    plan: RepackPlan
+    parts: tuple[tuple[SplitPart, Report], ...]
     break_even: BreakEven | None
 
 
@@ -184,7 +184,7 @@ def plan_repack(
     target: Path,
     options: RepackOptions | None = None,
     run: RunOptions | None = None,
-) -> Plan:
+) -> RepackPlan:
     """Decide everything about a repack; nothing is written.
 
     Parameters
@@ -198,7 +198,7 @@ def plan_repack(
 
     Returns
     -------
-    Plan
+    RepackPlan
         For `run_repack`.
 
     Raises
@@ -227,7 +227,7 @@ def plan_repack(
         found += _warnings(part, options)
         if options.check_order and part.name in TRAINING and output.recipe.get("shuffle") is None:
             found += _sorted(part.source, part.groups)
-    return Plan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
+    return RepackPlan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
 
 
 def _check(options: RepackOptions, format: Format) -> None:
@@ -281,7 +281,7 @@ def _outputs(
         yield _Output(name, part, where, kept)
 
 
-def _warnings(part: Part, options: RepackOptions) -> list[str]:
+def _warnings(part: SplitPart, options: RepackOptions) -> list[str]:
     """Return what may go wrong with the groups of one output."""
     found = warnings(
         len(part.source),
@@ -429,7 +429,7 @@ def _plan_part(
     options: RepackOptions,
     asked: BufferSize,
     stripe: Stripe,
-) -> Part:
+) -> SplitPart:
     """Decide one output."""
     source, target, write = output.source, output.target, options.write
     schema, count = source.schema, len(source)
@@ -465,7 +465,7 @@ def _plan_part(
         groupings=tuple(groupings),
         recipe=output.recipe,
     )
-    return Part(
+    return SplitPart(
         name=output.name,
         source=source,
         job=job,
@@ -495,11 +495,11 @@ def _whole_groups(edges: Ints, per_shard: int) -> Ints:
 
 
 def run_repack(
-    plan: Plan,
+    plan: RepackPlan,
     run: RunOptions | None = None,
     *,
     measure: bool = True,
-    progress: Callable[[Part, int, int], None] | None = None,
+    progress: Callable[[SplitPart, int, int], None] | None = None,
 ) -> RepackReport:
     """Do what a plan says.
 

@@ -22,7 +22,7 @@ from dsprep.bench.evidence import (
 )
 from dsprep.bench.report import sweeping
 from dsprep.bench.report.comparing import apart, flat
-from dsprep.bench.report.model import Report, Row
+from dsprep.bench.report.model import BenchReport, Row
 from dsprep.bench.report.tables import digits, number, show_percent, show_seconds
 from dsprep.bench.strategies import DUMMY, LIMIT, SETS, TODAY
 from dsprep.write.plan import show_nbytes
@@ -75,7 +75,7 @@ def required_bandwidth(batch: float, sample_nbytes: float, step_seconds: float) 
     return batch * sample_nbytes / step_seconds if step_seconds > 0 else math.inf
 
 
-def answer(report: Report) -> tuple[str, ...]:
+def answer(report: BenchReport) -> tuple[str, ...]:
     """Return the closing words, paragraph by paragraph."""
     found = _Found(report)
     if report.sweep is not None:
@@ -89,7 +89,7 @@ def answer(report: Report) -> tuple[str, ...]:
 class _Found:
     """What the paragraphs need of a report."""
 
-    report: Report
+    report: BenchReport
 
     @cached_property
     def rows(self) -> dict[str, Row]:
@@ -375,7 +375,7 @@ def _limits(found: _Found) -> str:
     return "; ".join(words) + "."
 
 
-def _unseen(report: Report) -> list[str]:
+def _unseen(report: BenchReport) -> list[str]:
     """Return what the evidence of cold runs leaves open."""
     evidence = [r.evidence for r in report.all_rows if r.evidence]
     meanings = {

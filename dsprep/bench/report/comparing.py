@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsprep.bench.report.model import MEASURES, Measure, Report, Row
+from dsprep.bench.report.model import MEASURES, BenchReport, Measure, Row
 from dsprep.errors import UsageError
 
 ONCE = 0.10
@@ -107,7 +107,7 @@ class Comparison:
         }
 
 
-def compare(old: Report, new: Report, measure: str = "samples_per_second") -> Comparison:
+def compare(old: BenchReport, new: BenchReport, measure: str = "samples_per_second") -> Comparison:
     """Return two reports side by side."""
     if measure not in MEASURES:
         raise UsageError(f"{measure!r} is not a measure", expected=f"one of {', '.join(MEASURES)}")
@@ -128,7 +128,7 @@ def compare(old: Report, new: Report, measure: str = "samples_per_second") -> Co
     )
 
 
-def _rows(report: Report) -> dict[tuple[str, str], Row]:
+def _rows(report: BenchReport) -> dict[tuple[str, str], Row]:
     """Return the rows by strategy and value of what is swept."""
     found = {(row.name, ""): row for row in report.rows}
     if report.sweep is not None:
@@ -168,7 +168,7 @@ def flat(facts: Mapping[str, Any], prefix: str = "", depth: int = 4) -> dict[str
     return found
 
 
-def differences(old: Report, new: Report) -> list[tuple[str, str, str]]:
+def differences(old: BenchReport, new: BenchReport) -> list[tuple[str, str, str]]:
     """Return the facts of machine, dataset, settings and command in which two reports differ."""
     found = []
     for part in ("machine", "dataset", "settings"):

@@ -186,7 +186,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """All that a benchmark found."""
 
     command: str  # the exact command line
@@ -225,7 +225,7 @@ class Report:
         return json if self.sweep is None else {**json, "sweep": self.sweep.to_json()}
 
     @classmethod
-    def from_json(cls, json: Any, where: object = None) -> Report:
+    def from_json(cls, json: Any, where: object = None) -> BenchReport:
         """Return the report that `to_json` wrote.
 
         Raises
@@ -259,7 +259,7 @@ class Report:
             raise _not_a_report(where) from error
 
 
-def load(path: Path) -> Report:
+def load(path: Path) -> BenchReport:
     """Return the report that a file holds.
 
     Raises
@@ -275,7 +275,7 @@ def load(path: Path) -> Report:
         content = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise _not_a_report(path) from error
-    return Report.from_json(content, path)
+    return BenchReport.from_json(content, path)
 
 
 def _not_a_report(where: object, why: str = "") -> FormatError:

@@ -15,7 +15,7 @@ from typing import Any
 from dsprep import __version__
 from dsprep.bench.report import plots
 from dsprep.bench.report.comparing import flat
-from dsprep.bench.report.model import MEASURES, Measure, Report
+from dsprep.bench.report.model import MEASURES, BenchReport, Measure
 from dsprep.bench.report.plots import text
 from dsprep.bench.report.tables import (
     Line,
@@ -34,7 +34,7 @@ MARK = '<meta name="generator" content="dsprep bench"/>'
 """By which a page is known as one of these; within its first 400 bytes."""
 
 
-def html(report: Report) -> str:
+def html(report: BenchReport) -> str:
     """Return the page of a report."""
     name = str(report.dataset.get("name", report.dataset.get("path", "a dataset")))
     title = f"Reading {name}"
@@ -68,7 +68,7 @@ def _section(heading: str, body: str) -> str:
     return f"<section>\n<h2>{text(heading)}</h2>\n{body}\n</section>" if body else ""
 
 
-def _head(report: Report, title: str) -> str:
+def _head(report: BenchReport, title: str) -> str:
     facts = []
     samples, nbytes = (number(report.dataset, k, 0) for k in ("samples", "sample_nbytes"))
     if samples:
@@ -90,7 +90,7 @@ def _head(report: Report, title: str) -> str:
     )
 
 
-def _answer(report: Report) -> str:
+def _answer(report: BenchReport) -> str:
     """Return the answer; a number keeps its unit on the same line."""
     keep = re.compile(r"(?<=\d) (?=(?:ns|µs|ms|s|B|kB|MB|GB|TB|%)\b)")
     paragraphs = "\n".join(f"<p>{keep.sub('&#160;', text(p))}</p>" for p in report.answer)
@@ -100,7 +100,7 @@ def _answer(report: Report) -> str:
 # --- plots, tables and facts -----------------------------------------------------------------
 
 
-def _plots(report: Report) -> list[tuple[str, str]]:
+def _plots(report: BenchReport) -> list[tuple[str, str]]:
     """Return headings and figures."""
     found = []
     if report.rows:
@@ -115,7 +115,7 @@ def _plots(report: Report) -> list[tuple[str, str]]:
     return found
 
 
-def _tables(report: Report) -> str:
+def _tables(report: BenchReport) -> str:
     parts = [_table(table, f"t{i}") for i, table in enumerate(tables(report))]
     notes = [f"<li>{text(n)}</li>" for n in footnotes(report.all_rows)]
     if notes:
@@ -166,7 +166,7 @@ def _cell(measure: Measure | None, name: str) -> str:
     return text(value) + (f"<small>{text(spread)}</small>" if spread else "")
 
 
-def _facts(report: Report) -> str:
+def _facts(report: BenchReport) -> str:
     parts = [f"<h3>Command</h3>\n<pre><code>{text(report.command)}</code></pre>"]
     for heading in ("machine", "dataset", "settings"):
         facts: Mapping[str, Any] = getattr(report, heading)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from dsprep.bench.report.model import MEASURES, Measure, Report, Row, Sweep
+from dsprep.bench.report.model import MEASURES, BenchReport, Measure, Row, Sweep
 from dsprep.bench.report.sweeping import standing
 from dsprep.bench.report.tables import show, show_percent, show_seconds, show_value
 from dsprep.bench.strategies import DUMMY, LIMIT
@@ -44,7 +44,7 @@ def text(value: object) -> str:
     return html.escape(printable(words))
 
 
-def drawn(report: Report) -> str:
+def drawn(report: BenchReport) -> str:
     """Return the measure that is drawn."""
     order = ("samples_per_second", "gb_per_second", "epoch_seconds")
     return next((m for m in order if m in report.taken), order[0])
@@ -92,7 +92,7 @@ def _at_right(y: int, words: str, kind: str = "") -> str:
     return f'<text x="100%" y="{y + 16}" text-anchor="end"{shown}>{words}</text>'
 
 
-def bars(report: Report) -> str:
+def bars(report: BenchReport) -> str:
     """Return a bar for each row; the limit's end goes through all of them as the line of 100 %."""
     name = drawn(report)
     unit = MEASURES[name]
@@ -171,7 +171,7 @@ def epochs(rows: Sequence[Row]) -> str:
 # --- curves ----------------------------------------------------------------------------------
 
 
-def curves(report: Report) -> str:
+def curves(report: BenchReport) -> str:
     """Return a plot for each strategy of a sweep, all on the same scale; empty without one."""
     sweep = report.sweep
     if sweep is None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsprep.bench.report.model import COLUMNS, MEASURES, Measure, Report, Row
+from dsprep.bench.report.model import COLUMNS, MEASURES, BenchReport, Measure, Row
 from dsprep.write.plan import show_nbytes
 
 NOTHING = "-"
@@ -49,7 +49,7 @@ def number(facts: Mapping[str, Any], key: str, default: float) -> float:
     return default
 
 
-def columns(report: Report) -> tuple[str, ...]:
+def columns(report: BenchReport) -> tuple[str, ...]:
     """Return the measures that a table of this report has: those that some row has a value for.
 
     Utilisation is one only where steps compute something, skew only where there are several ranks.
@@ -63,7 +63,7 @@ def columns(report: Report) -> tuple[str, ...]:
     return tuple(name for name in COLUMNS if name in taken)
 
 
-def tables(report: Report) -> list[Table]:
+def tables(report: BenchReport) -> list[Table]:
     """Return the tables of a report: one of all strategies, or one for each that was swept."""
     shown, found = columns(report), []
     if report.rows:
@@ -163,7 +163,7 @@ def show(name: str, measure: Measure | None, *, spread: bool = True) -> str:
 # --- for programs ----------------------------------------------------------------------------
 
 
-def csv_text(report: Report) -> str:
+def csv_text(report: BenchReport) -> str:
     """Return the rows as CSV: a line for each strategy, or each strategy and point of the sweep.
 
     The columns of `HEADER` come first, then the evidence of cold runs, then every measure that some

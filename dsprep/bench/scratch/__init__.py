@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsprep.bench.scratch.folder import check_free, locked, remove_outdated
-from dsprep.bench.scratch.planning import Plan, plan
+from dsprep.bench.scratch.planning import Preparation, plan
 from dsprep.core.storage import remove
 from dsprep.errors import UnsupportedError
 from dsprep.source.dataset import open_dataset
 from dsprep.write.create_sidecar import dataset_of
 
-__all__ = ["Forms", "Plan", "Prepared", "opened", "plan", "prepare"]
+__all__ = ["Forms", "Preparation", "Prepared", "opened", "plan", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Forms(dict[str, Prepared]):
         raise UnsupportedError(f"the dataset cannot be read as {name}: {why}")
 
 
-def prepare(plan: Plan) -> Forms:
+def prepare(plan: Preparation) -> Forms:
     """Write what a plan says; return every form that can be read, by name.
 
     Raises
@@ -66,7 +66,7 @@ def prepare(plan: Plan) -> Forms:
 
 
 @contextmanager
-def opened(plans: Sequence[Plan]) -> Iterator[Callable[[Plan], Forms]]:
+def opened(plans: Sequence[Preparation]) -> Iterator[Callable[[Preparation], Forms]]:
     """Yield `prepare`, and in the end remove what is temporary, also when interrupted."""
     try:
         yield prepare

@@ -52,7 +52,7 @@ QUICK = RunOptions(durable=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Preparation:
     """What is to be prepared; nothing has been written."""
 
     data: tuple[str | Path, ...]  # the dataset, as it was named
@@ -95,7 +95,7 @@ def plan(
     folder: Path | None = None,
     limit: int | None = None,
     buffer_size: str | int | None = None,
-) -> Plan:
+) -> Preparation:
     """Decide what has to be written so that every form can be read.
 
     Parameters
@@ -132,7 +132,7 @@ def plan(
         whole = samples == len(source) and not reading.fields
         grouped = _group_nbytes(source) if whole else None
         buffer, text = _buffer(buffer_size, -(-payload // samples), payload, grouped)
-        facts = Plan(
+        facts = Preparation(
             data=tuple(data),
             reading=reading,
             files=files,
@@ -201,14 +201,14 @@ class _Deciding:
     """What is decided about forms; `facts` is the plan without that."""
 
     def __init__(
-        self, facts: Plan, source: Source, format: Format, whole: bool, grouped: int | None
+        self, facts: Preparation, source: Source, format: Format, whole: bool, grouped: int | None
     ) -> None:
         self.facts, self.source, self.format = facts, source, format
         self.whole, self.grouped = whole, grouped
         self.notes = list(source.notes)
         self.identity = identity(facts.files)
 
-    def decided(self, containers: Sequence[str]) -> Plan:
+    def decided(self, containers: Sequence[str]) -> Preparation:
         """Return the plan for some forms."""
         items: dict[str, Item] = {}
         here, impossible = [], {}

@@ -35,7 +35,7 @@ Job: TypeAlias = tuple[int, File, int, int]
 
 
 @dataclass(frozen=True)
-class Table:
+class GroupTable:
     """Where the groups of a dataset are stored."""
 
     edges: Ints  # int64, shape `(groups + 1,)`: the first sample of each, and the number of samples
@@ -45,7 +45,7 @@ class Table:
     lengths: Ints
 
     @classmethod
-    def of(cls, sidecar: Sidecar) -> Table:
+    def of(cls, sidecar: Sidecar) -> GroupTable:
         """Return the groups of a dataset."""
         edges = group_edges(sidecar)
         if edges is None:
@@ -146,7 +146,7 @@ class Limit(Counting):
         """Find the groups, and touch the memory that they are read into."""
         task = self.task
         self._sidecar = sidecar = held.enter_context(Sidecar.open(task.path))
-        self._table = Table.of(sidecar)
+        self._table = GroupTable.of(sidecar)
         largest = int(self._table.lengths.max(initial=1))
         count = max(task.buffers, task.threads)
         pool = Pool(-(-(largest + 2 * _ALIGN) // _ALIGN) * _ALIGN, count)

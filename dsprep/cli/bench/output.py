@@ -16,7 +16,7 @@ from dsprep.core.escaping import printable, printable_json
 from dsprep.errors import UsageError
 
 if TYPE_CHECKING:
-    from dsprep.bench.report.model import Report
+    from dsprep.bench.report.model import BenchReport
     from dsprep.bench.report.tables import Table
 
 WIDTH = 100
@@ -35,7 +35,7 @@ HEAD = 4096
 STDOUT = Path("-")
 
 
-def emit(report: Report, *, json: Path | None, html: Path | None, csv: Path | None) -> None:
+def emit(report: BenchReport, *, json: Path | None, html: Path | None, csv: Path | None) -> None:
     """Print the tables and the answer of a report, and write the files asked for.
 
     With ``-`` for `json` nothing but the JSON is printed.
@@ -62,7 +62,7 @@ def emit(report: Report, *, json: Path | None, html: Path | None, csv: Path | No
 # --- on the terminal -------------------------------------------------------------------------
 
 
-def show(report: Report) -> None:
+def show(report: BenchReport) -> None:
     """Print the tables, the remarks and the answer."""
     from dsprep.bench.report.tables import footnotes, tables
 

@@ -29,7 +29,7 @@ from dsprep.formats.hdf5.datasets import Elsewhere, walk
 from dsprep.formats.hdf5.dtypes import has_enum
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.heaps import Descriptors, Heaps
-from dsprep.formats.hdf5.rows import Route, Rows, Table
+from dsprep.formats.hdf5.rows import IndexTable, Route, Rows
 from dsprep.reading.files import File
 
 
@@ -143,7 +143,7 @@ class Fields:
 
         One that the user gave with index tables is called as ``--field`` spells it.
         """
-        ragged = structure.Ragged()
+        ragged = structure.RaggedRows()
         if self._mode != "none":
             ragged = structure.discover(self._contents, self._open, self._path, own=self._own)
         if not self._specs:
@@ -170,7 +170,7 @@ class Fields:
                 routes.setdefault(path, (path, None))
         return routes
 
-    def _table(self, entry: str) -> Table:
+    def _table(self, entry: str) -> IndexTable:
         """Return the index table that the user named."""
         parts = [p.strip().strip("/") for p in entry.split(",")]
         for part in parts:

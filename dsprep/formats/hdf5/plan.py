@@ -200,7 +200,7 @@ def estimate(schema: Schema, count: int, payload: int, options: WriteOptions) ->
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class AllocatedDataset:
     """A dataset that is allocated before the first sample comes.
 
     Attributes
@@ -258,7 +258,7 @@ class FilePlan:
     schema: Schema
     grouping: Grouping
     plans: Sequence[FieldPlan]
-    parts: Sequence[Part]
+    parts: Sequence[AllocatedDataset]
     totals: dict[str, int]
     grouped: bool = True
     unit: int = 1
@@ -322,8 +322,8 @@ def lay_out(schema: Schema, options: WriteOptions, samples: int | Grouping) -> F
         )
     groups, sizes = grouping.count, np.diff(grouping.edges)
     plans: list[FieldPlan] = []
-    head: list[Part] = []
-    tail: list[Part] = []
+    head: list[AllocatedDataset] = []
+    tail: list[AllocatedDataset] = []
     totals: dict[str, int] = {}
     for p in plan(schema, replace(options, chunk=1), None):
         field, nbytes = p.field, p.field.row_nbytes
@@ -336,10 +336,10 @@ def lay_out(schema: Schema, options: WriteOptions, samples: int | Grouping) -> F
         plans.append(p)
         if field.ragged:
             totals[field.name] = groups * capacity
-            head.append(Part(p, "first", grouping.samples, _INDEX_NBYTES, sizes))
-            head.append(Part(p, "count", grouping.samples, _INDEX_NBYTES, sizes))
+            head.append(AllocatedDataset(p, "first", grouping.samples, _INDEX_NBYTES, sizes))
+            head.append(AllocatedDataset(p, "count", grouping.samples, _INDEX_NBYTES, sizes))
         if capacity * nbytes and groups:
-            part = Part(p, "values" if field.ragged else "rows", capacity, nbytes, used)
+            part = AllocatedDataset(p, "values" if field.ragged else "rows", capacity, nbytes, used)
             (tail if field.ragged else head).append(part)
     head = [part for part in head if part.nbytes]
     head.sort(key=lambda part: -part.nbytes)
@@ -351,7 +351,7 @@ def _without_groups(schema: Schema, options: WriteOptions, count: int) -> FilePl
     plans = plan(schema, options, count)
     used = np.array([count], np.int64)
     parts = [
-        Part(p, "rows", p.chunk_rows(count), p.field.row_nbytes, used)
+        AllocatedDataset(p, "rows", p.chunk_rows(count), p.field.row_nbytes, used)
         for p in plans
         if count and p.field.row_nbytes and not p.field.ragged
     ]

@@ -177,7 +177,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class IndexTable:
     """Where the first rows and the numbers of rows are.
 
     Attributes
@@ -290,7 +290,7 @@ class Route:
         table and is made to start at 0 in each sample; None if there is none.
     """
 
-    tables: tuple[Table, ...]
+    tables: tuple[IndexTable, ...]
     names: tuple[str, ...]
     kind: Kind = "array"
     rebase: str | None = None
@@ -324,7 +324,7 @@ class Located:
         return rows
 
 
-def locate(tables: Sequence[Table], target: int, start: int, stop: int) -> Located:
+def locate(tables: Sequence[IndexTable], target: int, start: int, stop: int) -> Located:
     """Return where samples ``start <= i < stop`` are in the values, which have `target` rows."""
     offsets = np.arange(stop - start + 1, dtype=np.int64)
     low, high = start, stop

@@ -32,7 +32,7 @@ from dsprep.core.schema import DType, FieldSpec
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, marked
 from dsprep.formats.hdf5.datasets import Contents, Held
-from dsprep.formats.hdf5.rows import Route, Rows, Table
+from dsprep.formats.hdf5.rows import IndexTable, Route, Rows
 from dsprep.formats.samples import listed, natural_key
 
 _FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
@@ -44,7 +44,7 @@ _MOST_TABLES = 6
 
 
 @dataclass
-class Ragged:
+class RaggedRows:
     """What `discover` found.
 
     Attributes
@@ -68,7 +68,7 @@ class Ragged:
 Open = Callable[[str], Rows]
 
 
-def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -> Ragged:
+def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -> RaggedRows:
     """Return the ragged fields of a file; where dsprep wrote it (`own`), nothing is guessed.
 
     Raises
@@ -76,7 +76,7 @@ def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -
     FormatError
         If a group states that it is in dsprep's encoding but is not.
     """
-    found = Ragged()
+    found = RaggedRows()
     for name, group in contents.groups.items():
         kind = marked(group, KIND_ATTRIBUTE)
         if kind is not None:
@@ -87,7 +87,7 @@ def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -
 
 
 def _own_group(
-    name: str, kind: object, contents: Contents, open_rows: Open, found: Ragged, here: str
+    name: str, kind: object, contents: Contents, open_rows: Open, found: RaggedRows, here: str
 ) -> None:
     if kind not in ("array", "bytes", "str"):
         raise FormatError(f"attribute {KIND_ATTRIBUTE} is {kind!r}", where=here)
@@ -106,7 +106,7 @@ def _own_group(
     found.used.update(parts.values())
 
 
-def table_of(paths: list[str], contents: Contents, open_rows: Open) -> Table | None:
+def table_of(paths: list[str], contents: Contents, open_rows: Open) -> IndexTable | None:
     """Return the index table in one or two datasets, or None if they are not a table.
 
     One dataset has members or two columns, the first rows and the numbers of rows; two have one
@@ -121,14 +121,14 @@ def table_of(paths: list[str], contents: Contents, open_rows: Open) -> Table | N
         if not whole or len(shapes[0]) != 1 or shapes[0] != shapes[1]:
             return None
         capacity = _capacity(paths, contents)
-        return Table(open_rows(paths[0]), open_rows(paths[1]), capacity=capacity)
+        return IndexTable(open_rows(paths[0]), open_rows(paths[1]), capacity=capacity)
     members: tuple[str | int, str | int] | None = index_members(dtypes[0])
     if whole and shapes[0][1:] == (2,):
         members = (0, 1)
     elif members is None or len(shapes[0]) != 1:
         return None
     rows = open_rows(paths[0])
-    return Table(rows, rows, *members)
+    return IndexTable(rows, rows, *members)
 
 
 def _capacity(paths: list[str], contents: Contents) -> int:
@@ -183,11 +183,11 @@ class _Candidate:
 
     name: str
     parts: tuple[str, ...]
-    table: Table
+    table: IndexTable
     targets: tuple[str, ...]
 
 
-def _group(name: str, contents: Contents, open_rows: Open, found: Ragged) -> None:
+def _group(name: str, contents: Contents, open_rows: Open, found: RaggedRows) -> None:
     """Find the ragged fields among the datasets directly in one group."""
     paths = contents.inside(name)
     tables: dict[str, _Candidate] = {}
@@ -220,7 +220,7 @@ def _group(name: str, contents: Contents, open_rows: Open, found: Ragged) -> Non
             found.notes.append(f"left out {listed(lost)}: {label} has gaps or overlaps")
 
 
-def _reach(tables: dict[str, _Candidate], found: Ragged) -> None:
+def _reach(tables: dict[str, _Candidate], found: RaggedRows) -> None:
     """Give each dataset that the tables partition its way from the samples.
 
     A table is reached by the longest way, since each is there to be used; values by the nearest.

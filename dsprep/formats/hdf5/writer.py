@@ -62,7 +62,7 @@ from dsprep.errors import FormatError, TargetError
 from dsprep.formats.base import State, Writer
 from dsprep.formats.hdf5.create import allocate, build, by_group, find, regular, write_groups
 from dsprep.formats.hdf5.guard import library
-from dsprep.formats.hdf5.plan import FieldPlan, FilePlan, Part
+from dsprep.formats.hdf5.plan import AllocatedDataset, FieldPlan, FilePlan
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
 
@@ -143,7 +143,9 @@ class PlacedWriter(Writer):
             close(fd)
 
 
-def _runs(part: Part, places: Ints, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+def _runs(
+    part: AllocatedDataset, places: Ints, start: int, stop: int
+) -> Iterator[tuple[int, int, int]]:
     """Yield ``(offset, first, last)``: rows ``first <= i < last`` are from `offset` on.
 
     Chunks that follow each other in the file, whose offsets are `places`, are joined.
@@ -421,7 +423,7 @@ def _encode_chunk(rows: Array, p: FieldPlan, chunk_rows: int) -> Buffer:
     return rows
 
 
-def _encoded(part: Part, rows: Array) -> bytes:
+def _encoded(part: AllocatedDataset, rows: Array) -> bytes:
     """Return the chunk of a group; the tables of ragged fields are not compressed."""
     flat = rows.reshape(-1).view(np.uint8)
     if part.role in ("rows", "values"):
@@ -507,7 +509,7 @@ def _rows_of(file: FilePlan, batch: Batch, start: int, arena: Arena) -> list[Arr
     return [_rows(part, batch, group, arena) for part in file.parts]
 
 
-def _rows(part: Part, batch: Batch, group: int, arena: Arena) -> Array:
+def _rows(part: AllocatedDataset, batch: Batch, group: int, arena: Arena) -> Array:
     field = part.plan.field
     column = batch[field.name]
     if not isinstance(column, Ragged):

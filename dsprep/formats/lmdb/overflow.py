@@ -24,7 +24,7 @@ from dsprep.core.storage import as_bytes
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb.pages import HEADER, P_OVERFLOW, is_page_size
 from dsprep.formats.lmdb.tree import PSIZE
-from dsprep.formats.lmdb.values import Part
+from dsprep.formats.lmdb.values import ValuePart
 
 BLOCK_NBYTES = 512 << 10
 """Pages filled at a time by `EvenRuns`; a second-level cache holds them."""
@@ -99,7 +99,7 @@ class EvenRuns:
     run: int
 
     @classmethod
-    def of(cls, parts: list[Part], sizes: Ints, runs: Ints) -> Self | None:
+    def of(cls, parts: list[ValuePart], sizes: Ints, runs: Ints) -> Self | None:
         """Return the values if they are equal in size and small enough, else None."""
         run = int(runs[0]) if len(runs) > 1 else 0
         if not 0 < run * PSIZE <= BLOCK_NBYTES // 2 or not (sizes == sizes[0]).all():
@@ -145,7 +145,7 @@ class Runs:
     """
 
     def __init__(
-        self, parts: list[Part], sizes: Ints, runs: Ints, pages: Ints, arena: Arena
+        self, parts: list[ValuePart], sizes: Ints, runs: Ints, pages: Ints, arena: Arena
     ) -> None:
         self._big = np.flatnonzero(runs)
         starts = packed(runs[self._big] * PSIZE - sizes[self._big])

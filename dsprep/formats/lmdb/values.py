@@ -61,7 +61,7 @@ MAX_VALUE = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
-class Part:
+class ValuePart:
     """What one field, or the table of lengths, adds to each of n values.
 
     Value i gets ``data[starts[i]:][:lengths[i]]``; `data` is uint8, 1-D and contiguous.
@@ -97,7 +97,7 @@ class Values:
                 found=self.head,
             )
 
-    def encode(self, batch: Batch) -> list[Part]:
+    def encode(self, batch: Batch) -> list[ValuePart]:
         """Return the parts of each value, in the order in which they follow one another."""
         fixed = [_fixed_part(batch[f.name], f.row_nbytes) for f in self.fixed]
         ragged = [_ragged_part(batch[f.name], f) for f in self.ragged]
@@ -182,7 +182,7 @@ class Values:
         return out.reshape(n, self.head)
 
 
-def total_lengths(parts: list[Part]) -> Ints:
+def total_lengths(parts: list[ValuePart]) -> Ints:
     """Return the bytes of each value: int64, shape ``(n,)``."""
     sizes = parts[0].lengths
     for part in parts[1:]:
@@ -190,7 +190,7 @@ def total_lengths(parts: list[Part]) -> Ints:
     return sizes
 
 
-def join(parts: list[Part], sizes: Ints, arena: Arena) -> Bytes:
+def join(parts: list[ValuePart], sizes: Ints, arena: Arena) -> Bytes:
     """Return the values back to back: uint8, shape ``(sum(sizes),)``."""
     n = len(sizes)
     if len(parts) == 1:
@@ -207,29 +207,29 @@ def join(parts: list[Part], sizes: Ints, arena: Arena) -> Bytes:
     return out
 
 
-def _fixed_part(column: Column, width: int) -> Part:
+def _fixed_part(column: Column, width: int) -> ValuePart:
     """Return what `width` bytes per sample add, copied only if a sample's are not contiguous."""
     array = np.asarray(column)
     n = len(array)
     lengths = np.full(n, width, np.int64)
     if not n * width:
-        return Part(np.zeros(0, np.uint8), np.zeros(n, np.int64), lengths)
+        return ValuePart(np.zeros(0, np.uint8), np.zeros(n, np.int64), lengths)
     array = without_padding(array)
     step = array.strides[0] if n > 1 else width
     if step < width or not array[:1].flags.c_contiguous:
         array, step = np.ascontiguousarray(array), width
     rows = array[:1].reshape(-1).view(np.uint8)
     data = as_strided(rows, ((n - 1) * step + width,), (1,), writeable=False)
-    return Part(data, np.arange(n, dtype=np.int64) * step, lengths)
+    return ValuePart(data, np.arange(n, dtype=np.int64) * step, lengths)
 
 
-def _ragged_part(column: Column, field: Field) -> Part:
+def _ragged_part(column: Column, field: Field) -> ValuePart:
     """Return what a ragged field adds."""
     assert isinstance(column, Ragged)  # the schema says so
     values = np.ascontiguousarray(without_padding(column.values))
     data = values.reshape(-1).view(np.uint8) if values.size else np.zeros(0, np.uint8)
     offsets = column.offsets * field.row_nbytes
-    return Part(data, offsets[:-1], np.diff(offsets))
+    return ValuePart(data, offsets[:-1], np.diff(offsets))
 
 
 def _column(rows: Bytes, field: Field) -> Array:
@@ -301,7 +301,7 @@ class Packing:
             return Schema((Field.opaque("value"),))
         return Schema((Field("value", np.dtype(np.uint8), (int(sizes[0]),)),))
 
-    def parts(self, batch: Batch, first: int, capacity: int, arena: Arena) -> list[Part]:
+    def parts(self, batch: Batch, first: int, capacity: int, arena: Arena) -> list[ValuePart]:
         """Return what the value of one group is made of, samples ``first ..``."""
         count = len(next(iter(batch.values())))
         head = HEAD.pack(MAGIC, count, capacity, first, self.digest)
@@ -321,7 +321,7 @@ class Packing:
             begin, end = int(column.offsets[0]), int(column.offsets[-1])
             columns.append(_flat(column.values[begin:end], f.name, arena))
         here = np.zeros(1, np.int64)
-        return [Part(b, here, np.array([len(b)])) for b in blocks + columns if len(b)]
+        return [ValuePart(b, here, np.array([len(b)])) for b in blocks + columns if len(b)]
 
 
 def capacities(grouping: Grouping) -> Ints:

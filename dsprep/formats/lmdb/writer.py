@@ -47,7 +47,7 @@ from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_sizes
 from dsprep.formats.lmdb.values import (
     MAX_VALUE,
     Packing,
-    Part,
+    ValuePart,
     Values,
     capacities,
     join,
@@ -75,7 +75,7 @@ class Piece:
     start: int
     stop: int
     arena: Arena
-    parts: list[Part]
+    parts: list[ValuePart]
     sizes: Ints
     node_sizes: Ints
     runs: Ints
@@ -138,7 +138,7 @@ class LmdbWriter(RecordWriter):
         capacity = int(self._capacities[group])
         return self._piece(self._packing.parts(batch, start, capacity, arena), group, arena)
 
-    def _piece(self, parts: list[Part], start: int, arena: Arena) -> Piece:
+    def _piece(self, parts: list[ValuePart], start: int, arena: Arena) -> Piece:
         """Return the piece for values made of `parts`, the first of which is number `start`."""
         sizes = total_lengths(parts)
         n = len(sizes)
@@ -155,12 +155,18 @@ class LmdbWriter(RecordWriter):
         widths, runs = node_sizes(self._keys.nbytes, sizes)
         if n and sizes.sum() < n * SCATTERED:
             data = join(parts, sizes, arena)
-            parts = [Part(data, packed(sizes)[:-1], sizes)]
+            parts = [ValuePart(data, packed(sizes)[:-1], sizes)]
         nodes = self._build_nodes(parts, sizes, widths, runs, start, arena)
         return Piece(start, start + n, arena, parts, sizes, widths, runs, nodes)
 
     def _build_nodes(
-        self, parts: list[Part], sizes: Ints, widths: Ints, runs: Ints, start: int, arena: Arena
+        self,
+        parts: list[ValuePart],
+        sizes: Ints,
+        widths: Ints,
+        runs: Ints,
+        start: int,
+        arena: Arena,
     ) -> Bytes:
         """Return the nodes back to back, with zeros for the page numbers."""
         n, key = len(sizes), self._keys.nbytes

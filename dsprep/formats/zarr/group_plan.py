@@ -60,7 +60,7 @@ OVERHEAD = 64
 """Bytes by which a compressed chunk grows at most, besides 1 % of it."""
 
 
-class Place(NamedTuple):
+class GroupChunks(NamedTuple):
     """The chunks of an array in every group of a track.
 
     The first chunk is `at` bytes behind the group's beginning, `step` bytes before the next one. A
@@ -101,7 +101,7 @@ class Track:
         filled up, and where its last value ends; ``starts`` if it has none.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[GroupChunks, ...]
     groups: int
     starts: Ints
     ends: Ints
@@ -157,7 +157,7 @@ class GroupGrid:
             return np.ones(self.grouping.count, np.int64)
         return -(-np.diff(self.grouping.edges) // plan.chunk)
 
-    def chunk_offsets(self, track: Track, place: Place) -> Ints:
+    def chunk_offsets(self, track: Track, place: GroupChunks) -> Ints:
         """Return where each chunk of an array begins in its file: int64, shape ``(chunks,)``."""
         counts = self.chunks(place.number)
         before = np.repeat(np.cumsum(counts) - counts, counts)
@@ -360,15 +360,15 @@ class _Planner:
         last = max(0, plan.chunks(self.rows[number]) - 1)
         return header_nbytes(plan.key(last, self.options.zarr_format))
 
-    def _places(self, numbers: list[int], copies: list[int]) -> tuple[Place, ...]:
+    def _places(self, numbers: list[int], copies: list[int]) -> tuple[GroupChunks, ...]:
         """Return a group of these arrays, of which those of values come first."""
         at = 0
-        places: list[Place] = []
+        places: list[GroupChunks] = []
         heads = [n for n in numbers if self.arrays[n].role == "values"]
         cells = [n for n in numbers if n not in heads]
         for number in heads:
             at += self._header(number) * bool(places)
-            places.append(Place(number, at))
+            places.append(GroupChunks(number, at))
             at += self._chunk_nbytes(number)
         begin = at
         inside: list[tuple[int, int]] = []
@@ -379,9 +379,9 @@ class _Planner:
         step = at - begin
         if not heads and cells:  # the header of the first array, before the next cell
             step += self._header(cells[0])
-        return (*places, *(Place(n, a, step, n in copies) for n, a in inside))
+        return (*places, *(GroupChunks(n, a, step, n in copies) for n, a in inside))
 
-    def _track(self, places: tuple[Place, ...], front: int, first: bool) -> Track:
+    def _track(self, places: tuple[GroupChunks, ...], front: int, first: bool) -> Track:
         """Return the track of groups with these places; the first one is aligned."""
         ends, used = self._reach(places)
         head, align = self._header(places[0].number), self.grouping.align
@@ -394,7 +394,7 @@ class _Planner:
             starts -= np.repeat(starts[:: self.per], self.per)[: len(starts)]
         return Track(places, self.per, starts, starts + ends, starts + used)
 
-    def _reach(self, places: tuple[Place, ...]) -> tuple[Ints, Ints]:
+    def _reach(self, places: tuple[GroupChunks, ...]) -> tuple[Ints, Ints]:
         """Return the bytes of each group up to the end of its last chunk and last value."""
         ends = used = np.zeros(self.grouping.count, np.int64)
         for place in places:
@@ -409,7 +409,9 @@ class _Planner:
             used = np.maximum(used, np.where(held > 0, begin + held * plan.row_nbytes, 0))
         return ends, used
 
-    def _documents(self, tracks: list[tuple[Place, ...]], ordinary: list[int]) -> dict[str, bytes]:
+    def _documents(
+        self, tracks: list[tuple[GroupChunks, ...]], ordinary: list[int]
+    ) -> dict[str, bytes]:
         own: dict[str, dict[str, Any]] = {}
         for plan in self.arrays:
             if plan.role == "values":

@@ -23,7 +23,7 @@ from dsprep.core.schema import Array, Schema
 from dsprep.core.storage import CALL_NBYTES, as_bytes, pwrite_all
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, WriteOptions
-from dsprep.formats.zarr.group_plan import Place, Track
+from dsprep.formats.zarr.group_plan import GroupChunks, Track
 from dsprep.formats.zarr.groups import GroupStore, erase, local_header
 from dsprep.formats.zarr.writer import Piece
 
@@ -146,7 +146,7 @@ class PlacedGroups(GroupStore):
             crc = pwrite_crc32c(fd, [part], offset + at, crc)
         return crc, crc32
 
-    def _parts(self, piece: Piece, group: int, place: Place) -> Iterator[tuple[int, Array]]:
+    def _parts(self, piece: Piece, group: int, place: GroupChunks) -> Iterator[tuple[int, Array]]:
         """Yield the rows of a piece in each chunk, and their offset in the group."""
         plan, rows = self.arrays[place.number], piece.rows[place.number]
         chunk, first = self.grid.chunk, piece.start - int(self.grouping.edges[group])

@@ -50,7 +50,7 @@ SPOOL = ".dsprep-spool"
 BLOCK = 4 << 20
 
 
-class Files:
+class OutputFiles:
     """The files of an output; safe to use from several threads."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class StoreWriter(Writer):
         self, root: Path, schema: Schema, options: WriteOptions, arrays: Sequence[ArrayPlan]
     ) -> None:
         self.root, self.schema, self.options = root, schema, options
-        self.arrays, self.files = list(arrays), Files()
+        self.arrays, self.files = list(arrays), OutputFiles()
 
     def make_folders(self, *more: str) -> None:
         """Make the directories of the arrays, and others."""

@@ -18,7 +18,7 @@ from dsprep.reader.node import root as node_root
 from dsprep.reader.node import wire
 from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
-from dsprep.reader.pipeline import Task
+from dsprep.reader.pipeline import ReadTask
 from dsprep.reader.ranks import Place
 
 JOB = (
@@ -52,7 +52,9 @@ def job_key(node_key: str | None, env: Mapping[str, str] | None = None) -> str:
     return " ".join(words)
 
 
-def join(place: Place, readers: int, node_key: str | None, task: Task) -> Client | Service | None:
+def join(
+    place: Place, readers: int, node_key: str | None, task: ReadTask
+) -> Client | Service | None:
     """Return this process's part in reading for its node; None: it reads for itself alone.
 
     `readers` processes per node read. Raises `UsageError` if nothing says which of the node's

@@ -247,7 +247,7 @@ class _Link:
 
 
 class Remote:
-    """The batches of a loop that another process reads; see `dsprep.reader.pipeline.Source`."""
+    """The batches of a loop that another process reads: a `BatchSource` of the pipeline."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Pool
 from dsprep.reader.node import wire
 from dsprep.reader.order import Leg, Stage, Start
-from dsprep.reader.pipeline import Pipeline, Pools, Steps, Task
+from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Steps
 
 BIND_SECONDS = 5.0
 """How long a name may still be that of a process that ends just now."""
@@ -52,7 +52,7 @@ READ = ("units", "reads", "nbytes", "io_seconds")
 class Service:
     """A Reader of this process, for clients that agree with it in all `facts`."""
 
-    def __init__(self, task: Task, facts: Mapping[str, Any]) -> None:
+    def __init__(self, task: ReadTask, facts: Mapping[str, Any]) -> None:
         self.task, self.facts = task, dict(facts)
         self._pid, self._closed = os.getpid(), False
         self._server: _Server | None = None

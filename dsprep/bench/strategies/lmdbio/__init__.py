@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.lmdbio.node import STEP_SECONDS, Member, Root
-from dsprep.bench.strategies.lmdbio.records import Computed, Cursor, Explicit, table
+from dsprep.bench.strategies.lmdbio.records import ComputedReads, Cursor, ExplicitReads, table
 from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import Batch, Bytes, Ints
 from dsprep.errors import DsprepError
@@ -115,7 +115,7 @@ class Lmm(Strategy):
     staggered: ClassVar[bool] = False
 
     _node: Root | Member
-    _records: Cursor | Explicit
+    _records: Cursor | ExplicitReads
 
     def prepare(self, held: ExitStack) -> None:
         """Find each other; a root opens the database."""
@@ -156,12 +156,12 @@ class Lmm(Strategy):
         each = data_file(self.task.path).stat().st_size / assigned.samples
         return int((high - low) * (16 + each))
 
-    def _opened(self) -> Cursor | Explicit:
+    def _opened(self) -> Cursor | ExplicitReads:
         task = self.task
         if self.computed:
-            return Explicit(task.path, Computed(task.path), task.transfer_size)
+            return ExplicitReads(task.path, ComputedReads(task.path), task.transfer_size)
         cursor = Cursor(task.path, task.samples, self.jumps)
-        return Explicit(task.path, cursor, task.transfer_size) if self.explicit else cursor
+        return ExplicitReads(task.path, cursor, task.transfer_size) if self.explicit else cursor
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield the batches of this rank, in order."""

@@ -123,7 +123,7 @@ def _mapped_at(address: int) -> int:
     raise UsageError("the system does not show where the file is mapped")
 
 
-class Computed:
+class ComputedReads:
     """The offsets that the sidecar's law gives; the file is not touched."""
 
     def __init__(self, path: Path) -> None:
@@ -147,13 +147,15 @@ class Computed:
         self._sidecar.close()
 
 
-class Explicit:
+class ExplicitReads:
     """Values by ``pread`` at the offsets that `source` gives: records near each other by one call.
 
     A call reads `transfer_size` bytes at most.
     """
 
-    def __init__(self, path: Path, source: Cursor | Computed, transfer_size: int | None) -> None:
+    def __init__(
+        self, path: Path, source: Cursor | ComputedReads, transfer_size: int | None
+    ) -> None:
         self._path, self._source, self._transfer = data_file(path), source, transfer_size
         self._fd: int | None = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
