@@ -49,14 +49,14 @@ def main() -> None:
                 source, target, buffer_size=args.buffer_size, stripe_size="1MiB", shuffle=1
             )
             ((part, report),) = made.parts
-            plan = part.layout.plans[0]
+            (plan,) = part.plans
             print(
-                f"{name}: {report.samples:,} samples in {part.layout.groups} groups of "
-                f"{part.layout.choice.samples}; {plan.reads} read per group, padding "
-                f"{part.layout.padding / part.layout.nbytes:.1%}"
+                f"{name}: {report.samples:,} samples in {part.groups} groups of "
+                f"{part.choice.samples}; {plan.reads} read per group, padding "
+                f"{plan.padding / plan.nbytes:.1%}"
             )
             for seed in range(2):
-                samples, seconds = epoch(target, part.layout.choice.samples, seed)
+                samples, seconds = epoch(target, part.choice.samples, seed)
                 print(f"  epoch {seed}: {samples / seconds:,.0f} samples/s")
 
 
