@@ -88,11 +88,11 @@ class DerivedSource(Source):
         found = Assembly(self.schema, len(wanted), arena, "selected")
         for i, j in itertools.pairwise(bounds):
             first, last = int(wanted[i]), int(wanted[j - 1])
-            batch = self.base.read(first, last + 1, self._arena())
+            batch = self.base.read(first, last + 1, self.own_arena())
             found.put(i, batch, wanted[i:j] - first)
         return found.batch()
 
-    def _arena(self) -> Arena:
+    def own_arena(self) -> Arena:
         """Return this thread's memory for what is read from `base`."""
         found: Arena | None = getattr(self._local, "arena", None)
         if found is None:

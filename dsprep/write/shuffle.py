@@ -283,7 +283,7 @@ class _MemorySource(DerivedSource):
 
         def read(bounds: tuple[int, int]) -> None:
             start, stop = bounds
-            arena = None if found.ragged.fields else self._arena()
+            arena = None if found.ragged.fields else self.own_arena()
             found.put(start, self.base.read(start, stop, arena))
 
         with ThreadPoolExecutor(self._threads) as pool:
