@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import signal
 import warnings
 import zlib
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import MemorySource, assert_same_batch, random_batch, raw, take
+from support import MemorySource, assert_same_batch, kill_at, random_batch, raw, take
 
 import dsprep
 from dsprep import formats
@@ -348,24 +347,7 @@ class FormatContract:
         if child:
             os.waitpid(child, 0)
             return
-        left = [fuse]
-
-        def burn():
-            left[0] -= 1
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def burning(owner, name):
-            inner = getattr(owner, name)
-
-            def outer(*args, **kwargs):
-                burn()
-                result = inner(*args, **kwargs)
-                burn()
-                return result
-
-            setattr(owner, name, outer)
-
+        burning = kill_at(fuse)
         try:
             burning(transfer.ShardCopy, "_copy")
             burning(staging.Staging, "save")

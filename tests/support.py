@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,29 @@ def flip(file: Path, at: int, bits: int = 1, *, keep_time: bool = False) -> None
         opened.write(bytes([byte ^ bits]))
     if keep_time:
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def kill_at(step: int) -> Callable[[Any, str], None]:
+    """Return what has this process killed at a step: before or after a call of ``owner.name``."""
+    left = [step]
+
+    def burn() -> None:
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(owner: Any, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            burn()
+            result = inner(*args, **kwargs)
+            burn()
+            return result
+
+        setattr(owner, name, outer)
+
+    return around
 
 
 def schemas() -> Iterator[tuple[str, Schema]]:

@@ -16,7 +16,7 @@ import zlib
 
 import numpy as np
 import pytest
-from support import written
+from support import kill_at, written
 
 import dsprep
 from dsprep import formats
@@ -63,23 +63,7 @@ def digest(target):
 
 def burning(fuse, format):
     """Kill this process after so many steps."""
-    left = [fuse]
-
-    def burn():
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def around(owner, name):
-        inner = getattr(owner, name)
-
-        def outer(*args, **kwargs):
-            burn()
-            result = inner(*args, **kwargs)
-            burn()
-            return result
-
-        setattr(owner, name, outer)
+    around = kill_at(fuse)
 
     def created(*args, create=format.create):
         writer = create(*args)

@@ -11,6 +11,7 @@ import pytest
 from lmdb_builds import assert_same_records, put
 from support import assert_same_batch, random_batch, write_batch
 
+from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.base import OpenOptions
@@ -35,6 +36,19 @@ def test_single_file(tmp_path):
     assert LMDB.recognises(tmp_path / "a" / "data.mdb")
     with LMDB.open(tmp_path / "a" / "data.mdb", OpenOptions(), None) as source:
         assert source[0]["value"] == b"v"
+
+
+@pytest.mark.parametrize("nbytes", [8, 5000])
+def test_commits_of_others_are_noticed_and_never_read(nbytes, tmp_path):
+    """After two commits LMDB uses pages again that this has found values in."""
+    records = [(b"%08d" % i, b"a" * nbytes) for i in range(200)]
+    put(tmp_path / "a", records)
+    with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
+        assert set(source[0:200]["value"]) == {b"a" * nbytes}
+        for letter in (b"b", b"c", b"d"):
+            put(tmp_path / "a", [(key, letter * nbytes) for key, _ in records])
+            with pytest.raises((ChangedError, FormatError)):
+                source[0:200]
 
 
 def test_integer_and_reverse_keys(tmp_path):

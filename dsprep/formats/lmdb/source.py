@@ -53,16 +53,22 @@ class RecordsSource(Source):
         return f"{self.path}, sample {sample}"
 
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
+        """Return samples ``start <= i < stop``; see `Source.read`.
+
+        Pages are found without LMDB's table of readers, so that whoever commits meanwhile may use
+        them again: then it is a `ChangedError`.
+        """
         samples = np.arange(start, stop, dtype=np.int64)
         batch: Batch = {}
         for reader, names in self.readers:
             own = None if arena is None else arena.part(names[0])
             batch |= reader.read(samples, names, "header", own)
-        return {
+        found = {
             f.name: batch[f.name] if f.name in batch else self.column(f, start, stop)
             for f in self.schema
         }
+        self.records.file.check_same()
+        return found
 
     def column(self, field: Field, start: int, stop: int) -> Column:
         """Return a field of samples that is not in values."""
