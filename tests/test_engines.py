@@ -65,7 +65,7 @@ def scattered(spans, seed=0):
         assert all((out[e : e + 3] == 7).all() for e in ends), "something lies between the places"
         return [out[a : a + n].tobytes() for a, n in zip(at, lengths, strict=True)]
 
-    return pread.runs(offsets, lengths, at + out.ctypes.data), arrived
+    return list(pread.runs(offsets, lengths, at + out.ctypes.data)), arrived
 
 
 def read(engine, file, spans, seed=0):

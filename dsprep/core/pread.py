@@ -14,11 +14,14 @@ import ctypes
 import errno
 import os
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from dsprep.core.ring import ring
 from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.core.storage import IOV_MAX, PAUSES, ends_early
 
@@ -29,6 +32,12 @@ GROUP_NEAR = 4 << 20
 """The same within a group, whose padding is read along for the sake of one request."""
 
 _dropped = np.empty(NEAR, np.uint8)
+
+SEVERAL = 8
+"""Ranges from which on they are handed to the kernel together."""
+
+_AGAIN = frozenset({errno.EINTR, errno.EAGAIN, errno.ECANCELED, errno.ENOMEM})
+"""Results of a ring that say nothing of the file: it is read by `fill`."""
 
 DROPPED = int(_dropped.ctypes.data)
 """The address that bytes go to which nobody reads: `NEAR` bytes."""
@@ -55,18 +64,59 @@ _call = _preadv()
 def scatter(
     fd: int, offsets: Ints, lengths: Ints, addresses: Ints, where: object, near: int = NEAR
 ) -> tuple[int, int]:
-    """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``addresses[i]``; see `runs`.
+    """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``addresses[i]``.
 
-    Returns and raises what `fill` does, for all calls together.
+    Parameters
+    ----------
+    fd
+        The file.
+    offsets, lengths, addresses, near
+        As in `runs`.
+    where
+        The file, for messages.
+
+    Returns
+    -------
+    calls, nbytes
+        System calls made, and bytes that they asked for.
+
+    Raises
+    ------
+    FormatError, OSError
+        As in `fill`.
     """
-    calls = nbytes = 0
-    for start, places in runs(offsets, lengths, addresses, near):
-        done = fill(fd, start, places, where)
-        calls, nbytes = calls + done[0], nbytes + done[1]
-    return calls, nbytes
+    return read_runs(fd, runs(offsets, lengths, addresses, near), where)
 
 
-def runs(offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR) -> list[tuple[int, Ints]]:
+@dataclass(frozen=True)
+class Runs:
+    """Contiguous ranges of a file, each with the addresses that its bytes go to.
+
+    Attributes
+    ----------
+    starts
+        int64, shape ``(n,)``: the first byte of each in the file.
+    edges
+        int64, shape ``(n + 1,)``: range i goes to ``places[edges[i]:edges[i + 1]]``.
+    places
+        int64, shape ``(m, 2)``, C-contiguous: addresses, each with a number of bytes (``struct
+        iovec``). Bytes between what is wanted go to an address that nobody reads.
+    """
+
+    starts: Ints
+    edges: Ints
+    places: Ints
+
+    def __iter__(self) -> Iterator[tuple[int, Ints]]:
+        """Yield the first byte and the places of each."""
+        for start, (a, b) in zip(self.starts.tolist(), pairwise(self.edges.tolist()), strict=True):
+            yield start, self.places[a:b]
+
+
+_NO_RUNS = Runs(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros((0, 2), np.int64))
+
+
+def runs(offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR) -> Runs:
     """Return ranges of a file as few longer ones, each with the places where its bytes go.
 
     Parameters
@@ -78,15 +128,9 @@ def runs(offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR) -> lis
     near
         Bytes between two ranges that are read along. More than `NEAR` of them are only as long as
         they are in all not more than the bytes that are wanted.
-
-    Returns
-    -------
-    Each ``(start, places)``: places is int64, shape ``(m, 2)``, C-contiguous, an address and a
-    number of bytes one after another (``struct iovec``) for the file from byte `start` on.
-    Bytes between two ranges go to a place that nobody reads.
     """
     if not len(offsets):
-        return []
+        return _NO_RUNS
     # Ranges that go on where the one before ends, here and there, are one.
     new = np.ones(len(offsets), bool)
     new[1:] = offsets[1:] != offsets[:-1] + lengths[:-1]
@@ -109,11 +153,33 @@ def runs(offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR) -> lis
         last = at[1:][dropped] - 1
         places[last, 1] = gaps[dropped] - (extra[dropped] - 1) * NEAR
     places[at, 0], places[at, 1] = addresses, lengths
-    far = np.flatnonzero((gaps != 0) & ~dropped) + 1
-    return [
-        (int(offsets[a]), places[at[a] : at[b - 1] + 1])
-        for a, b in pairwise([0, *far.tolist(), len(offsets)])
-    ]
+    first = np.concatenate(([0], np.flatnonzero((gaps != 0) & ~dropped) + 1))
+    return Runs(offsets[first], np.append(at[first], len(places)), places)
+
+
+def read_runs(fd: int, runs: Runs, where: object) -> tuple[int, int]:
+    """Read ranges of a file to their places: many together, where the kernel has ``io_uring``.
+
+    Returns and raises as `scatter` does.
+    """
+    calls, nbytes = 0, int(runs.places[:, 1].sum())
+    found = ring() if len(runs.starts) >= SEVERAL else None
+    if found is None:
+        for start, places in runs:
+            calls += fill(fd, start, places, where)[0]
+        return calls, nbytes
+    ends = packed(runs.places[:, 1])
+    sizes, first = np.diff(ends[runs.edges]), runs.edges[:-1]
+    vectors = runs.places.ctypes.data + first * runs.places.itemsize * 2
+    calls, got = found.read(fd, runs.starts, sizes, vectors, runs.edges[1:] - first)
+    for i in np.flatnonzero(got != sizes).tolist():
+        start, done = int(runs.starts[i]), int(got[i])
+        if done < 0 and -done not in _AGAIN:
+            raise OSError(-done, f"{os.strerror(-done)} at offset {start}", str(where))
+        done = max(0, done)
+        rest = _rest(runs.places[runs.edges[i] : runs.edges[i + 1]], done)
+        calls += fill(fd, start + done, rest, where)[0]
+    return calls, nbytes
 
 
 def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
@@ -152,13 +218,19 @@ def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
         if got == size:
             places = places[len(part) :]
             continue
-        ends = np.cumsum(part[:, 1])
-        full = int(np.searchsorted(ends, got, "right"))
-        rest = int(ends[full]) - got
-        places = places[full:].copy()
-        places[0, 0] += places[0, 1] - rest
-        places[0, 1] = rest
+        places = _rest(places, got)
     return calls, at - start
+
+
+def _rest(places: Ints, got: int) -> Ints:
+    """Return what is left to fill of places after `got` bytes."""
+    ends = np.cumsum(places[:, 1])
+    full = int(np.searchsorted(ends, got, "right"))
+    rest = places[full:].copy()
+    if len(rest):
+        left = int(ends[full]) - got
+        rest[0] = rest[0, 0] + rest[0, 1] - left, left
+    return rest
 
 
 def read_spans(

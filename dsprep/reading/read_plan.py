@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dsprep.core.pread import DROPPED, NEAR, fill, runs
+from dsprep.core.pread import DROPPED, NEAR, Runs, read_runs, runs
 from dsprep.core.schema import Field, Ints
 from dsprep.layout.laws import Affine
 from dsprep.layout.locate import Extents, rows_at
@@ -61,9 +61,9 @@ class ReadPlan:
             columns.append((offsets, lengths, addresses))
 
     def read(self, near: int) -> None:
-        """Read all of it; see `dsprep.core.pread.fill`."""
-        for file, start, places in self.runs(near):
-            fill(file.fd, start, places, file.path)
+        """Read all of it; see `dsprep.core.pread.read_runs`."""
+        for file, found in self._runs(near):
+            read_runs(file.fd, found, file.path)
 
     @property
     def nbytes(self) -> int:
@@ -72,6 +72,11 @@ class ReadPlan:
 
     def runs(self, near: int) -> Iterator[tuple[File, int, Ints]]:
         """Yield ``(file, start, places)`` in the order of offsets; see `dsprep.core.pread.runs`."""
+        for file, found in self._runs(near):
+            for start, places in found:
+                yield file, start, places
+
+    def _runs(self, near: int) -> Iterator[tuple[File, Runs]]:
         for file, columns in self._files.values():
             offsets, lengths, addresses = (
                 columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))
@@ -79,8 +84,7 @@ class ReadPlan:
             if (offsets[1:] < offsets[:-1]).any():
                 order = np.argsort(offsets, kind="stable")
                 offsets, lengths, addresses = offsets[order], lengths[order], addresses[order]
-            for start, places in runs(offsets, lengths, addresses, near):
-                yield file, start, places
+            yield file, runs(offsets, lengths, addresses, near)
 
 
 # --- consecutive samples at a constant distance ------------------------------------------------

@@ -1,0 +1,246 @@
+"""Many reads of a file in flight at once, through one ``io_uring(7)`` of the calling thread.
+
+Scattered reads from storage wait for each other if a thread makes them one by one. A ring takes
+hundreds by one call of the kernel: the entries are written by numpy, without an object per read.
+
+Memory that the kernel may still write to must not be given back: whatever interrupts a read, its
+requests in flight are awaited before the exception leaves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.schema import Ints
+from dsprep.core.storage import IOV_MAX
+
+ENTRIES = 256
+"""Requests in flight at most: more gained nothing on the drives that were measured."""
+
+LONGEST = 1 << 30
+"""Bytes of a request: the kernel reads less than 2 GiB by one."""
+
+_SETUP, _ENTER = 425, 426  # the same numbers on every architecture
+_READV = 1
+_GETEVENTS = 1
+_ONE_MAPPING = 1  # of both rings, since Linux 5.4
+_SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 12, 1 << 13  # completions are posted within our own calls
+_ENTRY = np.dtype(
+    {
+        "names": ["op", "fd", "offset", "address", "length", "user"],
+        "formats": ["u1", "<i4", "<u8", "<u8", "<u4", "<u8"],
+        "offsets": [0, 4, 8, 16, 24, 32],
+        "itemsize": 64,
+    }
+)
+_DONE = np.dtype([("user", "<u8"), ("result", "<i4"), ("flags", "<u4")])
+
+# What other processors post may be seen in another order elsewhere, without instructions of its
+# own that numpy does not have: there, completions have to be posted within our own calls.
+_ORDERED = platform.machine() in ("x86_64", "AMD64")
+
+
+class RingError(OSError):
+    """The kernel refuses a ring: it is too old, or a filter of system calls denies it."""
+
+
+def _syscall() -> Any:
+    function = ctypes.CDLL(None, use_errno=True).syscall
+    function.restype = ctypes.c_long
+    return function
+
+
+_call = _syscall()
+
+
+class Ring:
+    """Requests to the kernel and their results, of one thread.
+
+    Parameters
+    ----------
+    entries
+        Requests in flight at most, a power of two.
+
+    Attributes
+    ----------
+    process
+        The process that made it; one that was forked from it must not use it.
+    busy
+        Whether it is reading. What interrupts that, such as the handler of a signal, must not
+        read by it.
+
+    Raises
+    ------
+    OSError
+        If the kernel refuses it, or has no descriptor or memory for it.
+
+    Notes
+    -----
+    ``io_uring_setup(2)`` states the layout of ``struct io_uring_params`` and of the mapped rings.
+    """
+
+    def __init__(self, entries: int = ENTRIES) -> None:
+        self.fd, self.process, self.busy = -1, os.getpid(), False
+        if sys.platform != "linux":
+            raise RingError(errno.ENOSYS, "io_uring is only on Linux")
+        for flags in (_SINGLE_ISSUER | _DEFER_TASKRUN, 0)[: 1 + _ORDERED]:
+            asked = np.zeros(30, np.uint32)
+            asked[2] = flags
+            self.fd = _call(_SETUP, entries, ctypes.c_void_p(asked.ctypes.data))
+            if self.fd >= 0 or ctypes.get_errno() != errno.EINVAL:
+                break
+        if self.fd < 0:
+            number = ctypes.get_errno()
+            raise RingError(number, f"io_uring is refused: {os.strerror(number)}")
+        if not asked[5] & _ONE_MAPPING:
+            raise RingError(errno.ENOSYS, "io_uring of this kernel is too old")
+        self.entries, completions = int(asked[0]), int(asked[1])
+        requests, results = asked[10:20], asked[20:30]
+        nbytes = max(int(requests[6]) + 4 * self.entries, int(results[5]) + 16 * completions)
+        rings, table = self._map(nbytes, 0), self._map(64 * self.entries, 0x1000_0000)
+        words = np.frombuffer(rings, np.uint32, nbytes // 4)
+        self._head, self._tail, mask = (int(requests[i]) // 4 for i in range(3))
+        self._seen, self._posted, results_mask = (int(results[i]) // 4 for i in range(3))
+        self._mask, self._results_mask = int(words[mask]), int(words[results_mask])
+        first = int(requests[6]) // 4
+        words[first : first + self.entries] = np.arange(self.entries)
+        self._words = words
+        self._requests = np.frombuffer(table, _ENTRY, self.entries)
+        self._results = np.frombuffer(rings, _DONE, completions, int(results[5]))
+
+    def _map(self, nbytes: int, offset: int) -> mmap.mmap:
+        shared = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        return mmap.mmap(self.fd, nbytes, shared, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:  # in a forked process, too: it has a copy of the descriptor
+            os.close(self.fd)
+
+    def read(
+        self, fd: int, starts: Ints, sizes: Ints, vectors: Ints, counts: Ints
+    ) -> tuple[int, Ints]:
+        """Read ranges of a file, each to addresses of its own.
+
+        Parameters
+        ----------
+        fd
+            The file.
+        starts, sizes
+            int64, shape ``(n,)``: the first byte of each range in the file, and its bytes.
+        vectors, counts
+            int64, shape ``(n,)``: the address of each range's first ``struct iovec``, and how many
+            of them it has.
+
+        Returns
+        -------
+        calls
+            System calls made.
+        got
+            int64, shape ``(n,)``: the bytes of each that were read, which may be fewer than asked
+            for, even none; or the negative number of the error.
+        """
+        got = np.zeros(len(starts), np.int64)
+        fits = (counts <= IOV_MAX) & (sizes <= LONGEST)
+        chosen = slice(None) if fits.all() else np.flatnonzero(fits)
+        table = np.zeros(len(starts), _ENTRY)
+        table["op"], table["fd"], table["offset"] = _READV, fd, starts
+        table["address"], table["length"], table["user"] = vectors, counts, np.arange(len(starts))
+        self.busy = True
+        try:
+            calls = self._do(table[chosen], got)
+        finally:
+            self.busy = False
+        return calls, got
+
+    def _do(self, table: Any, got: Ints) -> int:
+        """Do requests, as far as the kernel takes them; return the calls made."""
+        calls = sent = done = 0
+        if self._words[self._head] != self._words[self._seen]:
+            self._drain()  # an interrupt struck while it was drained
+        try:
+            while done < len(table):
+                room = min(self.entries - (sent - done), len(table) - sent)
+                if room:
+                    tail = int(self._words[self._tail])
+                    at = (tail + np.arange(room)) & self._mask
+                    self._requests[at] = table[sent : sent + room]
+                    self._words[self._tail] = (tail + room) & 0xFFFF_FFFF
+                    sent += room
+                left = sent - done
+                calls += 1
+                if not self._enter(left if sent == len(table) else left // 2):
+                    self._settle()
+                    self._take(got)
+                    break
+                done += self._take(got)
+        except BaseException:
+            self._drain()
+            raise
+        return calls
+
+    def _enter(self, least: int) -> bool:
+        """Hand over what the kernel has not taken yet, and wait until `least` requests are done.
+
+        False if it takes no more. It may take or wait for fewer: then it is called again.
+        """
+        waiting = (int(self._words[self._tail]) - int(self._words[self._head])) & 0xFFFF_FFFF
+        result = _call(_ENTER, self.fd, waiting, least, _GETEVENTS, None, 0)
+        return bool(result >= 0) or ctypes.get_errno() == errno.EINTR
+
+    def _take(self, got: Ints) -> int:
+        """Note the results that are there, and make room for others; return how many they are."""
+        seen, posted = int(self._words[self._seen]), int(self._words[self._posted])
+        count = (posted - seen) & 0xFFFF_FFFF
+        found = self._results[(seen + np.arange(count)) & self._results_mask]
+        got[found["user"].astype(np.int64)] = found["result"]
+        self._words[self._seen] = posted
+        return count
+
+    def _settle(self) -> None:
+        """Take back what the kernel has not taken, and wait for what it has.
+
+        Every request that it took gives one result: so the two counters of the rings say what is
+        in flight, wherever an exception struck.
+        """
+        self._words[self._tail] = self._words[self._head]
+        while self._words[self._head] != self._words[self._posted]:
+            _call(_ENTER, self.fd, 0, 1, _GETEVENTS, None, 0)
+
+    def _drain(self) -> None:
+        """Leave nothing in flight, and forget all results."""
+        while True:
+            try:
+                self._settle()
+                self._words[self._seen] = self._words[self._posted]
+            except BaseException:  # another one is on its way already
+                continue
+            else:
+                return
+
+
+_own = threading.local()
+_refused = threading.Event()
+
+
+def ring() -> Ring | None:
+    """Return the ring of this thread; None where it is in use, or the kernel refuses rings."""
+    found: Ring | None = getattr(_own, "ring", None)
+    if found is not None and found.process == os.getpid():
+        return None if found.busy else found
+    if not _refused.is_set():
+        try:
+            found = _own.ring = Ring()
+        except OSError:
+            _refused.set()
+        else:
+            return found
+    return None
