@@ -15,6 +15,7 @@ start-up. Data are in the page cache, or with `--cold` dropped from it before ea
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import shutil
 import statistics
@@ -161,6 +162,7 @@ def settle(files: Sequence[Path], cold: bool) -> None:
 
 def in_turn(ways: Sequence[Way], files: Sequence[Path], options, folder: Path) -> None:
     """Run all ways `options.runs` times; what they write is removed after each."""
+    compileall.compile_dir(Path(dsprep.__file__).parent, quiet=2)  # as installing does
     run(child(LIBRARIES.values()), None)  # now the page cache has the programs
     for turn in range(options.runs):
         at = turn % len(ways)

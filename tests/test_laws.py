@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import lzma
 
 import numpy as np
 import pytest
@@ -59,6 +60,12 @@ def assert_gives(law, values, lengths=None):
         for a, b in ((0, len(values)), (len(values) // 3, len(values) // 2)):
             assert (one.span(a, b) == values[a:b]).all()
         assert one.words()
+
+
+@given(st.binary(max_size=3000), st.integers(1, 80))
+def test_small_tables_are_packed_as_by_the_preset(plain, times):
+    preset = 6 | lzma.PRESET_EXTREME
+    assert pack(plain * times) == lzma.compress(plain * times, lzma.FORMAT_ALONE, preset=preset)
 
 
 @given(st.lists(INT64))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
+from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from support import MemorySource, random_batch, take
 
+import dsprep
+from dsprep import formats
+from dsprep.core import storage
 from dsprep.core.schema import Field, Schema
 from dsprep.formats.base import Writer
 from dsprep.write.plan import Shard, pieces
@@ -52,6 +58,10 @@ class ListWriter(Writer):
 
     def checkpoint(self):
         return {"place": self.place}
+
+    def start_sync(self):
+        with self.lock:
+            self.events.append(("start", 0, 0))
 
     def sync(self):
         with self.lock:
@@ -106,6 +116,39 @@ def test_a_position_is_saved_only_when_all_before_it_is_written_and_synced(worke
                 break
             reached = at + n
         assert reached >= place
+
+
+def test_the_disk_begins_with_each_piece_where_it_will_be_waited_for():
+    writer = ListWriter({})
+    done = list(copy(writer, [], 1).run())
+    kinds = [kind for kind, *_ in writer.events if kind != "sync"]
+    assert kinds == ["write", "start"] * len(done)
+    writer = ListWriter({})
+    ranges = pieces(MemorySource(SCHEMA, BATCH), Shard("out", 0, 5000), 1)
+    list(ShardCopy(MemorySource(SCHEMA, BATCH), writer, Shard("out", 0, 5000), ranges, {}, 1).run())
+    assert {kind for kind, *_ in writer.events} == {"write"}
+
+
+@pytest.mark.parametrize("to", formats.FORMATS)
+def test_writers_of_all_formats_have_the_disk_begin(to, tmp_path, monkeypatch):
+    begun = []
+    real = storage.start_sync
+
+    def start(fd):
+        begun.append(Path(f"/proc/self/fd/{fd}").readlink())
+        real(fd)
+
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file["x"] = np.arange(3000.0).reshape(3, 1000)
+    target = tmp_path / f"out{formats.load(to).suffixes[0]}"
+    dsprep.convert(tmp_path / "in.h5", target)  # imports the writer
+    for name, module in list(sys.modules.items()):
+        if name.startswith("dsprep.formats") and hasattr(module, "start_sync"):
+            monkeypatch.setattr(module, "start_sync", start)
+    for durable in (False, True):
+        assert not begun
+        dsprep.convert(tmp_path / "in.h5", target, durable=durable, overwrite=True)
+    assert begun
 
 
 def test_continuing_from_any_saved_position_gives_the_same():

@@ -34,6 +34,9 @@ INLINE = 6 << 10
 LARGEST_PLAIN = 256 << 20
 _MEMORY = 256 << 20  # what LZMA may take for its dictionary
 _EXACT = 64 << 10  # bytes up to which a size is found by packing
+_WINDOW = 8 << 20
+"""What the header of small tables gives as the window, of which they need less."""
+
 _SLOW, _FAST = 256 << 10, 4 << 20  # bytes up to which packing may be slow, and must be fast
 
 
@@ -108,7 +111,13 @@ def from_planes(data: bytes) -> Ints:
 def pack(plain: bytes) -> bytes:
     """Compress the bytes of a table."""
     preset = 6 | lzma.PRESET_EXTREME if len(plain) <= _SLOW else 1 if len(plain) > _FAST else 4
-    return lzma.compress(plain, lzma.FORMAT_ALONE, preset=preset)
+    if len(plain) > _SLOW:
+        return lzma.compress(plain, lzma.FORMAT_ALONE, preset=preset)
+    # A window larger than the data finds nothing more, and takes 20 ms to make ready.
+    window = max(4096, 1 << len(plain).bit_length())
+    one = {"id": lzma.FILTER_LZMA1, "preset": preset, "dict_size": window}
+    packed = lzma.compress(plain, lzma.FORMAT_ALONE, filters=[one])
+    return packed[:1] + _WINDOW.to_bytes(4, "little") + packed[5:]
 
 
 def packed_nbytes(plain: bytes) -> int:

@@ -7,6 +7,7 @@ addresses Python's calls cannot take; a test checks it.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -287,6 +288,28 @@ def sync(fd: int, *, data: bool = False) -> None:
         (os.fdatasync if data else os.fsync)(fd)
     except OSError as error:
         raise _named(error, fd) from error
+
+
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    libc = ctypes.CDLL(None)
+    function = getattr(libc, "sync_file_range", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return function
+
+
+_start_sync = _sync_file_range()
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+def start_sync(fd: int) -> None:
+    """Have the kernel begin to write a file to the disk, so that a later `sync` waits for little.
+
+    Nothing is durable by that. Errors are left to `sync`, which reports them in any case; systems
+    that cannot do it write in their own time.
+    """
+    if _start_sync is not None:
+        _start_sync(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
 
 def close(*fds: int) -> None:

@@ -575,6 +575,9 @@ class Writer(ABC):
     def sync(self) -> None:
         """Make all that has been written durable (fdatasync). May run beside `write`."""
 
+    def start_sync(self) -> None:  # noqa: B027  (only speed rests on it)
+        """Have the disk begin with what has been written. May run beside `write`."""
+
     @abstractmethod
     def finish(self) -> None:
         """Complete the output after the last piece, durably if `durable`, and close it.

@@ -13,7 +13,7 @@ import numpy as np
 from dsprep.core.checksums import Sums, read_crc32c
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Ints
-from dsprep.core.storage import close, sync
+from dsprep.core.storage import close, start_sync, sync
 from dsprep.formats.base import State, Writer
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
@@ -55,6 +55,10 @@ class RecordWriter(Writer):
     def sync(self) -> None:
         """Make all that has been written durable."""
         sync(self.fd, data=True)
+
+    def start_sync(self) -> None:
+        """See `Writer.start_sync`."""
+        start_sync(self.fd)
 
     def close(self) -> None:
         """Close the file."""

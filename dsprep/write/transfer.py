@@ -166,6 +166,8 @@ class ShardCopy:
             self._next_turn += 1
             self._turn.notify_all()
         self._writer.write(piece)
+        if self._save is not None:
+            self._writer.start_sync()
         self._reports.put((index, Done(stop - start, nbytes)))
 
     def _note_position(self, pieces_before: int, samples: int, nbytes: int) -> None:

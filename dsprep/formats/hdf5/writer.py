@@ -56,6 +56,7 @@ from dsprep.core.storage import (
     pread_into,
     pwrite_all,
     remove,
+    start_sync,
     sync,
 )
 from dsprep.errors import FormatError, TargetError
@@ -123,6 +124,10 @@ class PlacedWriter(Writer):
     def sync(self) -> None:
         """Make what has been written durable."""
         sync(self._fd, data=True)
+
+    def start_sync(self) -> None:
+        """See `Writer.start_sync`."""
+        start_sync(self._fd)
 
     def finish(self) -> None:
         """See `Writer.finish`; the file has been complete since the last piece."""
@@ -280,6 +285,10 @@ class SpoolWriter(Writer):
         """Make the spool durable."""
         sync(self._data, data=True)
         sync(self._index, data=True)
+
+    def start_sync(self) -> None:
+        """See `Writer.start_sync`."""
+        start_sync(self._data)
 
     def close(self) -> None:
         """Close the spool."""

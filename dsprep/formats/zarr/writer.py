@@ -31,9 +31,11 @@ from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, withou
 from dsprep.core.storage import (
     Buffer,
     close,
+    let_go,
     pread_into,
     pwrite_all,
     remove,
+    start_sync,
     sync,
     sync_directory,
 )
@@ -55,6 +57,7 @@ class OutputFiles:
 
     def __init__(self) -> None:
         self._dirty: set[Path] = set()
+        self._written: set[Path] = set()  # since the last `start_sync`
         self._lock = threading.Lock()
 
     @contextmanager
@@ -67,6 +70,7 @@ class OutputFiles:
             close(fd)
             with self._lock:
                 self._dirty.add(path)
+                self._written.add(path)
 
     def replace(self, path: Path, parts: Sequence[Buffer]) -> None:
         """Write a whole file."""
@@ -74,6 +78,15 @@ class OutputFiles:
             nbytes = pwrite_all(fd, parts, 0)
             if os.fstat(fd).st_size > nbytes:
                 os.ftruncate(fd, nbytes)
+
+    def start_sync(self) -> None:
+        """See `base.Writer.start_sync`."""
+        with self._lock:
+            written, self._written = self._written, set()
+        for path in written:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            start_sync(fd)
+            let_go(fd)
 
     def sync(self) -> None:
         """Make all that has been written durable."""
@@ -216,6 +229,10 @@ class StoreWriter(Writer):
         temporary.replace(self.root / last)
         if self.durable:
             sync_directory(self.root)
+
+    def start_sync(self) -> None:
+        """See `base.Writer.start_sync`."""
+        self.files.start_sync()
 
     def sync(self) -> None:
         """See `base.Writer.sync`."""
