@@ -282,6 +282,28 @@ def revalidate(path: Path) -> None:
                 os.close(fd)
 
 
+def _fallocate() -> Callable[[int, int, int, int], int] | None:
+    function = getattr(ctypes.CDLL(None), "fallocate64", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return function
+
+
+_allocate = _fallocate()
+_KEEP_SIZE = 1
+
+
+def preallocate(fd: int, offset: int, nbytes: int) -> None:
+    """Reserve space of a file behind its end, which stays where it is, for writes to come.
+
+    They are faster for it, and the file is less fragmented. Where the file system cannot do it, or
+    has not that much, nothing is reserved: the writes will say if there is no space. Truncating the
+    file, also to the size that it has, releases what was not written.
+    """
+    if _allocate is not None:
+        _allocate(fd, _KEEP_SIZE, offset, nbytes)
+
+
 def sync(fd: int, *, data: bool = False) -> None:
     """Make a file durable, or only its `data`; an error names it."""
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from dsprep.core.checksums import Sums, read_crc32c
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Ints
-from dsprep.core.storage import close, start_sync, sync
+from dsprep.core.storage import close, preallocate, start_sync, sync
 from dsprep.formats.base import State, Writer
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
@@ -21,6 +21,9 @@ from dsprep.reading.files import File
 
 THREADS = 2
 """Threads that read back; more wait for each other's turn at Python."""
+
+AHEAD = 256 << 20
+"""Bytes for which space is reserved at a time, at most; never more than the file has already."""
 
 
 class RecordWriter(Writer):
@@ -51,6 +54,13 @@ class RecordWriter(Writer):
         self.path, self.inside, self.grouping, self.sums = path, inside, grouping, Sums()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if state is None else 0)
         self.fd = os.open(path, flags, 0o666)
+        self._allocated = os.fstat(self.fd).st_size
+
+    def allocate(self, end: int) -> None:
+        """Reserve space up to the offset `end`, and for more to come; `finish` truncates."""
+        if end > self._allocated:
+            begin, self._allocated = self._allocated, end + min(end, AHEAD)
+            preallocate(self.fd, begin, self._allocated - begin)
 
     def sync(self) -> None:
         """Make all that has been written durable."""

@@ -208,6 +208,7 @@ class LmdbWriter(RecordWriter):
         piece.value_pages, piece.leaf_pages, piece.branches = tree.place(
             piece.runs, ends, firsts, to_come, last
         )
+        self.allocate(tree.next_page * PSIZE)
         offsets = packed(piece.node_sizes)
         self._fill_in_pages(piece, offsets)
         self._done = piece.stop

@@ -99,6 +99,7 @@ class TFRecordWriter(RecordWriter):
     def reserve(self, piece: Piece) -> None:
         """Give the piece the place behind the one before, and behind its group what is missing."""
         piece.offset, end = self._end, self._end + piece.nbytes
+        self.allocate(end)
         self._end, grouping = end, self.grouping
         if grouping is None or piece.start == piece.stop:
             return
