@@ -17,7 +17,7 @@ from support import assert_same_batch, random_batch, schemas, take, write_batch
 
 from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Arena, Field, Ragged, Schema
-from dsprep.formats import load
+from dsprep.formats import load, record_writer
 from dsprep.formats.base import Compression, Format, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import stream
 
@@ -259,3 +259,21 @@ def test_threads_share_a_source(tmp_path, way, monkeypatch):
         for t in threads:
             t.join()
     assert not failed
+
+
+@pytest.mark.parametrize("way", PLAIN)
+def test_space_is_reserved_ahead_and_what_is_left_over_released(tmp_path, way, monkeypatch):
+    way, schema, reserved, plain = PLAIN[way], SOME["overflow"], [], record_writer.preallocate
+
+    def preallocate(fd, offset, nbytes):
+        reserved.append((offset, offset + nbytes))
+        plain(fd, offset, nbytes)
+
+    monkeypatch.setattr(record_writer, "preallocate", preallocate)
+    path, batch = target(tmp_path, way), batch_of(schema, 600)
+    write_batch(way.format, path, schema, batch, way.options, tuple(range(50, 600, 50)))
+    found = path.stat()
+    assert [begin for begin, _ in reserved] == [0, *(end for _, end in reserved[:-1])]
+    assert reserved[-1][1] >= found.st_size
+    assert len(reserved) < 6
+    assert found.st_blocks * 512 <= found.st_size + (64 << 10)
