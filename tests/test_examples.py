@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import gzip
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -19,11 +20,11 @@ import numpy as np
 import pytest
 import typer
 
-import dsprep
 from dsprep.cli import app
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
+THROUGHPUT = FOLDER / "throughput.py"  # it takes long
 
 
 def run(script: Path, *arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -34,7 +35,7 @@ def run(script: Path, *arguments: object, folder: Path) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("script", [s for s in EXAMPLES if s != THROUGHPUT], ids=lambda p: p.stem)
 def test_example_runs_without_arguments(script, tmp_path):
     library = script.stem.rpartition("_")[2].replace("dask", "distributed")
     optional = ("torch", "jax", "distributed")
@@ -116,36 +117,29 @@ def test_mnist_keeps_an_existing_file(arrays, tmp_path):
     assert (tmp_path / "out.h5").read_bytes() == b"mine"
 
 
-THROUGHPUT = FOLDER / "throughput.py"
-
-
-def test_throughput_of_own_data(tmp_path):
-    with h5py.File(tmp_path / "own.h5", "w") as file:
-        file["x"] = np.arange(6400.0).reshape(64, 100)
-    words = ("own.h5", "--verb", "repack", "provenance", "--to", "lmdb", "--cold", "--sync")
+@pytest.mark.parametrize("own", [False, True])
+def test_throughput_measures_rows(own, tmp_path):
+    rows = ["convert-lmdb", "repack-lmdb"] if own else ["reader-3k-2", "batch-cold", "index-5k"]
+    words = ["--quick", "--gigabytes", 0.002, "--rows", *rows, "--json", "figures.json"]
+    if own:
+        with h5py.File(tmp_path / "own.h5", "w") as file:
+            file["x"] = np.arange(6400.0).reshape(64, 100)
+        words.insert(0, "own.h5")
     done = run(THROUGHPUT, *words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    first, _, *lines = done.stdout.splitlines()
-    assert first == "own.h5: 64 samples of 0.8 kB, hdf5"
-    assert [line[:18].strip() for line in lines] == ["cp", "repack lmdb", "scan", "provenance"]
-    for line in lines:
-        seconds, start_up, ratio = map(float, line[18:51].split())
-        assert 0 <= start_up <= seconds
-        assert ratio >= 0
-    assert [p.name for p in tmp_path.iterdir()] == ["own.h5"]
+    found = json.loads((tmp_path / "figures.json").read_text())
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(found)
+    assert set(rows) <= set(found)
+    assert all(value >= 0 for row in found.values() for value in row["values"])
+    left = {p.name for p in tmp_path.iterdir()}
+    assert left == {"figures.json", "own.h5"} if own else {"figures.json"}
 
 
-@pytest.mark.parametrize("format", ["hdf5", "lmdb", "tfrecord", "zarr"])
-def test_throughput_scans_read_all_values(format, tmp_path, monkeypatch):
-    path = tmp_path / f"own.{format}"
-    with h5py.File(tmp_path / "source.h5", "w") as file:
-        file["x"] = np.arange(6400.0).reshape(64, 100)
-    dsprep.convert(tmp_path / "source.h5", path, to=format, durable=False)
-    spec = importlib.util.spec_from_file_location("throughput", THROUGHPUT)
-    script = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "throughput", script)  # dataclasses look for it
-    spec.loader.exec_module(script)
-    assert 64 * 800 <= script.scan(path, format) < 64 * 900
+def test_throughput_names_its_rows(tmp_path):
+    done = run(THROUGHPUT, "--list", folder=tmp_path)
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert len(names) == len(set(names)) > 40
+    assert run(THROUGHPUT, "--rows", "other", folder=tmp_path).returncode == 1
 
 
 # --- documents and job scripts -----------------------------------------------------------------
