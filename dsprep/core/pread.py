@@ -14,14 +14,14 @@ import ctypes
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.ring import ring
+from dsprep.core.ring import READ, READV, ring
 from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.core.storage import IOV_MAX, PAUSES, ends_early
 
@@ -38,6 +38,9 @@ SEVERAL = 8
 
 _AGAIN = frozenset({errno.EINTR, errno.EAGAIN, errno.ECANCELED, errno.ENOMEM})
 """Results of a ring that say nothing of the file: it is read by `fill`."""
+
+LONGEST = 1 << 30
+"""Bytes of a request: the kernel reads less than 2 GiB by one."""
 
 DROPPED = int(_dropped.ctypes.data)
 """The address that bytes go to which nobody reads: `NEAR` bytes."""
@@ -101,11 +104,37 @@ class Runs:
     places
         int64, shape ``(m, 2)``, C-contiguous: addresses, each with a number of bytes (``struct
         iovec``). Bytes between what is wanted go to an address that nobody reads.
+    single
+        Whether each range goes to one address.
     """
 
     starts: Ints
     edges: Ints
     places: Ints
+    single: bool = False
+
+    @property
+    def sizes(self) -> Ints:
+        """Bytes of each: int64, shape ``(n,)``."""
+        lengths = self.places[:, 1]
+        return lengths if self.single else np.diff(packed(lengths)[self.edges])
+
+    @property
+    def vectors(self) -> tuple[Ints, Ints]:
+        """The address of the first ``struct iovec`` of each, and how many one call may take."""
+        first = self.edges[:-1]
+        counts = np.minimum(self.edges[1:] - first, IOV_MAX)
+        return self.places.ctypes.data + first * self.places.itemsize * 2, counts
+
+    def requests(self, fd: int) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return what `dsprep.core.ring.Ring.read` takes for a file."""
+        if self.single:
+            what, addresses = READ, self.places[:, 0]
+            lengths = np.minimum(self.places[:, 1], LONGEST)
+        else:
+            what, (addresses, lengths) = READV, self.vectors
+        heads = np.full(len(self.starts), what | fd << 32)
+        return heads, self.starts, addresses, lengths
 
     def __iter__(self) -> Iterator[tuple[int, Ints]]:
         """Yield the first byte and the places of each."""
@@ -131,6 +160,9 @@ def runs(offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR) -> Run
     """
     if not len(offsets):
         return _NO_RUNS
+    gaps = offsets[1:] - offsets[:-1] - lengths[:-1]
+    if 8 * int(np.count_nonzero(gaps <= near)) < len(offsets):
+        return apart(offsets, lengths, addresses)  # joining so few takes longer than it saves
     # Ranges that go on where the one before ends, here and there, are one.
     new = np.ones(len(offsets), bool)
     new[1:] = offsets[1:] != offsets[:-1] + lengths[:-1]
@@ -157,29 +189,60 @@ def runs(offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR) -> Run
     return Runs(offsets[first], np.append(at[first], len(places)), places)
 
 
-def read_runs(fd: int, runs: Runs, where: object) -> tuple[int, int]:
-    """Read ranges of a file to their places: many together, where the kernel has ``io_uring``.
+def apart(offsets: Ints, lengths: Ints | int, addresses: Ints) -> Runs:
+    """Return ranges of a file, in any order, each of which is read by itself to an address."""
+    places = np.empty((len(offsets), 2), np.int64)
+    places[:, 0], places[:, 1] = addresses, lengths
+    return Runs(offsets, np.arange(len(offsets) + 1), places, single=True)
 
-    Returns and raises as `scatter` does.
+
+def read_runs(fd: int, runs: Runs, where: object) -> tuple[int, int]:
+    """Read ranges of a file to their places; returns and raises as `scatter` does."""
+    return read_files([(fd, runs, where)])
+
+
+def read_files(parts: Sequence[tuple[int, Runs, object]]) -> tuple[int, int]:
+    """Read ranges of files to their places: many together, where the kernel has ``io_uring``.
+
+    `parts` are a file, what to read of it, and the file for messages. Returns and raises as
+    `scatter` does.
     """
-    calls, nbytes = 0, int(runs.places[:, 1].sum())
-    found = ring() if len(runs.starts) >= SEVERAL else None
+    calls = nbytes = 0
+    found = ring() if sum(len(runs.starts) for _, runs, _ in parts) >= SEVERAL else None
     if found is None:
-        for start, places in runs:
-            calls += fill(fd, start, places, where)[0]
-        return calls, nbytes
-    ends = packed(runs.places[:, 1])
-    sizes, first = np.diff(ends[runs.edges]), runs.edges[:-1]
-    vectors = runs.places.ctypes.data + first * runs.places.itemsize * 2
-    calls, got = found.read(fd, runs.starts, sizes, vectors, runs.edges[1:] - first)
-    for i in np.flatnonzero(got != sizes).tolist():
-        start, done = int(runs.starts[i]), int(got[i])
-        if done < 0 and -done not in _AGAIN:
-            raise OSError(-done, f"{os.strerror(-done)} at offset {start}", str(where))
-        done = max(0, done)
-        rest = _rest(runs.places[runs.edges[i] : runs.edges[i + 1]], done)
-        calls += fill(fd, start + done, rest, where)[0]
+        results = [_one_by_one(fd, runs) for fd, runs, _ in parts]
+    else:
+        requests = [runs.requests(fd) for fd, runs, _ in parts]
+        columns = (
+            requests[0] if len(requests) == 1 else map(np.concatenate, zip(*requests, strict=True))
+        )
+        calls, got = found.read(*columns)
+        results = np.split(got, np.cumsum([len(r[0]) for r in requests])[:-1])
+    for (fd, runs, where), got in zip(parts, results, strict=True):
+        sizes = runs.sizes
+        nbytes += int(sizes.sum())
+        if found is None:
+            calls += len(got)
+        for i in np.flatnonzero(got != sizes).tolist():
+            start, done = int(runs.starts[i]), int(got[i])
+            if done < 0 and -done not in _AGAIN:
+                raise OSError(-done, f"{os.strerror(-done)} at offset {start}", str(where))
+            done = max(0, done)
+            rest = _rest(runs.places[runs.edges[i] : runs.edges[i + 1]], done)
+            calls += fill(fd, start + done, rest, where)[0]
     return calls, nbytes
+
+
+def _one_by_one(fd: int, runs: Runs) -> Ints:
+    """Read each range by a call; return what these return, or the negative number of an error."""
+    got: list[int] = []
+    lists = (runs.starts, *runs.vectors)
+    for start, vector, count in zip(*(column.tolist() for column in lists), strict=True):
+        done = _call(fd, vector, count, start)
+        got.append(done if done >= 0 else -ctypes.get_errno())
+        if done < 0 and -got[-1] not in _AGAIN:
+            break  # nothing of the others then
+    return np.array(got + [0] * (len(runs.starts) - len(got)), np.int64)
 
 
 def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:

@@ -21,32 +21,21 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Ints
-from dsprep.core.storage import IOV_MAX
 
 ENTRIES = 256
 """Requests in flight at most: more gained nothing on the drives that were measured."""
 
-LONGEST = 1 << 30
-"""Bytes of a request: the kernel reads less than 2 GiB by one."""
+READ, READV = 22, 1
+"""What is asked of the kernel: bytes to an address, or to a list of them."""
 
 _SETUP, _ENTER = 425, 426  # the same numbers on every architecture
-_READV = 1
 _GETEVENTS = 1
-_ONE_MAPPING = 1  # of both rings, since Linux 5.4
+_ONE_MAPPING, _PLAIN_READS = 1, 8  # features, of Linux 5.4 and 5.6
 _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 12, 1 << 13  # completions are posted within our own calls
-_ENTRY = np.dtype(
-    {
-        "names": ["op", "fd", "offset", "address", "length", "user"],
-        "formats": ["u1", "<i4", "<u8", "<u8", "<u4", "<u8"],
-        "offsets": [0, 4, 8, 16, 24, 32],
-        "itemsize": 64,
-    }
-)
-_DONE = np.dtype([("user", "<u8"), ("result", "<i4"), ("flags", "<u4")])
 
 # What other processors post may be seen in another order elsewhere, without instructions of its
 # own that numpy does not have: there, completions have to be posted within our own calls.
-_ORDERED = platform.machine() in ("x86_64", "AMD64")
+_ORDERED = platform.machine() == "x86_64"
 
 
 class RingError(OSError):
@@ -90,8 +79,8 @@ class Ring:
 
     def __init__(self, entries: int = ENTRIES) -> None:
         self.fd, self.process, self.busy = -1, os.getpid(), False
-        if sys.platform != "linux":
-            raise RingError(errno.ENOSYS, "io_uring is only on Linux")
+        if sys.platform != "linux" or sys.byteorder != "little":
+            raise RingError(errno.ENOSYS, "io_uring is used on little-endian Linux only")
         for flags in (_SINGLE_ISSUER | _DEFER_TASKRUN, 0)[: 1 + _ORDERED]:
             asked = np.zeros(30, np.uint32)
             asked[2] = flags
@@ -101,7 +90,7 @@ class Ring:
         if self.fd < 0:
             number = ctypes.get_errno()
             raise RingError(number, f"io_uring is refused: {os.strerror(number)}")
-        if not asked[5] & _ONE_MAPPING:
+        if ~int(asked[5]) & (_ONE_MAPPING | _PLAIN_READS):
             raise RingError(errno.ENOSYS, "io_uring of this kernel is too old")
         self.entries, completions = int(asked[0]), int(asked[1])
         requests, results = asked[10:20], asked[20:30]
@@ -114,8 +103,11 @@ class Ring:
         first = int(requests[6]) // 4
         words[first : first + self.entries] = np.arange(self.entries)
         self._words = words
-        self._requests = np.frombuffer(table, _ENTRY, self.entries)
-        self._results = np.frombuffer(rings, _DONE, completions, int(results[5]))
+        # ``struct io_uring_sqe``: operation and file, offset, address, length, the request's number
+        self._requests = np.frombuffer(table, np.int64, 8 * self.entries).reshape(-1, 8)
+        # ``struct io_uring_cqe``: the request's number (two words), result, flags
+        found = np.frombuffer(rings, np.int32, 4 * completions, int(results[5]))
+        self._results = found.reshape(-1, 4)
 
     def _map(self, nbytes: int, offset: int) -> mmap.mmap:
         shared = mmap.MAP_SHARED | mmap.MAP_POPULATE
@@ -125,20 +117,18 @@ class Ring:
         if self.fd >= 0:  # in a forked process, too: it has a copy of the descriptor
             os.close(self.fd)
 
-    def read(
-        self, fd: int, starts: Ints, sizes: Ints, vectors: Ints, counts: Ints
-    ) -> tuple[int, Ints]:
-        """Read ranges of a file, each to addresses of its own.
+    def read(self, heads: Ints, starts: Ints, addresses: Ints, lengths: Ints) -> tuple[int, Ints]:
+        """Read ranges of files.
 
         Parameters
         ----------
-        fd
-            The file.
-        starts, sizes
-            int64, shape ``(n,)``: the first byte of each range in the file, and its bytes.
-        vectors, counts
-            int64, shape ``(n,)``: the address of each range's first ``struct iovec``, and how many
-            of them it has.
+        heads
+            int64, shape ``(n,)``: `READ` or `READV`, and the file ``<< 32``.
+        starts
+            int64, shape ``(n,)``: the first byte of each range in its file.
+        addresses, lengths
+            int64, shape ``(n,)``: where its bytes go, and how many they are, less than 2 GiB; of
+            `READV` the address of its first ``struct iovec``, and how many of them it has.
 
         Returns
         -------
@@ -149,35 +139,27 @@ class Ring:
             for, even none; or the negative number of the error.
         """
         got = np.zeros(len(starts), np.int64)
-        fits = (counts <= IOV_MAX) & (sizes <= LONGEST)
-        chosen = slice(None) if fits.all() else np.flatnonzero(fits)
-        table = np.zeros(len(starts), _ENTRY)
-        table["op"], table["fd"], table["offset"] = _READV, fd, starts
-        table["address"], table["length"], table["user"] = vectors, counts, np.arange(len(starts))
         self.busy = True
         try:
-            calls = self._do(table[chosen], got)
+            calls = self._do((heads, starts, addresses, lengths), got)
         finally:
             self.busy = False
         return calls, got
 
-    def _do(self, table: Any, got: Ints) -> int:
+    def _do(self, columns: tuple[Ints, ...], got: Ints) -> int:
         """Do requests, as far as the kernel takes them; return the calls made."""
         calls = sent = done = 0
         if self._words[self._head] != self._words[self._seen]:
             self._drain()  # an interrupt struck while it was drained
         try:
-            while done < len(table):
-                room = min(self.entries - (sent - done), len(table) - sent)
+            while done < len(got):
+                room = min(self.entries - (sent - done), len(got) - sent)
                 if room:
-                    tail = int(self._words[self._tail])
-                    at = (tail + np.arange(room)) & self._mask
-                    self._requests[at] = table[sent : sent + room]
-                    self._words[self._tail] = (tail + room) & 0xFFFF_FFFF
+                    self._put(columns, sent, sent + room)
                     sent += room
                 left = sent - done
                 calls += 1
-                if not self._enter(left if sent == len(table) else left // 2):
+                if not self._enter(left if sent == len(got) else left // 2):
                     self._settle()
                     self._take(got)
                     break
@@ -186,6 +168,16 @@ class Ring:
             self._drain()
             raise
         return calls
+
+    def _put(self, columns: tuple[Ints, ...], begin: int, end: int) -> None:
+        """Write some requests, for which there is room, to the ring."""
+        entries = np.zeros((end - begin, 8), np.int64)
+        for k, column in enumerate(columns):
+            entries[:, k] = column[begin:end]
+        entries[:, 4] = numbers = np.arange(begin, end)
+        tail = int(self._words[self._tail])
+        self._requests[(numbers + (tail - begin)) & self._mask] = entries
+        self._words[self._tail] = (tail + end - begin) & 0xFFFF_FFFF
 
     def _enter(self, least: int) -> bool:
         """Hand over what the kernel has not taken yet, and wait until `least` requests are done.
@@ -200,8 +192,8 @@ class Ring:
         """Note the results that are there, and make room for others; return how many they are."""
         seen, posted = int(self._words[self._seen]), int(self._words[self._posted])
         count = (posted - seen) & 0xFFFF_FFFF
-        found = self._results[(seen + np.arange(count)) & self._results_mask]
-        got[found["user"].astype(np.int64)] = found["result"]
+        found = self._results[np.arange(seen, seen + count) & self._results_mask]
+        got[found[:, 0]] = found[:, 2]
         self._words[self._seen] = posted
         return count
 
