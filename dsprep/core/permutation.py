@@ -24,7 +24,8 @@ SORTED = 1 << 16
 """Samples up to which the order is kept as a table, 16 bytes each."""
 
 ROUNDS = 8
-_BLOCK = 1 << 16  # numbers that are computed at a time, to stay in the cache
+_BLOCK = 1 << 14  # numbers that are computed at a time, to stay in the cache
+_TABLED = 1 << 12  # values of a half up to which how far they move the other one is kept
 
 
 class Permutation:
@@ -44,14 +45,17 @@ class Permutation:
         self._keys = np.frombuffer(words, "<u8").astype(np.uint64)
         self._table: tuple[Ints, Ints] | None = None
         if count <= SORTED:
-            hashes = mix(np.arange(count, dtype=np.uint64), self._keys[0])
-            order = np.argsort(hashes).astype(np.int64)  # `_mix` is a bijection: none are equal
+            order = _argsort(mix(np.arange(count, dtype=np.uint64), self._keys[0]))
             places = np.empty_like(order)
             places[order] = np.arange(count)
             self._table = order, places
             return
         width = int(np.ceil(np.sqrt(count)))
         self._sizes = -(-count // width), width
+        self._shifts: list[Ints] = []  # by round, for each value of a half
+        if width <= _TABLED:
+            values = np.arange(width, dtype=np.int64)
+            self._shifts = [self._shift(r, values[: self._sizes[1 - r % 2]]) for r in range(ROUNDS)]
 
     def __len__(self) -> int:
         return self.count
@@ -64,34 +68,66 @@ class Permutation:
         """Return at which places `samples` come: ``inverse(forward(i)) == i``."""
         return self._apply(samples, inverse=True)
 
+    def all(self, inverse: bool = False) -> Ints:
+        """Return `forward`, or the inverse, of all ``0 .. count``; it is not to be changed."""
+        if self._table is not None:
+            return self._table[inverse]
+        return self._apply(np.arange(self.count, dtype=np.int64), inverse)
+
     def _apply(self, numbers: Ints, inverse: bool) -> Ints:
         if self._table is not None:
             return self._table[inverse][numbers]
         flat = np.asarray(numbers, np.int64).reshape(-1)
         out = np.empty(flat.shape, np.int64)
         for at in range(0, len(flat), _BLOCK):
-            part = self._once(flat[at : at + _BLOCK].astype(np.uint64), inverse)
-            while (outside := np.flatnonzero(part >= np.uint64(self.count))).size:
+            part = self._once(flat[at : at + _BLOCK], inverse)
+            while (outside := np.flatnonzero(part >= self.count)).size:
                 part[outside] = self._once(part[outside], inverse)
-            out[at : at + _BLOCK] = part.astype(np.int64)
+            out[at : at + _BLOCK] = part
         return out.reshape(np.shape(numbers))
 
-    def _once(self, numbers: Words, inverse: bool) -> Words:
+    def _once(self, numbers: Ints, inverse: bool) -> Ints:
         """Send numbers through the network once."""
-        width = np.uint64(self._sizes[1])
-        halves = list(np.divmod(numbers, width))
+        width = self._sizes[1]
+        left = numbers // width
+        halves = [left, numbers - left * width]
         rounds = range(ROUNDS)
         for r in reversed(rounds) if inverse else rounds:
-            moved = r % 2
-            size = np.uint64(self._sizes[moved])
-            # The upper 32 bits of the hash, scaled to ``0 .. size``: both are below 2**32.
-            shift = ((mix(halves[1 - moved], self._keys[r]) >> np.uint64(32)) * size) >> np.uint64(
-                32
-            )
-            turned = halves[moved] + (size - shift if inverse else shift)
-            halves[moved] = np.minimum(turned, turned - size)  # below 0 wraps to a huge number
-        joined: Words = halves[0] * width + halves[1]
-        return joined
+            moved, size = halves[r % 2], self._sizes[r % 2]
+            other = halves[1 - r % 2]
+            shift = self._shifts[r] if self._shifts else self._shift(r, other)
+            shift = size - shift if inverse else shift
+            moved += shift.take(other) if self._shifts else shift
+            # This, or what is a `size` less: that is below 0 then, huge as an unsigned number.
+            turned = (moved - size).view(np.uint64)
+            np.minimum(moved.view(np.uint64), turned, out=moved.view(np.uint64))
+        halves[0] *= width
+        halves[0] += halves[1]
+        return halves[0]
+
+    def _shift(self, r: int, halves: Ints) -> Ints:
+        """Return how far a round moves the other half, for each of some values of a half."""
+        # The upper 32 bits of the hash, scaled to ``0 .. size``: both are below 2**32.
+        found = mix(halves.view(np.uint64), self._keys[r]) >> np.uint64(32)
+        found *= np.uint64(self._sizes[r % 2])
+        found >>= np.uint64(32)
+        return found.view(np.int64)
+
+
+def _argsort(hashes: Words) -> Ints:
+    """Return the order of at most 2**16 numbers, none of which are equal.
+
+    Numbers are sorted whose lower bits are made way for their index, three times as fast as indices
+    by them; unless what is left of two numbers is the same, which once in a million orders is.
+    """
+    below = np.uint64((1 << len(hashes).bit_length()) - 1)
+    tagged = hashes & ~below
+    tagged |= np.arange(len(hashes), dtype=np.uint64)
+    tagged.sort()
+    if len(hashes) > 1 and bool(((tagged[1:] ^ tagged[:-1]) <= below).any()):
+        return np.argsort(hashes).astype(np.int64)
+    tagged &= below
+    return tagged.view(np.int64)
 
 
 def mix(words: Words, key: np.uint64) -> Words:

@@ -105,8 +105,7 @@ class Sequence:
         self._groups: Ints | None = None
         self.ends = edges
         if shuffle == "group" and len(edges) > 2:
-            order = Permutation(derive(seed, epoch, "groups"), len(edges) - 1)
-            self._groups = order.forward(np.arange(len(edges) - 1, dtype=np.int64))
+            self._groups = Permutation(derive(seed, epoch, "groups"), len(edges) - 1).all()
             self.ends = np.zeros(len(edges), np.int64)
             np.cumsum(np.diff(edges)[self._groups], out=self.ends[1:])
 
@@ -124,6 +123,10 @@ class Sequence:
         if self._groups is None:
             return np.arange(start, stop, dtype=np.int64)
         first, last = np.searchsorted(self.ends, (start, stop - 1), "right").tolist()
+        if first == last:
+            count = stop - start
+            start += int(self.edges[self._groups[first - 1]] - self.ends[first - 1])
+            return np.arange(start, start + count, dtype=np.int64)
         ends = self.ends[first - 1 : last + 1]
         low = np.maximum(ends[:-1], start)
         inside = low - ends[:-1] + self.edges[self._groups[first - 1 : last]]
@@ -169,7 +172,7 @@ class Sequence:
         if self.shuffle == "none":
             return samples[unit.low : unit.high], np.arange(len(unit), dtype=np.int64)
         mix = Permutation(derive(self.seed, self.epoch, unit.start, unit.stop), len(samples))
-        places = mix.inverse(np.arange(len(samples), dtype=np.int64))
+        places = mix.all(inverse=True)
         if len(unit) == len(samples):
             return samples, places
         kept = np.flatnonzero((places >= unit.low) & (places < unit.high))
