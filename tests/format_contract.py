@@ -21,6 +21,7 @@ from support import MemorySource, assert_same_batch, kill_at, random_batch, raw,
 import dsprep
 from dsprep import formats
 from dsprep.core.checksums import crc32c
+from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.core.storage import data_files, remove
 from dsprep.errors import DsprepError
@@ -242,6 +243,35 @@ class FormatContract:
                         source[:]
         finally:
             largest.write_bytes(before)
+
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_rewritten(self, grouped):
+        """What was written to since it was opened is not read any more, whichever way."""
+        (self.repack if grouped else self.convert)()
+        for way in ("strict", "library") if self.located[grouped] else ("library",):
+            with open_dataset(self.target, through=way) as source:
+                source[:]
+                self.rewrite()
+                for start, stop in ((0, COUNT), (3, 4), (5, 9)):
+                    with pytest.raises(ChangedError):
+                        source.read(start, stop)
+        if self.located[grouped]:
+            with dsprep.Sidecar.open(self.target) as sidecar:
+                sidecar.read(slice(0, COUNT))
+                self.rewrite()
+                for samples in (3, slice(0, COUNT), [3], [2, 30, 4, 4]):
+                    for names in (self.schema.names, self.schema.names[:1]):
+                        with pytest.raises(ChangedError):
+                            sidecar.read(samples, names)
+
+    def rewrite(self) -> None:
+        """Write all data anew, in place; all but the change time stays."""
+        for path in data_files(self.target):
+            before, data = path.stat(), path.read_bytes()
+            while path.stat().st_ctime_ns == before.st_ctime_ns:
+                with path.open("r+b") as file:
+                    file.write(data)
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def test_truncated(self):
         self.convert()

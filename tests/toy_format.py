@@ -31,6 +31,7 @@ from dsprep.formats.base import (
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, FileLayout, Groups, Part, Records
+from dsprep.reading.files import File
 
 MAGIC, HEADER, CRC = b"toy rows", 4096, 4
 
@@ -142,7 +143,7 @@ class ToySource(Source):
 
     def __init__(self, path: Path, shape: Shape) -> None:
         self.path, self.schema, self.version, self._shape = path, shape.schema, "toy", shape
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = File(path)
 
     def __len__(self) -> int:
         return self._shape.count
@@ -150,10 +151,11 @@ class ToySource(Source):
     def read(self, start, stop, arena=None):
         data = np.empty((stop - start, self._shape.row - CRC), np.uint8)
         for i, offset in enumerate(self._shape.offsets(start, stop).tolist()):
-            row = os.pread(self._fd, self._shape.row, offset)
-            if zlib.crc32(row[:-CRC]) != int.from_bytes(row[-CRC:], "little"):
+            row = np.empty(self._shape.row, np.uint8)
+            self._file.read_checked(row, offset, "a row")
+            if zlib.crc32(row[:-CRC]) != int.from_bytes(row[-CRC:].tobytes(), "little"):
                 raise FormatError("the CRC differs", where=f"{self.path}, sample {start + i}")
-            data[i] = np.frombuffer(row[:-CRC], np.uint8)
+            data[i] = row[:-CRC]
         batch, at = {}, 0
         for f in self.schema:
             part = np.ascontiguousarray(data[:, at : at + f.row_nbytes])
@@ -177,9 +179,7 @@ class ToySource(Source):
         return FileLayout(len(self), Records(Blocks(Explicit(offsets), Explicit(lengths)), parts))
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._file.close()
 
 
 class ToyWriter(Writer):

@@ -363,6 +363,9 @@ class Source(ABC):
         ------
         FormatError
             If the file is damaged there; the message names file, offset or sample, and field.
+        ChangedError
+            If it was written to since it was opened; of a directory, since the file with these
+            samples was looked at for the first time.
         OSError
             If the system cannot read it.
         """

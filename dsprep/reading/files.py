@@ -30,7 +30,8 @@ KNOWN = 1 << 16
 class File:
     """A file open for reading, closed when nothing refers to it any more.
 
-    `status` and `nbytes` are what it was when it was opened.
+    `status` and `nbytes` are what it was when it was opened. What reads it looks at it afterwards,
+    and raises `ChangedError` if it is not the same any more: see `check_same`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,19 +54,21 @@ class File:
     def read_into(self, out: Bytes, offset: int) -> None:
         """Fill `out` from `offset` on."""
         pread_into(self.fd, out, offset, self.path)
+        self.check_same()
 
     def read_checked(self, out: Bytes, offset: int, what: str) -> None:
         """Fill `out` from `offset` on, which may be anything; see `check`."""
         if not 0 <= offset <= self.nbytes - len(out):
             self.check(np.array([offset]), np.array([len(out)]), what)
         if len(out):
-            pread_into(self.fd, out, offset, self.path)
+            self.read_into(out, offset)
 
     def read_spans(
         self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, near: int = NEAR
     ) -> None:
         """Read ranges into `out`; see `dsprep.core.pread.read_spans`."""
         read_spans(self.fd, offsets, lengths, out, places, self.path, near)
+        self.check_same()
 
     def itself(self, path: str) -> File:
         """Return this file, whatever the path: what opens the files of a dataset of one file."""
@@ -139,6 +142,14 @@ class Files:
                 self._known.clear()
                 self._marks = dict(marks)
 
+    def recognise(self, entry: int, path: str, file: Path, now: Status) -> None:
+        """Raise `ChangedError` if a file, which is at `file`, is not what it was before; see `get`.
+
+        What is seen for the first time, or is what it is expected to be, is remembered.
+        """
+        with self._lock:
+            self._check((entry, path), file, now)
+
     def get(self, entry: int, path: str, root: Callable[[int], Path]) -> File:
         """Return the file at `path` below file entry number `entry`, open; `root` has its path.
 
@@ -162,27 +173,26 @@ class Files:
         if self._first and self._marks and entry not in self._marks and key not in self._known:
             self._first(entry, path, made)
         with self._lock:
-            self._check(key, made)
+            self._check(key, made.path, made.status)
             found = self._open.setdefault(key, made)
             if len(self._open) > self._kept:
                 self._open.popitem(last=False)
         return found
 
-    def _check(self, key: tuple[int, str], made: File) -> None:
-        """Raise `ChangedError` if a file that was just opened is not the one of before."""
+    def _check(self, key: tuple[int, str], file: Path, now: Status) -> None:
         mark, before = self._marks.get(key[0]), self._known.get(key)
         if before is None and mark is not None:
             before = mark.status
             if mark.each:  # of many files, only the newest of their change times is known
-                before = (*made.status[:3], min(made.status[3], before[3]))
-        if before is not None and not same_file(before, made.status):
-            raise changed(made.path, before, made.status)
-        if before is None or before[0] == made.status[0] or not is_coarse(before):
+                before = (*now[:3], min(now[3], before[3]))
+        if before is not None and not same_file(before, now):
+            raise changed(file, before, now)
+        if before is None or before[0] == now[0] or not is_coarse(before):
             pass  # else neither another inode nor the same change time says much
         elif mark is not None and mark.sampled and not mark.each and not mark.has_sampled():
-            raise changed(made.path, before, made.status)
+            raise changed(file, before, now)
         if len(self._known) < KNOWN:
-            self._known[key] = made.status
+            self._known[key] = now
 
     def close(self) -> None:
         """Forget all files."""

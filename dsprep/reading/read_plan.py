@@ -64,6 +64,7 @@ class ReadPlan:
         """Read all of it; see `dsprep.core.pread.read_runs`."""
         for file, found in self._runs(near):
             read_runs(file.fd, found, file.path)
+            file.check_same()
 
     @property
     def nbytes(self) -> int:

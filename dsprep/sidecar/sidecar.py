@@ -1,7 +1,8 @@
 """Reading a dataset through its sidecar: places are computed, bytes come by ``preadv``.
 
 No format library is opened. Whatever the sidecar says is compared with the files before it is
-used, and whether the files are still the ones that it was written for is checked at the start.
+used. Whether the files are still the ones that it was written for is checked at the start, and
+after every read whether they are still the ones of the start.
 """
 
 from __future__ import annotations
@@ -546,6 +547,8 @@ class Sidecar:
         ------
         FormatError
             If the files do not fit the sidecar, or are damaged.
+        ChangedError
+            If they were written to since they were opened.
         UsageError
             If only the format's library can read a field.
         """

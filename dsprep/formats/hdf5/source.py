@@ -60,6 +60,7 @@ class Hdf5Source(Source):
         alone = ({name: wanted} for name, wanted in columns.items())
         parts = alone if arena is None else [columns]
         found = {name: c for part in parts for name, c in fetch(part, arena).items()}
+        self._disk.check_same()  # the library and what reads heaps do not look
         return {
             name: retype(found[name], field, self.path, start)
             for name, (_, field) in self._columns.items()

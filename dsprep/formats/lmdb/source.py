@@ -1,8 +1,8 @@
 """Reads an LMDB file as samples, with ``pread`` alone: no map, no lock, no limit on threads.
 
 Values are read by the layout of the file, which `records` found when it was opened. The header of
-each value's first overflow page is read along with it and compared, so a file that was changed
-since it was opened is noticed. The file must not be written to while it is read.
+each value's first overflow page is read along with it and compared. The file must not be written
+to while it is read.
 """
 
 from __future__ import annotations

@@ -325,6 +325,7 @@ class PackedFile(File):
             if not skip:
                 out[done : done + len(data)] = np.frombuffer(data, np.uint8)
                 done += len(data)
+        self.check_same()
         with self._lock:
             self._stopped = [*self._stopped[-7:], cursor]
 

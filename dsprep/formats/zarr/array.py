@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -205,7 +206,7 @@ class StoredArray:
 
     def _decode(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``: C-contiguous, as stored."""
-        with translated(f"{self.where}, rows {start} to {stop}"):
+        with self._reading(start, stop):
             for key in self.meta.file_keys(start, stop) if self.complete else ():
                 if not self.store.has(key):
                     raise self.missing(key)
@@ -214,6 +215,17 @@ class StoredArray:
             if found.shape != (stop - start, *self.meta.shape[1:]):
                 raise FormatError("the data have the wrong shape", where=self.where)
             return np.ascontiguousarray(found).astype(self.meta.dtype, copy=False)
+
+    @contextmanager
+    def _reading(self, start: int, stop: int) -> Iterator[None]:
+        """Turn what zarr-python says of rows into `FormatError`; see that their files are the same.
+
+        It opens files by their names: these are looked at before and afterwards.
+        """
+        with translated(f"{self.where}, rows {start} to {stop}"):
+            self.store.recognise(self.meta.file_keys(start, stop))
+            yield
+            self.store.recognise(self.meta.file_keys(start, stop))
 
     def missing(self, key: str, found: str | None = None) -> FormatError:
         """Return the error for a file that dsprep wrote and that is gone."""
@@ -227,7 +239,7 @@ class StoredArray:
 
     def objects(self, start: int, stop: int) -> list[Any]:
         """Return elements ``start <= i < stop`` of an array whose elements vary in length."""
-        with translated(f"{self.where}, rows {start} to {stop}"):
+        with self._reading(start, stop):
             check_chunks(self.store, self.meta, start, stop)
             found: list[Any] = np.asarray(self.library()[start:stop]).tolist()
             return found

@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.checksums import Members, check_member, read_crc32
+from dsprep.core.marks import status
 from dsprep.core.storage import Inside, let_go, pread_exact
 from dsprep.errors import FormatError
-from dsprep.reading.files import File
+from dsprep.reading.files import File, Files
 
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 """Keys of which at least one is at the root of every store."""
@@ -108,6 +109,10 @@ class Store(ABC):
         """Return a context: the `Chunk` of `key`, or None if its bytes do not lie in the open."""
 
     @abstractmethod
+    def recognise(self, keys: Iterable[str]) -> None:
+        """Raise `ChangedError` if one of these is not what it was when it was first looked at."""
+
+    @abstractmethod
     def open(self, path: str) -> File:
         """Return an open file by its path in the layout: ``""`` is a ZIP file itself."""
 
@@ -149,6 +154,7 @@ class Directory(Store):
     def __init__(self, path: Path, follow: bool = False) -> None:
         self.path = path
         self._inside = Inside(path, follow)
+        self._files = Files(self._inside)
 
     def document(self, key: str, most: int = MAX_DOCUMENT) -> bytes | None:
         """See `Store.document`."""
@@ -183,7 +189,13 @@ class Directory(Store):
             return None
         if not stat.S_ISREG(facts.st_mode):
             raise FormatError("this is not a regular file", where=f"{self.path}/{key}")
+        self._files.recognise(0, key, self.path / key, status(facts))
         return 0, facts.st_size
+
+    def recognise(self, keys: Iterable[str]) -> None:
+        """See `Store.recognise`."""
+        for key in keys:
+            self.extent(key)
 
     def count_missing(self, keys: Iterable[str]) -> int:
         """See `Store.count_missing`: every directory is listed once."""
@@ -254,15 +266,15 @@ class Directory(Store):
             if not stat.S_ISREG(facts.st_mode):
                 raise FormatError("this is not a regular file", where=path)
             self._inside.check(fd, path)
+            self._files.recognise(0, key, self.path / key, status(facts))
             yield Chunk(fd, 0, facts.st_size, path)
+            self._files.recognise(0, key, self.path / key, status(os.fstat(fd)))
         finally:
             let_go(fd)
 
     def open(self, path: str) -> File:
         """See `Store.open`."""
-        file = File(self.path / path)
-        self._inside.check(file.fd, file.path)
-        return file
+        return self._files.get(0, path, lambda _: self.path)
 
     def library(self) -> tuple[Any, str]:
         """See `Store.library`."""
@@ -270,6 +282,10 @@ class Directory(Store):
 
         self._inside.check_tree(self.path)
         return LocalStore(self.path, read_only=True), ""
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self._files.close()
 
 
 class Zip(Store):
@@ -389,6 +405,10 @@ class Zip(Store):
         start = self._start(info)
         nbytes = max(0, min(info.file_size, self._size - start))
         yield Chunk(self._file.fileno(), start, nbytes, where)
+
+    def recognise(self, keys: Iterable[str]) -> None:
+        """See `Store.recognise`."""
+        self._whole.check_same()
 
     def open(self, path: str) -> File:
         """See `Store.open`."""
