@@ -14,18 +14,21 @@ import signal
 import sys
 import threading
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import dsprep
+from dsprep.core import groups
 from dsprep.executors import opened
+from dsprep.formats.base import WriteOptions
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.verify import verify
 from dsprep.write import run as jobs
 from dsprep.write import shuffle
 
-do_shard = jobs._do_shard
+do_task = jobs._do
 SPLIT = {"shuffle": 3, "split": "train=0.8,val=0.2", "duplicate": 2}
 GROUPS = {"buffer_size": 16, "stripe_size": "4KiB", "samples_per_file": 64}
 CASES = [
@@ -40,6 +43,21 @@ CASES = [
 ]
 """Target's format, source, options, and the way of shuffling."""
 
+ONE = {"buffer_size": 16, "stripe_size": "4KiB"}
+VALUES = {**ONE, "write_options": WriteOptions(group_values=True)}
+CHUNKS = {"chunk": 20, "write_options": WriteOptions(zarr_shard=0)}
+CASES += [
+    ("hdf5", "fixed-files", {}, None),
+    ("hdf5", "mixed.tfrecord", {**ONE, "shuffle": 3}, "buckets"),
+    ("lmdb", "fixed.h5", {}, None),
+    ("lmdb", "mixed-files", {**VALUES, "duplicate": 2}, None),
+    ("tfrecord", "fixed-files", {"samples": "20:280"}, None),
+    ("tfrecord", "fixed.h5", {**ONE, **SPLIT}, "direct"),
+    ("zarr", "fixed.h5", {**CHUNKS, "compress": "zstd:1"}, None),
+    ("zarr", "mixed-files", ONE, None),
+]
+"""Of one file each, which is written in parts."""
+
 
 def do_all(origin: Path, folder: Path, executor: Executor | None) -> None:
     """Do all cases, the provenance of files, and comparisons."""
@@ -52,7 +70,10 @@ def do_all(origin: Path, folder: Path, executor: Executor | None) -> None:
             shuffle._choose = lambda *_, how=how: how
         try:
             target = folder / f"{number}-{to}"
-            run(inputs, target, to=to, durable=False, executor=executor, **options)
+            with small_parts():
+                done = run(inputs, target, to=to, durable=False, executor=executor, **options)
+            reports = [done] if run is dsprep.convert else [report for _, report in done.parts]
+            assert not any(jobs.ALONE in report.notes for report in reports), number
         finally:
             shuffle._choose = choose
     for name in ("fixed", "mixed"):
@@ -69,6 +90,17 @@ def do_all(origin: Path, folder: Path, executor: Executor | None) -> None:
             with open_dataset(origin / one) as a, open_dataset(files(origin / other)) as b:
                 found.append(asdict(verify(a, b, share=share, limit=3, executor=executor)))
     (folder / "verdicts.json").write_text(json.dumps(found, default=str, indent=1))
+
+
+@contextmanager
+def small_parts():
+    """Have files written in parts of few samples, wherever these begin."""
+    before = jobs.PART_NBYTES, groups.PAGE
+    jobs.PART_NBYTES, groups.PAGE = 4000, 1
+    try:
+        yield
+    finally:
+        jobs.PART_NBYTES, groups.PAGE = before
 
 
 def files(folder: Path) -> list[Path]:
@@ -100,10 +132,10 @@ def plain(value: object) -> object:
     return [plain(v) for v in value] if isinstance(value, list) else value
 
 
-def killing(task: jobs._ShardTask) -> int:
+def killing(task: jobs._Task) -> int:
     """Write a shard; the first time that one in the middle is to be written, be killed instead."""
     marker = task.root / "killed"
-    nbytes = do_shard(task) if task.number != 2 or marker.exists() else 0
+    nbytes = do_task(task) if task.number != 2 or marker.exists() else 0
     if not marker.exists() and task.number == 2:
         marker.touch()
         (task.root / "apart-2-killed").mkdir()
@@ -112,12 +144,12 @@ def killing(task: jobs._ShardTask) -> int:
     return nbytes
 
 
-def stopping(task: jobs._ShardTask) -> int:
+def stopping(task: jobs._Task) -> int:
     """Write a shard, or answer no more: as a rank whose node is lost."""
     if task.number == 2:
         (task.root / "stopped").touch()
         os.kill(os.getpid(), signal.SIGSTOP)
-    return do_shard(task)
+    return do_task(task)
 
 
 def stopped(origin: Path, target: Path) -> None:
@@ -127,7 +159,7 @@ def stopped(origin: Path, target: Path) -> None:
 
     from dsprep.cli import main
 
-    jobs._do_shard = executor_job.stopping
+    jobs._do = executor_job.stopping
     if MPI.COMM_WORLD.Get_rank() == 0:
         target.with_name("first").write_text(str(os.getpid()))
     words = [origin / "mixed.tfrecord", target, "--to", "tfrecord", "--samples-per-file", 30]
@@ -135,10 +167,10 @@ def stopped(origin: Path, target: Path) -> None:
     main()
 
 
-def twice(task: jobs._ShardTask) -> int:
+def twice(task: jobs._Task) -> int:
     """Write a shard twice at the same time."""
     done = []
-    threads = [threading.Thread(target=lambda: done.append(do_shard(task))) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: done.append(do_task(task))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -164,7 +196,7 @@ def main() -> None:
         else:
             import executor_job
 
-            jobs._do_shard = executor_job.killing
+            jobs._do = executor_job.killing
             killed(origin, target, executor)
 
 

@@ -11,15 +11,26 @@ import itertools
 import os
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support import MemorySource, assert_same_batch, kill_at, random_batch, raw, take
+from support import (
+    MemoryOpening,
+    MemorySource,
+    assert_same_batch,
+    kill_at,
+    random_batch,
+    raw,
+    take,
+)
 
 import dsprep
-from dsprep import formats
+from dsprep import core, formats
 from dsprep.core.checksums import crc32c
 from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
@@ -39,6 +50,7 @@ from dsprep.write.run import run_job
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (5, 3)), Field("y", np.dtype(">i8"))))
 RAGGED = Schema((*FIXED, Field("r", np.dtype("<u2"), (None, 2)), Field.opaque("b")))
+LARGE = Schema((Field("x", np.dtype("<f4"), (600,)), Field("y", np.dtype(">i8"))))
 QUICK = RunOptions(durable=False, workers=2)
 COUNT = 37
 
@@ -59,6 +71,8 @@ class FormatContract:
     located
         Whether all fields have offsets in a sidecar, of an output as `convert` and as `repack`
         write it.
+    parted
+        Whether several write one file of samples of one size, as `convert` and as `repack` do.
     """
 
     format: str
@@ -66,6 +80,7 @@ class FormatContract:
     schema: Schema = RAGGED
     options: WriteOptions = WriteOptions()
     located: tuple[bool, bool] = (True, True)
+    parted: tuple[bool, bool] = (True, True)
 
     def oracle(self, path: Path) -> Batch | None:
         """Return all samples as another library reads them; None: there is none."""
@@ -371,6 +386,45 @@ class FormatContract:
             assert self.digest() == expected
             assert not [p for p in tmp_path.iterdir() if "partial" in p.name]
 
+    @pytest.mark.parametrize(("fixed", "count"), [(None, COUNT), (FIXED, 200), (LARGE, COUNT)])
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_parts(self, grouped, fixed, count, tmp_path, monkeypatch):
+        """One file that several write side by side, and that is killed anywhere, has its bytes."""
+        self.schema = fixed or self.schema
+        self.take(random_batch(self.schema, count, longest=9))
+        self.source.opening = MemoryOpening(source=self.source)
+        make = self.repack if grouped else self.convert
+        make(RunOptions(workers=1))
+        expected = self.digest()
+        nbytes = sum(int(column.nbytes) for column in self.batch.values())
+        monkeypatch.setattr(jobs, "PART_NBYTES", nbytes // 6)
+        monkeypatch.setattr(core.groups, "PAGE", 1)
+        parts = []
+        do = jobs._do_part
+        monkeypatch.setattr(jobs, "_do_part", lambda task: parts.append(task.number) or do(task))
+        for fuse in (0, 4, 9, 21) if fixed != FIXED else (0,):
+            for path in list(tmp_path.iterdir()):
+                if path.name != "in":
+                    remove(path)
+            with ThreadPoolExecutor(2) as pool:
+                if fuse:
+                    self.kill_after(fuse, partial(self.make_in_child, make), RunOptions(workers=1))
+                    if self.target.exists():
+                        assert self.digest() == expected
+                make(RunOptions(workers=2, overwrite=True, executor=None if fuse % 2 else pool))
+            if not fuse and fixed:
+                assert (len(parts) > 2) == self.parted[grouped]
+                assert sorted(parts) == list(range(len(parts)))
+            assert self.digest() == expected
+            assert not check(self.target, full=True)
+            assert not [p for p in tmp_path.iterdir() if "partial" in p.name]
+            if not parts:
+                break  # one process writes it
+
+    def make_in_child(self, make, run: RunOptions) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            make(replace(run, executor=pool))
+
     def kill_after(self, fuse: int, make, run: RunOptions) -> None:
         """Make the output in a child that is killed at its step number `fuse`."""
         child = os.fork()
@@ -380,6 +434,8 @@ class FormatContract:
         burning = kill_at(fuse)
         try:
             burning(transfer.ShardCopy, "_copy")
+            burning(jobs, "_do_part")
+            burning(jobs, "_complete")
             burning(staging.Staging, "save")
             burning(staging.Staging, "publish")
             burning(staging.Staging, "discard")

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
-from dsprep.formats.base import Format, Source, WriteOptions
+from dsprep.formats.base import Format, Opening, Source, WriteOptions
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.write.job import RunOptions
 from dsprep.write.run import run_job
@@ -164,6 +165,16 @@ class MemorySource(Source):
 
     def loading_code(self) -> str:
         return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOpening(Opening):
+    """How threads of this process open samples in memory, as other processes open files."""
+
+    source: Source
+
+    def open(self) -> Source:
+        return self.source
 
 
 def flip(file: Path, at: int, bits: int = 1, *, keep_time: bool = False) -> None:

@@ -156,7 +156,7 @@ def assert_whole(folder, whole):
 
 @needs["dask"]
 def test_a_killed_dask_worker_costs_nothing(pool, origin, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "_do_shard", executor_job.killing)
+    monkeypatch.setattr(jobs, "_do", executor_job.killing)
     executor_job.killed(origin, tmp_path / "set", pool("dask"))
     assert_whole(tmp_path, whole)
 
@@ -164,7 +164,7 @@ def test_a_killed_dask_worker_costs_nothing(pool, origin, whole, tmp_path, monke
 def lose_a_process(origin, target, monkeypatch):
     """Be killed with some shards complete and some not; return how many are."""
     with monkeypatch.context() as patch, executors.opened("processes", workers=2) as some:
-        patch.setattr(jobs, "_do_shard", executor_job.killing)
+        patch.setattr(jobs, "_do", executor_job.killing)
         with pytest.raises(ExecutorError, match="a worker was lost; repeat the command"):
             executor_job.killed(origin, target, some)
     assert not target.exists()
@@ -282,7 +282,7 @@ def test_two_attempts_at_a_shard(to, origin, tmp_path, monkeypatch):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     dsprep.convert(origin / "mixed.tfrecord", tmp_path / "one" / "set", **options)
-    monkeypatch.setattr(jobs, "_do_shard", executor_job.twice)
+    monkeypatch.setattr(jobs, "_do", executor_job.twice)
     with ThreadPoolExecutor(1) as threads:
         options["executor"] = threads
         dsprep.convert(origin / "mixed.tfrecord", tmp_path / "two" / "set", **options)
@@ -409,14 +409,14 @@ def test_a_worker_of_an_earlier_run_puts_nothing_into_a_later_one(origin, tmp_pa
     root = tmp_path / ".set.dsprep-partial"
     with ThreadPoolExecutor(1) as threads:
         with monkeypatch.context() as patch:
-            patch.setattr(jobs, "_do_shard", keep)
+            patch.setattr(jobs, "_do", keep)
             with pytest.raises(ReadError):
                 dsprep.convert(source, target, executor=threads, **options)
             options["compress"] = "gzip:1"
             with pytest.raises(ReadError):
                 dsprep.convert(source, target, executor=threads, restart=True, **options)
         with pytest.raises(ExecutorError, match="No such file"):
-            jobs._do_shard(left[0])
+            jobs._do(left[0])
         assert not list(root.glob("shard-*.json"))
         assert not list((root / "data" / "set").iterdir())
 
@@ -444,7 +444,7 @@ def test_a_place_in_files_that_are_removed_is_forgotten_first(origin, tmp_path, 
     state = (target.parent / ".set.dsprep-partial" / "state.json").read_text()
     assert '"writer": {' in state
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as threads:
-        patch.setattr(jobs, "_do_shard", fail)
+        patch.setattr(jobs, "_do", fail)
         with pytest.raises(ReadError):
             dsprep.convert(origin / "fixed.h5", target, durable=False, executor=threads, **options)
     dsprep.convert(origin / "fixed.h5", target, **options)

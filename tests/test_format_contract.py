@@ -14,6 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 class TestToy(FormatContract):
     format, schema = "toy", FIXED
+    parted = (False, False)
 
     @pytest.fixture(autouse=True)
     def _registered(self, monkeypatch):
@@ -50,12 +51,15 @@ class TestZarrZip(FormatContract):
 class TestHdf5Gzip(Read):
     format, options = "hdf5", WriteOptions(compress=Compression("gzip"))
     located = (True, False)
+    parted = (False, False)
 
 
 class TestZarrZstd(Read):
     format, schema, options = "zarr", FIXED, WriteOptions(compress=Compression("zstd"))
+    parted = (False, False)
 
 
 class TestTFRecordGzip(Read):
     format, options = "tfrecord", WriteOptions(compress=Compression("gzip"))
     located = (False, False)
+    parted = (False, False)

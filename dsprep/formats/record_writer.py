@@ -52,8 +52,8 @@ class RecordWriter(Writer):
         self, path: Path, inside: str, grouping: Grouping | None, state: State | None
     ) -> None:
         self.path, self.inside, self.grouping, self.sums = path, inside, grouping, Sums()
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if state is None else 0)
-        self.fd = os.open(path, flags, 0o666)
+        new = os.O_CREAT | os.O_TRUNC if state is None else 0
+        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | new, 0o666)
         self._allocated = os.fstat(self.fd).st_size
 
     def allocate(self, end: int) -> None:
@@ -75,6 +75,15 @@ class RecordWriter(Writer):
         fd, self.fd = self.fd, -1
         if fd >= 0:
             close(fd)
+
+    def report(self) -> State:
+        """Return the sums of groups."""
+        return {"sums": self.sums.parts()}
+
+    def adopt(self, report: State) -> None:
+        """Take the sums of groups."""
+        for part in report["sums"]:
+            self.sums.add(*part)
 
     @abstractmethod
     def group_ranges(self, file: File, edges: Ints) -> tuple[Ints, Ints]:

@@ -247,7 +247,7 @@ def convert(
     progress
         Called with (samples, payload bytes) done so far.
     executor
-        Who writes the files, if there are several (see `dsprep.executors`); None: threads here.
+        Who writes the files, or parts of a large one (see `dsprep.executors`); None: threads here.
 
     Returns
     -------

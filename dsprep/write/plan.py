@@ -196,6 +196,7 @@ def group_pieces(
     whole: bool,
     target: int = PIECE_NBYTES,
     after: int = 0,
+    until: int | None = None,
 ) -> Iterator[tuple[int, int]]:
     """Yield the pieces of a shard that is written in groups, as ranges of source samples.
 
@@ -207,16 +208,16 @@ def group_pieces(
         Every piece is a group; otherwise a piece is a part of one, or a whole one.
     target
         Payload bytes that a part should not pass, unless one sample does.
-    after
-        Samples of the shard that are done already; must be where a piece ended.
+    after, until
+        The samples of the shard between which they are, by default all. If every piece is a group,
+        these are edges of groups.
     """
     step = max(1, min(target // max(1, nbytes), 1 << 20))
-    for g in range(max(0, grouping.of(after)) if after else 0, grouping.count):
-        first, last = int(grouping.edges[g]), int(grouping.edges[g + 1])
-        for start in range(first, last, last - first if whole else step):
-            stop = last if whole else min(start + step, last)
-            if start >= after:
-                yield shard.start + start, shard.start + stop
+    until = int(grouping.edges[-1]) if until is None else until
+    for g in range(grouping.of(after) if after else 0, grouping.count):
+        first, last = max(after, int(grouping.edges[g])), min(until, int(grouping.edges[g + 1]))
+        for start in range(first, last, max(1, last - first) if whole else step):
+            yield shard.start + start, shard.start + (last if whole else min(start + step, last))
 
 
 @dataclass(frozen=True)

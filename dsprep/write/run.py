@@ -4,17 +4,25 @@ Shards are written one after another by threads of this process, or by the worke
 each from its beginning in a directory of its own. ``state.json`` has the number of the shards that
 are complete from the first one on, and the position in the next; ``shard-N.json`` says of one more
 that it is complete.
+
+A large output of one file is written in parts by the workers of an executor, if the offset of every
+sample is known beforehand. It lies in a directory ``apart-...`` of this run. There ``parts.json``
+has what decides where parts begin, and ``part-N.json`` says of one that it is complete, with the
+checksums of its groups. A run that finds such a directory renames it to a new name, so that what
+workers of an earlier run still do finds no file, and continues with the parts that are missing, by
+whatever executor, or by threads.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import re
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +34,7 @@ from dsprep import executors
 from dsprep.core.atomic import partial_path
 from dsprep.core.marks import Mark, unchanged
 from dsprep.core.storage import node, remove, sync_directory, tree_nbytes, wait_for
-from dsprep.errors import DsprepError, ExecutorError
+from dsprep.errors import DsprepError, ExecutorError, UsageError
 from dsprep.formats.base import Opening, Source, State, Writer
 from dsprep.layout.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
@@ -102,8 +110,8 @@ def making(
         with unchanged(before):
             if shuffled is not None and not (staging.state or {}).get("complete"):
                 _shuffle(shuffled, staging, options.executor)
-            apart = options.executor if len(job.shards) > 1 else None
-            resumed, copied = _make_shards(job, source, staging, apart or threads, progress)
+            pieces = _write(job, source, staging, options.executor, threads)
+            resumed, copied = _count(job, staging, pieces, progress)
         made = None
         if not published(job.target):
             made = _described(job, source, staging, options.executor)
@@ -205,37 +213,50 @@ def _discard_kept(targets: Sequence[Path]) -> None:
         discard(partial_path(target))
 
 
-def _make_shards(
-    job: Job, source: Source, staging: Staging, by: int | Executor, progress: Progress | None
-) -> tuple[int, int]:
-    """Write the shards that are not there yet: by so many threads, or the workers of an executor.
+def _write(
+    job: Job, source: Source, staging: Staging, executor: Executor | None, threads: int
+) -> Generator[Done, None, None]:
+    """Write what is not there yet: by so many threads here, or by the workers of an executor.
 
-    Returns
-    -------
-    Samples that an earlier run had written, and payload bytes that this one copied.
+    Yields what earlier runs have written, then every piece or part.
     """
+    if len(job.shards) == 1:
+        parts = _parts_of(job, source, staging, executor)
+        if parts is not None:
+            return _write_parts(job, source, staging, parts, (executor, threads))
+        executor = None
     state = staging.state or _START
-    first, here = int(state["shard"]), isinstance(by, int)
-    begun = state["writer"] is not None
-    if not here and (begun or (staging.durable and not state.get("complete"))):
+    first, begun = int(state["shard"]), state["writer"] is not None
+    if executor is not None and (begun or (staging.durable and not state.get("complete"))):
         # A rerun continues with other shards, and in none of which the files are removed now.
         staging.save({**_START, "shard": first})
-    continued = first if here and begun else None
+    continued = first if executor is None and begun else None
     done = set(range(first))
     if job.sharded:
         done |= _clean_apart(job, staging, continued)
     missing = [i for i in range(len(job.shards)) if i not in done]
     if job.sharded and missing:
         (staging.data / job.target.name).mkdir(exist_ok=True)
-    if isinstance(by, int):
-        begin = (0, None)
-        if missing[:1] == [continued]:
-            begin = int(state["samples"]), state["writer"]
-        pieces = _write_here(job, source, staging, missing, by, begin)
-    else:
-        pieces = _write_apart(job, source, staging, missing, by)
+    before = sum(len(job.shards[i]) for i in done)
+    if executor is not None:
+        return _write_apart(job, source, staging, (before, missing), executor)
+    begin = (0, None)
+    if missing[:1] == [continued]:
+        begin = int(state["samples"]), state["writer"]
+    return _write_here(job, source, staging, (before, missing), threads, begin)
+
+
+def _count(
+    job: Job, staging: Staging, pieces: Generator[Done, None, None], progress: Progress | None
+) -> tuple[int, int]:
+    """Count what `_write` yields, and record that the output is complete.
+
+    Returns
+    -------
+    Samples that an earlier run had written, and payload bytes that this one copied.
+    """
     with closing(pieces):
-        resumed = samples = sum(len(job.shards[i]) for i in done) + next(pieces).samples
+        resumed = samples = next(pieces).samples
         copied, before = 0, round(resumed * job.payload / max(1, job.samples))
         if progress is not None:
             progress(samples, before)
@@ -251,21 +272,23 @@ def _write_here(
     job: Job,
     source: Source,
     staging: Staging,
-    missing: Sequence[int],
+    todo: tuple[int, Sequence[int]],
     threads: int,
     begin: tuple[int, State | None],
 ) -> Generator[Done, None, None]:
-    """Write shards one after another; yield what the first one has already, then every piece.
+    """Write shards one after another; yield what is there already, then every piece.
 
-    `begin`: the samples that the first one has, and the position of its writer, None at its start.
+    `todo`: the samples of shards that are there, and the shards that are missing. `begin`: the
+    samples that the first of these has, and the position of its writer, None at its start.
     """
     done, writer = 0, None
+    before, missing = todo
     try:
         for index in missing:
             path = _shard_path(job, staging.data, index)
             if index == missing[0]:
                 writer, done = _continued(job, path, index, *begin)
-                yield Done(done, 0)
+                yield Done(before + done, 0)
             else:
                 writer, done = _created(job, path, index, None), 0
 
@@ -279,7 +302,7 @@ def _write_here(
                     staging.save({"shard": index + 1, "samples": 0, "writer": None})
                 writer.clean()
         if not missing:
-            yield Done(0, 0)
+            yield Done(before, 0)
     finally:
         if writer is not None:
             writer.close()
@@ -322,7 +345,6 @@ def _write_shard(
     job: Job, source: Source, writer: Writer, to: _Destination, done: int, threads: int
 ) -> Iterator[Done]:
     """Copy the samples of a shard from `done` on; yield each piece when it has been written."""
-    writer.durable = to.durable
     try:
         copy = ShardCopy(
             source,
@@ -335,12 +357,18 @@ def _write_shard(
             checkpoint_nbytes=CHECKPOINT_NBYTES,
         )
         yield from copy.run()
-        writer.finish()
-        groups = writer.groups()
-        if groups is not None:
-            _save_groups(to.root / f"groups-{to.index}.json", groups, to.durable)
+        _complete(writer, to.root / f"groups-{to.index}.json", to.durable)
     finally:
         writer.close()
+
+
+def _complete(writer: Writer, path: Path, durable: bool) -> None:
+    """Complete a shard, and keep in a file where its groups are."""
+    writer.durable = durable
+    writer.finish()
+    groups = writer.groups()
+    if groups is not None:
+        _save_groups(path, groups, durable)
 
 
 def _shard_path(job: Job, data: Path, index: int) -> Path:
@@ -348,21 +376,24 @@ def _shard_path(job: Job, data: Path, index: int) -> Path:
     return path / job.shards[index].name if job.sharded else path
 
 
-# --- shards by other processes -----------------------------------------------------------------
+# --- by other processes ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _ShardTask:
-    """One shard as it travels: written from its beginning, so that it may be written twice.
+class _Task:
+    """A shard, or a part of an output of one file, as it travels. It may be written twice.
 
     Attributes
     ----------
     job
-        Of this shard alone, whose samples are numbered as in `part`.
-    part
+        Of this file alone, whose samples are numbered as in `source`.
+    source
         The samples.
     number
-        Of the shard among all.
+        Of the shard or part among all.
+    start, stop, position
+        The samples of the file, and where its writer is at the first one. None: all, in a file
+        that has to be made.
     path, root
         The file to write, and the working directory of the job.
     attempts
@@ -371,14 +402,17 @@ class _ShardTask:
     threads, durable
         As in `run_job`.
     samples
-        The shard's samples as the user counts them, for messages.
+        The samples as the user counts them, for messages.
     node
         Where the directories were made; see `storage.node`.
     """
 
     job: Job
-    part: Opening
+    source: Opening
     number: int
+    start: int
+    stop: int
+    position: State | None
     path: Path
     root: Path
     attempts: Path
@@ -389,11 +423,23 @@ class _ShardTask:
 
 
 class _Written(NamedTuple):
-    """A shard that is complete: payload bytes copied, its bytes, and the node that wrote it."""
+    """What was done of a task.
+
+    Payload bytes copied; the samples of the file, half-open; of a shard its bytes; what the writer
+    of a part reported; and the node that wrote it.
+    """
 
     copied: int
+    start: int
+    stop: int
     nbytes: int
+    report: State
     node: str
+
+    @property
+    def done(self) -> Done:
+        """What was copied."""
+        return Done(self.stop - self.start, self.copied)
 
 
 THREADS_PER_TASK = 2
@@ -401,49 +447,70 @@ THREADS_PER_TASK = 2
 
 
 def _write_apart(
-    job: Job, source: Source, staging: Staging, missing: Sequence[int], executor: Executor
+    job: Job,
+    source: Source,
+    staging: Staging,
+    todo: tuple[int, Sequence[int]],
+    executor: Executor,
 ) -> Generator[Done, None, None]:
-    """Have shards written by the workers of an executor; yields as `_write_here` does."""
-    yield Done(0, 0)
-    attempts = Path(tempfile.mkdtemp(prefix=_APART, dir=staging.root.absolute()))
-    tasks = (_shard_task(job, source, staging, attempts, i) for i in missing)
-    for task, written in executors.run(executor, _do_shard, tasks, count=len(missing)):
-        wait_for(task.path, written.node, written.nbytes)
-        if task.job.groupings:
-            wait_for(staging.root / f"groups-{task.number}.json", written.node)
-        yield Done(len(job.shards[task.number]), written.copied)
+    """Have shards written by the workers of an executor; as `_write_here`."""
+    before, missing = todo
+    yield Done(before, 0)
+    attempts = _attempts(staging)
+
+    def task(index: int) -> _Task:
+        path = _shard_path(job, staging.data, index).absolute()
+        return replace(_task(job, source, staging, attempts, index), number=index, path=path)
+
+    for done, written in executors.run(executor, _do, map(task, missing), count=len(missing)):
+        wait_for(done.path, written.node, written.nbytes)
+        if job.groupings:
+            wait_for(staging.root / f"groups-{done.number}.json", written.node)
+        yield written.done
 
 
-def _shard_task(
-    job: Job, source: Source, staging: Staging, attempts: Path, index: int
-) -> _ShardTask:
+def _task(
+    job: Job,
+    source: Source,
+    staging: Staging,
+    attempts: Path,
+    index: int,
+    part: tuple[int, int, State] | None = None,
+) -> _Task:
+    """Return the task to write a shard, or a part of it."""
     shard = job.shards[index]
-    needed, offset = source.part(shard.start, shard.stop)
+    start, stop, position = part or (0, len(shard), None)
+    first, last = shard.start + start, shard.start + stop
+    needed, offset = source.part(first, last)
     one = replace(
         job,
         shards=(Shard(shard.name, shard.start - offset, shard.stop - offset),),
         groupings=job.groupings[index : index + 1],
         payload=round(job.payload * len(shard) / max(1, job.samples)),
     )
-    path = _shard_path(job, staging.data, index).absolute()
-    return _ShardTask(
-        one,
-        needed,
-        index,
-        path,
-        staging.root.absolute(),
-        attempts,
-        THREADS_PER_TASK,
-        staging.durable,
-        (shard.start, shard.stop),
-        node(),
+    return _Task(
+        job=one,
+        source=needed,
+        number=0,
+        start=start,
+        stop=stop,
+        position=position,
+        path=attempts / shard.name,
+        root=staging.root.absolute(),
+        attempts=attempts,
+        threads=THREADS_PER_TASK,
+        durable=staging.durable,
+        samples=(first, last),
+        node=node(),
     )
 
 
-def _do_shard(task: _ShardTask) -> _Written:
-    """Write a shard."""
+def _do(task: _Task) -> _Written:
+    """Write a shard or a part."""
     try:
-        return _copied(task)
+        for directory in (task.attempts, task.path.parent):
+            wait_for(directory, task.node)
+        return _do_shard(task) if task.position is None else _do_part(task)
     except DsprepError as error:
         raise _told_of(task, str(error)) from error
     except OSError as error:
@@ -451,20 +518,18 @@ def _do_shard(task: _ShardTask) -> _Written:
         raise _told_of(task, f"{where}{error.strerror or error}") from error
 
 
-def _told_of(task: _ShardTask, error: str) -> ExecutorError:
+def _told_of(task: _Task, error: str) -> ExecutorError:
     start, stop = task.samples
     return ExecutorError(
         f"{error} (while samples {start:,} to {stop:,} were written to {task.path.name})"
     )
 
 
-def _copied(task: _ShardTask) -> _Written:
-    for directory in (task.attempts, task.path.parent):
-        wait_for(directory, task.node)
+def _do_shard(task: _Task) -> _Written:
     # In a directory of this attempt: another one may be under way if a worker seemed lost.
     own = Path(tempfile.mkdtemp(prefix=f"{task.number}-", dir=task.attempts))
     made = own / task.path.name
-    with task.part.opened() as source:
+    with task.source.opened() as source:
         writer = _created(task.job, made, 0, None)
         to = _Destination(0, own, task.durable, _save_nothing)
         pieces = _write_shard(task.job, source, writer, to, 0, task.threads)
@@ -481,7 +546,33 @@ def _copied(task: _ShardTask) -> _Written:
         (own / "shard.json").replace(task.root / f"shard-{task.number}.json")
         sync_directory(task.root)
     remove(own)
-    return _Written(nbytes, stored, node())
+    return _Written(nbytes, task.start, task.stop, stored, {}, node())
+
+
+def _do_part(task: _Task) -> _Written:
+    """Write a part; another attempt at it writes the same bytes to the same offsets."""
+    wait_for(task.path, task.node)
+    with task.source.opened() as source:
+        writer = _created(task.job, task.path, 0, task.position)
+        try:
+            copy = ShardCopy(
+                source,
+                writer,
+                task.job.shards[0],
+                _ranges(task.job, source, writer, 0, task.start, task.stop),
+                casts=task.job.casts,
+                workers=task.threads,
+            )
+            nbytes = sum(piece.nbytes for piece in copy.run())
+            if task.durable:
+                writer.sync()
+            report = writer.report()
+        finally:
+            writer.close()
+    written = _Written(nbytes, task.start, task.stop, 0, report, node())
+    record = task.attempts / f"part-{task.number}.json"
+    write_json(written._asdict(), record, durable=task.durable)
+    return written
 
 
 def _put(made: Path, path: Path, own: Path) -> None:
@@ -532,18 +623,178 @@ def _clean_apart(job: Job, staging: Staging, begun: int | None) -> set[int]:
     return found
 
 
+# --- one file in parts -------------------------------------------------------------------------
+
+PART_NBYTES = CHECKPOINT_NBYTES
+"""Payload of a part, if there are not too many: large enough for a worker to open the source."""
+
+MOST_PARTS = 4096
+"""Parts of a file, about, from which on they become larger instead."""
+
+_CUT = "parts.json"
+
+ALONE = (
+    "the one file was written by this process alone: the offsets of its samples are not known "
+    "beforehand (they are ragged or compressed), or it has few pages at which samples begin; "
+    "--shard-size cuts the output into files for the other processes"
+)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """An output of one file that is written in parts, side by side.
+
+    Attributes
+    ----------
+    made
+        The file, in the directory of this run's attempts: workers of earlier runs do not find it
+        there.
+    writer
+        Its writer, which skips all samples and completes it.
+    position
+        That of the writer at the beginning.
+    cut
+        The parts: the first sample, the last + 1, and the position of the writer at the first.
+    """
+
+    made: Path
+    writer: Writer
+    position: State
+    cut: Iterator[tuple[int, int, State]]
+
+
+def _parts_of(
+    job: Job, source: Source, staging: Staging, executor: Executor | None
+) -> _Parts | None:
+    """Return the parts of an output of one file: those of an interrupted run, or new ones.
+
+    None if the file is written by this process alone.
+    """
+    state = staging.state or _START
+    if job.sharded or state.get("complete"):
+        return None
+    left = list(staging.root.absolute().glob(f"{_APART}*"))
+    found = next((path for path in left if (path / _CUT).exists()), None)
+    for path in left:
+        if path != found:
+            remove(path)
+    if found is not None:
+        return _begun_parts(job, staging, found)
+    if executor is None or state["writer"] is not None or job.payload <= PART_NBYTES:
+        return None
+    first = job.shards[0].start
+    try:
+        source.part(first, first + 1)
+    except UsageError:  # other processes cannot open it
+        return None
+    _remove_leftovers(staging.made)
+    attempts = _attempts(staging)
+    nbytes = max(PART_NBYTES, job.payload // MOST_PARTS)
+    samples = max(1, nbytes * job.samples // job.payload)
+    parts = _cut_up(job, attempts / job.target.name, samples, None)
+    if parts is None:
+        remove(attempts)
+        staging.notes += (ALONE,)
+        return None
+    if staging.durable:
+        parts.writer.sync()
+        staging.save(_START)  # a rerun continues with other parts
+    record = {"samples": samples, "position": parts.position}
+    write_json(record, attempts / _CUT, durable=staging.durable)
+    return parts
+
+
+def _begun_parts(job: Job, staging: Staging, found: Path) -> _Parts | None:
+    """Return the parts of a run that was interrupted; None if some of its files are gone."""
+    attempts = _attempts(staging)
+    found.rename(attempts)  # what its workers still do finds no file
+    made = attempts / job.target.name
+    if staging.made.exists() and not made.exists():
+        staging.made.rename(made)  # killed before it was recorded that all is complete
+    record = json.loads((attempts / _CUT).read_bytes())
+    with suppress(DsprepError, FileNotFoundError):
+        return _cut_up(job, made, record["samples"], record["position"])
+    remove(attempts)
+    return None
+
+
+def _attempts(staging: Staging) -> Path:
+    """Make the directory of this run's attempts, or of one that is renamed to it."""
+    return Path(tempfile.mkdtemp(prefix=_APART, dir=staging.root.absolute()))
+
+
+def _cut_up(job: Job, made: Path, samples: int, position: State | None) -> _Parts | None:
+    """Return the parts of a file, of about so many samples each; None if there are not several.
+
+    `position`: that of the writer at the beginning, if the file is there.
+    """
+    writer = _created(job, made, 0, position)
+    cut = _cuts(writer, job.samples, samples)
+    first = next(cut, None)
+    if first is None or first[1] == job.samples:
+        writer.close()
+        return None
+    return _Parts(made, writer, first[2], itertools.chain([first], cut))
+
+
+def _cuts(writer: Writer, count: int, samples: int) -> Iterator[tuple[int, int, State]]:
+    """Yield the parts of a file of `count` samples; none if its writer cannot skip them."""
+    stop = writer.skip(0)
+    while stop is not None and stop < count:
+        start, position = stop, writer.checkpoint()
+        stop = writer.skip(min(count, start + samples))
+        if stop is not None:
+            yield start, stop, position
+
+
+def _write_parts(
+    job: Job, source: Source, staging: Staging, parts: _Parts, by: tuple[Executor | None, int]
+) -> Generator[Done, None, None]:
+    """Have parts written by the workers of an executor, or by so many threads; as `_write_here`."""
+    attempts, writer, (executor, threads) = parts.made.parent, parts.writer, by
+    found = [_Written(**json.loads(p.read_bytes())) for p in attempts.glob("part-*.json")]
+    known = {(written.start, written.stop): written for written in found}
+
+    def tasks() -> Iterator[_Task]:
+        each = threads if executor is None else THREADS_PER_TASK
+        for number, part in enumerate(parts.cut):
+            written = known.get(part[:2])
+            if written is not None:
+                writer.adopt(written.report)
+            else:
+                task = _task(job, source, staging, attempts, 0, part)
+                yield replace(task, number=number, threads=each)
+
+    try:
+        yield Done(sum(written.stop - written.start for written in found), 0)
+        with ThreadPoolExecutor(1) as alone:
+            for task, written in executors.run(executor or alone, _do, tasks()):
+                wait_for(attempts / f"part-{task.number}.json", written.node)
+                writer.adopt(written.report)
+                yield written.done
+        with _while_written(job.target.name):
+            _complete(writer, staging.root / "groups-0.json", staging.durable)
+    finally:
+        writer.close()
+    parts.made.rename(staging.made)
+    if staging.durable:
+        sync_directory(staging.data)
+
+
 # --- pieces, writers, groups -------------------------------------------------------------------
 
 
 def _ranges(
-    job: Job, source: Source, writer: Writer, index: int, done: int
+    job: Job, source: Source, writer: Writer, index: int, done: int, until: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Return the pieces of a shard that are still to be copied."""
+    """Return the pieces of a shard that are to be copied: all after the first ones, or a part."""
     shard = job.shards[index]
     if job.groupings:
         nbytes = job.payload // max(1, job.samples)
-        grouping = job.groupings[index]
-        return group_pieces(grouping, shard, nbytes, whole=writer.whole, after=done)
+        grouping, whole = job.groupings[index], writer.whole
+        return group_pieces(grouping, shard, nbytes, whole=whole, after=done, until=until)
+    if until is not None:
+        shard = replace(shard, stop=shard.start + until)
     return pieces(source, shard, writer.unit, after=done)
 
 

@@ -37,6 +37,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dsprep.core.checksums import CRC32C, combine, crc32c, pwrite_crc32c, read_crc32c
+from dsprep.core.groups import seam
 from dsprep.core.schema import (
     Arena,
     Array,
@@ -120,6 +121,21 @@ class PlacedWriter(Writer):
                     segments.append((offset, data.nbytes, crc))
         if self._sums is not None and self._regular:
             self._sums.add(group, piece.samples, segments)
+
+    def skip(self, stop: int) -> int:
+        """See `Writer.skip`: all offsets are known."""
+        file = self._file
+        samples = file.grouping if file.grouped else file.count
+        return seam(stop, samples, [part.row_nbytes for part in file.parts])
+
+    def report(self) -> State:
+        """Return the sums of groups."""
+        return {} if self._sums is None else {"sums": self._sums.known()}
+
+    def adopt(self, report: State) -> None:
+        """Take the sums of groups."""
+        if self._sums is not None:
+            self._sums.take(report["sums"])
 
     def sync(self) -> None:
         """Make what has been written durable."""
@@ -588,6 +604,16 @@ class _Sums:
         at = int(self._offsets[group])
         parts = [(o - at, n, crc) for o, n, crc in sorted(segments) if n]
         self._crcs[group] = CRC32C.joined(parts, int(self._lengths[group]))
+
+    def known(self) -> list[list[int]]:
+        """Return the groups whose sums are known, and these."""
+        groups = np.flatnonzero(self._crcs != _MISSING)
+        return [groups.tolist(), self._crcs[groups].tolist()]
+
+    def take(self, known: list[list[int]]) -> None:
+        """Take what `known` returned elsewhere."""
+        groups, crcs = np.array(known, np.int64)
+        self._crcs[groups] = crcs
 
     def complete(self, path: Path) -> None:
         """Read the groups back that an earlier run wrote in whole or in part."""

@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from dsprep.core.checksums import pwrite_crc32c
-from dsprep.core.groups import Grouping, even
+from dsprep.core.groups import Grouping, even, seam
 from dsprep.core.pread import move_spans, packed, ranges
 from dsprep.core.schema import Arena, Batch, Bytes, Ints, Schema
 from dsprep.core.storage import Buffer, as_bytes, pwrite_all, sync, sync_directory
@@ -119,6 +119,7 @@ class LmdbWriter(RecordWriter):
         possible = [self._values.head, *([MAX_VALUE] if schema.ragged else [])]  # has a small node
         nodes, _ = node_sizes(keys.nbytes, np.array(possible))
         self._most = ROOM // (int(nodes.min()) + 2)  # nodes on a leaf
+        self._even = not schema.ragged
         self._tree = Tree(keys.nbytes)
         self._first = self._done = 0  # first sample of the open leaf; samples reserved
         self._open, self._open_sizes = b"", list[int]()
@@ -196,9 +197,9 @@ class LmdbWriter(RecordWriter):
         n = piece.stop - piece.start
         used = sum(self._open_sizes) + 2 * len(self._open_sizes)
         ends = cut(piece.node_sizes, used)
-        begun = int(ends[-1]) if len(ends) else -len(self._open_sizes)  # the open leaf's first
-        if last and n:
+        if n and (last or (self._even and not piece.stop % self._most)):
             ends = np.append(ends, n)
+        begun = int(ends[-1]) if len(ends) else -len(self._open_sizes)  # the open leaf's first
         to_come = 0 if last else -(-(n - begun + self._count - piece.stop) // self._most)
         firsts = np.empty(len(ends), np.int64)
         firsts[:1] = self._first
@@ -219,6 +220,37 @@ class LmdbWriter(RecordWriter):
             self._first, self._open, self._open_sizes = piece.start + left, tail, sizes
         else:
             self._open, self._open_sizes = self._open + tail, self._open_sizes + sizes
+
+    def skip(self, stop: int) -> int | None:
+        """See `Writer.skip`: the tree follows from the sizes of the values.
+
+        Of values inside leaves, whole leaves are skipped; of others the nodes of the open leaf are
+        made, with the pages that the values will have.
+        """
+        key, packing, grouping = self._keys.nbytes, self._packing, self.grouping
+        sizes, step = np.full(1, self._values.head), self._most << 8
+        if packing is not None and grouping is not None:  # a piece is a group
+            sizes, step = packing.sizes(grouping), 1
+        inside = not node_sizes(key, sizes)[1].all()
+        if (inside and packing is not None) or not (self._even or packing is not None):
+            return None
+        if inside or grouping is None:
+            stop = seam(stop, self._count, [], self._most if inside else 1)
+        else:
+            stop = seam(stop, grouping, [])
+        last = stop
+        if packing is not None and grouping is not None:
+            last = int(np.searchsorted(grouping.edges, stop))
+        while self._done < last:
+            start, end = self._done, min(last, self._done + step)
+            some = sizes[start:end] if step == 1 else np.repeat(sizes, end - start)
+            widths, runs = node_sizes(key, some)
+            arena = Arena()
+            nodes = np.zeros(0, np.uint8)
+            if not inside:
+                nodes = self._build_nodes([], some, widths, runs, start, arena)
+            self.reserve(Piece(start, end, arena, [], some, widths, runs, nodes))
+        return stop
 
     def _fill_in_pages(self, piece: Piece, offsets: Ints) -> None:
         """Put the page numbers of the values into their nodes."""

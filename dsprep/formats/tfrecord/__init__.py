@@ -117,8 +117,7 @@ class TFRecord(Format):
         """Start a file or continue one; see `Format.create`."""
         from dsprep.formats.tfrecord.writer import TFRecordWriter
 
-        grouping = samples if isinstance(samples, Grouping) else None
-        return TFRecordWriter(path, schema, grouping, options, state)
+        return TFRecordWriter(path, schema, samples, options, state)
 
 
 def _lost(schema: Schema, types: dict[str, int]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.checksums import crc32c
-from dsprep.core.groups import Grouping
+from dsprep.core.groups import Grouping, seam
 from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
 from dsprep.core.storage import pwrite_all, sync
 from dsprep.formats.base import State, WriteOptions
@@ -56,11 +56,13 @@ class TFRecordWriter(RecordWriter):
         self,
         path: Path,
         schema: Schema,
-        grouping: Grouping | None,
+        samples: int | Grouping,
         options: WriteOptions,
         state: State | None,
     ) -> None:
+        grouping = samples if isinstance(samples, Grouping) else None
         super().__init__(path, "", grouping, state)
+        self._samples = samples
         self._arrangement = arrange(schema, features.plan(schema, options), options, grouping)
         self.whole = grouping is not None and self._arrangement.level is not None
         count = 0 if grouping is None else grouping.count
@@ -114,6 +116,22 @@ class TFRecordWriter(RecordWriter):
             end += piece.missing
             self._ends[g] = end
         self._end = end
+
+    def skip(self, stop: int) -> int | None:
+        """See `Writer.skip`: the offsets of records of one size are known."""
+        arrangement, grouping = self._arrangement, self.grouping
+        if not arrangement.fixed:
+            return None
+        assert isinstance(arrangement.builder, Template)
+        nbytes = arrangement.builder.nbytes
+        stop = seam(stop, self._samples, [nbytes])
+        self._end = stop * nbytes
+        if grouping is not None:
+            places = arrangement.places(grouping.edges)
+            self._begins, self._ends = places[:-1], places[1:]
+            self._end = int(places[np.searchsorted(grouping.edges, stop)])
+        self.allocate(self._end)
+        return stop
 
     def write(self, piece: Piece) -> None:
         """Write the piece at its place."""

@@ -62,6 +62,9 @@ class GroupStore(StoreWriter):
         ZIP's checksum if it is a member; int64, shape ``(3, chunks)``.
     crcs
         CRC-32C of each group.
+    samples, shared
+        Samples that have been reserved; whether others write some of them, so that what is there
+        stays.
     """
 
     def __init__(
@@ -80,13 +83,15 @@ class GroupStore(StoreWriter):
         self.ends: list[Ints] = []
         self.chunks: dict[int, Ints] = {}
         self.crcs = np.zeros(grouping.count, np.int64)
-        self.samples = 0
+        self.samples, self.shared = 0, False
         if state is None:
             remove(path)
         else:
-            self.samples = int(state["samples"])
-            if path.is_dir():
-                (path / root_key(options.zarr_format)).unlink(missing_ok=True)
+            self.samples, self.shared = int(state["samples"]), bool(state["shared"])
+        if self.shared:
+            return
+        if path.is_dir():
+            (path / root_key(options.zarr_format)).unlink(missing_ok=True)
         if self.grid.zipped:
             with self.files.opened(path) as fd:
                 self._erase_beside(fd)
@@ -135,7 +140,7 @@ class GroupStore(StoreWriter):
 
     def checkpoint(self) -> State:
         """See `base.Writer.checkpoint`."""
-        return {"samples": self.samples}
+        return {"samples": self.samples, "shared": self.shared}
 
     def finish(self) -> None:
         """See `base.Writer.finish`."""

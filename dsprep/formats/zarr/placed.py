@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsprep.core.checksums import CRC32, CRC32C, pwrite_crc32c, read_crc32, read_crc32c
-from dsprep.core.groups import Grouping
+from dsprep.core.groups import Grouping, seam
 from dsprep.core.schema import Array, Schema
 from dsprep.core.storage import CALL_NBYTES, as_bytes, pwrite_all
 from dsprep.errors import TargetError
@@ -64,7 +64,7 @@ class PlacedGroups(GroupStore):
             self.chunks[place.number] = np.stack([offsets, nbytes, np.zeros_like(offsets)])
         if state is not None:
             self._rows = {name: int(state["rows"][name]) for name in self._rows}
-            for track in tracks:
+            for track in tracks if not self.shared else ():
                 self._forget(track)
 
     def _forget(self, track: Track) -> None:
@@ -108,6 +108,28 @@ class PlacedGroups(GroupStore):
 
     def _capacity(self, name: str) -> int:
         return int(np.max(self.grouping.rows[name]))
+
+    def skip(self, stop: int) -> int:
+        """See `base.Writer.skip`: all offsets are known."""
+        self.samples, self.shared = seam(stop, self.grouping, []), True
+        return self.samples
+
+    def report(self) -> State:
+        """See `base.Writer.report`: the sums of groups, and of members of a ZIP file."""
+        groups = np.flatnonzero(self._summed)
+        members = [
+            (cell.array, cell.chunk, int(self.chunks[cell.array][2, cell.chunk]))
+            for group in (groups.tolist() if self.grid.zipped else ())
+            for cell in self.grid.cells(self.grid.tracks[0], group)
+        ]
+        return {"sums": [groups.tolist(), self.crcs[groups].tolist()], "members": members}
+
+    def adopt(self, report: State) -> None:
+        """See `base.Writer.adopt`."""
+        groups, crcs = np.array(report["sums"], np.int64)
+        self.crcs[groups], self._summed[groups] = crcs, True
+        for number, chunk, crc32 in report["members"]:
+            self.chunks[number][2, chunk] = crc32
 
     def checkpoint(self) -> State:
         """See `base.Writer.checkpoint`."""

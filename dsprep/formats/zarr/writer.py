@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.groups import seam
 from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, without_padding
 from dsprep.core.storage import (
     Buffer,
@@ -255,14 +256,17 @@ class ZarrWriter(StoreWriter):
         self._path, self._count = path, count
         self._encode = [encoder(options.compress, p) for p in plans]
         self._rows = {f.name: 0 for f in schema if f.ragged}
+        self._shared = False
         if state is None:
             remove(path)
             remove(self.root)
         else:
             self._rows = {name: int(state["rows"][name]) for name in self._rows}
+            self._shared = bool(state["shared"])
         marker = self.root / root_key(options.zarr_format)
         self._complete = state is not None and marker.exists()
-        self.make_folders(SPOOL)
+        if not self._shared:
+            self.make_folders(SPOOL)
 
     # --- pieces --------------------------------------------------------------------------------
 
@@ -315,7 +319,13 @@ class ZarrWriter(StoreWriter):
 
     def checkpoint(self) -> State:
         """See `base.Writer.checkpoint`."""
-        return {"rows": dict(self._rows)}
+        return {"rows": dict(self._rows), "shared": self._shared}
+
+    def skip(self, stop: int) -> int | None:
+        """See `base.Writer.skip`: rows of a ragged field are counted as they come."""
+        self._shared = True
+        rows = [plan.row_nbytes for plan in self.arrays]
+        return None if self._rows else seam(stop, self._count, rows, self.unit)
 
     def finish(self) -> None:
         """See `base.Writer.finish`."""
