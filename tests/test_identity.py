@@ -22,6 +22,7 @@ from dsprep.core import marks
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.core.storage import data_files
 from dsprep.errors import DsprepError, FormatError
+from dsprep.formats.base import WriteOptions
 from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import StaleError, StaleWarning
 from dsprep.sidecar.spec import sidecar_path
@@ -50,7 +51,9 @@ def typed(request, tmp_path):
 def made(format: str, folder: Path, count: int = COUNT) -> Path:
     path = folder / f"set{SUFFIX[format]}"
     write_batch(formats.load(format), path, SCHEMA, random_batch(SCHEMA, count, seed=1))
-    describe(formats.load(format), SCHEMA, [(path, count)], path, {}).save(durable=False)
+    describe(formats.load(format), SCHEMA, WriteOptions(), [(path, count)], path, {}).save(
+        durable=False
+    )
     return path
 
 
@@ -207,7 +210,9 @@ def test_types_that_are_named_are_used(tmp_path, monkeypatch):
     schema = Schema((Field("x", np.dtype("<u2"), (40, 3)),))
     batch = random_batch(schema, COUNT, seed=1)
     write_batch(formats.load("lmdb"), path, schema, batch)
-    describe(formats.load("lmdb"), schema, [(path, COUNT)], path, {}).save(durable=False)
+    describe(formats.load("lmdb"), schema, WriteOptions(), [(path, COUNT)], path, {}).save(
+        durable=False
+    )
     sidecar_path(path).write_text("{")
     options = dsprep.OpenOptions(fields=(FieldSpec.parse("x:uint16[40,3]"),))
     with pytest.warns(StaleWarning), dsprep.open(path, options) as source:
@@ -228,7 +233,8 @@ def test_a_new_file_beside_typed_ones(name, tmp_path):
         write_batch(formats.load(name), path, SCHEMA, random_batch(SCHEMA, 5, seed=i))
         paths.append(path)
     entries = [(p, 5) for p in paths[:2]]
-    describe(formats.load(name), SCHEMA, entries, folder, {}).save(durable=False)
+    made = describe(formats.load(name), SCHEMA, WriteOptions(), entries, folder, {})
+    made.save(durable=False)
     with pytest.raises(FormatError, match="does not list"):
         dsprep.open(folder)
     provenance(folder)

@@ -649,6 +649,10 @@ class WritePlan:
         How many files and directories the output consists of.
     groups
         How the groups are laid out; None if the output is not written in groups.
+    layout
+        Returns the layout of the complete output at a path, as `Source.extents` would find it, and
+        compares some samples of the file with it; raises `FormatError` if they differ. None where
+        only looking through the whole file gives the layout.
     """
 
     stored: Mapping[str, str]
@@ -658,6 +662,7 @@ class WritePlan:
     unit: int = 1
     files: int = 1
     groups: GroupPlan | None = None
+    layout: Callable[[Path], FileLayout] | None = None
 
 
 @dataclass(frozen=True)

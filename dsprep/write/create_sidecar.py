@@ -22,12 +22,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dsprep import __version__, executors, formats
+from dsprep.core.groups import Grouping
 from dsprep.core.marks import Mark, unchanged
 from dsprep.core.packing import Tables, digest, to_planes
 from dsprep.core.schema import Schema
 from dsprep.core.storage import data_files
 from dsprep.errors import TargetError, UnsupportedError, UsageError
-from dsprep.formats.base import Format, OpenOptions, Source
+from dsprep.formats.base import Format, OpenOptions, Source, WriteOptions
 from dsprep.layout import as_json, fit
 from dsprep.layout.model import Column, FileLayout, Groups
 from dsprep.reading.files import KEPT, File
@@ -98,7 +99,8 @@ class Made:
 def describe(
     format: Format,
     schema: Schema,
-    files: Sequence[tuple[Path, int]],
+    options: WriteOptions,
+    files: Sequence[tuple[Path, int | Grouping]],
     dataset: Path,
     lineage: Mapping[str, Any],
     groups: Sequence[Groups] = (),
@@ -106,12 +108,15 @@ def describe(
 ) -> Made:
     """Return the sidecar of a dataset that has just been written.
 
-    Where samples have no offsets it says nothing of their places.
+    The files are looked through where their layout does not follow from what was written. Where
+    samples have no offsets the sidecar says nothing of their places.
 
     Parameters
     ----------
+    options
+        With which they were written.
     files
-        Path and samples of each file.
+        Path and samples of each file, or their groups.
     groups
         The groups of each file, if it was written in groups.
     executor
@@ -119,15 +124,23 @@ def describe(
     """
     paths, path = [p for p, _ in files], spec.sidecar_path(dataset)
     marks = tuple(replace(Mark.of(p.absolute()), locked=True) for p in paths)
+    subject = Subject(format, paths, dataset, path, schema, lineage, groups=groups)
+    counts = [n if isinstance(n, int) else int(n.edges[-1]) for _, n in files]
+    planned = [format.plan(schema, options, n).layout for _, n in files]
+    known = [layout for layout in planned if layout is not None]
+    if len(known) == len(files) and all(counts):
+        found: list[Looked] = []
+        for p, mark, layout in zip(paths, marks, known, strict=True):
+            with unchanged((mark,)):
+                found.append((fit.fit(layout(p)), identity.take(p, format.name), None))
+        return _made(subject, found)
     try:
         with open_native(format, paths, OpenOptions(), schema, marks=marks) as source:
-            subject = Subject(format, paths, dataset, path, schema, lineage, groups=groups)
-            made = make(source, subject, Looks(executor=executor))
-        return replace(made, content=replace(made.content, notes=()))
+            return _made(subject, _look(source, subject, Looks(executor=executor)))
     except UnsupportedError:
         entries = tuple(
             FileEntry(os.path.relpath(p, dataset), n, identity.take(p, format.name))
-            for p, n in files
+            for p, n in zip(paths, counts, strict=True)
         )
         return Made(Content(format.name, schema, entries, lineage), b"", dataset, path)
 
@@ -199,10 +212,14 @@ class Looks:
 
 def make(source: Source, subject: Subject, looks: Looks) -> Made:
     """Return the sidecar of a dataset that the format's own library has opened."""
+    return _made(subject, _look(source, subject, looks), source.notes)
+
+
+def _made(subject: Subject, found: Sequence[Looked], notes: Sequence[str] = ()) -> Made:
+    """Return the sidecar of files that have been looked at."""
     tables = Tables()
     layouts: dict[str, int] = {}
     entries = []
-    found = _look(source, subject, looks)
     for i, (file, (layout, who, crcs)) in enumerate(zip(subject.files, found, strict=True)):
         if subject.groups and layout.count:
             layout = replace(layout, groups=fit.fit_groups(subject.groups[i]))
@@ -222,7 +239,7 @@ def make(source: Source, subject: Subject, looks: Looks) -> Made:
         layouts=tuple(json.loads(text) for text in layouts),
         reading=subject.options.to_json(),
         companion=known,
-        notes=tuple(source.notes),
+        notes=tuple(notes),
     )
     return Made(content, companion, subject.dataset, subject.path)
 

@@ -32,6 +32,7 @@ import numpy as np
 
 from dsprep import executors
 from dsprep.core.atomic import partial_path
+from dsprep.core.groups import Grouping
 from dsprep.core.marks import Mark, unchanged
 from dsprep.core.storage import node, remove, sync_directory, tree_nbytes, wait_for
 from dsprep.errors import DsprepError, ExecutorError, UsageError
@@ -138,7 +139,8 @@ def _described(job: Job, source: Source, staging: Staging, executor: Executor | 
     made = describe(
         job.format,
         job.schema,
-        [(_shard_path(job, staging.data, i), len(shard)) for i, shard in enumerate(job.shards)],
+        job.options,
+        [(_shard_path(job, staging.data, i), _samples(job, i)) for i in range(len(job.shards))],
         staging.made,
         {**lineage(job, source), **job.recipe},
         [_saved_groups(staging, i) for i in range(len(job.groupings))],
@@ -800,8 +802,12 @@ def _ranges(
 
 def _created(job: Job, path: Path, index: int, position: State | None) -> Writer:
     """Return the writer of a shard, at its start or at a recorded position."""
-    samples = job.groupings[index] if job.groupings else len(job.shards[index])
-    return job.format.create(path, job.schema, samples, job.options, position)
+    return job.format.create(path, job.schema, _samples(job, index), job.options, position)
+
+
+def _samples(job: Job, index: int) -> int | Grouping:
+    """Return the groups of a shard, or else its number of samples."""
+    return job.groupings[index] if job.groupings else len(job.shards[index])
 
 
 def _continued(

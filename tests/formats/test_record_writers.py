@@ -16,10 +16,13 @@ from record_checks import feed, group_bytes, with_rows, write_groups
 from support import assert_same_batch, random_batch, schemas, take, write_batch
 
 from dsprep.core.groups import Grouping, even
+from dsprep.core.packing import Tables
 from dsprep.core.schema import Arena, Field, Ragged, Schema
+from dsprep.errors import FormatError
 from dsprep.formats import load, record_writer
 from dsprep.formats.base import Compression, Format, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import stream
+from dsprep.layout import as_json, fit
 
 GZIP = WriteOptions(compress=Compression("gzip", 1))
 VALUES = WriteOptions(group_values=True)
@@ -277,3 +280,31 @@ def test_space_is_reserved_ahead_and_what_is_left_over_released(tmp_path, way, m
     assert reserved[-1][1] >= found.st_size
     assert len(reserved) < 6
     assert found.st_blocks * 512 <= found.st_size + (64 << 10)
+
+
+@pytest.mark.parametrize("align", [1, 512])
+@pytest.mark.parametrize("name", SOME)
+def test_the_layout_that_was_written_is_the_one_that_is_found(tmp_path, name, align):
+    tfrecord, schema = load("tfrecord"), SOME[name]
+    path, batch = tmp_path / "a.tfrecord", batch_of(schema, 21)
+    for edges in (None, even(21, 8).edges, UNEVEN):
+        samples = 21 if edges is None else with_rows(Grouping(edges, align), batch)
+        if edges is None:
+            write_batch(tfrecord, path, schema, batch)
+        else:
+            write_groups(tfrecord, path, schema, batch, samples)
+        layout = tfrecord.plan(schema, WriteOptions(), samples).layout
+        assert (layout is None) == bool(schema.ragged or not all(f.row_nbytes for f in schema))
+        assert tfrecord.plan(schema, GZIP, samples).layout is None
+        if layout is None:
+            continue
+        with tfrecord.open(path, OpenOptions(), schema) as source:
+            found = [fit.fit(each) for each in (layout(path), source.extents())]
+        told = [json.dumps(as_json.to_json(each, schema, Tables())) for each in found]
+        assert told[0] == told[1]
+        data = path.read_bytes()
+        for at in (0, 14, len(data) - 9, len(data)):
+            changed = bytes([data[at] ^ 255 if at < len(data) else 0])
+            path.write_bytes(data[:at] + changed + data[at + 1 :])
+            with pytest.raises(FormatError, match="not what was written"):
+                layout(path)

@@ -79,7 +79,7 @@ class TFRecord(Format):
         name: str = "",
     ) -> WritePlan:
         """Return the list that carries each field; groups are contiguous, as all records are."""
-        from dsprep.formats.tfrecord import features, group
+        from dsprep.formats.tfrecord import extents, features, group
 
         codec = options.compress.codec if options.compress else None
         if codec not in (None, "gzip"):
@@ -95,16 +95,22 @@ class TFRecord(Format):
             stored = {f.name: "the whole record" for f in schema}
         else:
             stored = {f.name: features.describe(f, types[f.name]) for f in schema}
-        groups = None
+        groups, grouping = None, samples if isinstance(samples, Grouping) else None
+        arranged = group.arrange(schema, types, options, grouping)
         if isinstance(samples, Grouping):
-            arranged = group.arrange(schema, types, options, samples)
             groups = group.plan(schema, types, arranged, samples)
             nbytes = groups.nbytes
         else:
             nbytes = _estimate(schema, types, samples, payload)
             if options.compress is not None:  # what does not compress grows a little
                 nbytes += nbytes // 500 + 1024
-        return WritePlan(stored=stored, notes=_lost(schema, types), nbytes=nbytes, groups=groups)
+        return WritePlan(
+            stored=stored,
+            notes=_lost(schema, types),
+            nbytes=nbytes,
+            groups=groups,
+            layout=extents.layout_of(arranged, samples),
+        )
 
     def create(
         self,

@@ -27,6 +27,7 @@ from dsprep.formats.tfrecord.example import (
     padding_head,
     view,
 )
+from dsprep.formats.tfrecord.features import Feature
 
 U8 = np.dtype(np.uint8)
 Payload: TypeAlias = NDArray[np.uint8]
@@ -60,6 +61,11 @@ class Template:
             at += size
         if padding:
             self._share(at, padding_head(padding).ljust(padding, b"\0"))
+
+    @property
+    def features(self) -> list[tuple[Feature, int]]:
+        """The features, and where the values of each begin in the payload."""
+        return [(Feature(f.name, type_, f), at - framing.HEADER) for f, type_, at, _ in self._gaps]
 
     def _share(self, at: int, data: bytes) -> None:
         self._fixed.append((at, np.frombuffer(data, U8)))

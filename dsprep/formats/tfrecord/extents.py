@@ -11,25 +11,34 @@ are read with all that is between them, which is faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
+from dsprep.core.groups import Grouping
 from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Bytes
+from dsprep.errors import FormatError
 from dsprep.formats.protobuf import WireError
 from dsprep.formats.tfrecord import example, framing, recipe
 from dsprep.formats.tfrecord.batch_parser import is_padding
+from dsprep.formats.tfrecord.build import Template
 from dsprep.formats.tfrecord.example import BYTES, INT64, Value
 from dsprep.formats.tfrecord.features import Feature
 from dsprep.formats.tfrecord.framing import HEADER, Index
+from dsprep.formats.tfrecord.group import Arrangement
 from dsprep.formats.tfrecord.stream import SPARSE, WINDOW
+from dsprep.layout.laws import Affine, Law, Table
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
 from dsprep.reading.files import File
 
 NEAR = 128
 """Bytes of values between two ranges that are read along rather than skipped."""
 _AT_ONCE = 4096
+PROBED, PROBED_NBYTES = 16, 16 << 20
+"""Records that are compared with what was written, and their bytes: at least two records."""
 TAIL = 6
 """Bytes behind the features that are looked at: the tag and the length of padding."""
 
@@ -68,6 +77,74 @@ def records_of(
         recipe=recipe.describe(features, known is None) if hidden else None,
         frame={"name": framing.NAME},
     )
+
+
+def layout_of(
+    arranged: Arrangement, samples: int | Grouping
+) -> Callable[[Path], FileLayout] | None:
+    """Return what gives the layout of a file that was written as `arranged`; see `WritePlan`.
+
+    None unless records have one size, and all values have bytes.
+    """
+    builder = arranged.builder
+    if not arranged.fixed or not isinstance(builder, Template):
+        return None
+    found = builder.features
+    if not all(f.field.row_nbytes for f, _ in found):
+        return None
+
+    def layout(path: Path) -> FileLayout:
+        index, chosen = Index(*_lengths(arranged, builder.nbytes, samples)), [f for f, _ in found]
+        parts = {
+            f.field.name: Part() if f.type == INT64 else Part(at, f.field.row_nbytes)
+            for f, at in found
+        }
+        with closing(File(path)) as file:
+            _probe(file, index, chosen, parts)
+        known = frozenset(f.name for f in chosen)
+        return FileLayout(index.count, records_of(index, chosen, known, parts))
+
+    return layout
+
+
+def _lengths(arranged: Arrangement, each: int, samples: int | Grouping) -> tuple[Law, int]:
+    """Return the lengths of payloads of records of `each` bytes, and the bytes of the file."""
+    if not isinstance(samples, Grouping):
+        return Affine(samples, each - framing.FRAME), samples * each
+    edges, places = samples.edges, arranged.places(samples.edges)
+    lengths = np.full(int(edges[-1]), each - framing.FRAME, np.int64)
+    more = np.diff(places) - np.diff(edges) * each
+    if not more.any():
+        return Affine(len(lengths), each - framing.FRAME), int(places[-1])
+    lengths[edges[1:] - 1] += more
+    return Table(lengths), int(places[-1])
+
+
+def _probe(
+    file: File, index: Index, features: Sequence[Feature], parts: Mapping[str, Part]
+) -> None:
+    """Raise `FormatError` unless some records are where the index has them, and have the parts."""
+    bad = file.nbytes != index.nbytes
+    most = max(2, min(PROBED, PROBED_NBYTES * index.count // max(1, index.nbytes)))
+    for i in framing.spread(index.count, most) if not bad else ():
+        start, length = index.offsets.one(i), index.lengths.one(i)
+        record = np.empty(length + framing.FRAME, np.uint8)
+        file.read_into(record, start - HEADER)
+        head = framing.headers(np.array([length]))[0]
+        sound = bool((record[:HEADER] == head).all())
+        sound = sound and framing.payload_right(record, HEADER, length)
+        payload = example.view(record[HEADER : HEADER + length])
+        found = example.parse(payload, 0, length) if sound else {}
+        placed = {f.field.name: _place(found.get(f.name), f) or Part() for f in features}
+        bad = not sound or placed != parts
+        if bad:
+            break
+    if bad:
+        raise FormatError(
+            "the file is not what was written to it",
+            where=file.path,
+            fix="something else writes to it, or the disk is damaged",
+        )
 
 
 def opaque_layout(index: Index, features: Sequence[Feature]) -> FileLayout:
