@@ -162,7 +162,9 @@ def runs(offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR) -> Run
         return _NO_RUNS
     gaps = offsets[1:] - offsets[:-1] - lengths[:-1]
     if 8 * int(np.count_nonzero(gaps <= near)) < len(offsets):
-        return apart(offsets, lengths, addresses)  # joining so few takes longer than it saves
+        return together(
+            offsets, [(addresses, lengths)]
+        )  # joining so few takes longer than it saves
     # Ranges that go on where the one before ends, here and there, are one.
     new = np.ones(len(offsets), bool)
     new[1:] = offsets[1:] != offsets[:-1] + lengths[:-1]
@@ -189,11 +191,17 @@ def runs(offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR) -> Run
     return Runs(offsets[first], np.append(at[first], len(places)), places)
 
 
-def apart(offsets: Ints, lengths: Ints | int, addresses: Ints) -> Runs:
-    """Return ranges of a file, in any order, each of which is read by itself to an address."""
-    places = np.empty((len(offsets), 2), np.int64)
-    places[:, 0], places[:, 1] = addresses, lengths
-    return Runs(offsets, np.arange(len(offsets) + 1), places, single=True)
+def together(starts: Ints, columns: Sequence[tuple[Ints | int, Ints | int]]) -> Runs:
+    """Return ranges of a file, in any order, each of as many parts, back to back.
+
+    `columns` are, part by part, the addresses that these go to, and their bytes.
+    """
+    n, k = len(starts), len(columns)
+    places = np.empty((n, k, 2), np.int64)
+    for i, (addresses, lengths) in enumerate(columns):
+        places[:, i, 0], places[:, i, 1] = addresses, lengths
+    edges = np.arange(0, n * k + 1, k)
+    return Runs(starts, edges, places.reshape(-1, 2), single=k == 1)
 
 
 def read_runs(fd: int, runs: Runs, where: object) -> tuple[int, int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dsprep.core.pread import ranges
-from dsprep.core.schema import Ints
+from dsprep.core.schema import Field, Ints
 from dsprep.errors import UsageError
 from dsprep.layout.as_json import file_path
 from dsprep.layout.laws import Affine
@@ -100,6 +101,87 @@ def locate(layout: FileLayout, name: str, indices: Ints) -> Extents:
             found=layout.unlocated.get(name, "no such field"),
         )
     return _in_column(column, name, indices)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Fields that are stored as they are wanted, next to each other in every sample of a file.
+
+    Attributes
+    ----------
+    path
+        The file, as in `Blocks.path`.
+    starts
+        int64, shape ``(n,)``: an offset for each sample.
+    fields
+        Each field, and the bytes from there to its value, which has `Field.row_nbytes`.
+    """
+
+    path: str
+    starts: Ints
+    fields: list[tuple[Field, int]]
+
+
+def stored(layout: FileLayout, fields: Sequence[Field], indices: Ints) -> list[Stored] | None:
+    """Return where fields of samples anywhere in a file are, if each value is one range of bytes.
+
+    Parameters
+    ----------
+    fields
+        Of at least one byte, none of them ragged.
+    indices
+        int64, shape ``(n,)``, not empty, each ``0 <= i < layout.count``.
+
+    Returns
+    -------
+    None where values are in parts, decoded, or not as the layout says.
+    """
+    out = []
+    inside = [f for f in fields if f.name not in layout.columns]
+    if inside:
+        found = layout.records and _stored_records(layout.records, inside, indices)
+        if not found:
+            return None
+        out.append(found)
+    for f in fields:
+        if f.name in layout.columns:
+            found = _stored_column(layout.columns[f.name], f, layout.count, indices)
+            if found is None:
+                return None
+            out.append(found)
+    return out
+
+
+def _stored_records(records: Records, fields: Sequence[Field], indices: Ints) -> Stored | None:
+    starts, lengths = records.extents(indices, records.blocks.path)
+    least, most = int(lengths.min()), int(lengths.max())
+    found = []
+    for f in fields:
+        part = records.parts.get(f.name)
+        if part is None or part.at is None or part.at + f.row_nbytes > least:
+            return None
+        if f.row_nbytes != (most - part.at if part.nbytes is None else part.nbytes):
+            return None
+        found.append((f, part.at))
+    return Stored(records.blocks.path, starts, found)
+
+
+def _stored_column(column: Column, f: Field, count: int, indices: Ints) -> Stored | None:
+    grid, lines = column.grid, column.lines
+    if grid is None or not grid.plain or grid.files is not None or column.first is not None:
+        return None
+    if lines * grid.row_nbytes != f.row_nbytes or count * lines > grid.shape[0]:
+        return None
+    base = _adjoining(grid)
+    if base is not None:
+        return Stored(grid.blocks.path, indices * f.row_nbytes + base, [(f, 0)])
+    if grid.chunk[0] % lines:
+        return None
+    block, inside = np.divmod(indices, grid.chunk[0] // lines)
+    starts = grid.blocks.offsets.at(block)
+    if int(starts.min()) < 0 or int(grid.blocks.lengths.at(block).min()) <= 0:
+        return None
+    return Stored(grid.blocks.path, starts + inside * f.row_nbytes, [(f, 0)])
 
 
 def _in_records(records: Records, name: str, indices: Ints) -> Extents:

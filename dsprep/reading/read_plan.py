@@ -14,15 +14,18 @@ from itertools import pairwise
 
 import numpy as np
 
-from dsprep.core.pread import DROPPED, NEAR, Runs, read_runs, runs
+from dsprep.core.pread import DROPPED, NEAR, Runs, read_files, runs, together
 from dsprep.core.schema import Field, Ints
 from dsprep.layout.laws import Affine
-from dsprep.layout.locate import Extents, rows_at
+from dsprep.layout.locate import Extents, Stored, rows_at
 from dsprep.layout.model import Column, FileLayout, Records
 from dsprep.reading.files import File
 
 LEAST = 2 << 20
 """Bytes of a part below which another thread would not pay."""
+
+MERGED = 512
+"""Samples from which on values that are near each other are looked for, and read together."""
 
 
 class ReadPlan:
@@ -30,6 +33,7 @@ class ReadPlan:
 
     def __init__(self) -> None:
         self._files: dict[int, tuple[File, list[tuple[Ints, Ints, Ints]]]] = {}
+        self._apart: list[tuple[File, Runs]] = []
 
     def add(self, open_file: Callable[[str], File], found: Extents, to: Ints, what: str) -> None:
         """Add the extents of a field that are stored, and stored as they are wanted.
@@ -60,10 +64,28 @@ class ReadPlan:
             columns = self._files.setdefault(id(file), (file, []))[1]
             columns.append((offsets, lengths, addresses))
 
+    def put_stored(self, file: File, found: Stored, to: Sequence[Ints]) -> None:
+        """Add fields of samples in any order, each value with its address; see `add`.
+
+        `to` has int64, shape ``(n,)``, for each of the fields of `found`.
+        """
+        starts, n = found.starts, len(found.starts)
+        low, high = int(starts.min()), int(starts.max())
+        ends = [at + f.row_nbytes for f, at in found.fields]
+        if low < 0 or high + max(ends) > file.nbytes:
+            for f, at in found.fields:
+                file.check(starts + at, np.full(n, f.row_nbytes), f"field {f.name}")
+        if n >= MERGED and high - low < n * 2 * NEAR:
+            for (f, at), addresses in zip(found.fields, to, strict=True):
+                self.put(file, starts + at, np.full(n, f.row_nbytes), addresses, f"field {f.name}")
+            return
+        self._apart += [(file, runs) for runs in _side_by_side(found, to)]
+
     def read(self, near: int) -> None:
-        """Read all of it; see `dsprep.core.pread.read_runs`."""
-        for file, found in self._runs(near):
-            read_runs(file.fd, found, file.path)
+        """Read all of it; see `dsprep.core.pread.read_files`."""
+        parts = [*self._apart, *self._runs(near)]
+        read_files([(file.fd, found, file.path) for file, found in parts])
+        for file in dict.fromkeys(file for file, _ in parts):
             file.check_same()
 
     @property
@@ -86,6 +108,25 @@ class ReadPlan:
                 order = np.argsort(offsets, kind="stable")
                 offsets, lengths, addresses = offsets[order], lengths[order], addresses[order]
             yield file, runs(offsets, lengths, addresses, near)
+
+
+def _side_by_side(found: Stored, to: Sequence[Ints]) -> Iterator[Runs]:
+    """Yield one range per sample of fields that are near each other in it."""
+    order = sorted(range(len(to)), key=lambda k: found.fields[k][1])
+    begin, columns, end = 0, list[tuple[Ints | int, int]](), 0
+    for k in order:
+        (f, at), addresses = found.fields[k], to[k]
+        gap = at - end
+        if columns and not 0 <= gap <= NEAR:
+            yield together(found.starts + begin, columns)
+            columns = []
+        if not columns:
+            begin = at
+        elif gap:
+            columns.append((DROPPED, gap))
+        columns.append((addresses, f.row_nbytes))
+        end = at + f.row_nbytes
+    yield together(found.starts + begin, columns)
 
 
 # --- consecutive samples at a constant distance ------------------------------------------------

@@ -23,14 +23,16 @@ from dsprep.core.atomic import restore
 from dsprep.core.gather import take
 from dsprep.core.marks import Mark, same_time
 from dsprep.core.packing import Tables, digest
-from dsprep.core.schema import Arena, Array, Batch, Ints, Schema, concatenate
+from dsprep.core.pread import NEAR
+from dsprep.core.schema import Arena, Array, Batch, Ints, Schema, concatenate, new_array
 from dsprep.core.storage import Inside
 from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.layout import as_json
-from dsprep.layout.locate import Extents, locate
+from dsprep.layout.locate import Extents, locate, stored
 from dsprep.layout.model import FileLayout
-from dsprep.reading.files import File, Files
+from dsprep.reading.files import KEPT, File, Files
 from dsprep.reading.layout_reader import LayoutReader
+from dsprep.reading.read_plan import ReadPlan
 from dsprep.reading.records import RecordReader, Verify
 from dsprep.sidecar import spec
 from dsprep.sidecar.identity import block_crc32c, look
@@ -369,12 +371,12 @@ class Sidecar:
             return np.arange(*chosen.indices(n), dtype=np.int64)
         if isinstance(chosen, int) and 0 <= chosen < n:
             return np.array([chosen], np.int64)
-        found = np.atleast_1d(np.asarray(chosen))
+        found = np.asarray(chosen).reshape(-1)
         if found.size and found.dtype.kind not in "iu":
             raise UsageError("samples are chosen by integers", found=found.dtype)
         if found.dtype.kind == "u" and found.size and int(found.max()) >= n:
             raise IndexError(f"sample {found.max()} of {n} in {self.dataset}")
-        found = found.astype(np.int64).reshape(-1)
+        found = found.astype(np.int64, copy=False)
         if not len(found):
             return found
         low = int(found.min())
@@ -563,6 +565,8 @@ class Sidecar:
                 return one
         indices = self.indices(chosen)
         groups = self.by_file(indices)
+        if verify is None and (found := self._read_stored(schema, indices, groups, arena)):
+            return found
         if len(groups) == 1:
             number, _, local = groups[0]
             return self._read_file(number, local, names, verify, arena)
@@ -576,6 +580,37 @@ class Sidecar:
         if len(back) and bool((back == np.arange(len(back))).all()):
             return joined
         return take(schema, joined, back)
+
+    def _read_stored(
+        self,
+        schema: Schema,
+        indices: Ints,
+        groups: Sequence[tuple[int, Ints, Ints]],
+        arena: Arena | None,
+    ) -> Batch | None:
+        """Read samples that are apart from each other into their places; None where that is not so.
+
+        Consecutive samples are better read by what knows groups, and what has to be decoded, or
+        is in very many files, cannot be read so.
+        """
+        n, files = len(indices), len(groups)
+        if n < 2 or files > KEPT or schema.ragged or int(indices[-1]) - int(indices[0]) == n - 1:
+            return None
+        fields = [f for f in schema if f.row_nbytes]
+        located = [stored(self.layout(number), fields, local) for number, _, local in groups]
+        if not fields or None in located:
+            return None
+        out = {
+            f.name: new_array(arena, f"sidecar.field.{f.name}", (n, *f.inner), f.dtype)
+            for f in schema
+        }
+        plan = ReadPlan()
+        for (number, which, _), found in zip(groups, located, strict=True):
+            for each in found or ():
+                to = [which * f.row_nbytes + out[f.name].ctypes.data for f, _ in each.fields]
+                plan.put_stored(self.open_file(number, each.path), each, to)
+        plan.read(NEAR)
+        return {**out}
 
     def _choose(self, fields: tuple[str, ...]) -> Schema:
         names = dict.fromkeys(fields) or self.schema.names

@@ -1,0 +1,129 @@
+"""Samples from anywhere in a dataset: each value goes to its place at once, with a ring or not."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import SUFFIX
+from support import MemorySource, assert_same_batch, random_batch
+
+import dsprep
+from dsprep.core import ring as module
+from dsprep.core.schema import Arena, Field, Schema
+from dsprep.errors import FormatError
+from dsprep.layout.locate import Stored
+from dsprep.reading import read_plan
+from dsprep.reading.files import File
+from dsprep.reading.layout_reader import LayoutReader
+from dsprep.reading.read_plan import ReadPlan
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.write.job import RunOptions
+from dsprep.write.plan import Cut
+from dsprep.write.run import run_job
+
+COUNT = 1500
+SCHEMA = Schema(
+    (
+        Field("x", np.dtype("<u2"), (300,)),
+        Field("y", np.dtype("<i8")),
+        Field("none", np.dtype("<f4"), (0,)),
+        Field("z", np.dtype(">f4"), (2, 3)),
+    )
+)
+BATCH = random_batch(SCHEMA, COUNT, seed=5)
+FORMS = [
+    *((format, form) for format in ("hdf5", "lmdb", "tfrecord") for form in ("one", "several")),
+    *((format, "grouped") for format in ("hdf5", "lmdb", "tfrecord", "zarr")),
+]
+
+
+@pytest.fixture(scope="module", params=FORMS, ids=" ".join)
+def data(request, tmp_path_factory):
+    format, form = request.param
+    directory = tmp_path_factory.mktemp("scattered")
+    origin = directory / "origin"
+    origin.touch()
+    source = MemorySource(SCHEMA, BATCH, origin)
+    path = directory / f"first{SUFFIX[format]}"
+    options = None
+    if form == "several":
+        path, options = directory / "set", ConvertOptions(to=format, cut=Cut(samples_per_file=400))
+    run_job(plan_job(source, path, options), source, RunOptions(workers=1))
+    if form == "grouped":
+        first, path = path, directory / f"grouped{SUFFIX[format]}"
+        dsprep.repack(first, path, buffer_size=64, stripe_size=4096)
+    with Sidecar.open(path) as found:
+        yield found
+
+
+def fields(data):
+    """Those that are stored as they are wanted: not the integers of a tf.train.Example."""
+    return [n for n in SCHEMA.names if data.content.format != "tfrecord" or n != "y"]
+
+
+@pytest.fixture(scope="module", params=["ring", "preadv"])
+def way(request, data):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "preadv":
+            patch.setattr(module, "_own", threading.local())
+            patch.setattr(module, "_refused", threading.Event())
+            module._refused.set()
+        elif module.ring() is None:
+            pytest.skip("the kernel refuses io_uring")
+        patch.setattr(LayoutReader, "read", None)  # so that nothing is read otherwise
+        yield
+
+
+NUMBERS = st.integers(0, COUNT - 1)
+CHOSEN = st.one_of(
+    st.lists(NUMBERS, min_size=2, max_size=30),
+    st.tuples(NUMBERS, st.integers(2, 3000)).map(
+        lambda pair: np.random.default_rng(pair[0]).integers(0, COUNT, pair[1])
+    ),
+    st.tuples(NUMBERS, st.integers(COUNT, 2 * COUNT)).map(lambda ends: slice(*ends, 2)),
+    st.just(slice(None, None, -1)),
+)
+
+
+@settings(max_examples=20)
+@given(
+    chosen=CHOSEN, names=st.sets(st.sampled_from(["x", "y", "z"]), min_size=1), own=st.booleans()
+)
+def test_what_is_read(data, way, chosen, names, own):
+    wanted = [n for n in fields(data) if n in names or n == "none"]
+    indices = np.arange(COUNT)[chosen]
+    if len(wanted) == 1 or len(indices) < 2 or indices[-1] - indices[0] == len(indices) - 1:
+        return  # read otherwise
+    found = data.read(chosen, wanted, arena=Arena() if own else None)
+    schema = Schema(tuple(SCHEMA[n] for n in wanted))
+    assert_same_batch(found, {n: BATCH[n][indices] for n in wanted}, schema)
+
+
+def test_values_that_are_near_each_other_are_read_together(data, monkeypatch):
+    read = []
+    real = read_plan.read_files
+    monkeypatch.setattr(read_plan, "read_files", lambda parts: (read.extend(parts), real(parts))[1])
+    few = data.read(slice(0, 500, 2), fields(data))
+    apart = sum(len(runs.starts) for _, runs, _ in read)
+    read.clear()
+    many = data.read(np.arange(COUNT)[::-1], fields(data))
+    assert apart >= 250
+    if len(data.content.files) == 1:
+        assert sum(len(runs.starts) for _, runs, _ in read) < 100
+    for name in fields(data):
+        np.testing.assert_array_equal(many[name][::-1][:500:2], few[name])
+
+
+@pytest.mark.parametrize("start", [-100, -(1 << 62), 901, 1 << 62])
+def test_offsets_that_are_not_in_the_file(start, tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(bytes(1000))
+    found = Stored("", np.array([0, start, 900]), [(SCHEMA["y"], 40), (SCHEMA["z"], 76)])
+    out = np.zeros(300, np.uint8)
+    with pytest.raises(FormatError, match="not in the file"):
+        ReadPlan().put_stored(File(path), found, [out.ctypes.data + np.arange(3)] * 2)
