@@ -37,6 +37,7 @@ from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.core.storage import data_files, remove
 from dsprep.errors import DsprepError
 from dsprep.formats.base import WriteOptions
+from dsprep.reading.layout_reader import LayoutReader
 from dsprep.sidecar.sidecar import StaleWarning
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.check import check
@@ -73,6 +74,8 @@ class FormatContract:
         write it.
     parted
         Whether several write one file of samples of one size, as `convert` and as `repack` do.
+    simple
+        Whether one range of bytes holds each fixed field of a sample, as it is in memory.
     """
 
     format: str
@@ -81,6 +84,7 @@ class FormatContract:
     options: WriteOptions = WriteOptions()
     located: tuple[bool, bool] = (True, True)
     parted: tuple[bool, bool] = (True, True)
+    simple: bool = True
 
     def oracle(self, path: Path) -> Batch | None:
         """Return all samples as another library reads them; None: there is none."""
@@ -220,6 +224,30 @@ class FormatContract:
             column = self.batch[name][i : i + 1]
             expected = column.values if isinstance(column, Ragged) else column
             assert data == raw(expected), (i, name)
+
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_one_sample(self, grouped, monkeypatch):
+        """One sample is what it is among others, however it is asked for."""
+        (self.repack if grouped else self.convert)()
+        if not self.located[grouped]:
+            return
+        last = Schema((self.schema.fields[-1],))
+        with dsprep.Sidecar.open(self.target) as sidecar, open_dataset(self.target) as source:
+            for i in range(COUNT):
+                expected = take(self.batch, i, i + 1)
+                assert_same_batch(sidecar.read([i]), expected, self.schema)
+                assert_same_batch(sidecar.read(i, last.names), expected, last)
+                for other in (i - COUNT, np.int64(i), np.array([i]), slice(i, i + 1)):
+                    assert_same_batch(sidecar.read(other), expected, self.schema)
+                assert_same_batch(source.read(i, i + 1), expected, self.schema)
+            if self.simple:
+                monkeypatch.delattr(LayoutReader, "read")  # the way for all other samples
+                fixed = [f.name for f in self.schema if not f.ragged]
+                for i in range(COUNT):
+                    assert list(sidecar.read([i], fixed)) == fixed
+            for wrong in (COUNT, -COUNT - 1, [COUNT]):
+                with pytest.raises(IndexError):
+                    sidecar.read(wrong)
 
     def test_groups(self):
         self.repack(size=8)

@@ -52,11 +52,13 @@ class TestHdf5Gzip(Read):
     format, options = "hdf5", WriteOptions(compress=Compression("gzip"))
     located = (True, False)
     parted = (False, False)
+    simple = False
 
 
 class TestZarrZstd(Read):
     format, schema, options = "zarr", FIXED, WriteOptions(compress=Compression("zstd"))
     parted = (False, False)
+    simple = False
 
 
 class TestTFRecordGzip(Read):

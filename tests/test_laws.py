@@ -57,6 +57,8 @@ def assert_gives(law, values, lengths=None):
         assert found_exact(one, values)
         order = np.random.default_rng(0).permutation(len(values))
         assert (one.at(order) == values[order]).all()
+        some = order[:64].tolist()
+        assert [one.one(i) for i in some] == values[some].tolist()
         for a, b in ((0, len(values)), (len(values) // 3, len(values) // 2)):
             assert (one.span(a, b) == values[a:b]).all()
         assert one.words()

@@ -53,7 +53,10 @@ def pread_into(fd: int, out: Array, offset: int, where: object) -> None:
         If the file ends first.
     """
     view = as_bytes(out)
-    done = preadv_most(fd, view, offset)
+    done = got = preadv_once(fd, view, offset)
+    while got and done < len(view):
+        got = preadv_once(fd, view[done:], offset + done)
+        done += got
     if done < len(view):
         raise ends_early(where, offset, len(view), done)
 

@@ -5,6 +5,7 @@ A message is a row of fields: a tag, which is the varint ``number << 3 | wire ty
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 
@@ -30,6 +31,14 @@ def read_varint(data: Viewed, pos: int, stop: int) -> tuple[int, int]:
             return value, pos
         shift += 7
     raise WireError("a varint does not end")
+
+
+def read_varints(data: Viewed, stop: int) -> Iterator[int]:
+    """Yield the numbers of 64 bits up to `stop`; `WireError` if one does not end there."""
+    pos = 0
+    while pos < stop:
+        value, pos = read_varint(data, pos, stop)
+        yield value & (1 << 64) - 1
 
 
 def read_field(data: Viewed, pos: int, stop: int) -> tuple[int, int, int, int]:

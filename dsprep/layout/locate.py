@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -215,14 +216,22 @@ def _in_column(column: Column, name: str, indices: Ints) -> Extents:
     )
 
 
-def rows_at(grid: Grid, first: int, count: int) -> int | None:
-    """Return the offset of rows of a plain grid; None unless they are in one chunk of one file."""
+_path = lru_cache(1 << 12)(file_path)
+
+
+def rows_at(grid: Grid, first: int, count: int) -> tuple[str, int] | None:
+    """Return file and offset of rows of a plain grid; None unless they are in one chunk."""
     chunk, inside = divmod(first, grid.chunk[0])
     exist = 0 <= first < first + count <= grid.shape[0]
-    if not exist or inside + count > grid.chunk[0] or grid.files is not None:
+    if not exist or inside + count > grid.chunk[0]:
         return None
-    offset, length = grid.blocks.offsets.one(chunk), grid.blocks.lengths.one(chunk)
-    return offset + inside * grid.row_nbytes if offset >= 0 and length > 0 else None
+    path, block = grid.blocks.path, chunk
+    if grid.files is not None:
+        along, *across = grid.files
+        path = _path(path, (chunk // along, *(0 for _ in across)))
+        block = chunk * math.prod(across)
+    offset, length = grid.blocks.offsets.one(block), grid.blocks.lengths.one(block)
+    return (path, offset + inside * grid.row_nbytes) if offset >= 0 and length > 0 else None
 
 
 def plain_rows(grid: Grid, first: Ints, count: Ints) -> Extents:

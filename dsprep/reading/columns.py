@@ -120,10 +120,10 @@ class ColumnReader:
         if grid is None or not len(first):
             return Wanted(0, [], lambda _: np.empty(0, np.uint8))
         if len(first) == 1 and self._chunks is None:
-            offset, rows = rows_at(grid, int(first[0]), int(count[0])), int(count[0])
-            if offset is not None:
-                extent = np.array([[offset], [rows * grid.row_nbytes], [0]], np.int64)
-                spans: list[Spans] = [(self._open, grid.blocks.path, *extent)]
+            found, rows = rows_at(grid, int(first[0]), int(count[0])), int(count[0])
+            if found is not None:
+                extent = np.array([[found[1]], [rows * grid.row_nbytes], [0]], np.int64)
+                spans: list[Spans] = [(self._open, found[0], *extent)]
                 return Wanted(rows * grid.row_nbytes, spans, lambda buffer: buffer)
         check_rows(grid, first, count, self.field.name)
         first, count = _joined(first, count)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from dsprep.core.pread import NEAR
-from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema
+from dsprep.core.schema import Arena, Batch, Ints, Schema
 from dsprep.errors import UsageError
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader, read_columns
 from dsprep.reading.files import File
-from dsprep.reading.read_plan import strided
 from dsprep.reading.records import Decoders, RecordReader, Verify
+from dsprep.reading.single import Single
 
 
 class LayoutReader:
@@ -52,6 +49,8 @@ class LayoutReader:
         label: Callable[[int], str] | None = None,
     ) -> None:
         self._layout, self._open_file, self._where = layout, open_file, where
+        self._schema = schema
+        self._singles: dict[tuple[str, ...], Single | None] = {}
         self.records: RecordReader | None = None
         if layout.records is not None:
             assert decoders is not None  # see the parameter
@@ -110,38 +109,23 @@ class LayoutReader:
             out |= read_columns(chosen, samples, arena)
         return {name: out[name] for name in names}
 
-    def read_one(self, sample: int, fields: Sequence[Field]) -> Batch | None:
-        """Return fields of one sample at little more than the cost of the system call.
+    def read_one(self, sample: int, names: tuple[str, ...], verify: Verify = None) -> Batch | None:
+        """Return fields of one sample at little more than the cost of the system calls.
 
-        None where they have to be looked for, decoded, or are not as the layout says.
+        None where they take more; see `Single`, and `read` for `verify`.
         """
-        found = strided(self._layout, fields, sample, 1)
-        if not found:
+        if verify == "full" or (verify is not None and self.records is not None):
             return None
-        path, begin = found[0].path, min(each.offset for each in found)
-        end = max(each.offset + each.nbytes for each in found)
-        data, wanted = None, sum(each.nbytes for each in found)
-        if end - begin <= wanted + NEAR and all(each.path == path for each in found):
-            data = self._bytes(path, begin, end - begin)
-        out: Batch = {}
-        for field, each in zip(fields, found, strict=True):
-            if data is None:
-                part = self._bytes(each.path, each.offset, each.nbytes)
-            else:
-                part = data[each.offset - begin : each.offset - begin + each.nbytes]
-            values = part.view(field.dtype)
-            if field.ragged:
-                rows = values.reshape(-1, *field.inner) if field.inner else values
-                edges = np.array([0, each.nbytes // max(1, field.row_nbytes)])
-                out[field.name] = Ragged(rows, edges, field.kind)
-            else:
-                out[field.name] = values.reshape(1, *field.inner)
-        return out
-
-    def _bytes(self, path: str, offset: int, nbytes: int) -> Bytes:
-        data = np.empty(nbytes, np.uint8)
-        self._open_file(path).read_checked(data, offset, "a sample")
-        return data
+        single = self._singles.get(names, ...)
+        if single is ...:
+            try:
+                recipe = None if self.records is None else self.records.recipe
+                fields = [self._schema[name] for name in names]
+                single = Single(self._layout, fields, self._open_file, recipe)
+            except LookupError:
+                single = None
+            self._singles[names] = single
+        return None if single is None else single.read(sample)
 
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""

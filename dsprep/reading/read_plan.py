@@ -2,8 +2,7 @@
 
 Samples anywhere in a dataset are collected in a `ReadPlan`, from what `dsprep.layout.locate` gives.
 Consecutive samples at a constant distance, such as the rows of a chunk or records of one size, are
-a few numbers (`strided`), and so is any one sample; planning them so (`woven`) takes a tenth of the
-time and gives the same. `Sidecar.read` and the `Reader` share both.
+a few numbers (`strided`); planning them so (`woven`) takes a tenth of the time and gives the same.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ def strided(
     layout
         Of the file.
     fields
-        Of at least one byte; of ragged ones only a single sample is taken.
+        Of at least one byte, and not ragged.
     first, count
         Samples of the file; at least one.
     """
@@ -191,23 +190,20 @@ def _of_column(column: Column, field: Field, first: int, count: int) -> Strided 
     grid, nbytes = column.grid, field.row_nbytes
     if grid is None or not grid.plain or column.first is not None or field.ragged:
         return None
-    offset = rows_at(grid, first * column.lines, count * column.lines)
-    if offset is None or column.lines * grid.row_nbytes != nbytes:
+    found = rows_at(grid, first * column.lines, count * column.lines)
+    if found is None or column.lines * grid.row_nbytes != nbytes:
         return None
-    return Strided(grid.blocks.path, offset, nbytes, nbytes)
+    return Strided(*found, nbytes, nbytes)
 
 
 def _of_records(records: Records, first: int, count: int) -> tuple[int, int, int, bool] | None:
     """Return offset and stride of records, the bytes of the shortest, and whether all have them."""
     offsets, lengths = records.blocks.offsets, records.blocks.lengths
-    if count == 1:
-        number = first if records.order is None else records.order.one(first)
-        if not 0 <= number < records.blocks.count:
-            return None
-        return offsets.one(number), 0, lengths.one(number), True
     if records.order is not None:
         return None
-    if isinstance(offsets, Affine):
+    if count == 1:
+        base, stride = offsets.one(first), 0
+    elif isinstance(offsets, Affine):
         base, stride = offsets.one(first), offsets.stride
     else:
         found = offsets.span(first, first + count)
@@ -226,13 +222,7 @@ def _of_part(
     part, nbytes = records.parts.get(field.name), field.row_nbytes
     if part is None or part.at is None:
         return None
-    if field.ragged:
-        if count > 1:
-            return None
-        nbytes = least - part.at if part.nbytes is None else part.nbytes
-        if nbytes < 0 or nbytes % max(1, field.row_nbytes):
-            return None
-    elif part.nbytes is None:
+    if part.nbytes is None:
         if not fixed or least - part.at != nbytes:
             return None
     elif part.nbytes != nbytes:

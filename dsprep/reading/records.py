@@ -82,6 +82,9 @@ class Recipe(Protocol):
         Columns may be views of `buffer`, or arrays taken from `arena`.
         """
 
+    def one(self, record: Bytes) -> Batch | None:
+        """Return the fields of one record; None where only `decode` judges it."""
+
 
 def damaged_recipe(what: str, expected: object = None, found: object = None) -> FormatError:
     """Return the error for a recipe in a sidecar that does not follow the specification."""
@@ -115,8 +118,9 @@ class Taken:
 class RecordReader:
     """Reads the fields of one file that lie in records, of those of `schema`.
 
-    `decoders` gives the frame and the recipe, and raises `FormatError` if they do not exist or have
-    wrong parameters; `label` gives the name of a sample, for messages: None for file and number.
+    `decoders` gives the frame and the `recipe`, and raises `FormatError` if they do not exist or
+    have wrong parameters; `label` gives the name of a sample, for messages: None for file and
+    number.
     """
 
     def __init__(
@@ -127,7 +131,7 @@ class RecordReader:
         label: Callable[[int], str] | None = None,
     ) -> None:
         self.records, self.schema, self._label = records, schema, label
-        self._frame, self._recipe = decoders(records, schema)
+        self._frame, self.recipe = decoders(records, schema)
 
     def read(
         self,
@@ -164,8 +168,8 @@ class RecordReader:
             raise wrong.named(f"{label(i)}, offset {offsets[i]}") from wrong
 
         out: Batch = {}
-        if any(part.at is None for _, part in parts) and self._recipe is not None:
-            out = self._recipe.decode(
+        if any(part.at is None for _, part in parts) and self.recipe is not None:
+            out = self.recipe.decode(
                 taken[0].buffer, taken[0].starts, taken[0].lengths, label, arena
             )
             if not out.keys() >= set(names):

@@ -228,6 +228,7 @@ class Sidecar:
         self._files = Files(Inside(dataset, follow_external), self._check_first)
         counts = [f.samples for f in content.files]
         self._starts: Ints = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._count = int(self._starts[-1])
         self._tables: Tables | None = None
         self._lock = threading.Lock()
         self._layout = lru_cache(maxsize=1024)(self._parse_layout)
@@ -296,7 +297,7 @@ class Sidecar:
         self._files.expect(marks)
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._count
 
     # --- layouts -----------------------------------------------------------------------------
 
@@ -558,12 +559,18 @@ class Sidecar:
             raise UsageError(f"verify is {verify!r}", expected="None, 'header' or 'full'")
         schema = self._chosen(tuple(fields))
         names = schema.names
-        if verify is None and isinstance(chosen, int) and 0 <= chosen < self._starts[-1]:
-            number, index = self.file_of(chosen)
-            one = self._reader(number).read_one(index, schema.fields)
-            if one is not None:
-                return one
-        indices = self.indices(chosen)
+        one = chosen[0] if isinstance(chosen, list) and len(chosen) == 1 else chosen
+        indices: Ints | None = None
+        if type(one) is not int or not 0 <= one < self._count:
+            indices = self.indices(chosen)
+            one = int(indices[0]) if len(indices) == 1 else -1
+        if one >= 0:
+            number, index = self.file_of(one)
+            batch = self._reader(number).read_one(index, names, verify)
+            if batch is not None:
+                return batch
+        if indices is None:
+            indices = np.array([one], np.int64)
         groups = self.by_file(indices)
         if verify is None and (found := self._read_stored(schema, indices, groups, arena)):
             return found

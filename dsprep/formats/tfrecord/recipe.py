@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,13 +31,19 @@ from dsprep.core.schema import (
     new_array,
 )
 from dsprep.errors import FormatError
-from dsprep.formats.protobuf import WireError
+from dsprep.formats.protobuf import WireError, read_varints
 from dsprep.formats.tfrecord import example as wire
 from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, Places, Value
 from dsprep.formats.tfrecord.features import FLOAT32, Feature, fits_int64
 from dsprep.formats.tfrecord.framing import FRAME
 from dsprep.reading.records import damaged_recipe
+
+Range: TypeAlias = tuple[int, int]
+"""The first byte of a range, and the one behind its last."""
+
+FEW = 128
+"""Bytes of packed integers up to which they are taken one by one."""
 
 _NUMBERS = {name: number for number, name in TYPES.items()}
 
@@ -90,6 +96,7 @@ class Recipe:
 
     def __init__(self, features: Sequence[Feature], known: frozenset[str] | None) -> None:
         self._features, self._known = features, known
+        self._like: Template | None = None
         self._schema = Schema(tuple(f.field for f in features))
 
     def decode(
@@ -112,6 +119,71 @@ class Recipe:
             return {f.field.name: column(buffer, places[f.name], f, arena) for f in self._features}
         except Misfit as m:
             raise m.named(label) from m
+
+    def one(self, record: Bytes) -> Batch | None:
+        """Return the fields of one record; None if it is out of the ordinary.
+
+        Most are like the one before, in which every value has been found already.
+        """
+        data, like = wire.view(record), self._like
+        if like is None or not like.fits(data):
+            like = self._like = Template.of(data, self._features, self._known)
+        if like is None:
+            return None
+        out: Batch = {}
+        for feature, (a, b) in zip(self._features, like.ranges, strict=True):
+            field = feature.field
+            values = _few_integers(record[a:b], field) if feature.type == INT64 else record[a:b]
+            if values is None or len(values) * values.itemsize % field.row_nbytes:
+                return None
+            rows = values.view(field.dtype).reshape(-1, *field.inner)
+            if field.ragged:
+                out[field.name] = Ragged(rows, np.array([0, len(rows)]), field.kind)
+            elif len(rows) == 1:
+                out[field.name] = rows
+            else:
+                return None
+        return out
+
+
+class Template:
+    """A record in which the values of features have been found.
+
+    Attributes
+    ----------
+    ranges
+        Of each feature: where its values begin in the record and end.
+    """
+
+    def __init__(self, data: memoryview, glue: Sequence[Range], ranges: Sequence[Range]) -> None:
+        self._nbytes, self.ranges = len(data), ranges
+        self._glue = [(a, b, bytes(data[a:b])) for a, b in glue]
+
+    @classmethod
+    def of(
+        cls, data: memoryview, features: Sequence[Feature], known: frozenset[str] | None
+    ) -> Self | None:
+        """Return a record; None unless it is an Example in which every feature has one range."""
+        try:
+            found = wire.parse(data, 0, len(data))
+        except WireError:
+            return None
+        glue = wire.glue(found, 0, len(data))
+        if glue is None or any(value.loose for value in found.values()):
+            return None
+        if known is not None and not found.keys() <= known:
+            return None
+        values = [found.get(f.name) for f in features]
+        ranges = [
+            value.ranges[0]
+            for f, value in zip(features, values, strict=True)
+            if value is not None and value.ranges and value.type == f.type and f.field.row_nbytes
+        ]
+        return cls(data, glue, ranges) if len(ranges) == len(features) else None
+
+    def fits(self, data: memoryview) -> bool:
+        """Whether another record differs in nothing but its values."""
+        return len(data) == self._nbytes and all(data[a:b] == same for a, b, same in self._glue)
 
 
 # --- columns ---
@@ -256,6 +328,20 @@ def _integers(buffer: NDArray[np.uint8], places: Places, feature: Feature) -> Co
     if field.ragged:
         return Ragged.from_lengths(cast.reshape(-1, *field.inner), counts // rows)
     return cast.reshape(len(counts), *field.inner)
+
+
+def _few_integers(data: Bytes, field: Field) -> Array | None:
+    """Return the packed integers of one record as the type of a field; None if they do not fit."""
+    try:
+        if len(data) > FEW:
+            found = wire.decode_varints(data, np.array([len(data)]))[0]
+        else:
+            found = np.array([*read_varints(wire.view(data), len(data))], np.uint64).view(np.int64)
+    except WireError:
+        return None
+    cast: Array = found.astype(field.dtype, copy=False)
+    same = cast is found or bool((cast.astype(np.int64) == found).all())
+    return cast if same else None
 
 
 def check_sizes(have: NDArray[np.int64], want: int, feature: Feature, unit: int) -> None:

@@ -106,6 +106,10 @@ class Explicit(Unfitted):
         """See `Law.at`."""
         return self.values[indices]
 
+    def one(self, index: int) -> int:
+        """See `Law.one`."""
+        return int(self.values[index])
+
     def span(self, start: int, stop: int) -> Ints:
         """See `Law.span`."""
         return self.values[start:stop]

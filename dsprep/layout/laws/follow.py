@@ -52,6 +52,11 @@ class Follow(Law):
         out += self.rest.at(indices)
         return out
 
+    def one(self, index: int) -> int:
+        """See `Law.one`."""
+        coarse, fine = self._sums or self._add_up()
+        return int(coarse[index // STEP]) + int(fine[index]) + self.rest.one(index)
+
     def _add_up(self) -> tuple[Ints, Array]:
         """Return the sizes before every `STEP`-th block, and those before each one since."""
         n = self.count

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,42 +51,42 @@ class Shape:
     append: bool
     named: bool
 
-    @property
+    @cached_property
     def node_max(self) -> int:
         """Bytes of a node above which its value goes to overflow pages."""
         return ((self.psize - HEADER) // 2 & ~1) - 2
 
-    @property
+    @cached_property
     def possible(self) -> bool:
         """Whether LMDB could have written this."""
         return NODE + self.key + 8 <= self.node_max
 
-    @property
+    @cached_property
     def big(self) -> bool:
         """Whether values are on overflow pages."""
         return NODE + self.key + self.value > self.node_max
 
-    @property
+    @cached_property
     def node(self) -> int:
         """Bytes of a leaf's node, without its pointer."""
         return (NODE + self.key + (8 if self.big else self.value)) + 1 & ~1
 
-    @property
+    @cached_property
     def leaf(self) -> int:
         """Records that fill a leaf; at least 2."""
         return (self.psize - HEADER) // (self.node + 2)
 
-    @property
+    @cached_property
     def branch(self) -> int:
         """Children that fill a branch; at least 3."""
         return 1 + (self.psize - HEADER - NODE - 2) // ((NODE + self.key + 1 & ~1) + 2)
 
-    @property
+    @cached_property
     def step(self) -> int:
         """Records that a leaf keeps once the next one has begun."""
         return self.leaf if self.append else self.leaf - 1
 
-    @property
+    @cached_property
     def inside(self) -> int:
         """Where the value of a leaf's first node begins in the page, if it is there."""
         return self.psize - self.node + NODE + self.key

@@ -36,6 +36,10 @@ class Periodic(Law):
         """See `Law.at`."""
         return self.of.at(indices % self.period)
 
+    def one(self, index: int) -> int:
+        """See `Law.one`."""
+        return self.of.one(index % self.period)
+
     def to_json(self, tables: Tables) -> Any:
         """``{"law": "periodic", "period": numbers of a period, "of": law}``."""
         return {"law": self.name, "period": self.period, "of": self.of.to_json(tables)}

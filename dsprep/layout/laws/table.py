@@ -25,6 +25,10 @@ class Table(Law):
         """See `Law.at`."""
         return self._values[indices].astype(np.int64)
 
+    def one(self, index: int) -> int:
+        """See `Law.one`."""
+        return int(self._values[index])
+
     def span(self, start: int, stop: int) -> Ints:
         """See `Law.span`."""
         return self._values[start:stop].astype(np.int64)

@@ -20,8 +20,8 @@ whose pages are added up once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,17 @@ from dsprep.layout.laws.lmdb import HEADER, Shape, overflow, parse
 
 _SLICE = 1 << 15  # numbers at once: they stay in the cache
 _MOST_MOVES, _FURTHEST = 64, 16
+
+
+class _Bounds(NamedTuple):
+    """Keep numbers at most or at least at a bound; an array becomes the result itself."""
+
+    most: Callable[[Any, int], Any]
+    least: Callable[[Any, int], Any]
+
+
+_NUMBERS = _Bounds(min, max)
+_ARRAYS = _Bounds(lambda a, b: np.minimum(a, b, out=a), lambda a, b: np.maximum(a, b, out=a))
 
 
 class Tree(Law):
@@ -81,38 +92,47 @@ class Tree(Law):
         for start in range(0, len(indices), _SLICE):
             some = np.asarray(indices[start : start + _SLICE], np.int64)
             part = out[start : start + _SLICE]
-            part[:] = self._one(some) if self.kind == "one" else self._compact(some)
+            part[:] = (self._one if self.kind == "one" else self._compact)(some, _ARRAYS)
             if self.shape.big:
                 part += self._before.at(some)
             if self.moved:
                 part += self._by[np.searchsorted(self._from, some, "right")]
         return out
 
-    def _one(self, i: Ints) -> Ints:
+    def one(self, index: int) -> int:
+        """See `Law.one`."""
+        out: int = (self._one if self.kind == "one" else self._compact)(index, _NUMBERS)
+        if self.shape.big:
+            out += self._before.one(index)
+        if self.moved:
+            out += int(self._by[self._from.searchsorted(index, "right")])
+        return out
+
+    # What follows takes one number or an array of them, with the functions of either.
+
+    def _one(self, i: Any, of: _Bounds) -> Any:
         """Return the offsets without overflow pages, for one transaction."""
         shape, base = self.shape, 3 if self.shape.named else 2
         if shape.big:
-            leaf = i // shape.leaf if shape.append else np.maximum(i - 1, 0) // shape.step
-            pages = leaf + self._branches(leaf)  # a value comes behind the branches of its leaf
+            leaf = i // shape.leaf if shape.append else of.least(i - 1, 0) // shape.step
+            pages = leaf + self._branches(leaf, of)  # a value comes behind the branches of its leaf
             pages += base + 1
             pages *= shape.psize
             pages += HEADER
             return pages
-        leaf = np.minimum(i // shape.step, self._last)
-        pages = leaf + self._branches(np.maximum(leaf - 1, 0))  # a leaf comes before them
+        leaf = of.most(i // shape.step, self._last)
+        pages = leaf + self._branches(of.least(leaf - 1, 0), of)  # a leaf comes before them
         pages += base
         return self._inside(i, leaf, pages)
 
-    def _compact(self, i: Ints) -> Ints:
+    def _compact(self, i: Any, of: _Bounds) -> Any:
         """Return the offsets without overflow pages, for a compact copy."""
         shape, each = self.shape, self.shape.branch - 1
-        leaf = i // shape.step
-        np.minimum(leaf, self._last, out=leaf)
+        leaf = of.most(i // shape.step, self._last)
         pages, above, last = leaf + 2, leaf, self._last
         while last >= 1:
             last = (last - 1) // each
-            above = above // each
-            np.minimum(above, last, out=above)
+            above = of.most(above // each, last)
             pages += above
         if shape.big:
             pages *= shape.psize
@@ -120,21 +140,18 @@ class Tree(Law):
             return pages
         return self._inside(i, leaf, pages)
 
-    def _branches(self, leaf: Ints) -> Ints:
+    def _branches(self, leaf: Any, of: _Bounds) -> Any:
         """Return how many branches there are when this leaf has been begun; writes to nothing."""
         each, last = self.shape.branch - 1, self._last
-        total = np.zeros(len(leaf), np.int64)
-        pages = leaf
+        total, pages = leaf * 0, leaf
         while last >= 1:
             total += pages >= 1
-            pages = pages - 1
-            pages //= each
-            np.maximum(pages, 0, out=pages)
+            pages = of.least((pages - 1) // each, 0)
             total += pages
             last = (last - 1) // each
         return total
 
-    def _inside(self, i: Ints, leaf: Ints, pages: Ints) -> Ints:
+    def _inside(self, i: Any, leaf: Any, pages: Any) -> Any:
         """Return the offsets of values in these leaves; `leaf` and `pages` are used up."""
         shape = self.shape
         leaf *= shape.step

@@ -1,0 +1,195 @@
+"""One sample, at little more than what the system calls cost.
+
+What does not depend on the sample is worked out once for a file and some of its fields: a function
+for each range of bytes that is read, and one for each field that is made of it. A sample that
+takes more than that, such as one in an encoded chunk, and one that is not as its layout says are
+left to `LayoutReader.read`, which also has the words for what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from dsprep.core.pread import NEAR
+from dsprep.core.schema import Batch, Bytes, Field, Ragged
+from dsprep.core.schema import Column as Values
+from dsprep.core.storage import pread_into
+from dsprep.layout.locate import rows_at
+from dsprep.layout.model import Column, FileLayout, Part, Records
+from dsprep.reading.files import File
+from dsprep.reading.records import Recipe
+
+Range: TypeAlias = tuple[str, int, int]
+"""The path of a file, an offset in it, and a number of bytes."""
+
+Where: TypeAlias = Callable[[int], Range | None]
+"""Returns the range of a sample, or None."""
+
+Make: TypeAlias = Callable[[Bytes], Values | None]
+"""Returns a field of a sample, made of its range, or None."""
+
+
+class Single:
+    """Reads some fields of any one sample of a file.
+
+    Parameters
+    ----------
+    layout
+        Of the file.
+    fields
+        The fields.
+    open_file
+        Opens a file by its path in the layout.
+    recipe
+        Takes records apart whose fields have no constant place.
+
+    Raises
+    ------
+    LookupError
+        If the fields take more than this, whatever the sample.
+    """
+
+    def __init__(
+        self,
+        layout: FileLayout,
+        fields: Sequence[Field],
+        open_file: Callable[[str], File],
+        recipe: Recipe | None,
+    ) -> None:
+        self._open, self._recipe = open_file, recipe
+        self._where: list[Where] = []
+        self._fields: list[tuple[str, int, Make | None]] = []  # None: made by the recipe
+        known = {} if layout.records is None else layout.records.parts
+        parts = {f.name: known[f.name] for f in fields if f.name in known}
+        low = 0
+        if layout.records is not None and parts:
+            low, where = _of_record(layout.records, parts)
+            self._where.append(where)
+        for field in fields:
+            if part := parts.get(field.name):
+                at = part.at
+                make = None if at is None else _maker(field, at - low, part.nbytes)
+                self._fields.append((field.name, 0, make))
+            else:
+                self._fields.append((field.name, len(self._where), _maker(field, 0, None)))
+                self._where.append(_of_rows(layout.columns[field.name]))
+
+    def read(self, sample: int) -> Batch | None:
+        """Return the fields of a sample, or None; raises as `LayoutReader.read` does."""
+        ranges = []
+        for where in self._where:
+            found = where(sample)
+            if found is None:
+                return None
+            ranges.append(found)
+        data = self._read(ranges)
+        out: Batch = {}
+        decoded: Batch | None = None
+        for name, k, make in self._fields:
+            if make is not None:
+                values = make(data[k])
+            else:
+                if decoded is None and self._recipe is not None:
+                    decoded = self._recipe.one(data[k])
+                values = None if decoded is None else decoded.get(name)
+            if values is None:
+                return None
+            out[name] = values
+        return out
+
+    def _read(self, ranges: Sequence[Range]) -> list[Bytes]:
+        """Return the bytes of ranges; those that are near each other are read together."""
+        path, begin, nbytes = ranges[0]
+        if len(ranges) > 1:
+            begin = min(offset for _, offset, _ in ranges)
+            nbytes = max(offset + size for _, offset, size in ranges) - begin
+            wanted = sum(size for _, _, size in ranges)
+            if nbytes > wanted + NEAR or any(other != path for other, _, _ in ranges):
+                return self._read_apart(ranges)
+        (data,) = self._read_apart([(path, begin, nbytes)])
+        return [data[offset - begin : offset - begin + size] for _, offset, size in ranges]
+
+    def _read_apart(self, ranges: Sequence[Range]) -> list[Bytes]:
+        out = []
+        files: dict[str, File] = {}
+        for path, offset, nbytes in ranges:
+            file = files.get(path)
+            if file is None:
+                file = files[path] = self._open(path)
+            if not 0 <= offset <= file.nbytes - nbytes:
+                file.check(np.array([offset]), np.array([nbytes]), "a sample")
+            data = np.empty(nbytes, np.uint8)
+            if nbytes:
+                pread_into(file.fd, data, offset, file.path)
+            out.append(data)
+        for file in files.values():
+            file.check_same()
+        return out
+
+
+def _of_rows(column: Column) -> Where:
+    """Return what gives the rows of a sample."""
+    grid, lines, first, count = column.grid, column.lines, column.first, column.count
+    if grid is None or not grid.plain:
+        raise LookupError
+    nbytes = grid.row_nbytes
+
+    def where(sample: int) -> Range | None:
+        if first is None or count is None:
+            begin, rows = sample * lines, lines
+        else:
+            begin, rows = first.one(sample), count.one(sample)
+        found = rows_at(grid, begin, rows)
+        return None if found is None else (*found, rows * nbytes)
+
+    return where
+
+
+def _of_record(records: Records, parts: Mapping[str, Part]) -> tuple[int, Where]:
+    """Return where in a record the bytes of parts begin, and what gives all up to their end."""
+    placed = [(p.at, p.nbytes) for p in parts.values() if p.at is not None]
+    low, high = 0, None
+    if len(placed) == len(parts):
+        low = min(at for at, _ in placed)
+        reach = max(at + (nbytes or 0) for at, nbytes in placed)
+        if reach - low > sum(nbytes or 0 for _, nbytes in placed) + NEAR:
+            raise LookupError
+        high = reach if all(nbytes is not None for _, nbytes in placed) else None
+    path, offsets, lengths = records.blocks.path, records.blocks.offsets, records.blocks.lengths
+    order, blocks = records.order, records.blocks.count
+
+    def where(sample: int) -> Range | None:
+        number = sample if order is None else order.one(sample)
+        if not 0 <= number < blocks:
+            return None
+        length = lengths.one(number)
+        end = length if high is None else high
+        return (path, offsets.one(number) + low, end - low) if low <= end <= length else None
+
+    return low, where
+
+
+def _maker(field: Field, at: int, nbytes: int | None) -> Make:
+    """Return what makes a field of the bytes from `at` on, so many or (None) all."""
+    dtype, row, shape = field.dtype, field.row_nbytes, (1, *field.inner)
+    if not row:
+        raise LookupError
+
+    def cut(data: Bytes) -> Bytes:
+        return data[at:] if nbytes is None else data[at : at + nbytes]
+
+    def fixed(data: Bytes) -> Values | None:
+        found = cut(data) if at or len(data) != row else data
+        return found.view(dtype).reshape(shape) if len(found) == row else None
+
+    def ragged(data: Bytes) -> Values | None:
+        found = cut(data)
+        if len(found) % row or len(found) != (nbytes or len(found)):
+            return None
+        edges = np.array([0, len(found) // row])
+        return Ragged(found.view(dtype).reshape(-1, *field.inner), edges, field.kind)
+
+    return ragged if field.ragged else fixed
