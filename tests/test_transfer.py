@@ -201,3 +201,28 @@ def test_an_empty_shard_is_copied():
     source = MemorySource(SCHEMA, take(BATCH, 0, 0))
     shard = Shard("out", 0, 0)
     assert list(ShardCopy(source, ListWriter({}), shard, iter(()), {}, 2).run()) == []
+
+
+@pytest.mark.parametrize("name", ["out.h5", "out.zarr", "out.zarr.zip"])
+@pytest.mark.parametrize("verb", [dsprep.convert, dsprep.repack])
+def test_space_that_was_reserved_and_not_used_is_released(verb, name, tmp_path, monkeypatch):
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file["x"] = np.arange(3_000_000.0).reshape(3000, 1000)
+    reserved = []
+    real = storage.preallocate
+
+    def reserve(fd, offset, nbytes):
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        reserved.append((path.name, nbytes))
+        real(fd, offset, nbytes * (1 if name == "out.h5" else 3))  # HDF5 knows its size
+
+    verb(tmp_path / "in.h5", tmp_path / f"first-{name}")  # imports the writer
+    for key, module in list(sys.modules.items()):
+        if key.startswith("dsprep.formats") and hasattr(module, "preallocate"):
+            monkeypatch.setattr(module, "preallocate", reserve)
+    verb(tmp_path / "in.h5", tmp_path / name)
+    if (verb, name) != (dsprep.convert, "out.zarr.zip"):
+        assert max(nbytes for _, nbytes in reserved) >= 1000 * 8
+    for path in storage.data_files(tmp_path / name):
+        found = path.stat()
+        assert found.st_blocks * 512 <= found.st_size + 65536, path

@@ -297,7 +297,7 @@ _KEEP_SIZE = 1
 
 
 def preallocate(fd: int, offset: int, nbytes: int) -> None:
-    """Reserve space of a file behind its end, which stays where it is, for writes to come.
+    """Reserve space of a file for writes to come, perhaps behind its end, which does not move.
 
     They are faster for it, and the file is less fragmented. Where the file system cannot do it, or
     has not that much, nothing is reserved: the writes will say if there is no space. Truncating the

@@ -6,8 +6,8 @@ file. Links keep the order in which they were made: that of the schema.
 In groups, chunks get their places in turn. HDF5 allocates a chunk when it is first written to. So
 one element of each chunk is written, group by group, before there are any samples: the chunks of a
 group are then back to back. An unnamed dataset has a chunk behind each group that fills the rest of
-the last stripe; it vanishes, and its bytes are holes. All places are read back from the file;
-nothing rests on this order but speed.
+the last stripe; it vanishes, and nothing is written to its bytes. All places are read back from the
+file; nothing rests on this order but speed.
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ from dsprep.core.storage import (
     close,
     copy_range,
     pread_into,
+    preallocate,
     pwrite_all,
     remove,
     start_sync,
@@ -100,6 +101,7 @@ class PlacedWriter(Writer):
             # In a file whose groups are not as planned, other things may be between the chunks.
             self._regular = regular(found, file)
         self._fd = os.open(path, os.O_RDWR)
+        preallocate(self._fd, 0, os.fstat(self._fd).st_size)
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> _Placed:
         """Return the samples as contiguous arrays: mostly the columns themselves."""

@@ -62,6 +62,9 @@ class PlacedGroups(GroupStore):
             offsets = self.grid.chunk_offsets(track, place)
             nbytes = np.full(len(offsets), plan.chunk * plan.row_nbytes)
             self.chunks[place.number] = np.stack([offsets, nbytes, np.zeros_like(offsets)])
+        if self.grid.zipped and tracks:
+            with self.files.opened(path, int(self.ends[0][-1])):
+                pass
         if state is not None:
             self._rows = {name: int(state["rows"][name]) for name in self._rows}
             for track in tracks if not self.shared else ():
@@ -145,7 +148,8 @@ class PlacedGroups(GroupStore):
         for i, track in enumerate(self.grid.tracks):
             sums: list[Sum] = []
             begin = int(track.starts[group])
-            with self.files.opened(self.track_file(track, group)) as fd:
+            last = min(group - group % track.groups + track.groups, len(track.ends)) - 1
+            with self.files.opened(self.track_file(track, group), int(track.ends[last])) as fd:
                 for at, rows in (
                     part for p in track.places for part in self._parts(piece, group, p)
                 ):

@@ -30,10 +30,12 @@ import numpy as np
 from dsprep.core.groups import seam
 from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, without_padding
 from dsprep.core.storage import (
+    CALL_NBYTES,
     Buffer,
     close,
     let_go,
     pread_into,
+    preallocate,
     pwrite_all,
     remove,
     start_sync,
@@ -62,10 +64,15 @@ class OutputFiles:
         self._lock = threading.Lock()
 
     @contextmanager
-    def opened(self, path: Path) -> Iterator[int]:
-        """Open a file for writing, to be made durable by the next `sync`."""
+    def opened(self, path: Path, nbytes: int = 0) -> Iterator[int]:
+        """Open a file for writing, to be made durable by the next `sync`.
+
+        If it is empty, space is reserved for `nbytes`; the caller truncates it in the end.
+        """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
+            if nbytes > CALL_NBYTES and not os.fstat(fd).st_size:
+                preallocate(fd, 0, nbytes)
             yield fd
         finally:
             close(fd)
@@ -185,8 +192,11 @@ class StoreWriter(Writer):
         """Return where the rows of a file of an array begin."""
         return self.root / self.key(number, file), 0
 
-    def place(self, number: int, first: int, rows: Array) -> None:
-        """Write the rows ``first ..`` of an array whose rows are contiguous in each file."""
+    def place(self, number: int, first: int, rows: Array, count: int = 0) -> None:
+        """Write the rows ``first ..`` of an array whose rows are contiguous in each file.
+
+        `count`: the rows of the array, for which space is reserved, if they are known.
+        """
         plan = self.arrays[number]
         if not rows.size:
             return
@@ -194,7 +204,8 @@ class StoreWriter(Writer):
         for i in range(first // plan.file, -(-last // plan.file)):
             a, b = max(first, i * plan.file), min(last, (i + 1) * plan.file)
             path, offset = self.slot(number, i)
-            with self.files.opened(path) as fd:
+            nbytes = plan.file_rows(count, i) * plan.row_nbytes if count else 0
+            with self.files.opened(path, nbytes) as fd:
                 at = offset + (a - i * plan.file) * plan.row_nbytes
                 pwrite_all(fd, [rows[a - first : b - first]], at)
 
@@ -296,12 +307,13 @@ class ZarrWriter(StoreWriter):
         for number, plan in enumerate(self.arrays):
             if not plan.whole:
                 first = piece.first_row[plan.field.name] if plan.role == "values" else piece.start
-                self.place(number, first, piece.column(number, plan))
+                count = 0 if plan.role == "values" else self._count
+                self.place(number, first, piece.column(number, plan), count)
 
-    def place(self, number: int, first: int, rows: Array) -> None:
+    def place(self, number: int, first: int, rows: Array, count: int = 0) -> None:
         """Write rows, or collect them to be compressed."""
         if self.options.compress is None:
-            super().place(number, first, rows)
+            super().place(number, first, rows, count)
         elif rows.size:
             with self.files.opened(self.root / SPOOL / str(number)) as fd:
                 pwrite_all(fd, [rows], first * self.arrays[number].row_nbytes)
