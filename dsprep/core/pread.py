@@ -1,5 +1,7 @@
 """Byte ranges of a file, each read to an address of its own, with as few ``preadv`` as possible.
 
+`drain` is the opposite: bytes at many addresses are written to one range of a file.
+
 The kernel puts each range where it belongs while it copies, so a shuffle costs no copy of its
 own. The list of places is made by numpy, not of one Python object per range: ``preadv`` of the C
 library is called with it. (`os.preadv` takes one object per place, which costs about a third of
@@ -23,7 +25,7 @@ import numpy as np
 
 from dsprep.core.ring import READ, READV, ring
 from dsprep.core.schema import Array, Bytes, Ints
-from dsprep.core.storage import IOV_MAX, PAUSES, ends_early
+from dsprep.core.storage import CALL_NBYTES, IOV_MAX, PAUSES, ends_early
 
 NEAR = 16 << 10
 """Bytes between two ranges that are read and dropped rather than skipped by a second call."""
@@ -52,16 +54,16 @@ LONG = 256
 _INDEXED = 1 << 20  # bytes copied per index array, which takes eight times as many
 
 
-def _preadv() -> Any:
-    """Return ``preadv`` of the C library, with 64-bit offsets."""
+def _function(name: str) -> Any:
+    """Return ``preadv`` or ``pwritev`` of the C library, with 64-bit offsets."""
     libc = ctypes.CDLL(None, use_errno=True)
-    function = getattr(libc, "preadv64", None) or libc.preadv
+    function = getattr(libc, f"{name}64", None) or getattr(libc, name)
     function.restype = ctypes.c_ssize_t
     function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
     return function
 
 
-_call = _preadv()
+_call, _write = _function("preadv"), _function("pwritev")
 
 
 def scatter(
@@ -275,13 +277,8 @@ def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
         got = _call(fd, part.ctypes.data, len(part), at)
         calls += 1
         if got < 0:
-            number = ctypes.get_errno()
-            if number == errno.EINTR:
-                continue
-            if number == errno.EAGAIN and (pause := next(pauses, None)) is not None:
-                time.sleep(pause)
-                continue
-            raise OSError(number, f"{os.strerror(number)} at offset {at}", str(where))
+            _again(pauses, at, where)
+            continue
         if got == 0 and size:
             rest = int(places[:, 1].sum())
             raise ends_early(where, start, at - start + rest, at - start)
@@ -291,6 +288,40 @@ def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
             continue
         places = _rest(places, got)
     return calls, at - start
+
+
+def drain(fd: int, start: int, places: Ints, where: object) -> None:
+    """Write the bytes at places, as `fill` takes them, to a file from ``start`` on.
+
+    Raises
+    ------
+    OSError
+        If they cannot be written.
+    """
+    at, pauses = start, iter(PAUSES)
+    while len(places):
+        part = places[:IOV_MAX]
+        ends = np.cumsum(part[:, 1])
+        whole = int(np.searchsorted(ends, CALL_NBYTES, "right"))
+        part = part[:whole] if whole else np.array([[part[0, 0], CALL_NBYTES]])
+        size = int(part[:, 1].sum())
+        got = _write(fd, part.ctypes.data, len(part), at)
+        if got < 0 or (got == 0 and size):
+            _again(pauses, at, where, errno.EIO if got == 0 else 0)
+            continue
+        at, pauses = at + got, iter(PAUSES)
+        places = places[whole:] if whole and got == size else _rest(places, got)
+
+
+def _again(pauses: Iterator[float], at: int, where: object, number: int = 0) -> None:
+    """Wait before a call that failed is made again, or raise what went wrong."""
+    number = number or ctypes.get_errno()
+    if number == errno.EINTR:
+        return
+    pause = next(pauses, None) if number == errno.EAGAIN else None
+    if pause is None:
+        raise OSError(number, f"{os.strerror(number)} at offset {at}", str(where))
+    time.sleep(pause)
 
 
 def _rest(places: Ints, got: int) -> Ints:

@@ -293,7 +293,7 @@ def _fallocate() -> Callable[[int, int, int, int], int] | None:
 
 
 _allocate = _fallocate()
-_KEEP_SIZE = 1
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 def preallocate(fd: int, offset: int, nbytes: int) -> None:
@@ -307,6 +307,15 @@ def preallocate(fd: int, offset: int, nbytes: int) -> None:
         _allocate(fd, _KEEP_SIZE, offset, nbytes)
 
 
+def punch(fd: int, offset: int, nbytes: int) -> None:
+    """Give back the space of a range of a file, of disk and page cache; it reads as zeros then.
+
+    The file keeps its size. Where the file system cannot do it, the space stays taken.
+    """
+    if _allocate is not None and nbytes:
+        _allocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, nbytes)
+
+
 def sync(fd: int, *, data: bool = False) -> None:
     """Make a file durable, or only its `data`; an error names it."""
     try:
@@ -316,7 +325,7 @@ def sync(fd: int, *, data: bool = False) -> None:
 
 
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None, use_errno=True)
     function = getattr(libc, "sync_file_range", None)
     if function is not None:
         function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
@@ -324,7 +333,7 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
 
 
 _start_sync = _sync_file_range()
-_SYNC_FILE_RANGE_WRITE = 2
+_WAIT_BEFORE, _SYNC_FILE_RANGE_WRITE = 1, 2
 
 
 def start_sync(fd: int) -> None:
@@ -335,6 +344,17 @@ def start_sync(fd: int) -> None:
     """
     if _start_sync is not None:
         _start_sync(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
+
+
+def write_error(fd: int) -> None:
+    """Raise `OSError` if some of a file, written at any time, could not be brought to the disk.
+
+    Nothing is waited for: of a byte beyond its end, none is on its way.
+    """
+    if _start_sync is not None and _start_sync(fd, 1 << 62, 1, _WAIT_BEFORE) < 0:
+        number = ctypes.get_errno()
+        if number not in NEVER:
+            raise _named(OSError(number, os.strerror(number)), fd)
 
 
 def close(*fds: int) -> None:

@@ -2,19 +2,21 @@
 
 The samples come in source order, as pieces, and every sample belongs to one bucket. A piece is
 sorted by bucket and written behind the one before as one *run*, so that writing is sequential; a
-bucket is then one segment of every run. Of each bucket the samples stay in source order: which
-they are follows from the permutation and is stored nowhere.
+bucket is then one segment of every run.
 
 ``runs``
-    The runs, one behind another; a run has a segment per bucket, and a segment of n samples:
-    of every fixed field n values; of every ragged field n numbers of rows (int64); of every
-    ragged field all its rows. Numbers are in the machine's own byte order: the files are of use
-    only to a rerun on the same machine.
+    The runs, back to back; a run has a segment per bucket, and a segment of n samples: the
+    position of each in its bucket (uint32), of every ragged field n numbers of rows (int64); then
+    of every fixed field n values, of every ragged field all its rows. Numbers are in the machine's
+    own byte order: the files are of use only to a rerun on such a machine.
 ``index``
-    int64, one row per run: the first sample of the run, then where each segment begins in
-    ``runs``, and where the last one ends.
+    int64, two rows per run: how many of its samples are in the buckets before each, then where
+    each segment begins in ``runs``; both with the end of the last one.
 ``sizes``
     Where fields are ragged: int64, the payload bytes of every sample in source order.
+
+Long samples are copied by the kernel alone: one call writes them from where they were read to, and
+one reads them to where they come in the bucket. Short ones are sorted in memory.
 """
 
 from __future__ import annotations
@@ -32,9 +34,17 @@ import numpy as np
 
 from dsprep.core.gather import LONG, take
 from dsprep.core.permutation import Permutation
-from dsprep.core.pread import scatter
+from dsprep.core.pread import drain, packed, scatter
 from dsprep.core.schema import Arena, Array, Batch, Bytes, DType, Field, Ints, Ragged, Schema
-from dsprep.core.storage import Buffer, as_bytes, close, pread_into, pwrite_all, sync
+from dsprep.core.storage import (
+    close,
+    pread_into,
+    punch,
+    pwrite_all,
+    start_sync,
+    sync,
+    write_error,
+)
 from dsprep.errors import FormatError
 from dsprep.formats.base import Writer
 
@@ -44,7 +54,12 @@ WINDOW_NBYTES = 4 << 20
 """Bytes of the columns of indexes that are in memory at a time, at least two of them."""
 
 STRIP_NBYTES = 1 << 20
-"""Bytes of an index that are read at a time, at least a row."""
+"""Bytes of an index that are read at a time, at least the rows of a run."""
+
+MOST = 1 << 31
+"""Samples of a bucket at most."""
+
+_POSITION = np.dtype(np.uint32)
 
 
 @dataclass
@@ -55,19 +70,25 @@ class Run:
     ----------
     start
         Its first sample.
+    edges
+        int64, shape ``(buckets + 1,)``: how many of its samples are in the buckets before each.
     segments
         int64, shape ``(buckets + 1,)``: where its segments begin, counted from its own beginning.
-    buffers
-        Its bytes.
+    places
+        int64, shape ``(n, 2)``: the addresses of its bytes, each with a number of bytes.
+    held
+        What has the memory at these addresses.
     sizes
         int64: the payload bytes of its samples in source order; empty if no field is ragged.
     index, offset
-        Its number, and where it lies in the file; set by `RunWriter.reserve`.
+        Its number, and where it is in the file; set by `RunWriter.reserve`.
     """
 
     start: int
+    edges: Ints
     segments: Ints
-    buffers: list[Buffer]
+    places: Ints
+    held: list[Array]
     sizes: Ints
     index: int = -1
     offset: int = -1
@@ -79,13 +100,13 @@ class RunWriter(Writer):
     Parameters
     ----------
     directory
-        Where the files lie.
+        Where the files are.
     schema
         The samples' fields.
     order
         Where each sample will come.
     bucket_samples
-        Bucket b has the samples at the places ``b * bucket_samples ..``.
+        Bucket b has the samples at the positions ``b * bucket_samples ..`` of the new order.
     """
 
     def __init__(
@@ -97,38 +118,40 @@ class RunWriter(Writer):
         self._runs = self._end = 0
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         names = ("runs", "index", "sizes")
+        self._path = directory / names[0]
         self._files = [os.open(directory / name, flags, 0o666) for name in names]
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> Run:
         """Sort samples ``start ..`` by bucket."""
         count = len(next(iter(batch.values()))) if batch else 0
         numbers = np.arange(start, start + count, dtype=np.int64)
-        bucket = self._order.inverse(numbers) // self._per_bucket
-        sizes = payload_sizes(self._schema, batch) if self._schema.ragged else bucket[:0]
-        sequence = np.argsort(bucket, kind="stable")
-        edges = np.zeros(self._buckets + 1, np.int64)
-        np.cumsum(np.bincount(bucket, minlength=self._buckets), out=edges[1:])
-        segments = edges * self._schema.fixed_nbytes
-        fixed, ragged, lengths = [], [], []
+        bucket, position = np.divmod(self._order.inverse(numbers), self._per_bucket)
+        small = bucket.astype(np.uint16) if self._buckets <= 1 << 16 else bucket  # sorted faster
+        sequence = np.argsort(small, kind="stable")
+        edges = packed(np.bincount(bucket, minlength=self._buckets))
+        heads = [_Sorted.plain(position[sequence].astype(_POSITION))]
+        fixed, ragged = [], []
         for f in self._schema:
             column = batch[f.name]
             if isinstance(column, Ragged):
-                sorted_lengths = column.lengths[sequence]
-                offsets = np.zeros(count + 1, np.int64)
-                np.cumsum(sorted_lengths, out=offsets[1:])
-                segments += 8 * edges + offsets[edges] * f.row_nbytes
-                lengths.append(_Sorted(sorted_lengths, None))
-                ragged.append(_sorted(column, f, sequence, arena))
+                heads.append(_Sorted.plain(column.lengths[sequence]))
+                ragged.append(_Sorted.of(column, f, sequence, arena))
             else:
-                fixed.append(_sorted(column, f, sequence, arena))
-        columns = [*fixed, *lengths, *ragged]
-        bounds = edges.tolist()
-        buffers: list[Buffer] = []
-        for i, j in itertools.pairwise(bounds):
-            if i < j:
-                for c in columns:
-                    buffers += c.buffers(i, j)
-        return Run(start, segments, buffers, sizes)
+                fixed.append(_Sorted.of(column, f, sequence, arena))
+        columns = [*heads, *fixed, *ragged]
+        found = [c.places(edges) for c in columns]
+        every, each = np.arange(self._buckets, dtype=small.dtype), small[sequence]
+        keys = [every if c.apart is None else each for c in columns]
+        together = np.argsort(np.concatenate(keys), kind="stable")
+        places = np.concatenate(found)[together]
+        return Run(
+            start,
+            edges,
+            np.sum([c.offsets[edges] for c in columns], axis=0, dtype=np.int64),
+            np.ascontiguousarray(places[places[:, 1] > 0]),
+            [c.memory for c in columns],
+            payload_sizes(self._schema, batch) if self._schema.ragged else bucket[:0],
+        )
 
     def reserve(self, piece: Run) -> None:
         """Give the run the next place."""
@@ -137,12 +160,14 @@ class RunWriter(Writer):
         self._end += int(piece.segments[-1])
 
     def write(self, piece: Run) -> None:
-        """Write the run and its row of the index."""
+        """Write the run and its rows of the index."""
         data, index, sizes = self._files
-        pwrite_all(data, piece.buffers, piece.offset)
-        row = np.append(np.int64(piece.start), piece.segments + piece.offset)
-        pwrite_all(index, [row], piece.index * row.nbytes)
+        drain(data, piece.offset, piece.places, self._path)
+        rows = np.stack([piece.edges, piece.segments + piece.offset])
+        pwrite_all(index, [rows], piece.index * rows.nbytes)
         pwrite_all(sizes, [piece.sizes], piece.start * 8)
+        if self.durable:
+            start_sync(data)
 
     def sync(self) -> None:
         """Make all that has been written durable."""
@@ -172,6 +197,11 @@ def intact(directory: Path, buckets: int) -> bool:
         return False
 
 
+def _distrust(path: Path) -> None:
+    """Have a rerun make the part again of which these are the runs."""
+    path.with_name("index").unlink(missing_ok=True)
+
+
 def read_ints(path: Path, start: int, count: int) -> Ints:
     """Return some of the numbers of a file of int64."""
     out = np.empty(count, np.int64)
@@ -195,51 +225,87 @@ def payload_sizes(schema: Schema, batch: Batch) -> Ints:
 
 
 def index_row_nbytes(buckets: int) -> int:
-    """Return the bytes of one row of the index."""
-    return 8 * (buckets + 2)
+    """Return the bytes of the rows of a run in the index."""
+    return 16 * (buckets + 1)
 
 
 @dataclass
 class _Sorted:
-    """A column sorted by bucket: copied together, or only the places of its samples.
+    """A column of a piece, sorted by bucket: in memory, or only the addresses of its samples.
 
     Attributes
     ----------
-    column
-        The samples in the new sequence; unused if there are `views`.
-    views
-        The bytes of each sample, in the new sequence.
+    memory
+        What holds the samples.
+    offsets
+        int64, shape ``(n + 1,)``: where each sample begins in the new sequence, in bytes.
+    apart
+        int64, shape ``(n,)``: the address of each sample in the new sequence; None: they are back
+        to back in `memory`.
     """
 
-    column: Array | Ragged
-    views: list[memoryview] | None
+    memory: Array
+    offsets: Ints
+    apart: Ints | None = None
 
-    def buffers(self, i: int, j: int) -> list[Buffer]:
-        """Return the bytes of samples ``i .. j`` of the sequence."""
-        if self.views is not None:
-            return [*self.views[i:j]]
-        if isinstance(self.column, Ragged):
-            return [self.column.values[self.column.offsets[i] : self.column.offsets[j]]]
-        return [self.column[i:j]]
+    @classmethod
+    def plain(cls, memory: Array) -> _Sorted:
+        """Return a column that has been sorted."""
+        return cls(memory, memory.itemsize * np.arange(len(memory) + 1))
+
+    @classmethod
+    def of(cls, column: Array | Ragged, field: Field, sequence: Ints, arena: Arena) -> _Sorted:
+        """Return a column whose samples come in this sequence; short ones are copied."""
+        n = len(sequence)
+        if column.nbytes < LONG * n or not n:
+            alone = Schema((field,))
+            column = take(alone, {field.name: column}, sequence, arena, "write.runs")[field.name]
+            if isinstance(column, Ragged):
+                return cls(column.values, column.offsets * field.row_nbytes)
+            return cls(column, field.row_nbytes * np.arange(n + 1))
+        if isinstance(column, Ragged):
+            values = np.ascontiguousarray(column.values)
+            offsets = packed(column.lengths[sequence] * field.row_nbytes)
+            starts = column.offsets[sequence] * field.row_nbytes
+        else:
+            values = column if column[:1].flags.c_contiguous else np.ascontiguousarray(column)
+            offsets = field.row_nbytes * np.arange(n + 1)
+            starts = sequence * values.strides[0]
+        return cls(values, offsets, starts + _address(values))
+
+    def places(self, edges: Ints) -> Ints:
+        """Return address and length of every sample if `apart`, else of those of each bucket."""
+        offsets, addresses = self.offsets, self.apart
+        if addresses is None:
+            offsets = offsets[edges]
+            addresses = offsets[:-1] + _address(self.memory)
+        return np.stack([addresses, np.diff(offsets)], axis=1)
 
 
-def _sorted(column: Array | Ragged, field: Field, sequence: Ints, arena: Arena) -> _Sorted:
-    if isinstance(column, Ragged):
-        values, edges = np.ascontiguousarray(column.values), column.offsets * field.row_nbytes
-    else:
-        values = np.ascontiguousarray(column)
-        edges = np.arange(len(column) + 1, dtype=np.int64) * field.row_nbytes
-    if values.nbytes < LONG * len(sequence) or not len(sequence):
-        alone = Schema((field,))
-        taken = take(alone, {field.name: column}, sequence, arena, "write.runs")
-        return _Sorted(taken[field.name], None)
-    return _Sorted(column, _views(values, edges[sequence], edges[sequence + 1]))
+@dataclass(frozen=True)
+class Bucket:
+    """The samples of a bucket in memory.
 
+    Attributes
+    ----------
+    columns
+        The samples.
+    rows
+        int64, shape ``(n,)``: which of them comes at each position of the new order; None: they are
+        in that order.
+    """
 
-def _views(values: Array, starts: Ints, ends: Ints) -> list[memoryview]:
-    """Return the bytes ``starts[i] .. ends[i]`` of a C-contiguous array, for each i."""
-    data = as_bytes(values)
-    return [data[i:j] for i, j in zip(starts.tolist(), ends.tolist(), strict=True)]
+    columns: Batch
+    rows: Ints | None
+
+    def part(self, start: int, stop: int) -> tuple[Batch, Ints | None]:
+        """Return samples that hold those at ``start <= i < stop``, and which they are, if not all.
+
+        What `dsprep.core.gather.Assembly.put` takes.
+        """
+        if self.rows is not None:
+            return self.columns, self.rows[start:stop]
+        return {name: column[start:stop] for name, column in self.columns.items()}, None
 
 
 class BucketReader:
@@ -248,17 +314,26 @@ class BucketReader:
     Parameters
     ----------
     directories
-        Where the files of each writer lie. Together they have every sample of the source once,
-        each of them a range, in order.
-    schema, order, bucket_samples
+        Where the files of each writer are. Together they have every sample of the source once.
+    schema, bucket_samples
         As the writers had them.
+    samples
+        In all.
+    released
+        Buckets before this one have been released.
     """
 
     def __init__(
-        self, directories: Sequence[Path], schema: Schema, order: Permutation, bucket_samples: int
+        self,
+        directories: Sequence[Path],
+        schema: Schema,
+        samples: int,
+        bucket_samples: int,
+        released: int,
     ) -> None:
-        self._schema, self._order, self._per_bucket = schema, order, bucket_samples
-        self._buckets = -(-len(order) // bucket_samples)
+        self._schema, self._samples, self._per_bucket = schema, samples, bucket_samples
+        self._buckets = -(-samples // bucket_samples)
+        self._released = released
         self._memory = _Memory()
         self._paths = [d / "runs" for d in directories]
         self._data: list[int] = []
@@ -266,64 +341,86 @@ class BucketReader:
         row = index_row_nbytes(self._buckets)
         try:
             for path in self._paths:
-                self._data.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                self._data.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
                 self._tables.append(_Table(path.with_name("index"), row))
             sizes = [os.fstat(fd).st_size for fd in self._data]
-            self._begins = np.append(np.int64(0), np.cumsum(sizes))
-            self._firsts = self._columns(0, 1)[:, 0]
+            self._begins = packed(np.array(sizes, np.int64))
         except BaseException:
             self.close()
             raise
-        self._window = 0, np.zeros((len(self._firsts), 0), np.int64)
+        self._window = 0, np.zeros((0, 2, 0), np.int64)
 
     def _columns(self, first: int, count: int) -> Ints:
-        """Return columns of all indexes."""
+        """Return columns of all indexes: int64, shape ``(runs, 2, count)``."""
         return np.concatenate([table.columns(first, count) for table in self._tables])
 
     def _edges(self, bucket: int) -> Ints:
-        """Return where the segments of a bucket begin and end, counted from the first file on.
+        """Return the columns of the index that a bucket is between: shape ``(runs, 2, 2)``.
 
-        Buckets are read in order: some columns are read at a time, as memory allows.
+        Segments are counted from the first file on. Buckets are read in order: some columns are
+        read at a time, as memory allows.
         """
         first, window = self._window
-        at = 1 + bucket - first
-        if at < 0 or at + 2 > window.shape[1]:
-            count = max(2, WINDOW_NBYTES // (8 * max(1, len(self._firsts))))
-            first, at = 1 + bucket, 0
-            window = self._columns(first, min(count, self._buckets + 2 - first))
+        at = bucket - first
+        if at < 0 or at + 2 > window.shape[2]:
             rows = [len(table) for table in self._tables]
-            window += np.repeat(self._begins[:-1], rows)[:, None]
+            count = max(2, WINDOW_NBYTES // (16 * max(1, sum(rows))))
+            first, at = bucket, 0
+            window = self._columns(first, min(count, self._buckets + 1 - first))
+            window[:, 1] += np.repeat(self._begins[:-1], rows)[:, None]
             self._window = first, window
-        return window[:, at : at + 2]
+        return window[:, :, at : at + 2]
 
-    def load(self, bucket: int) -> Batch:
-        """Return the samples of a bucket in their new order, in memory of their own."""
-        first = bucket * self._per_bucket
-        places = np.arange(first, min(first + self._per_bucket, len(self._order)), dtype=np.int64)
-        samples = self._order.forward(places)
-        target = np.argsort(samples)  # where each sample comes, in source order
-        edges = np.append(np.searchsorted(samples[target], self._firsts), len(samples))
-        counts = np.diff(edges)
-        if edges[0] or (counts < 0).any():
-            raise FormatError("a temporary file is damaged", where=self._paths[0])
+    def load(self, bucket: int) -> Bucket:
+        """Return the samples of a bucket, in memory of their own."""
+        n = min(self._per_bucket, self._samples - bucket * self._per_bucket)
+        edges = self._edges(bucket)
+        counts = np.diff(edges[:, 0])[:, 0]
+        if bucket < self._released or counts.min(initial=0) < 0 or int(counts.sum()) != n:
+            raise self._damaged()
         runs = np.flatnonzero(counts)
-        at, ends = np.ascontiguousarray(self._edges(bucket)[runs].T)
-        parts = _Runs(at, edges[runs], counts[runs])
-        targets = {f.name: _Target(f, target, self._memory) for f in self._schema if not f.ragged}
-        lengths = {f.name: np.empty(len(samples), np.int64) for f in self._schema if f.ragged}
-        self._read(
-            [t.places(parts) for t in targets.values()]
-            + [parts.places(8 * np.arange(len(t) + 1), _address(t)) for t in lengths.values()]
+        ends = edges[runs, 1, 1]
+        segments = _Segments(edges[runs, 1, 0], packed(counts[runs])[:-1], counts[runs])
+        position = np.empty(n, _POSITION)
+        lengths = {f.name: np.empty(n, np.int64) for f in self._schema if f.ragged}
+        heads: list[Array] = [position, *lengths.values()]
+        self._read([segments.next(h.itemsize * np.arange(n + 1), _address(h)) for h in heads])
+        rows = self._rows(position)
+        total = float(n * self._schema.fixed_nbytes)
+        for name, found in lengths.items():
+            total += float(found.sum(dtype=np.float64)) * self._schema[name].row_nbytes
+            if found.min(initial=0) < 0 or not total <= float(self._begins[-1]):
+                raise self._damaged()
+        # Long samples are read to where they belong; of short ones, `rows` tells the order.
+        target = position.astype(np.int64) if total >= LONG * n * len(self._schema) else None
+        columns = {
+            f.name: _Target(f, n, self._memory, target, lengths.get(f.name)) for f in self._schema
+        }
+        stored = sorted(self._schema, key=lambda f: f.ragged)
+        self._read([columns[f.name].places(segments) for f in stored])
+        if (segments.at != ends).any():
+            raise self._damaged()
+        self._check_written()
+        batch = {name: column.column for name, column in columns.items()}
+        return Bucket(batch, rows if target is None else None)
+
+    def _rows(self, position: Array) -> Ints:
+        """Return which sample, as they were read, comes at each position."""
+        rows = np.full(len(position), -1, np.int64)
+        if len(position) and int(position.max()) < len(rows):
+            rows[position] = np.arange(len(rows))
+        if (rows < 0).any():
+            raise self._damaged()
+        return rows
+
+    def _damaged(self) -> FormatError:
+        for path in self._paths:
+            _distrust(path)
+        return FormatError(
+            "a temporary file is damaged",
+            where=self._paths[0],
+            fix="run the same command again: it is made again",
         )
-        for name, rows in lengths.items():
-            total = float(rows.sum(dtype=np.float64)) * self._schema[name].row_nbytes
-            if rows.min(initial=0) < 0 or not total <= self._nbytes():
-                raise FormatError("a temporary file is damaged", where=self._paths[0])
-            targets[name] = _Target(self._schema[name], target, self._memory, rows)
-        self._read([targets[name].places(parts) for name in lengths])
-        if (parts.at != ends).any():
-            raise FormatError("a temporary file is damaged", where=self._paths[0])
-        return {name: targets[name].column() for name in self._schema.names}
 
     def _read(self, places: list[tuple[Ints, Ints, Ints]]) -> None:
         """Read ranges of the files, given as offsets, lengths and addresses."""
@@ -339,8 +436,27 @@ class BucketReader:
                 at = offsets[a:b] - self._begins[i]
                 scatter(self._data[i], at, lengths[a:b], addresses[a:b], self._paths[i])
 
-    def _nbytes(self) -> int:
-        return int(self._begins[-1])
+    def _check_written(self) -> None:
+        """Raise `OSError` if what has been read may not be what was written.
+
+        The system writes to the disk when it likes, and may drop from memory what it failed to.
+        """
+        for fd, path in zip(self._data, self._paths, strict=True):
+            try:
+                write_error(fd)
+            except OSError:
+                _distrust(path)
+                raise
+
+    def release(self, bucket: int) -> None:
+        """Give back the space of the buckets before this one, which are not read again."""
+        if bucket <= self._released:
+            return
+        first, self._released = self._released, bucket
+        for fd, table in zip(self._data, self._tables, strict=True):
+            begins, ends = (table.columns(b, 1)[:, 1, 0].tolist() for b in (first, bucket))
+            for begin, end in zip(begins, ends, strict=True):
+                punch(fd, begin, end - begin)
 
     def close(self) -> None:
         """Close the files."""
@@ -358,7 +474,7 @@ class _Table:
     """
 
     def __init__(self, path: Path, row_nbytes: int) -> None:
-        self._path, self._width = path, row_nbytes // 8
+        self._path, self._width = path, row_nbytes // 16
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._rows, rest = divmod(os.fstat(self._fd).st_size, row_nbytes)
         if rest:
@@ -369,14 +485,14 @@ class _Table:
         return self._rows
 
     def columns(self, first: int, count: int) -> Ints:
-        """Return so many columns of all rows."""
-        out = np.empty((self._rows, count), np.int64)
-        step = max(1, STRIP_NBYTES // (8 * self._width))
-        strip = np.empty((min(step, self._rows), self._width), np.int64)
+        """Return so many columns of all runs: int64, shape ``(runs, 2, count)``."""
+        out = np.empty((self._rows, 2, count), np.int64)
+        step = max(1, STRIP_NBYTES // (16 * self._width))
+        strip = np.empty((min(step, self._rows), 2, self._width), np.int64)
         for row in range(0, self._rows, step):
             rows = strip[: self._rows - row]
-            pread_into(self._fd, rows, row * 8 * self._width, self._path)
-            out[row : row + step] = rows[:, first : first + count]
+            pread_into(self._fd, rows, row * 16 * self._width, self._path)
+            out[row : row + step] = rows[:, :, first : first + count]
         return out
 
     def close(self) -> None:
@@ -385,7 +501,7 @@ class _Table:
 
 
 @dataclass
-class _Runs:
+class _Segments:
     """The segments of one bucket, column by column.
 
     Attributes
@@ -393,25 +509,23 @@ class _Runs:
     at
         int64, shape ``(runs,)``: where the next column of each segment begins in the file.
     firsts, counts
-        int64, shape ``(runs,)``: the first sample of each, of those of the bucket in source order,
-        and how many.
+        int64, shape ``(runs,)``: the first sample of each, of those of the bucket as they are
+        stored, and how many.
     """
 
     at: Ints
     firsts: Ints
     counts: Ints
 
-    def places(
-        self, edges: Ints, address: int, apart: Ints | None = None
-    ) -> tuple[Ints, Ints, Ints]:
+    def next(self, edges: Ints, address: int, apart: Ints | None = None) -> tuple[Ints, Ints, Ints]:
         """Return offset, length and address of what is read of the next column.
 
         Parameters
         ----------
         edges
-            int64, shape ``(n + 1,)``: where samples begin, in bytes, in source order.
+            int64, shape ``(n + 1,)``: where samples begin, in bytes, as they are stored.
         address
-            Where the column lies.
+            Of the column.
         apart
             int64, shape ``(n,)``: where each sample is read to; None: as they follow each other.
         """
@@ -467,52 +581,45 @@ class _Memory:
 
 
 class _Target:
-    """A column being read in source order that ends up in the new order.
-
-    Long samples are read to where they belong, short ones are moved there afterwards.
+    """Memory for a column of a bucket that is being read.
 
     Parameters
     ----------
-    field
-        What it is.
-    target
-        int64, shape ``(n,)``: where each sample comes, in source order.
+    field, count
+        What it is, and how many samples.
     memory
-        Where the column lies.
+        Where its memory comes from.
+    target
+        int64, shape ``(n,)``: where each sample comes, as they are stored; None: they stay so.
     rows
-        int64, shape ``(n,)``: rows of each sample in source order, if ragged.
+        int64, shape ``(n,)``: the rows of each sample as they are stored, if ragged.
+
+    Attributes
+    ----------
+    column
+        The column; complete when what `places` returned has been read.
     """
 
     def __init__(
-        self, field: Field, target: Ints, memory: _Memory, rows: Ints | None = None
+        self, field: Field, count: int, memory: _Memory, target: Ints | None, rows: Ints | None
     ) -> None:
-        self._field, self._target = field, target
-        n = len(target)
-        self._rows = np.ones(n, np.int64) if rows is None else rows
-        total = int(self._rows.sum())
-        self._values = memory.empty((total, *field.inner), field.dtype)
-        self._long = self._values.nbytes >= LONG * max(1, n)
-        lengths = self._rows
-        if self._long:
-            lengths = np.empty(n, np.int64)
-            lengths[target] = self._rows
-        self._offsets = np.zeros(n + 1, np.int64)
-        np.cumsum(lengths, out=self._offsets[1:])
+        self._width, self._rows, self._target = field.row_nbytes, rows, target
+        self._values = memory.empty(
+            (count if rows is None else int(rows.sum()), *field.inner), field.dtype
+        )
+        self.column: Array | Ragged = self._values
+        self._edges = np.arange(count + 1) if rows is None else packed(rows)
+        self._to = target
+        if rows is not None:
+            offsets = self._edges
+            if target is not None:
+                lengths = np.empty(count, np.int64)
+                lengths[target] = rows
+                offsets = packed(lengths)
+                self._to = offsets[target]
+            self.column = Ragged(self._values, offsets, field.kind)
 
-    def places(self, runs: _Runs) -> tuple[Ints, Ints, Ints]:
-        """Return what is read of the file, and to where; see `_Runs.places`."""
-        nbytes = self._field.row_nbytes
-        edges = np.zeros(len(self._rows) + 1, np.int64)
-        np.cumsum(self._rows * nbytes, out=edges[1:])
-        apart = self._offsets[self._target] * nbytes if self._long else None
-        return runs.places(edges, _address(self._values), apart)
-
-    def column(self) -> Array | Ragged:
-        """Return the column in the new order, when all has been read."""
-        f = self._field
-        if self._long:
-            return Ragged(self._values, self._offsets, f.kind) if f.ragged else self._values
-        back = np.empty(len(self._target), np.int64)
-        back[self._target] = np.arange(len(back))
-        read = Ragged(self._values, self._offsets, f.kind) if f.ragged else self._values
-        return take(Schema((f,)), {f.name: read}, back)[f.name]
+    def places(self, segments: _Segments) -> tuple[Ints, Ints, Ints]:
+        """Return what is read of the files, and to where; see `_Segments.next`."""
+        apart = None if self._to is None else self._to * self._width
+        return segments.next(self._edges * self._width, _address(self._values), apart)

@@ -290,24 +290,39 @@ def _write_here(
             path = _shard_path(job, staging.data, index)
             if index == missing[0]:
                 writer, done = _continued(job, path, index, *begin)
+                _need(source, job.shards[index].start + done)
                 yield Done(before + done, 0)
             else:
                 writer, done = _created(job, path, index, None), 0
 
             def save(samples: int, position: State, index: int = index) -> None:
                 staging.save({"shard": index, "samples": samples, "writer": position})
+                _release(source, job.shards[index].start + samples)
 
             to = _Destination(index, staging.root, staging.durable, save)
             with _while_written(path.name):
                 yield from _write_shard(job, source, writer, to, done, threads)
                 if staging.durable:
                     staging.save({"shard": index + 1, "samples": 0, "writer": None})
+                    _release(source, job.shards[index].stop)
                 writer.clean()
         if not missing:
             yield Done(before, 0)
     finally:
         if writer is not None:
             writer.close()
+
+
+def _need(source: Source, first: int) -> None:
+    """Have the samples from this one on at hand, whatever an earlier run has released."""
+    if isinstance(source, ShuffledSource):
+        source.need(first)
+
+
+def _release(source: Source, first: int) -> None:
+    """Give back the space of temporary files with samples before this one: they are written."""
+    if isinstance(source, ShuffledSource):
+        source.release(first)
 
 
 @contextmanager
@@ -483,6 +498,7 @@ def _task(
     shard = job.shards[index]
     start, stop, position = part or (0, len(shard), None)
     first, last = shard.start + start, shard.start + stop
+    _need(source, first)  # tasks are made in order
     needed, offset = source.part(first, last)
     one = replace(
         job,

@@ -9,7 +9,9 @@ are read directly.
 
 The first pass is cut into parts, ranges of samples, each of which is dealt into a directory of its
 own, by threads of this process or by the workers of an executor. A part that is there is complete;
-a rerun deals the others.
+a rerun deals the others. What is dealt again in seconds is not waited for until it is on the disk:
+a rerun after a crash of the machine, or on another one, deals it again. Buckets whose samples are
+on the disk in the output are released (`ShuffledSource.release`).
 
 The order is that of `permutation.Permutation`: it depends on seed and number of samples alone,
 and every sample comes exactly once.
@@ -34,8 +36,8 @@ import numpy as np
 from dsprep import executors
 from dsprep.core.gather import Assembly, take
 from dsprep.core.permutation import Permutation
-from dsprep.core.schema import Arena, Batch, Ints, Schema, concatenate, empty_batch
-from dsprep.core.storage import node, remove, sync_directory, wait_for
+from dsprep.core.schema import Arena, Batch, Ints, Schema, empty_batch
+from dsprep.core.storage import boot, node, remove, sync_directory, wait_for
 from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
@@ -43,6 +45,8 @@ from dsprep.sidecar.spec import write_json
 from dsprep.source.derived import DerivedSource, probe_nbytes
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.write.buckets import (
+    MOST,
+    Bucket,
     BucketReader,
     RunWriter,
     index_row_nbytes,
@@ -51,6 +55,7 @@ from dsprep.write.buckets import (
     read_ints,
 )
 from dsprep.write.plan import PIECE_NBYTES, Shard, pieces, show_nbytes
+from dsprep.write.stripes import LOCAL, file_system
 from dsprep.write.transfer import Done, ShardCopy
 
 How: TypeAlias = Literal["memory", "direct", "buckets"]
@@ -69,6 +74,9 @@ MOST_PARTS = 256
 
 PIECES = 4
 """Pieces that are in memory at a time in the first pass, at most: one per thread."""
+
+UNSYNCED_NBYTES = 4 << 30
+"""Bytes of temporary files that are rather dealt again than waited for, on a local file system."""
 
 _JOURNAL = "shuffle.json"
 _PART = "part-"  # with a number
@@ -95,6 +103,8 @@ class FirstPass:
         Whether to wait for the disk.
     node
         Where `attempts` was made; see `storage.node`.
+    released
+        Buckets before this one have been released.
     """
 
     directory: Path
@@ -108,6 +118,7 @@ class FirstPass:
     parts: int
     durable: bool
     node: str
+    released: int
 
     @property
     def buckets(self) -> int:
@@ -142,7 +153,8 @@ class FirstPass:
         own = Path(tempfile.mkdtemp(prefix=f"{part}-", dir=self.attempts))
         order = Permutation(self.seed, self.samples)
         writer = RunWriter(own, self.schema, order, self.per_bucket)
-        writer.durable = self.durable
+        # Nobody learns of a crash of another node, which takes what is not on the disk.
+        writer.durable = self.durable or node() != self.node
         shard = Shard("", start - offset, stop - offset)
         copy = ShardCopy(
             base,
@@ -161,7 +173,7 @@ class FirstPass:
                 raise
             # Another process, taken for lost, was faster.
         remove(own)
-        if self.durable:
+        if writer.durable:
             sync_directory(self.directory)
 
 
@@ -186,13 +198,14 @@ class BucketSource(Source):
 
     def __init__(self, first_pass: FirstPass) -> None:
         self._first_pass, self.path, self.schema = first_pass, first_pass.path, first_pass.schema
-        self._order = Permutation(first_pass.seed, first_pass.samples)
         self._per_bucket = first_pass.per_bucket
         directories = [first_pass.directory_of(i) for i in range(first_pass.parts)]
         for path in directories:
             wait_for(path / "runs", first_pass.node)
-        reader = BucketReader(directories, self.schema, self._order, self._per_bucket)
-        self._cache = _BucketCache(reader.load, self._per_bucket, len(self), reader.close)
+        self.reader = BucketReader(
+            directories, self.schema, len(self), self._per_bucket, first_pass.released
+        )
+        self._cache = _BucketCache(self.reader.load, self._per_bucket, len(self), self.reader.close)
         self._lock = threading.Lock()
         self._sizes: Ints | None = None
 
@@ -201,16 +214,28 @@ class BucketSource(Source):
 
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         """Return samples ``start <= i < stop`` of the new order; see `Source.read`."""
-        parts: list[Batch] = []
-        while start < stop:
+        if start == stop:
+            return empty_batch(self.schema)
+        found = None
+        if start // self._per_bucket != (stop - 1) // self._per_bucket:
+            found = Assembly(self.schema, stop - start, arena, "shuffled")
+        at = start
+        while at < stop:
             # Parts of one bucket each, so that no thread waits for one while it holds another.
-            bucket = start // self._per_bucket
+            bucket = at // self._per_bucket
             first = bucket * self._per_bucket
             end = min(stop, first + self._per_bucket)
-            with self._cache.bucket(bucket, end - start) as held:  # views keep the memory alive
-                parts.append({n: c[start - first : end - first] for n, c in held.batch.items()})
-            start = end
-        return concatenate(self.schema, parts) if parts else empty_batch(self.schema)
+            with self._cache.bucket(bucket, end - at) as held:  # views keep the memory alive
+                batch, rows = held.samples.part(at - first, end - first)
+                if found is not None:
+                    found.put(at - start, batch, rows)
+                elif rows is not None:
+                    return take(self.schema, batch, rows, arena, "shuffled")
+                else:
+                    return batch
+            at = end
+        assert found is not None
+        return found.batch()
 
     def recorded_sizes(self) -> Ints:
         """Return the payload bytes of all samples in source order, as they were when read."""
@@ -229,7 +254,8 @@ class BucketSource(Source):
             return super().sizes(start, stop)
         with self._lock:
             if self._sizes is None:
-                self._sizes = _in_order(self._order, self.recorded_sizes())
+                order = Permutation(self._first_pass.seed, len(self))
+                self._sizes = _in_order(order, self.recorded_sizes())
         return self._sizes[start:stop]
 
     def storage(self) -> dict[str, FieldStorage]:
@@ -323,8 +349,8 @@ class ShuffledSource(DerivedSource):
     identity
         Words that tell the base from others of the same path, number and schema.
     durable
-        Whether the first pass waits for the disk, so that even a crash of the machine leaves
-        what a rerun can continue with.
+        Whether the first pass waits for the disk, if it is a long one, so that even a crash of the
+        machine leaves what a rerun can continue with.
 
     Attributes
     ----------
@@ -356,6 +382,7 @@ class ShuffledSource(DerivedSource):
         mean = self._mean = max(1, -(-payload // max(1, len(base))))
         self.how: How = _choose(base, payload, mean, memory_nbytes)
         per_bucket = min(memory_nbytes // 3, payload // 2) // mean
+        per_bucket = min(MOST, per_bucket)
         self._per_bucket = max(1, len(base) if self.how == "memory" else per_bucket)
         self._buckets = -(-len(base) // self._per_bucket)
         # Each worker has a piece as read and a piece as sorted: half of the memory in all.
@@ -365,10 +392,12 @@ class ShuffledSource(DerivedSource):
         if self.how == "buckets":
             runs = 2 + 2 * payload // self._piece_nbytes + (len(base) >> 20)
             ragged = sum(f.ragged for f in base.schema)
-            self.scratch_nbytes = payload + 8 * (ragged + 1) * len(base) + 4096
+            each = 4 + 8 * ragged + 8 * (ragged > 0)
+            self.scratch_nbytes = payload + each * len(base) + 4096
             self.scratch_nbytes += runs * index_row_nbytes(self._buckets)
             self.scratch_nbytes += 0 if exact else payload // 20
         self._first_pass: FirstPass | None = None  # when it is done
+        self._journal: dict[str, Any] = {"released": 0}
         self._served: BucketSource | _MemorySource | None = None
         self._lock, self._sizes_lock = threading.Lock(), threading.Lock()
         self._sizes: Ints | None = None
@@ -423,15 +452,19 @@ class ShuffledSource(DerivedSource):
     def _begin(self) -> FirstPass:
         """Return what is to be done; what other runs left is removed if it is not of use."""
         self.scratch.mkdir(parents=True, exist_ok=True)
-        facts: list[Any] = [3, self.seed, len(self), self._per_bucket, self._piece_nbytes]
+        facts: list[Any] = [4, self.seed, len(self), self._per_bucket, self._piece_nbytes]
         facts += [str(self.path.absolute()), self._identity, self.schema.to_json()]
         job = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-        parts = self._recorded_parts(job)
-        if not parts:
+        durable = self.durable and not self._made_again_soon()
+        journal = self._recorded(job)
+        if journal is None:
             self._remove()
             parts = max(1, min(MOST_PARTS, -(-self.scratch_nbytes // PART_NBYTES), len(self)))
-            journal = {"job": job, "parts": parts}
-            write_json(journal, self.scratch / _JOURNAL, durable=self.durable)
+            journal = {"job": job, "parts": parts, "node": "", "released": 0}
+        # Where files are that may not be on the disk; never again empty for these.
+        journal["node"] = journal["node"] or ("" if durable else node())
+        self._journal = journal
+        self._save_journal()
         for path in self.scratch.glob(f"{_RUN}*"):
             remove(path)
         directory = self.scratch.absolute()
@@ -444,18 +477,50 @@ class ShuffledSource(DerivedSource):
             samples=len(self),
             per_bucket=self._per_bucket,
             piece_nbytes=self._piece_nbytes,
-            parts=parts,
-            durable=self.durable,
+            parts=journal["parts"],
+            durable=durable,
             node=node(),
+            released=journal["released"],
         )
 
-    def _recorded_parts(self, job: str) -> int:
-        """Return into how many parts an earlier run of the same job was cut; 0 if there is none."""
+    def _made_again_soon(self) -> bool:
+        """Whether to deal the samples again after a crash rather than wait for the disk now."""
+        local = boot() and file_system(self.scratch.resolve()) in LOCAL
+        return bool(local) and self.scratch_nbytes <= UNSYNCED_NBYTES
+
+    def _save_journal(self) -> None:
+        write_json(self._journal, self.scratch / _JOURNAL, durable=self.durable)
+
+    def _recorded(self, job: str) -> dict[str, Any] | None:
+        """Return the journal of an earlier run of the same job whose files are to be trusted."""
         try:
             found = json.loads((self.scratch / _JOURNAL).read_bytes())
-            return max(0, int(found["parts"])) if found["job"] == job else 0
+            parts, released = int(found["parts"]), int(found["released"])
+            trusted = found["job"] == job and found["node"] in ("", node())
         except (OSError, ValueError, KeyError, TypeError):
-            return 0
+            return None
+        if not trusted or parts < 1 or released < 0:
+            return None
+        return {"job": job, "parts": parts, "node": found["node"], "released": released}
+
+    def release(self, first: int) -> None:
+        """Give back the space of what is read no more: the samples before this one.
+
+        Called when the output has them, durably. A rerun that needs them all the same deals all
+        samples again: see `need`.
+        """
+        served = self._served
+        bucket = self._buckets if first == len(self) else first // self._per_bucket
+        if isinstance(served, BucketSource) and bucket > self._journal["released"]:
+            self._journal["released"] = bucket
+            self._save_journal()
+            served.reader.release(bucket)
+
+    def need(self, first: int) -> None:
+        """Have the samples from this one on dealt again if an earlier run has released them."""
+        if self.how == "buckets" and first < self._journal["released"] * self._per_bucket:
+            self._drop()
+            self._remove()
 
     def _do(
         self,
@@ -601,14 +666,15 @@ def _choose(base: Source, payload: int, mean: int, memory_nbytes: int) -> How:
 class _Held:
     """A bucket that is in memory or on its way there.
 
-    `users` are threads that read from it or wait for it, `unserved` the samples not given out.
+    `users` are threads that read from it or wait for it; it has `count` samples, of which
+    `unserved` have not been given out.
     """
 
-    def __init__(self, loading: Future[Batch], samples: int) -> None:
-        self.loading, self.users, self.samples, self.unserved = loading, 0, samples, samples
+    def __init__(self, loading: Future[Bucket], count: int) -> None:
+        self.loading, self.users, self.count, self.unserved = loading, 0, count, count
 
     @property
-    def batch(self) -> Batch:
+    def samples(self) -> Bucket:
         return self.loading.result()
 
 
@@ -629,7 +695,7 @@ class _BucketCache:
 
     def __init__(
         self,
-        load: Callable[[int], Batch],
+        load: Callable[[int], Bucket],
         per_bucket: int,
         count: int,
         close: Callable[[], None] = lambda: None,
@@ -647,10 +713,10 @@ class _BucketCache:
                 self._changed.wait()
             held = self._held.get(bucket) or self._start(bucket)
             held.users += 1
-            if held.unserved < held.samples:  # not the first read: they go on from here
+            if held.unserved < held.count:  # not the first read: they go on from here
                 self._load_ahead(bucket + 1)
         try:
-            held.batch  # noqa: B018  (waits, and raises what went wrong)
+            held.samples  # noqa: B018  (waits, and raises what went wrong)
             yield held
         finally:
             with self._changed:
@@ -669,8 +735,8 @@ class _BucketCache:
             self._start(bucket)
 
     def _start(self, bucket: int) -> _Held:
-        samples = min(self._per_bucket, self._count - bucket * self._per_bucket)
-        held = self._held[bucket] = _Held(self._pool.submit(self._load, bucket), samples)
+        count = min(self._per_bucket, self._count - bucket * self._per_bucket)
+        held = self._held[bucket] = _Held(self._pool.submit(self._load, bucket), count)
         return held
 
     def _make_room(self, done_only: bool) -> bool:

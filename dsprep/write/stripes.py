@@ -41,9 +41,11 @@ TIMEOUT = 20.0
 
 CONTIGUOUS = "large contiguous reads are what counts"
 
-_ONE_TARGET = frozenset(
+LOCAL = frozenset(
     ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "overlay", "vfat")
 )
+"""File systems of one machine, with one storage target."""
+
 _IN_BLOCKS = frozenset(("gpfs",))
 
 
@@ -137,7 +139,7 @@ def as_asked(text: str, path: Path) -> Stripe:
             expected="a power of two from 4KiB to 4GiB",
             fix="give the largest power of two that divides the stripe size of the storage",
         )
-    kind = _file_system(_existing(path))
+    kind = file_system(_existing(path))
     advice = "alignment is as asked; whether it matters here was not looked up"
     return Stripe(
         nbytes=nbytes,
@@ -160,7 +162,7 @@ def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
         Bytes that the file will have, by which the part of a composite layout is chosen.
     """
     at = _existing(path)
-    kind = _file_system(at)
+    kind = file_system(at)
     if kind.startswith("lustre"):
         found = _lustre(at, expected_nbytes, kind)
         if found is not None:
@@ -281,8 +283,8 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), text)
 
 
-def _file_system(at: Path) -> str:
-    """Return the type of the file system that holds the absolute path `at`."""
+def file_system(at: Path) -> str:
+    """Return the type of the file system that holds the absolute path `at`, or ``"unknown"``."""
     best, kind = -1, "unknown"
     for point, name in mounts():
         inside = point == "/" or str(at) == point or str(at).startswith(point.rstrip("/") + "/")
@@ -296,7 +298,7 @@ def _by_block(at: Path, kind: str) -> Stripe:
     blocks = {"st_blksize": at.stat().st_blksize, "statvfs f_bsize": os.statvfs(at).f_bsize}
     name = max(blocks, key=lambda n: blocks[n])
     nbytes, source = _aligned(blocks[name]), f"{name} of {at} ({kind})"
-    if kind in _ONE_TARGET:
+    if kind in LOCAL:
         targets, matters = 1, False
         advice = f"{kind} is one storage target: alignment is not expected to matter, {CONTIGUOUS}"
     elif kind in _IN_BLOCKS:
