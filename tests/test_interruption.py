@@ -24,7 +24,7 @@ from dsprep.core.atomic import partial_path
 from dsprep.core.schema import Field, Schema
 from dsprep.core.storage import data_files, remove
 from dsprep.sidecar import spec
-from dsprep.write import plan, staging, transfer
+from dsprep.write import plan, shuffle, staging, transfer
 from dsprep.write import run as jobs
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (50, 10)), Field("y", np.dtype("<i8"))))
@@ -39,6 +39,7 @@ CASES = [
     ("zarr", FIXED, {"compress": "gzip:1", "chunk": 10}),
     ("zarr", MIXED, {"samples_per_file": 70}),
     ("hdf5", FIXED, {**GROUPS, "shuffle": 3}),
+    ("tfrecord", MIXED, {**GROUPS, "shuffle": 3, "samples_per_file": 70}),
     ("hdf5", MIXED, GROUPS),
     ("tfrecord", FIXED, {**GROUPS, "buffer_size": 16, "samples_per_file": 70}),
     ("lmdb", FIXED, GROUPS),
@@ -97,6 +98,7 @@ def killed(make, fuse, format):
 @pytest.mark.parametrize(("to", "schema", "options"), CASES)
 def test_killed_at_every_step(to, schema, options, origin, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "CHECKPOINT_NBYTES", 100_000)
+    monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")  # of which some are released
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # a killed process loses nothing written
     monkeypatch.setattr(os, "fdatasync", lambda fd: None)
     for name in ("pieces", "group_pieces"):  # small ones, so that there are many

@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 
+import numpy as np
 import pytest
 from datasets import BATCH, COUNT, FORMS, SCHEMA, make
 from support import assert_same_batch, take
@@ -90,3 +91,40 @@ def test_the_same_batches(made, most, engine):
     with dsprep.Reader(made, 7, shuffle="none", engine=engine) as reader:
         for at, batch in zip(range(0, COUNT, 7), reader, strict=True):
             assert_same_batch(batch, take(BATCH, at, at + 7), SCHEMA)
+
+
+@pytest.mark.parametrize("most", [1, 61, 4099, 1 << 30])
+def test_writes_that_the_kernel_cuts_short(most, tmp_path, monkeypatch):
+    """Bytes at many addresses end up in a file in their order, and an error is the system's."""
+    rng = np.random.default_rng(most)
+    lengths = rng.integers(1, 900, 150) if most > 1 else rng.integers(1, 20, 30)
+    memory = rng.integers(0, 256, int(lengths.sum()), np.uint8)
+    order = rng.permutation(len(lengths))
+    starts = vectorised.packed(lengths)
+    places = np.stack([memory.ctypes.data + starts[:-1], lengths], axis=1)[order]
+    calls, real = [0], vectorised._write
+
+    def write(fd, address, count, offset):
+        calls[0] += 1
+        if calls[0] % 7 == 0:
+            ctypes.set_errno(errno.EAGAIN if calls[0] % 2 else errno.EINTR)
+            return -1
+        first = (ctypes.c_int64 * 2).from_address(address)
+        if first[1] > most:
+            return real(fd, ctypes.addressof((ctypes.c_int64 * 2)(first[0], most)), 1, offset)
+        return real(fd, address, 1 if most < 1 << 30 else count, offset)
+
+    monkeypatch.setattr(vectorised, "PAUSES", (0.0,))
+    monkeypatch.setattr(vectorised, "CALL_NBYTES", 700)
+    monkeypatch.setattr(vectorised, "IOV_MAX", 3)
+    monkeypatch.setattr(vectorised, "_write", write)
+    path = tmp_path / "x"
+    with path.open("wb") as file:
+        vectorised.drain(file.fileno(), 5, np.ascontiguousarray(places), path)
+    parts = np.split(memory, starts[1:-1])
+    assert path.read_bytes() == bytes(5) + b"".join(parts[i].tobytes() for i in order.tolist())
+    with path.open("rb") as file, pytest.raises(OSError, match="Bad file descriptor"):
+        vectorised.drain(file.fileno(), 0, np.ascontiguousarray(places), path)
+    monkeypatch.setattr(vectorised, "_write", lambda *_: 0)
+    with path.open("wb") as file, pytest.raises(OSError, match="Input/output error"):
+        vectorised.drain(file.fileno(), 0, np.ascontiguousarray(places), path)

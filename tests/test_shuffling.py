@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from dsprep.core import pread
 from dsprep.core.gather import take as gather
 from dsprep.core.permutation import SORTED, Permutation
 from dsprep.core.schema import Arena, Field, Schema, batch_nbytes, concatenate
+from dsprep.errors import FormatError
 from dsprep.formats.base import Opening
 from dsprep.write import buckets, shuffle
 from dsprep.write.shuffle import ShuffledSource
@@ -294,6 +297,93 @@ class Again(Opening):
 
     def open(self):
         return self.source
+
+
+def test_released_buckets_are_gone_until_they_are_needed(tmp_path, tiny, monkeypatch):
+    """A run that continues deals nothing again; one that needs what was released, everything."""
+    monkeypatch.setattr(shuffle, "PART_NBYTES", 30_000)
+    source = numbered(1000)
+    want = expected(source, 1)
+
+    def make():
+        source.count = 0
+        return ShuffledSource(source, 1, 20_000, tmp_path / "s")
+
+    with make() as shuffled:
+        assert_same_batch(shuffled.read(0, 600), take(want, 0, 600), X)
+        shuffled.release(600)
+        assert_same_batch(shuffled.read(600, 1000), take(want, 600, 1000), X)
+    with make() as shuffled:
+        shuffled.prepare()
+        shuffled.need(600)
+        assert_same_batch(shuffled.read(600, 1000), take(want, 600, 1000), X)
+        assert source.count == 0
+        with pytest.raises(FormatError, match="temporary file"):
+            shuffled.read(0, 10)
+    with make() as shuffled:
+        shuffled.prepare()
+        shuffled.need(600)
+        shuffled.need(0)
+        assert_same_batch(shuffled.read(0, 1000), want, X)
+        assert source.count == 1000
+        shuffled.clean()
+    assert not (tmp_path / "s").exists()
+
+
+def test_space_is_given_back(tmp_path):
+    schema = Schema((Field("x", np.dtype("u1"), (64 << 10,)),))
+    source = MemorySource(schema, random_batch(schema, 100))
+    want = expected(source, 1)
+    with ShuffledSource(source, 1, 1 << 20, tmp_path / "s") as shuffled:
+        assert_same_batch(shuffled.read(0, 50), take(want, 0, 50), schema)
+        runs = tmp_path / "s" / "part-0" / "runs"
+        before = runs.stat()
+        shuffled.release(50)
+        assert runs.stat().st_size == before.st_size
+        assert runs.stat().st_blocks < 0.7 * before.st_blocks
+        assert_same_batch(shuffled.read(50, 100), take(want, 50, 100), schema)
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 40])
+def test_files_that_were_not_waited_for_are_trusted_on_their_node_alone(
+    limit, tmp_path, tiny, monkeypatch
+):
+    monkeypatch.setattr(shuffle, "UNSYNCED_NBYTES", limit)
+    synced, real = [], os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), real(fd)))
+    source = numbered(1000)
+    for name, there in (("one", False), ("one", True), ("two", not limit)):
+        monkeypatch.setattr(shuffle, "node", lambda name=name: name)
+        source.count = 0
+        with ShuffledSource(source, 1, 20_000, tmp_path / "s") as shuffled:
+            shuffled.prepare()
+            assert source.count == (0 if there else 1000)
+            assert_same_batch(shuffled.read(0, 1000), expected(source, 1), X)
+    assert bool(synced) == (not limit)
+
+
+@pytest.mark.parametrize("failing", ["content", "disk"])
+def test_what_cannot_be_trusted_is_made_again_by_a_rerun(failing, tmp_path, tiny, monkeypatch):
+    source = numbered(1000)
+    with ShuffledSource(source, 1, 20_000, tmp_path / "s") as shuffled:
+        shuffled.prepare()
+    if failing == "content":
+        runs = tmp_path / "s" / "part-0" / "runs"
+        data = bytearray(runs.read_bytes())
+        data[0] ^= 1  # the position of a sample
+        runs.write_bytes(data)
+    else:
+
+        def fail(fd):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(buckets, "write_error", fail)
+    shuffled = ShuffledSource(source, 1, 20_000, tmp_path / "s")
+    with shuffled, pytest.raises((FormatError, OSError)):
+        shuffled.read(0, 1000)
+    monkeypatch.undo()
+    with ShuffledSource(source, 1, 20_000, tmp_path / "s") as shuffled:
+        assert_same_batch(shuffled.read(0, 1000), expected(source, 1), X)
 
 
 @pytest.mark.parametrize("damage", ["journal", "truncated", "missing", "nonsense"])

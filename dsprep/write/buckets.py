@@ -376,7 +376,9 @@ class BucketReader:
         n = min(self._per_bucket, self._samples - bucket * self._per_bucket)
         edges = self._edges(bucket)
         counts = np.diff(edges[:, 0])[:, 0]
-        if bucket < self._released or counts.min(initial=0) < 0 or int(counts.sum()) != n:
+        if bucket < self._released:
+            raise FormatError("a temporary file has been released", where=self._paths[0])
+        if counts.min(initial=0) < 0 or int(counts.sum()) != n:
             raise self._damaged()
         runs = np.flatnonzero(counts)
         ends = edges[runs, 1, 1]
