@@ -18,6 +18,7 @@ from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, Schema
 from dsprep.core.storage import data_files
 from dsprep.errors import TargetError
+from dsprep.formats.base import WriteOptions
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.write import shuffle, staging
 from dsprep.write.create_sidecar import describe
@@ -59,7 +60,9 @@ def made(format: str, folder: Path, seed: int, files: int, *, beside: bool) -> l
     if beside:
         entries = [(p, each) for p in paths]
         where = paths[0] if files == 1 else folder
-        describe(formats.load(format), SCHEMA, entries, where, {}).save(durable=False)
+        describe(formats.load(format), SCHEMA, WriteOptions(), entries, where, {}).save(
+            durable=False
+        )
     return paths
 
 

@@ -414,7 +414,7 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
     def die(*_):
         raise Killed
 
-    monkeypatch.setattr(jobs, "_make_shards", die)
+    monkeypatch.setattr(jobs, "_write", die)
     with pytest.raises(Killed):
         repacked(origin, tmp_path / "b.h5", **options)
     assert (tmp_path / ".b.h5.dsprep-partial" / "shuffle" / "part-0" / "runs").exists()
