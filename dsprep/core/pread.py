@@ -48,10 +48,10 @@ DROPPED = int(_dropped.ctypes.data)
 """The address that bytes go to which nobody reads: `NEAR` bytes."""
 
 
-LONG = 256
+LONG = 128
 """Mean bytes from which on one copy per span is faster than one index per byte."""
 
-_INDEXED = 1 << 20  # bytes copied per index array, which takes eight times as many
+_INDEXED = 1 << 16  # bytes copied per index array, which takes eight times as many, in the cache
 
 
 def _function(name: str) -> Any:
@@ -388,8 +388,10 @@ def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: I
                 np.ndarray((b - a, width), np.uint8, out, there, (pace, 1))[:] = rows
             return
     if total >= n * LONG:
-        for a, size, b in zip(starts.tolist(), lengths.tolist(), places.tolist(), strict=True):
-            out[b : b + size] = source[a : a + size]
+        get, put = source.data, out.data  # slices of these cost half of what those of arrays do
+        columns = (starts, starts + lengths, places, places + lengths)
+        for a, b, c, d in zip(*(column.tolist() for column in columns), strict=True):
+            put[c:d] = get[a:b]
         return
     ends = np.cumsum(lengths)
     i = 0

@@ -1,20 +1,32 @@
 """From columns of samples to the bytes of records.
 
 `Template` serves samples of one shape: a record with gaps is filled in for all of them at once.
-`Assembly` serves those that vary, and puts them together one by one. Both write the bytes that
-``Example.SerializeToString`` would for features in this order, except that every int64 takes 10
-bytes, and that bytes between the members of structured elements are zero.
+`Assembly` serves those that vary: the same part of all records is put in place at a time. Both
+write the bytes that ``Example.SerializeToString`` would for features in this order, except that
+every int64 takes 10 bytes, and that bytes between the members of structured elements are zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import Arena, Array, Batch, Field, Ragged, Schema, copy_members, has_padding
+from dsprep.core.pread import move_spans, packed
+from dsprep.core.schema import (
+    Arena,
+    Array,
+    Batch,
+    Field,
+    Ints,
+    Ragged,
+    Schema,
+    copy_members,
+    has_padding,
+)
 from dsprep.errors import UnsupportedError
 from dsprep.formats.tfrecord import features, framing
 from dsprep.formats.tfrecord.example import (
@@ -25,7 +37,6 @@ from dsprep.formats.tfrecord.example import (
     entry_head,
     example_head,
     padding_head,
-    view,
 )
 from dsprep.formats.tfrecord.features import Feature
 
@@ -118,39 +129,37 @@ class Assembly:
 
         Raises `UnsupportedError` if a sample is too large for ``tf.train.Example``.
         """
-        count = len(next(iter(batch.values())))
-        parts = []
-        most = count * (framing.FRAME + MOST_OVERHEAD)
+        spans: list[tuple[Payload, Ints, Ints]] = []  # bytes, where those of each record begin, end
         for f, name, type_ in self._fields:
             data, edges = _encoded(batch, f, type_, arena)
-            parts.append((name, type_, view(data), edges.tolist()))
-            most += len(data) + count * (len(name) + MOST_OVERHEAD)
-        out: Payload = arena.empty("write", (most,), U8)
-        to, at = view(out), 0
-        starts, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
-        for i in range(count):
-            pieces: list[bytes | memoryview] = [b""]
-            for name, type_, values, edges in parts:
-                a, b = edges[i], edges[i + 1]
-                if not self._opaque:
-                    pieces.append(entry_head(name, type_, b - a))
-                pieces.append(values[a:b])
-            nbytes = sum(map(len, pieces))
             if not self._opaque:
-                pieces[0] = example_head(nbytes)
-                nbytes += len(pieces[0])
-                check_size(nbytes, start + i)
-            at += framing.HEADER
-            starts[i], lengths[i] = at, nbytes
-            for piece in pieces:
-                to[at : at + len(piece)] = piece
-                at += len(piece)
-            at += framing.FOOTER
-        heads = (starts - framing.HEADER)[:, None] + np.arange(framing.HEADER)
-        out[heads] = framing.headers(lengths)
-        foots = (starts + lengths)[:, None] + np.arange(framing.FOOTER)
-        out[foots] = _bytes_of(framing.payload_crcs(out, starts, lengths))
-        return out[:at], int(lengths[-1]) + framing.FRAME if count else 0
+                spans.append(_heads(np.diff(edges), partial(entry_head, name, type_)))
+            spans.append((data, edges[:-1], edges[1:]))
+        nbytes: Ints = np.sum([ends - begins for _, begins, ends in spans], axis=0, dtype=np.int64)
+        if not self._opaque:
+            data, begins, ends = _heads(nbytes, example_head)
+            spans.insert(0, (data, begins, ends))
+            nbytes = nbytes + (ends - begins)
+            if len(nbytes):
+                check_size(int(nbytes.max()), start + int(nbytes.argmax()))
+        places = packed(nbytes + framing.FRAME)
+        out: Payload = arena.empty("write", (int(places[-1]),), U8)
+        starts = at = places[:-1] + framing.HEADER
+        for data, begins, ends in spans:
+            move_spans(data, begins, ends - begins, out, at)
+            at = at + (ends - begins)
+        out[places[:-1, None] + np.arange(framing.HEADER)] = framing.headers(nbytes)
+        crcs = framing.payload_crcs(out, starts, nbytes)
+        out[at[:, None] + np.arange(framing.FOOTER)] = _bytes_of(crcs)
+        return out, int(nbytes[-1]) + framing.FRAME if len(nbytes) else 0
+
+
+def _heads(nbytes: Ints, head: Callable[[int], bytes]) -> tuple[Payload, Ints, Ints]:
+    """Return the heads of so many bytes each: all that there are, and which one each takes."""
+    sizes, which = np.unique(nbytes, return_inverse=True)
+    heads = [head(size) for size in sizes.tolist()]
+    edges = packed(np.array([len(each) for each in heads], np.int64))
+    return np.frombuffer(b"".join(heads), U8), edges[which], edges[which + 1]
 
 
 def check_size(nbytes: int, sample: int) -> None:
