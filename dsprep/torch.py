@@ -1,4 +1,4 @@
-"""Batches as PyTorch tensors: `Batches`, alone or in a DataLoader, on the CPU or ahead on a GPU.
+"""PyTorch tensors: `Batches`, alone or in a DataLoader, on the CPU or ahead on a GPU; `Samples`.
 
 The tensors share memory with what ``preadv`` filled: nothing is copied on the CPU.
 
@@ -26,26 +26,30 @@ with one axis more, `bytes` and `str` (UTF-8) are ragged uint8.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import mmap
+import operator
 import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, DType, Ragged, is_extension
+from dsprep.core.schema import Array, Batch, Column, DType, Ragged, Schema, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
+from dsprep.sidecar.sidecar import Sidecar
 
 try:
     import torch
-    from torch.utils.data import IterableDataset, get_worker_info
+    from torch.utils.data import Dataset, IterableDataset, get_worker_info
 except ImportError as error:
     raise MissingExtra("dsprep.torch needs PyTorch", fix="pip install 'dsprep[torch]'") from error
 
@@ -239,6 +243,152 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         return f"<Batches on {self._device} of {self.reader!r}>"
 
 
+# --- samples -----------------------------------------------------------------------------------
+
+
+class Samples(Dataset[Any]):
+    """Samples by their numbers, for a ``DataLoader`` with samplers and workers of its own.
+
+    A sample is a dict of field name to tensor of the field's shape; a ragged field is a tensor of
+    shape ``(rows, *inner)``, `bytes` and `str` are what they are called. All the samples of a batch
+    are read together (``__getitems__``). With a list of numbers, as from a ``BatchSampler`` under
+    ``batch_size=None``, the result is a batch as that of `Batches`, which no worker has to collate.
+
+    `Batches` is better wherever its order serves: it reads a group of hundreds of samples by one
+    call instead of each sample by one call or several, needs no workers (which copy every batch
+    from process to process), copies ahead to a GPU, and its states are exact. `Samples` is for
+    orders that somebody else decides: weighted samplers, curricula, subsets, retrieval.
+
+    Every process opens the files for itself, so it can be pickled, forked and spawned.
+
+    Parameters
+    ----------
+    path
+        A dataset with its sidecar beside it, or a sidecar.
+    fields
+        The fields wanted; all when empty.
+    data
+        The dataset, if it is not beside the sidecar.
+    transform
+        Gets a sample, whose values are numpy arrays, `bytes` and `str`; every array in what it
+        returns becomes a tensor. None: a sample is as above.
+    follow_external
+        Whether symbolic links may lead out of the directory of the dataset.
+
+    Attributes
+    ----------
+    schema
+        The fields.
+
+    Raises
+    ------
+    MissingError, StaleError
+        If there is no sidecar, or the data have changed since it was written.
+    UnsupportedError
+        If PyTorch has no dtype for a field, and no transform is given.
+
+    Examples
+    --------
+    >>> samples = Samples("train.h5", fields=["x", "y"])  # doctest: +SKIP
+    >>> loader = DataLoader(samples, 256, shuffle=True, num_workers=4)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        fields: Sequence[str] = (),
+        data: str | Path | None = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        follow_external: bool = False,
+    ) -> None:
+        self._path = Path(path).absolute()
+        self._data = None if data is None else Path(data).absolute()
+        self._follow, self._transform = follow_external, transform
+        self._stated: bytes | None = None
+        self._opened: tuple[int, Sidecar] | None = None
+        known = self._sidecar().schema
+        self.schema = Schema(tuple(known[name] for name in fields or known.names))
+        self._names = self.schema.names
+        if transform is None:
+            check_fields(self.schema, takes, "PyTorch")
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self._sidecar())
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a sample by its number, or a batch by a list of numbers or a slice.
+
+        Raises
+        ------
+        IndexError
+            If there is no such sample.
+        ChangedError
+            If the data were written to since they were opened.
+        """
+        if not hasattr(index, "__index__"):
+            if self._transform is not None:
+                raise UsageError(
+                    "a transform takes one sample, not a batch",
+                    fix="give the DataLoader a batch_size, or a batch_sampler",
+                )
+            return mapped(_leaf, self._sidecar().read(index, self._names))
+        return self.__getitems__([operator.index(index)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several samples, which are read together."""
+        batch = self._sidecar().read([*map(operator.index, indices)], self._names)
+        if self._transform is None:
+            return _apart({name: _tensors(column) for name, column in batch.items()})
+        samples = _apart({name: _arrays(column) for name, column in batch.items()})
+        return [mapped(_leaf, self._transform(sample)) for sample in samples]
+
+    def _sidecar(self) -> Sidecar:
+        """Return the dataset, opened by this process."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            opened = Sidecar.open(self._path, self._data, follow_external=self._follow)
+            stated = hashlib.blake2b(json.dumps(opened.content.to_json()).encode()).digest()
+            if stated != (self._stated or stated):
+                raise UsageError(
+                    "the sidecar was written again since these samples were first opened",
+                    where=opened.path,
+                    fix="make Samples anew",
+                )
+            self._stated, self._opened = stated, (os.getpid(), opened)
+        return self._opened[1]
+
+    def close(self) -> None:
+        """Close all files; reading opens them again."""
+        if self._opened is not None and self._opened[0] == os.getpid():
+            self._opened[1].close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def __repr__(self) -> str:
+        return f"<Samples of {self._path}: {len(self)} of {self.schema}>"
+
+
+def _apart(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return the samples whose values are in columns."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _arrays(column: Column) -> list[Any]:
+    """Return the values of samples; those without axes are arrays, too."""
+    if isinstance(column, Ragged):
+        return list(column)
+    return [column[i, ...] for i in range(len(column))]
+
+
+def _tensors(column: Column) -> Sequence[Any]:
+    if isinstance(column, Ragged):
+        return [_leaf(value) for value in column]
+    found: Sequence[Any] = tensor(column).unbind()
+    return found
+
+
 # --- workers -----------------------------------------------------------------------------------
 
 
@@ -347,7 +497,9 @@ def tensor(values: Array) -> Any:
     dtype = values.dtype
     if not takes(dtype):
         raise UnsupportedError(f"PyTorch has no dtype for an array of {dtype}")
-    values = np.require(native(values), requirements=("C", "W"))
+    values = native(values)
+    if not (values.flags.c_contiguous and values.flags.writeable):
+        values = np.require(values, requirements=("C", "W"))
     if is_extension(dtype):
         bits = values.view(f"u{dtype.itemsize}")
         return torch.from_numpy(bits).view(getattr(torch, dtype.name))

@@ -20,11 +20,14 @@ import numpy as np
 import pytest
 import typer
 
+import dsprep
 from dsprep.cli import app
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 THROUGHPUT = FOLDER / "throughput.py"  # it takes long
+GPU_FEED = FOLDER / "gpu_feed.py"
+ALONE = [s for s in EXAMPLES if s not in (THROUGHPUT, GPU_FEED)]
 
 
 def run(script: Path, *arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -35,7 +38,7 @@ def run(script: Path, *arguments: object, folder: Path) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.parametrize("script", [s for s in EXAMPLES if s != THROUGHPUT], ids=lambda p: p.stem)
+@pytest.mark.parametrize("script", ALONE, ids=lambda p: p.stem)
 def test_example_runs_without_arguments(script, tmp_path):
     library = script.stem.rpartition("_")[2].replace("dask", "distributed")
     optional = ("torch", "jax", "distributed")
@@ -133,6 +136,39 @@ def test_throughput_measures_rows(own, tmp_path):
     assert all(value >= 0 for row in found.values() for value in row["values"])
     left = {p.name for p in tmp_path.iterdir()}
     assert left == {"figures.json", "own.h5"} if own else {"figures.json"}
+
+
+def test_gpu_feed_refuses_in_one_line_where_there_is_no_gpu(tmp_path):
+    torch = importlib.util.find_spec("torch") and importlib.import_module("torch")
+    if torch and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = run(GPU_FEED, "--gigabytes", 0.01, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(r"gpu_feed: PyTorch (sees no GPU here|is not installed.*)\n", done.stderr)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_gpu_feed_without_its_gpu(tmp_path):
+    """What it does on the CPU: samples, plain reads, and what it says of its figures."""
+    spec = importlib.util.spec_from_file_location("gpu_feed", GPU_FEED)
+    feed = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(feed)
+    path = feed.made(tmp_path, 0.002, 2.0, "64KiB")
+    with dsprep.Sidecar.open(path) as sidecar:
+        assert len(sidecar) == 996
+        assert sidecar.layout(0).groups.samples == 32
+        assert sidecar.read(5)["x"].shape == (1, 500)
+    feed.drop(path)
+    rates = dict.fromkeys(("pinned", "read_warm", "read_cold", "feed_warm", "feed_cold"), 2e9)
+    rates |= {"pinned": 8e9, "read_warm": feed.read_all(path, 2), "feed_cold": 1e9}
+    times = feed.summary([90.0, 3.0, 0.1, 0.2, 4.0], [5.0, 5.0, 0.01, 7.5], [2.0] * 5)
+    assert times["stream_waits"] == 1
+    assert (times["first_ms"], times["wait_p50_ms"], times["wait_p99_ms"]) == (90.0, 0.2, 4.0)
+    said = feed.report(rates | times)
+    assert "pinned memory to GPU: 8.00 GB/s" in said
+    assert "feed cold: 1.00 GB/s, 0.50 of the slower" in said
+    assert "the stream waited 1 times, 7.50 ms" in said
 
 
 def test_throughput_names_its_rows(tmp_path):

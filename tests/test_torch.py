@@ -15,20 +15,21 @@ import adapter_contract
 import ml_dtypes
 import numpy as np
 import pytest
-from adapter_contract import ALONE, COUNT, PLAIN, LoopsContract, labels, made, of_reader
+from adapter_contract import ALONE, COUNT, PLAIN, STEPS, LoopsContract, labels, made, of_reader
 from support import epochs, raw
 
 import dsprep
+from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, Schema
-from dsprep.errors import UsageError
+from dsprep.errors import UnsupportedError, UsageError
 from dsprep.reader.memory import anonymous
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler  # noqa: E402
 
 import dsprep.torch as adapter  # noqa: E402
-from dsprep.torch import Batches, Feed, Pinned, tensor  # noqa: E402
+from dsprep.torch import Batches, Feed, Pinned, Samples, tensor  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +151,105 @@ def test_ranks_come_from_torch_distributed(plain, tmp_path):
         assert Batches(plain[0], 8).reader.place.source == "torch.distributed"
     finally:
         torch.distributed.destroy_process_group()
+
+
+# --- samples -----------------------------------------------------------------------------------
+
+
+def first_row(sample):
+    return sample["x"][0], int(sample["label"])
+
+
+def test_samples_by_their_numbers(mixed):
+    path, expected = mixed
+    samples = Samples(path)
+    assert len(samples) == COUNT
+    assert samples.schema.names == tuple(expected)
+    order = [7, 99, 0, 7]
+    for i, sample in [*zip(order, samples.__getitems__(order), strict=True), (-1, samples[-1])]:
+        for one in (sample, samples[i], samples[np.int64(i)], samples[torch.tensor(i)]):
+            assert one["label"].shape == ()
+            assert one["label"].item() == expected["label"][i]
+            assert one["image"].numpy().tobytes() == expected["image"][i].tobytes()
+            assert one["points"].tolist() == expected["points"][i].tolist()
+            assert one["id"].tolist() == expected["id"][i].tolist()
+            assert one["name"] == expected["name"][i]
+    batch = samples[[3, 5]]
+    assert batch["image"].shape == (2, 8, 5)
+    assert batch["points"].offsets[-1] == len(expected["points"][3]) + len(expected["points"][5])
+    for wrong in (COUNT, -COUNT - 1):
+        with pytest.raises(IndexError):
+            samples[wrong]
+    with pytest.raises(IndexError):
+        samples.__getitems__([1, COUNT])
+    some = Samples(path, fields=["label"], transform=lambda sample: sample["label"] + 1)
+    assert [*map(int, some.__getitems__([4, 2]))] == [5, 3]
+    with pytest.raises(UsageError, match="one sample, not a batch"):
+        some[[1, 2]]
+    samples.close()
+    assert samples[1]["label"] == 1
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"num_workers": 2}, {"num_workers": 1, "multiprocessing_context": "spawn"}]
+)
+def test_samples_through_a_loader(plain, how):
+    path, expected = plain
+    samples = Samples(path, transform=first_row)
+    samples[0]  # files that are open stay those of this process
+    loader = DataLoader(samples, 8, shuffle=True, **how)
+    seen = []
+    for x, label in loader:
+        assert x.numpy().tobytes() == expected["x"][label, 0].tobytes()
+        seen += label.tolist()
+    assert len(loader) == STEPS
+    assert sorted(seen) == list(range(COUNT))
+    assert seen != sorted(seen)
+
+
+def test_samples_of_a_batch_are_read_together(plain, monkeypatch):
+    calls, read = [], dsprep.Sidecar.read
+    counted = lambda self, chosen, *a, **k: calls.append(chosen) or read(self, chosen, *a, **k)  # noqa: E731
+    monkeypatch.setattr(dsprep.Sidecar, "read", counted)
+    samples = Samples(plain[0])
+    assert sum(labels(DataLoader(samples, 20)), []) == list(range(COUNT))  # noqa: RUF017
+    assert len(calls) == 5
+    sampler = BatchSampler(range(0, COUNT, 2), 10, drop_last=False)
+    found = labels(DataLoader(samples, batch_size=None, sampler=sampler))
+    assert found == [list(range(i, i + 20, 2)) for i in range(0, COUNT, 20)]
+    assert len(calls) == 10
+
+
+def test_samples_of_all_ranks(plain):
+    samples = pickle.loads(pickle.dumps(Samples(plain[0], fields=["label"])))
+    seen = []
+    for rank in range(3):
+        sampler = DistributedSampler(samples, 3, rank, shuffle=True, drop_last=False)
+        seen += [i for batch in labels(DataLoader(samples, 8, sampler=sampler)) for i in batch]
+    assert set(seen) == set(range(COUNT))
+    assert len(seen) == COUNT + 2
+
+
+def test_samples_that_are_not_those_of_before(tmp_path):
+    path, _ = made(tmp_path, PLAIN)
+    samples = Samples(path)
+    asleep = pickle.dumps(samples)
+    before = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == before:
+        with path.open("r+b") as file:
+            file.seek(-8, 2)
+            file.write(b"\0" * 8)
+    with pytest.raises(ChangedError):
+        samples[3], samples[3]
+    dsprep.provenance(path, checksums=True)
+    with pytest.raises(UsageError, match="written again since"):
+        pickle.loads(asleep)[3]
+    (tmp_path / "other").mkdir()
+    lacking = made(tmp_path / "other", Schema((Field("t", np.dtype("<U3")),)))[0]
+    with pytest.raises(UnsupportedError, match="no dtype for field t"):
+        Samples(lacking)
+    with pytest.raises(dsprep.DsprepError, match="no sidecar"):
+        Samples(tmp_path)
 
 
 # --- workers -----------------------------------------------------------------------------------
