@@ -586,7 +586,7 @@ def peer(lab: Lab, name: str) -> Figure:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not report.exists():
         raise OSError(done.stderr.strip() or f"bench read ended with {done.returncode}")
-    rows = {row["name"]: row for row in json.loads(report.read_text())["rows"]}
+    rows = {row["name"]: row for row in json.loads(report.read_text())["strategies"]}
     report.unlink()
     if rows[name]["problems"]:
         raise OSError("; ".join(rows[name]["problems"]))

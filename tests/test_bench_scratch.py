@@ -265,7 +265,7 @@ def test_what_cannot_be_had_says_why(data, monkeypatch):
     missing = Entry("x:Y", "own", "", ("no_such_package",), optional=True)
     monkeypatch.setitem(strategies.STRATEGIES, "gone", missing)
     planned = plan(data, ["own:gone", "hdf5"])
-    assert planned.impossible == {"own:gone": "no_such_package is not installed"}
+    assert planned.impossible == {"own:gone": "not installed: pip install no_such_package"}
     found = scratch.prepare(planned)
     assert set(found) == {"hdf5"}
     with pytest.raises(UnsupportedError, match="no_such_package"):

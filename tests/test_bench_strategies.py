@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import multiprocessing
 import os
@@ -23,6 +24,7 @@ from support import STRUCT, assert_same_batch, random_array, random_batch, raw, 
 import dsprep
 from dsprep import formats
 from dsprep.bench.strategies import SETS, STRATEGIES, find
+from dsprep.bench.strategies.peers import Ranges, blocks
 from dsprep.bench.strategies.samples import DIRECT_NBYTES
 from dsprep.bench.task import Task
 from dsprep.core.schema import Field, Ragged, Schema, concatenate
@@ -38,6 +40,7 @@ DUMB = ("pread-limit", "dummy")  # they deliver nothing
 NAMES = [name for name in STRATEGIES if name not in DUMB]
 LMDBIO = SETS["lmdbio"][1:]  # their ranks are tested where they work together
 PEERS = SETS["peers"]
+ALONE = ("litdata", "streaming", "webdataset")
 SAMPLEWISE = [name for name in NAMES if name not in (*LMDBIO, *PEERS)]
 GROUPWISE = ("group", "group-db", "dsprep", "provenance")
 TENSORFLOW = ("tf", "tf-prefetch", "tfrecord")
@@ -156,7 +159,7 @@ def run_epoch(strategy, number):
     batches, sizes = [], []
     for item in strategy.epoch(number):
         sizes.append(strategy.size(item))
-        batch = strategy.batch(item)
+        batch = copy.deepcopy(strategy.batch(item))  # FFCV writes the next batches over it
         assert {len(column) for column in batch.values()} == {sizes[-1]}
         batches.append(batch)
     return concatenate(strategy.task.schema, batches), sizes
@@ -202,7 +205,7 @@ def test_every_sample_comes_once(datasets, name, label):
     schema = SCHEMAS[label]
     path, expected = datasets(label, name)
     once, threads = Counter(keys(expected, schema)), threading.active_count()
-    for world in (1,) if name in (*LMDBIO, *PEERS) and name != "ffcv" else (1, 3):
+    for world in (1,) if name in (*LMDBIO, *ALONE) else (1, 3):
         epochs = [[], []]
         for rank in range(world):
             more = {} if world == 1 else {"buffer_nbytes": 16_000}
@@ -224,7 +227,8 @@ def test_every_sample_comes_once(datasets, name, label):
             strategy.close()
         first, second = ([k for part in parts for k in part] for parts in epochs)
         assert Counter(first) == Counter(second) == once
-        assert (first == second) == (name in IN_ORDER)
+        if world == 1 or name not in PEERS:  # few batches a rank may come in one order twice
+            assert (first == second) == (name in IN_ORDER)
         assert name in IN_ORDER or first != list(keys(expected, schema))
     assert left_open(path) == []
     if name in GROUPWISE:
@@ -284,7 +288,7 @@ def test_closing_in_the_middle_of_an_epoch(datasets, name):
     strategy.close()
 
 
-@pytest.mark.parametrize("name", [n for n in PEERS if n != "ffcv"])
+@pytest.mark.parametrize("name", ALONE)
 def test_peers_that_cannot_share_refuse_ranks(datasets, name):
     path, _ = datasets("scalar", name)
     with pytest.raises(UnsupportedError, match="--ranks 1"):
@@ -302,6 +306,59 @@ def test_peers_refuse_other_fields(name, field, tmp_path):
     with pytest.raises(UnsupportedError, match="field v"):
         find(name).load().write(Odd(), tmp_path / "own")
     assert not (tmp_path / "own").exists()
+
+
+class Slices(Ranges):
+    """A peer whose library has slices."""
+
+    project = "slices"
+
+    @classmethod
+    def save(cls, source, target):
+        np.save(target, np.concatenate([columns["f0"] for _, columns in blocks(source)]))
+
+    def made(self, held):
+        return np.load(self.task.path, mmap_mode="r")
+
+    def rows(self, start, stop):
+        return [self.loader[start:stop]]
+
+
+@pytest.mark.parametrize("world", [1, 3, 9])
+def test_ranges_are_read_ahead_and_each_sample_comes_once(tmp_path, world):
+    schema, path = Schema((Field("x", F4, (2,)),)), tmp_path / "x.npy"
+
+    class Source:
+        schema = Schema((Field("x", F4, (2,)),))
+
+        def __len__(self):
+            return COUNT
+
+        def read(self, start, stop):
+            return {"x": np.arange(2 * COUNT, dtype=F4).reshape(-1, 2)[start:stop]}
+
+    Slices.write(Source(), path)
+    threads, epochs = threading.active_count(), []
+    for number in range(2):
+        seen = []
+        for rank in range(world):
+            settings = {"samples": COUNT, "batch_size": BATCH, "threads": 2}
+            settings |= {"rank": rank, "world_size": world}
+            strategy = Slices(Task(strategy="slices", path=path, schema=schema, **settings))
+            strategy.open()
+            steps = [strategy.batch(item)["x"] for item in strategy.epoch(number)]
+            assert len(steps) <= strategy.task.steps
+            assert all(np.ptp(step[:, 0]) < 2 * BATCH for step in steps)
+            strategy.close()
+            seen += [float(row[0]) for step in steps for row in step]
+        assert sorted(seen) == list(range(0, 2 * COUNT, 2))
+        epochs.append(seen)
+    assert epochs[0] != epochs[1]
+    strategy.open()
+    items = strategy.epoch(0)
+    next(items, None)
+    strategy.close()
+    assert threading.active_count() == threads
 
 
 @pytest.mark.parametrize("name", [n for n in SAMPLEWISE if n not in GROUPWISE])

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from datasets import COUNT, FORMS, SCHEMA, make
+from sample_files import COUNT, FORMS, SCHEMA, make
 from support import flip
 
 import dsprep

@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 import pytest
-from datasets import BATCH, COUNT, FORMS, SCHEMA, make
+from sample_files import BATCH, COUNT, FORMS, SCHEMA, make
 from support import assert_same_batch, take
 
 import dsprep

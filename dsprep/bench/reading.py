@@ -18,7 +18,7 @@ from dsprep.bench.running import TIMEOUT, run
 from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, TODAY, find
 from dsprep.bench.summary import StrategyFacts, against_limit, row
 from dsprep.bench.task import Conditions, Failure, Result, Task, parse_compute
-from dsprep.errors import MissingExtra, UnsupportedError, UsageError
+from dsprep.errors import UnsupportedError, UsageError
 from dsprep.executors.mpi import launched
 from dsprep.formats.base import OpenOptions
 from dsprep.reader.defaults import cores_of, threads_by_rule
@@ -124,8 +124,9 @@ def plan_read(
     if baseline is not None:
         find(baseline)
         strategies = (*(strategies or usual(format)), baseline)
-    names, notes = chosen(strategies, settings, format)
-    forms, plans = dict.fromkeys(map(_form, names)), list[scratch.Preparation]()
+    names, notes = chosen(strategies, settings, format), list[str]()
+    forms = dict.fromkeys(_form(name) for name in names if not find(name).missing)
+    plans = list[scratch.Preparation]()
     for _, one in points:
         plan = scratch.plan(
             data, reading, tuple(forms), folder=folder, limit=limit, buffer_size=one.buffer_size
@@ -221,25 +222,14 @@ def _dataset(work: Work, expected: sums.Sums) -> dict[str, Any]:
     }
 
 
-def chosen(
-    asked: Sequence[str], settings: Settings, format: str
-) -> tuple[tuple[str, ...], list[str]]:
-    """Return the strategies to run, the limit first, and remarks."""
-    notes = []
-    names: list[str] = [LIMIT, *([DUMMY] if settings.compute != "none" else [])]
+def chosen(asked: Sequence[str], settings: Settings, format: str) -> tuple[str, ...]:
+    """Return the strategies to run, the limit first."""
+    names = [LIMIT, *([DUMMY] if settings.compute != "none" else [])]
     for word in asked or usual(format):
-        for name in SETS.get(word, (word,)):
-            missing = find(name).missing
-            if missing and word == name and asked:
-                raise MissingExtra(
-                    f"the strategy {name} needs {', '.join(missing)}",
-                    fix=f"pip install {' '.join(missing)}",
-                )
-            if missing:
-                notes.append(f"left out {name}: {', '.join(missing)} is not installed")
-            else:
-                names.append(name)
-    return tuple(dict.fromkeys(names)), notes
+        names += SETS.get(word, (word,))
+    for name in names:
+        find(name)
+    return tuple(dict.fromkeys(names))
 
 
 def usual(format: str) -> tuple[str, ...]:
@@ -299,6 +289,9 @@ def _tasks(
     """Return what to run for each strategy, or why that cannot be."""
     found: dict[str, Task | Failure] = {}
     for name in names:
+        if missing := find(name).missing:
+            found[name] = Failure(missing)
+            continue
         try:
             form = made[_form(name)]
         except UnsupportedError as error:

@@ -330,7 +330,7 @@ class _Deciding:
         strategy = name.removeprefix("own:")
         entry = find(strategy)
         if entry.missing:
-            raise UnsupportedError(f"{' and '.join(entry.missing)} is not installed")
+            raise UnsupportedError(entry.missing)
 
         def write(source: Source, target: Path) -> None:
             try:

@@ -5,6 +5,7 @@ Nothing is imported until one is run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,13 +28,14 @@ class Entry:
     where: str  # `module:Class` below this package
     container: Container  # the form of the dataset that it reads
     words: str  # what it does, in half a line
-    packages: tuple[str, ...] = ()  # that have to be installed besides dsprep's own
+    packages: Sequence[str] = ()  # that have to be installed besides dsprep's own
     optional: bool = False  # whether it is another project's loader, taken only where asked for
 
     @property
-    def missing(self) -> list[str]:
-        """Packages that are not installed."""
-        return [p for p in self.packages if find_spec(p) is None]
+    def missing(self) -> str:
+        """Which packages are not installed, and how they are; empty: all are."""
+        names = [DISTRIBUTIONS.get(p, p) for p in self.packages if find_spec(p) is None]
+        return f"not installed: pip install {' '.join(names)}" if names else ""
 
     def load(self) -> type[Strategy]:
         """Import the class."""
@@ -41,6 +43,13 @@ class Entry:
         found: type[Strategy] = getattr(import_module(f"{__name__}.{module}"), name)
         return found
 
+
+DISTRIBUTIONS = {
+    "array_record": "array-record",
+    "lance": "pylance",
+    "streaming": "mosaicml-streaming",
+}
+"""Packages that are installed under another name."""
 
 LIMIT = "pread-limit"
 DUMMY = "dummy"
@@ -75,14 +84,20 @@ STRATEGIES: dict[str, Entry] = {
     "lmdbio-coal": Entry("lmdbio:Coal", "lmdb", "LMDBIO: many steps by one read"),
     "lmdbio-stag": Entry("lmdbio:Stag", "lmdb", "LMDBIO: readers take turns"),
     "dsprep": Entry("dsprep_reader:DsprepReader", "groups", "dsprep.Reader, all threads"),
-    "ffcv": Entry("ffcv:Ffcv", "own", "FFCV, random order", ("ffcv",), optional=True),
-    "litdata": Entry("litdata:Litdata", "own", "litdata's streaming", ("litdata",), optional=True),
-    "streaming": Entry(
-        "streaming:Streaming", "own", "MosaicML streaming", ("streaming",), optional=True
-    ),
-    "webdataset": Entry(
-        "webdataset:Webdataset", "own", "webdataset, tar shards", ("webdataset",), optional=True
-    ),
+    **{
+        name: Entry(f"peers.{name}:{name.title()}", "own", words, packages, optional=True)
+        for name, words, *packages in (
+            ("ffcv", "FFCV, random order", "ffcv"),
+            ("litdata", "litdata's streaming", "litdata", "torch"),
+            ("streaming", "MosaicML streaming", "streaming", "torch"),
+            ("webdataset", "webdataset, tar shards", "webdataset", "torch"),
+            ("tensorstore", "TensorStore over Zarr", "tensorstore"),
+            ("zarrs", "zarr with the Rust codec pipeline", "zarrs"),
+            ("grain", "Grain over ArrayRecord", "grain", "array_record"),
+            ("arrow", "Hugging Face datasets over Arrow", "datasets"),
+            ("lance", "Lance's torch dataset", "lance", "torch"),
+        )
+    },
 }
 
 SETS: dict[str, tuple[str, ...]] = {
@@ -112,7 +127,8 @@ TODAY = {
 
 PACKAGES = (
     *("dsprep", "numpy", "h5py", "lmdb", "zarr", "tensorflow", "torch", "litdata"),
-    *("mosaicml-streaming", "webdataset", "ffcv"),
+    *("mosaicml-streaming", "webdataset", "ffcv", "tensorstore", "zarrs", "grain", "array-record"),
+    *("datasets", "pyarrow", "pylance"),
 )
 """Distributions whose versions matter to figures."""
 

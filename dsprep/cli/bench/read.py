@@ -47,6 +47,7 @@ class Chosen:
         "A way of reading, or a set: async-io, lmdbio, samples, peers, all. Repeat for more; by "
         "default those that suit the data.",
         "--strategy",
+        "--set",
         "-s",
         default=[],
         autocompletion=opt.completing(
@@ -164,6 +165,7 @@ def read(
     from dataclasses import fields
 
     from dsprep.bench.reading import Settings, bench_read, plan_read
+    from dsprep.bench.strategies import find
     from dsprep.cli.bench.output import check_targets, emit
     from dsprep.cli.report import fail
     from dsprep.write.plan import parse_nbytes
@@ -198,7 +200,8 @@ def read(
         with run_bar() as update:
             report = bench_read(work, shlex.join(["dsprep", *sys.argv[1:]]), update, runner)
     emit(report, **files)
-    if any(r.problems for r in report.all_rows):
+    absent = {name for name in work.names if find(name).missing} - set(work.named)
+    if any(r.problems for r in report.all_rows if r.name not in absent):
         raise typer.Exit(1)
 
 
@@ -247,7 +250,6 @@ def _list() -> None:
     from dsprep.cli.report import print_rows
 
     rows = [
-        (name, e.words + (f" (not installed: {', '.join(e.missing)})" if e.missing else ""))
-        for name, e in STRATEGIES.items()
+        (name, e.words + (f" ({e.missing})" if e.missing else "")) for name, e in STRATEGIES.items()
     ]
     print_rows([*rows, *((f"set {name}", ", ".join(names)) for name, names in SETS.items())])

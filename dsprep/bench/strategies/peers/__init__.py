@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import gc
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,12 +21,15 @@ import numpy as np
 
 from dsprep.bench.strategies.base import Loader
 from dsprep.bench.strategies.samples import as_field
-from dsprep.core.schema import Array, Batch, DType, Field, Schema
+from dsprep.core.schema import Array, Batch, DType, Field, Ints, Schema
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import Source
 
 CHUNK = 64 << 20
 """Bytes of a file of a loader that stores many samples per file."""
+
+CHUNKS = 64
+"""Chunks of such a file, where it has chunks."""
 
 BLOCK = 8 << 20
 """Bytes of samples that are read from the dataset at a time."""
@@ -44,11 +49,20 @@ def stored(field: Field) -> tuple[DType, tuple[int, ...]]:
     return np.dtype(np.uint8), (*field.inner, field.dtype.itemsize)
 
 
-def samples(source: Source) -> Iterator[dict[str, Array]]:
-    """Yield each sample as it is stored; 8 MiB of them are in memory."""
+def chunk(schema: Schema) -> int:
+    """Return the samples of a chunk, where a loader reads those of several at once: a power of 2.
+
+    They have 1 MiB or less; batches of so many, or of a multiple, touch no chunk twice.
+    """
+    return 1 << max(0, (CHUNK // CHUNKS // max(1, schema.fixed_nbytes)).bit_length() - 1)
+
+
+def blocks(source: Source) -> Iterator[tuple[int, dict[str, Array]]]:
+    """Yield whole chunks of samples as they are stored, with the number of the first; 8 MiB."""
     schema = source.schema
     forms = [(name, f, stored(f)) for name, f in zip(names(schema), schema, strict=True)]
-    step = max(1, BLOCK // max(1, schema.fixed_nbytes))
+    each = chunk(schema)
+    step = max(1, BLOCK // max(1, each * schema.fixed_nbytes)) * each
     for start in range(0, len(source), step):
         stop = min(len(source), start + step)
         batch = source.read(start, stop)
@@ -56,7 +70,13 @@ def samples(source: Source) -> Iterator[dict[str, Array]]:
         for name, f, (dtype, shape) in forms:
             rows = np.ascontiguousarray(batch[f.name])
             columns[name] = rows.reshape(-1).view(dtype).reshape(stop - start, *shape)
-        for i in range(stop - start):
+        yield start, columns
+
+
+def samples(source: Source) -> Iterator[dict[str, Array]]:
+    """Yield each sample as it is stored."""
+    for _, columns in blocks(source):
+        for i in range(len(columns["f0"])):
             yield {name: column[i] for name, column in columns.items()}
 
 
@@ -127,3 +147,38 @@ class Peer(Loader):
             array = np.ascontiguousarray(item[f"f{i}" if isinstance(item, dict) else i])
             batch[f.name] = as_field(array, f, (len(array), *f.inner))
         return batch
+
+
+class Ranges(Peer):
+    """A project whose library is fastest at ranges of samples: a step's are consecutive.
+
+    Steps come in shuffled order, and samples within a step. Threads read, as many steps ahead, and
+    gather the samples: a copy out of what the library returns.
+    """
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> list[Array]:
+        """Return a range of samples, an array with a row per sample for each field."""
+
+    def prepare(self, held: ExitStack) -> None:
+        """Open what is read, and start the threads."""
+        super().prepare(held)
+        self._pool = ThreadPoolExecutor(max(1, self.task.threads))
+        held.callback(self._pool.shutdown, cancel_futures=True)
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield each step's samples."""
+        task, waiting = self.task, deque[Future[dict[str, Array]]]()
+        rng = np.random.default_rng([task.seed, number])
+        starts = rng.permutation(np.arange(0, task.samples, task.batch_size))
+        for start in starts[task.rank :: task.world_size].tolist():
+            stop = min(task.samples, start + task.batch_size)
+            waiting.append(self._pool.submit(self._step, start, rng.permutation(stop - start)))
+            if len(waiting) > task.threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def _step(self, start: int, order: Ints) -> dict[str, Array]:
+        columns = zip(names(self.task.schema), self.rows(start, start + len(order)), strict=True)
+        return {name: np.take(column, order, axis=0) for name, column in columns}
