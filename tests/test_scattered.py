@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import re
 import threading
 
 import numpy as np
@@ -12,10 +15,12 @@ from oracles import SUFFIX
 from support import MemorySource, assert_same_batch, random_batch
 
 import dsprep
+from dsprep.core import pread
 from dsprep.core import ring as module
-from dsprep.core.schema import Arena, Field, Schema
-from dsprep.errors import FormatError
+from dsprep.core.schema import Arena, Field, Schema, concatenate
+from dsprep.errors import FormatError, ReadError
 from dsprep.layout.locate import Stored
+from dsprep.reader import filling
 from dsprep.reading import read_plan
 from dsprep.reading.files import File
 from dsprep.reading.layout_reader import LayoutReader
@@ -75,8 +80,7 @@ def way(request, data):
             module._refused.set()
         elif module.ring() is None:
             pytest.skip("the kernel refuses io_uring")
-        patch.setattr(LayoutReader, "read", None)  # so that nothing is read otherwise
-        yield
+        yield {"ring": "io_uring"}.get(request.param, request.param)
 
 
 NUMBERS = st.integers(0, COUNT - 1)
@@ -99,7 +103,9 @@ def test_what_is_read(data, way, chosen, names, own):
     indices = np.arange(COUNT)[chosen]
     if len(wanted) == 1 or len(indices) < 2 or indices[-1] - indices[0] == len(indices) - 1:
         return  # read otherwise
-    found = data.read(chosen, wanted, arena=Arena() if own else None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LayoutReader, "read", None)  # so that nothing is read otherwise
+        found = data.read(chosen, wanted, arena=Arena() if own else None)
     schema = Schema(tuple(SCHEMA[n] for n in wanted))
     assert_same_batch(found, {n: BATCH[n][indices] for n in wanted}, schema)
 
@@ -117,6 +123,67 @@ def test_values_that_are_near_each_other_are_read_together(data, monkeypatch):
         assert sum(len(runs.starts) for _, runs, _ in read) < 100
     for name in fields(data):
         np.testing.assert_array_equal(many[name][::-1][:500:2], few[name])
+
+
+RESULTS = {
+    "as they come": lambda got: got,
+    "short": lambda got: got // 2,
+    "nothing": lambda got: 0,
+    "EINTR": lambda got: -errno.EINTR,
+    "EAGAIN": lambda got: -errno.EAGAIN,
+    "EIO": lambda got: -errno.EIO,
+}
+
+
+def failing(monkeypatch, result):
+    """Have a fifth of all reads come otherwise: of a ring, and one by one, each but once."""
+    ring_read, each, calls = module.Ring.read, pread._one_by_one, itertools.count()
+
+    def less(got):
+        if next(calls) < 3:
+            got[2::5] = [result(n) for n in got[2::5].tolist()]
+        return got
+
+    def by_ring(*args):
+        made, got = ring_read(*args)
+        return made, less(got)
+
+    monkeypatch.setattr(module.Ring, "read", by_ring)
+    monkeypatch.setattr(pread, "_one_by_one", lambda *args: less(each(*args)))
+
+
+@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_reader(name, threads, data, way, monkeypatch):
+    monkeypatch.setattr(filling, "APART_NEAR", 0)
+    failing(monkeypatch, RESULTS[name])
+    names = fields(data)
+    options = {"shuffle": "global", "buffer_size": 700, "io_threads": threads, "fields": names}
+    with dsprep.Reader(data.dataset, 64, epochs=1, **options) as reader:
+        if name == "EIO":
+            with pytest.raises(ReadError, match="Input/output error at offset") as caught:
+                list(reader)
+            offset = int(re.search(r"at offset (\d+)", str(caught.value))[1])
+            found = [data.extents(caught.value.sample, [n]) for n in names if n != "none"]
+            assert any(e.offset <= offset < e.offset + e.length for (e,) in found)
+            return
+        batches = list(reader)
+        (stats,) = reader.stats
+    assert stats.scattered == way
+    order = {row.tobytes(): i for i, row in enumerate(BATCH["x"])}
+    chosen = np.array([order[row.tobytes()] for b in batches for row in b["x"]])
+    assert sorted(chosen) == list(range(COUNT))
+    schema = Schema(tuple(SCHEMA[n] for n in names))
+    joined = concatenate(schema, batches)
+    assert_same_batch(joined, {n: BATCH[n][chosen] for n in names}, schema)
+
+
+def test_groups_are_not_scattered(data):
+    if data.layout(0).groups is None:
+        return
+    with dsprep.Reader(data.dataset, 64, epochs=1) as reader:
+        assert sum(len(batch["z"]) for batch in reader) == COUNT
+        assert reader.stats[0].scattered is None
 
 
 @pytest.mark.parametrize("start", [-100, -(1 << 62), 901, 1 << 62])

@@ -33,6 +33,10 @@ NEAR = 16 << 10
 GROUP_NEAR = 4 << 20
 """The same within a group, whose padding is read along for the sake of one request."""
 
+APART_NEAR = 4 << 10
+"""The same among ranges that are apart, in no order: a request of many in flight costs less than
+what it takes to copy more than that."""
+
 _dropped = np.empty(NEAR, np.uint8)
 
 SEVERAL = 8
@@ -138,10 +142,35 @@ class Runs:
         heads = np.full(len(self.starts), what | fd << 32)
         return heads, self.starts, addresses, lengths
 
+    def part(self, begin: int, end: int) -> Runs:
+        """Return some of the ranges."""
+        first = int(self.edges[begin])
+        edges = self.edges[begin : end + 1] - first
+        places = self.places[first : first + int(edges[-1])]
+        return Runs(self.starts[begin:end], edges, places, self.single)
+
+    def divided(self, most: int) -> Iterator[Runs]:
+        """Yield the ranges in at most `most` parts, of about as many bytes each."""
+        ends = np.cumsum(self.sizes)
+        at = np.searchsorted(ends, np.arange(1, most) * int(ends[-1]) // most, "right")
+        for begin, end in pairwise(np.unique([0, *at, len(ends)]).tolist()):
+            yield self.part(begin, end)
+
     def __iter__(self) -> Iterator[tuple[int, Ints]]:
         """Yield the first byte and the places of each."""
         for start, (a, b) in zip(self.starts.tolist(), pairwise(self.edges.tolist()), strict=True):
             yield start, self.places[a:b]
+
+
+class RangeError(OSError):
+    """One of many ranges of a file cannot be read; `offset` is its first byte in the file."""
+
+    offset = 0
+
+    def at(self, offset: int) -> RangeError:
+        """Return itself with the offset."""
+        self.offset = offset
+        return self
 
 
 _NO_RUNS = Runs(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros((0, 2), np.int64))
@@ -206,6 +235,11 @@ def together(starts: Ints, columns: Sequence[tuple[Ints | int, Ints | int]]) -> 
     return Runs(starts, edges, places.reshape(-1, 2), single=k == 1)
 
 
+def one_range(start: int, places: Ints) -> Runs:
+    """Return one range of a file that goes to `places`."""
+    return Runs(np.array([start]), np.array([0, len(places)]), places)
+
+
 def read_runs(fd: int, runs: Runs, where: object) -> tuple[int, int]:
     """Read ranges of a file to their places; returns and raises as `scatter` does."""
     return read_files([(fd, runs, where)])
@@ -236,7 +270,8 @@ def read_files(parts: Sequence[tuple[int, Runs, object]]) -> tuple[int, int]:
         for i in np.flatnonzero(got != sizes).tolist():
             start, done = int(runs.starts[i]), int(got[i])
             if done < 0 and -done not in _AGAIN:
-                raise OSError(-done, f"{os.strerror(-done)} at offset {start}", str(where))
+                text = f"{os.strerror(-done)} at offset {start}"
+                raise RangeError(-done, text, str(where)).at(start)
             done = max(0, done)
             rest = _rest(runs.places[runs.edges[i] : runs.edges[i + 1]], done)
             calls += fill(fd, start + done, rest, where)[0]

@@ -223,6 +223,11 @@ _own = threading.local()
 _refused = threading.Event()
 
 
+def way() -> str:
+    """Return what reads ranges apart from each other here: ``"io_uring"`` or ``"preadv"``."""
+    return "preadv" if ring() is None else "io_uring"
+
+
 def ring() -> Ring | None:
     """Return the ring of this thread; None where it is in use, or the kernel refuses rings."""
     found: Ring | None = getattr(_own, "ring", None)

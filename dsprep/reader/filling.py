@@ -16,14 +16,23 @@ Ragged values are contiguous in a block of their own, in the order of delivery.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from dsprep.core.pread import GROUP_NEAR, NEAR, packed, ranges
+from dsprep.core.pread import (
+    APART_NEAR,
+    GROUP_NEAR,
+    SEVERAL,
+    RangeError,
+    Runs,
+    one_range,
+    packed,
+    ranges,
+)
 from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Ragged
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
@@ -82,11 +91,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class ReadPart:
-    """What one thread reads: a range of a file, or fields that are decoded."""
+    """What one thread reads: one range of a file, or many, or fields that are decoded."""
 
-    file: File | None  # None where `decode` does the reading
-    start: int  # as in `Engine.read`
-    places: Ints
+    file: File | None = None  # None where `decode` does the reading
+    runs: Runs | None = None
     decode: Callable[[Arena], int] | None = None  # with memory of the thread; returns bytes asked
 
 
@@ -229,10 +237,16 @@ class Filler:
 
         rising = bool((fill.samples[1:] - fill.samples[:-1] == 1).all())
         found = self._plan_strided(fill, to) if rising and self._simple else None
-        for file, start, places in (
-            self._plan_any(fill, to, rising, take) if found is None else found
-        ):
-            fill.parts += [ReadPart(file, *p) for p in shared(start, places, most, align)]
+        if found is None:
+            found = []
+            for file, runs in self._plan_any(fill, to, rising, take):
+                if len(runs.starts) < SEVERAL:
+                    found += [(file, *each) for each in runs]
+                else:
+                    fill.parts += [ReadPart(file, part) for part in runs.divided(most)]
+        for file, start, places in found:
+            for p in shared(start, places, most, align):
+                fill.parts.append(ReadPart(file, one_range(*p)))
         fill.missing = len(fill.parts)
 
     def _plan_strided(
@@ -264,7 +278,7 @@ class Filler:
         to: Callable[[Area, bool], Ints | int],
         rising: bool,
         take: Callable[[str, int], Bytes],
-    ) -> list[tuple[File, int, Ints]]:
+    ) -> Iterator[tuple[File, Runs]]:
         """Plan samples wherever they are."""
         by_file = self.sidecar.by_file(fill.samples)
         if self.verify:
@@ -299,7 +313,7 @@ class Filler:
             ]
         for name, each in lengths.items():
             self._plan_ragged(fill, name, each, plan, take)
-        return list(plan.runs(GROUP_NEAR if rising else NEAR))
+        return plan.runs(GROUP_NEAR if rising else APART_NEAR)
 
     def _add(self, plan: ReadPlan, number: int, found: Extents, to: Ints) -> None:
         plan.add(lambda path: self.sidecar.open_file(number, path), found, to, "a sample")
@@ -414,7 +428,7 @@ class Filler:
                     self._deliver(fill, self.areas[name], column, chosen)
             return sum(int(column.nbytes) for column in batch.values())
 
-        return ReadPart(None, 0, _NONE, decode)
+        return ReadPart(decode=decode)
 
     def _checking(self, number: int, local: Ints) -> ReadPart:
         """Return the part that compares samples with their checksums."""
@@ -423,14 +437,18 @@ class Filler:
             self.sidecar.proofs.check(number, local, self.names, read=True)
             return 0
 
-        return ReadPart(None, 0, _NONE, check)
+        return ReadPart(decode=check)
 
-    def sample_at(self, fill: Fill, part: ReadPart) -> int:
+    def sample_at(self, fill: Fill, part: ReadPart, error: BaseException) -> int:
         """Return the sample of a unit at which reading a part failed, or the unit's first one."""
-        if part.file is not None:
-            stop = part.start + int(part.places[:, 1].sum())
-            end = part.file.size()
-            offset = max(end, part.start) if end < stop else part.start
+        if part.file is not None and part.runs is not None:
+            starts, end = part.runs.starts, part.file.size()
+            beyond = np.flatnonzero(starts + part.runs.sizes > end)
+            offset = int(starts[0])
+            if isinstance(error, RangeError):
+                offset = error.offset
+            elif len(beyond):
+                offset = max(end, int(starts[beyond[0]]))
             for number, chosen, local in self.sidecar.by_file(fill.samples):
                 modes = self.modes(number)
                 for name in (n for n in self.names if modes[n] != "decoded"):

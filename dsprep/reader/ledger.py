@@ -33,6 +33,9 @@ class EpochStats:
         Time that the consumer waited for data.
     first_seconds
         The part of it before the first batch.
+    scattered
+        How ranges apart from each other were read, many at a time: ``"io_uring"``, or, where the
+        kernel refuses that, ``"preadv"``; by other engines as they are called. None: none were.
     """
 
     epoch: int
@@ -45,6 +48,7 @@ class EpochStats:
     io_seconds: float = 0.0
     exposed_seconds: float = 0.0
     first_seconds: float = 0.0
+    scattered: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -73,6 +77,13 @@ class Ledger:
                     del self._epochs[next(iter(self._epochs))]
             for name, value in more.items():
                 setattr(stats, name, getattr(stats, name) + value)
+
+    def scattered(self, epoch: int, way: str) -> None:
+        """Note how ranges apart from each other are read."""
+        self.add(epoch)
+        with self._lock:
+            if epoch in self._epochs:
+                self._epochs[epoch].scattered = way
 
     def fetched(self, epoch: int) -> None:
         """Note what came from the storage since this was called last."""

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dsprep.core.pread import SEVERAL, Runs
 from dsprep.core.schema import Arena, Batch, Bytes, Ragged, Schema, concatenate
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.reader.engines import Engine
@@ -34,6 +35,7 @@ from dsprep.reader.filling import Fill, Filler, ReadPart, Slice
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, Leg
+from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
 
 JOIN_SECONDS = 5.0
@@ -286,10 +288,8 @@ class Pipeline:
                 if part.decode is not None:
                     nbytes = part.decode(arena)
                     reads = 1
-                elif part.file is not None:
-                    for piece in stepped(part.start, part.places, self._settings.transfer):
-                        done = self._settings.engine.read(part.file, *piece)
-                        reads, nbytes = reads + done[0], nbytes + done[1]
+                elif part.file is not None and part.runs is not None:
+                    reads, nbytes = self._read_part(epoch, part.file, part.runs)
         except Stopped:
             fill.fail(closed_within())
             return
@@ -309,6 +309,19 @@ class Pipeline:
             io_seconds=time.perf_counter() - began,
         )
 
+    def _read_part(self, epoch: int, file: File, runs: Runs) -> tuple[int, int]:
+        """Read ranges; return the calls made, and the bytes that they asked for."""
+        engine, transfer = self._settings.engine, self._settings.transfer
+        if len(runs.starts) >= SEVERAL and (transfer is None or int(runs.sizes.max()) <= transfer):
+            self._ledger.scattered(epoch, engine.scattered)
+            return engine.read_runs(file, runs)
+        reads = nbytes = 0
+        for start, places in runs:
+            for piece in stepped(start, places, transfer):
+                done = engine.read(file, *piece)
+                reads, nbytes = reads + done[0], nbytes + done[1]
+        return reads, nbytes
+
     def _failure(self, error: BaseException, fill: Fill, part: ReadPart | None) -> BaseException:
         """Return the error for the consumer, with the sample that could not be read."""
         if not isinstance(error, (OSError, DsprepError)) or not len(fill.samples):
@@ -316,7 +329,7 @@ class Pipeline:
         sample = int(fill.samples[0])
         if part is not None:
             with suppress(OSError, DsprepError):  # this file, or another one, may be gone, too
-                sample = self._filler.sample_at(fill, part)
+                sample = self._filler.sample_at(fill, part, error)
         found = ReadError(f"sample {sample} cannot be read: {error}", sample)
         found.__cause__ = error
         return found

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dsprep.core.pread import DROPPED, NEAR, Runs, read_files, runs, together
+from dsprep.core.pread import APART_NEAR, DROPPED, NEAR, Runs, read_files, runs, together
 from dsprep.core.schema import Field, Ints
 from dsprep.layout.laws import Affine
 from dsprep.layout.locate import Extents, Stored, rows_at
@@ -74,7 +74,7 @@ class ReadPlan:
         if low < 0 or high + max(ends) > file.nbytes:
             for f, at in found.fields:
                 file.check(starts + at, np.full(n, f.row_nbytes), f"field {f.name}")
-        if n >= MERGED and high - low < n * 2 * NEAR:
+        if n >= MERGED and high - low < n * 2 * APART_NEAR:
             for (f, at), addresses in zip(found.fields, to, strict=True):
                 self.put(file, starts + at, np.full(n, f.row_nbytes), addresses, f"field {f.name}")
             return
@@ -82,7 +82,7 @@ class ReadPlan:
 
     def read(self, near: int) -> None:
         """Read all of it; see `dsprep.core.pread.read_files`."""
-        parts = [*self._apart, *self._runs(near)]
+        parts = [*self._apart, *self.runs(near)]
         read_files([(file.fd, found, file.path) for file, found in parts])
         for file in dict.fromkeys(file for file, _ in parts):
             file.check_same()
@@ -92,13 +92,8 @@ class ReadPlan:
         """Bytes of the files that have been added."""
         return sum(file.nbytes for file, _ in self._files.values())
 
-    def runs(self, near: int) -> Iterator[tuple[File, int, Ints]]:
-        """Yield ``(file, start, places)`` in the order of offsets; see `dsprep.core.pread.runs`."""
-        for file, found in self._runs(near):
-            for start, places in found:
-                yield file, start, places
-
-    def _runs(self, near: int) -> Iterator[tuple[File, Runs]]:
+    def runs(self, near: int) -> Iterator[tuple[File, Runs]]:
+        """Yield what to read of each file, by rising offsets; see `dsprep.core.pread.runs`."""
         for file, columns in self._files.values():
             offsets, lengths, addresses = (
                 columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))

@@ -23,7 +23,7 @@ from dsprep.core.atomic import restore
 from dsprep.core.gather import take
 from dsprep.core.marks import Mark, same_time
 from dsprep.core.packing import Tables, digest
-from dsprep.core.pread import NEAR
+from dsprep.core.pread import APART_NEAR
 from dsprep.core.schema import Arena, Array, Batch, Ints, Schema, concatenate, new_array
 from dsprep.core.storage import Inside
 from dsprep.errors import DsprepError, FormatError, UsageError
@@ -616,7 +616,7 @@ class Sidecar:
             for each in found or ():
                 to = [which * f.row_nbytes + out[f.name].ctypes.data for f, _ in each.fields]
                 plan.put_stored(self.open_file(number, each.path), each, to)
-        plan.read(NEAR)
+        plan.read(APART_NEAR)
         return {**out}
 
     def _choose(self, fields: tuple[str, ...]) -> Schema:

@@ -20,7 +20,8 @@ from importlib import import_module
 from typing import Protocol
 from weakref import WeakSet
 
-from dsprep.core.pread import fill
+from dsprep.core.pread import Runs, fill, read_runs
+from dsprep.core.ring import way
 from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
 from dsprep.reading.files import File
@@ -64,6 +65,13 @@ class Engine(Protocol):
             If the engine does not work on this file system or machine.
         """
 
+    @property
+    def scattered(self) -> str:
+        """How `read_runs` reads, for `dsprep.reader.ledger.EpochStats`."""
+
+    def read_runs(self, file: File, runs: Runs) -> tuple[int, int]:
+        """Read many ranges of a file to their places; returns and raises as `read` does."""
+
     def prepare(self, file: File) -> None:
         """Make ready to read a file, which no byte is read for.
 
@@ -84,6 +92,15 @@ class Buffered:
     def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`."""
         return fill(file.fd, start, places, file.path)
+
+    @property
+    def scattered(self) -> str:
+        """``"io_uring"`` or ``"preadv"``; see `Engine.scattered`."""
+        return way()
+
+    def read_runs(self, file: File, runs: Runs) -> tuple[int, int]:
+        """Read ranges to their places; see `Engine.read_runs`."""
+        return read_runs(file.fd, runs, file.path)
 
     def prepare(self, file: File) -> None:
         """Do nothing: every file that is open can be read so."""
@@ -124,6 +141,20 @@ class Fallback:
                 self._refuse(file, error)
         return self._buffered.read(file, start, places)
 
+    @property
+    def scattered(self) -> str:
+        """What the engine says; see `Engine.scattered`."""
+        return self._engine.scattered if self.why is None else self._buffered.scattered
+
+    def read_runs(self, file: File, runs: Runs) -> tuple[int, int]:
+        """Read ranges to their places; see `Engine.read_runs`."""
+        if file not in self._refused:
+            try:
+                return self._engine.read_runs(file, runs)
+            except Unavailable as error:
+                self._refuse(file, error)
+        return self._buffered.read_runs(file, runs)
+
     def _refuse(self, file: File, error: Unavailable) -> None:
         """Read a file by `Buffered` from now on, and say so, once."""
         with self._lock:
@@ -137,6 +168,29 @@ class Fallback:
             EngineWarning,
             stacklevel=7,
         )
+
+
+class OneByOne:
+    """Reads many ranges one after another: for engines that have nothing better."""
+
+    name: str
+
+    @property
+    def scattered(self) -> str:
+        """The name of the engine; see `Engine.scattered`."""
+        return self.name
+
+    def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
+        """Read a range to places; see `Engine.read`."""
+        raise NotImplementedError
+
+    def read_runs(self, file: File, runs: Runs) -> tuple[int, int]:
+        """Read ranges to their places; see `Engine.read_runs`."""
+        calls = nbytes = 0
+        for start, places in runs:
+            done = self.read(file, start, places)
+            calls, nbytes = calls + done[0], nbytes + done[1]
+        return calls, nbytes
 
 
 def make(name: str) -> Engine:

@@ -20,7 +20,7 @@ import numpy as np
 from dsprep.core.pread import fill
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.storage import as_bytes, ends_early, let_go, pread_into, preadv_once
-from dsprep.reader.engines import Unavailable, copying
+from dsprep.reader.engines import OneByOne, Unavailable, copying
 from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
@@ -43,7 +43,7 @@ _REFUSALS = frozenset(
 """By which opening an open file once more, for direct reads, is refused for good."""
 
 
-class Direct:
+class Direct(OneByOne):
     """Reads past the page cache; see `Engine`."""
 
     name = "direct"

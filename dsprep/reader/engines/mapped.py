@@ -17,7 +17,7 @@ import numpy as np
 
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.storage import ends_early
-from dsprep.reader.engines import Unavailable, copying
+from dsprep.reader.engines import OneByOne, Unavailable, copying
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
 
@@ -40,7 +40,7 @@ _REFUSALS = frozenset(
 """By which a mapping of a file is refused."""
 
 
-class Mapped:
+class Mapped(OneByOne):
     """Reads from a mapping; see `Engine`."""
 
     name = "mapped"
