@@ -59,12 +59,14 @@ def pwrite_crc32c(fd: int, buffers: Sequence[Buffer], offset: int, crc: int = 0)
     return crc
 
 
-def read_crc32c(fd: int, begin: int, end: int, where: object, crc: int = 0) -> int:
+def read_crc32c(
+    fd: int, begin: int, end: int, where: object, crc: int = 0, window: Bytes | None = None
+) -> int:
     """Return the CRC-32C of the bytes ``begin .. end`` of a file behind what has the CRC `crc`.
 
-    In bounded memory. Raises `FormatError` if the file ends first.
+    In bounded memory, that of `window` if it is given. Raises `FormatError` if the file ends first.
     """
-    for part in _windows(fd, begin, end, where):
+    for part in _windows(fd, begin, end, where, window):
         crc = crc32c(part, crc)
     return crc
 
@@ -77,11 +79,14 @@ def read_crc32(fd: int, begin: int, end: int, where: object) -> int:
     return crc
 
 
-def _windows(fd: int, begin: int, end: int, where: object) -> Iterator[Bytes]:
+def _windows(
+    fd: int, begin: int, end: int, where: object, window: Bytes | None = None
+) -> Iterator[Bytes]:
     """Yield the bytes of a file in parts, which are valid until the next one is asked for."""
-    window = np.empty(min(_WINDOW, max(0, end - begin)), np.uint8)
-    for at in range(begin, end, _WINDOW):
-        part = window[: min(_WINDOW, end - at)]
+    if window is None:
+        window = np.empty(min(_WINDOW, max(0, end - begin)), np.uint8)
+    for at in range(begin, end, max(1, len(window))):
+        part = window[: min(len(window), end - at)]
         pread_into(fd, part, at, where)
         yield part
 

@@ -4,31 +4,24 @@ A value is on whole pages that follow one another; only the first has a header. 
 own number, a flag, and how many pages the value takes (see `pages`), so it proves where a value
 begins, and that one of its length fits (`Frame`); it has no checksum.
 
-To be written, `Runs` leaves the values where they are, for the kernel to gather; `EvenRuns` copies
-equal values into whole pages, as many at a time as stay in the processor's cache.
+To be written, the values stay where they are in memory, for the kernel to gather.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from dsprep.core.pread import packed
-from dsprep.core.schema import Arena, Bytes, Ints
-from dsprep.core.storage import as_bytes
+from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb.pages import HEADER, P_OVERFLOW, is_page_size
 from dsprep.formats.lmdb.tree import PSIZE
 from dsprep.formats.lmdb.values import ValuePart
 
-BLOCK_NBYTES = 512 << 10
-"""Pages filled at a time by `EvenRuns`; a second-level cache holds them."""
-
+_zeros = np.zeros(PSIZE, np.uint8)
 _U16 = np.dtype("<u2")
 
 
@@ -88,98 +81,32 @@ class Frame:
 # --- writing ---
 
 
-@dataclass(frozen=True, eq=False)
-class EvenRuns:
-    """Values of one size, on `run` overflow pages each, of parts that are evenly spaced in memory.
+def overflow_spans(
+    parts: Sequence[ValuePart], sizes: Ints, runs: Ints, pages: Ints
+) -> tuple[Bytes, list[tuple[Ints, Ints, Ints]]]:
+    """Return what is on the overflow pages of values, and where it is in memory.
 
-    Each part is a view: uint8, shape ``(n, width)``.
+    Parameters
+    ----------
+    parts, sizes
+        What the values are made of, and their bytes.
+    runs, pages
+        int64, shape ``(n,)``: how many pages each takes, 0 if it is inside a leaf; the first one.
+
+    Returns
+    -------
+    The headers, to be kept while they are written; and, header by header, part by part and rest by
+    rest, the offsets in the file, the addresses and the lengths: int64 each, some of them 0.
     """
-
-    parts: tuple[Bytes, ...]
-    run: int
-
-    @classmethod
-    def of(cls, parts: list[ValuePart], sizes: Ints, runs: Ints) -> Self | None:
-        """Return the values if they are equal in size and small enough, else None."""
-        run = int(runs[0]) if len(runs) > 1 else 0
-        if not 0 < run * PSIZE <= BLOCK_NBYTES // 2 or not (sizes == sizes[0]).all():
-            return None
-        rows = []
-        for part in parts:
-            steps, width = np.diff(part.starts), int(part.lengths[0])
-            if not ((part.lengths == width).all() and (steps == steps[0]).all()):
-                return None
-            if width:
-                view = part.data[int(part.starts[0]) :]
-                shape, strides = (len(runs), width), (int(steps[0]), 1)
-                rows.append(as_strided(view, shape, strides, writeable=False))
-        return cls(tuple(rows), run)
-
-    def blocks(self, pages: Ints, arena: Arena) -> Iterator[tuple[int, Bytes]]:
-        """Yield ``(first page, bytes)`` for values whose overflow pages begin at `pages`.
-
-        The bytes are valid until the next block is asked for.
-        """
-        most = BLOCK_NBYTES // (self.run * PSIZE)
-        held = arena.empty("write.pages", (most, self.run * PSIZE), np.dtype(np.uint8))
-        held[:] = 0
-        heads = headers(pages, np.full(len(pages), self.run, np.int64))
-        # Where a leaf or branch is between two values, a new range of the file begins.
-        gaps = np.flatnonzero(np.diff(pages) != self.run) + 1
-        for begin, end in zip([0, *gaps.tolist()], [*gaps.tolist(), len(pages)], strict=True):
-            for start in range(begin, end, most):
-                stop = min(start + most, end)
-                block = held[: stop - start]
-                block[:, :HEADER] = heads[start:stop]
-                at = HEADER
-                for rows in self.parts:
-                    block[:, at : at + rows.shape[1]] = rows[start:stop]
-                    at += rows.shape[1]
-                yield int(pages[start]), block
-
-
-class Runs:
-    """The overflow pages of a piece's values, as buffers to write one after another.
-
-    What follows a value in its last page and the header of the next one are one buffer.
-    """
-
-    def __init__(
-        self, parts: list[ValuePart], sizes: Ints, runs: Ints, pages: Ints, arena: Arena
-    ) -> None:
-        self._big = np.flatnonzero(runs)
-        starts = packed(runs[self._big] * PSIZE - sizes[self._big])
-        between = arena.empty("write.between", (int(starts[-1]),), np.dtype(np.uint8))
-        between[:] = 0
-        between[starts[:-1, None] + np.arange(HEADER)] = headers(pages[self._big], runs[self._big])
-        self._between, self._starts = as_bytes(between), starts.tolist()
-        behind = (starts[1:-1] + HEADER).tolist()  # a rest, and the header of the next value
-        self._rests = _views(between, (starts[:-1] + HEADER).tolist(), [*behind, int(starts[-1])])
-        self._parts = [
-            _views(
-                part.data,
-                part.starts[self._big].tolist(),
-                (part.starts + part.lengths)[self._big].tolist(),
-            )
-            for part in parts
-        ]
-
-    def add(self, buffers: list[memoryview], start: int, stop: int) -> None:
-        """Append the overflow pages of samples ``start <= i < stop`` of the piece."""
-        first, last = np.searchsorted(self._big, [start, stop]).tolist()
-        if first == last:
-            return
-        begin, end = self._starts[first], self._starts[last]
-        buffers.append(self._between[begin : begin + HEADER])
-        columns = [*self._parts, self._rests]
-        block = [self._between] * (len(columns) * (last - first))
-        for k, column in enumerate(columns):
-            block[k :: len(columns)] = column[first:last]
-        block[-1] = self._between[self._starts[last - 1] + HEADER : end]
-        buffers += block
-
-
-def _views(data: Bytes, starts: list[int], stops: list[int]) -> list[memoryview]:
-    """Return ``data[starts[i]:stops[i]]`` for all i."""
-    whole = data.data
-    return [whole[a:b] for a, b in zip(starts, stops, strict=True)]
+    big = np.flatnonzero(runs)
+    at, pages, runs = pages[big] * PSIZE, pages[big], runs[big]
+    heads = headers(pages, runs)
+    own = heads.ctypes.data + np.arange(len(big), dtype=np.int64) * HEADER
+    spans = [(at, own, np.full(len(big), HEADER))]
+    at = at + HEADER
+    for part in parts:
+        lengths = part.lengths[big]
+        spans.append((at, part.data.ctypes.data + part.starts[big], lengths))
+        at = at + lengths
+    rest = (pages + runs) * PSIZE - at
+    return heads, [*spans, (at, np.full(len(big), _zeros.ctypes.data), rest)]

@@ -15,6 +15,7 @@ same, this one page is later than in a copy by LMDB.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -55,12 +56,12 @@ def cut(sizes: Ints, used: int) -> Ints:
     if (sizes == sizes[0]).all():
         each = int(sizes[0]) + 2
         return np.arange((ROOM - used) // each, n, ROOM // each)
-    filled = packed(sizes + 2)
+    filled = packed(sizes + 2).tolist()
     ends: list[int] = []
-    start = -used
-    while (end := int(np.searchsorted(filled, start + ROOM, "right")) - 1) < n:
+    start, end = -used, 0
+    while (end := bisect_right(filled, start + ROOM, end) - 1) < n:
         ends.append(end)
-        start = int(filled[end])
+        start = filled[end]
     return np.array(ends, np.int64)
 
 

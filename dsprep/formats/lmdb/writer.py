@@ -24,22 +24,22 @@ an earlier run wrote them, the group is read once more for that.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.checksums import pwrite_crc32c
+from dsprep.core.checksums import read_crc32c
 from dsprep.core.groups import Grouping, even, seam
-from dsprep.core.pread import move_spans, packed, ranges
+from dsprep.core.pread import drain, move_spans, packed, ranges
 from dsprep.core.schema import Arena, Batch, Bytes, Ints, Schema
-from dsprep.core.storage import Buffer, as_bytes, pwrite_all, sync, sync_directory
+from dsprep.core.storage import CALL_NBYTES, pwrite_all, sync, sync_directory
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import OpenOptions, State, WriteOptions
 from dsprep.formats.lmdb.keys import plan_keys
-from dsprep.formats.lmdb.overflow import EvenRuns, Runs
+from dsprep.formats.lmdb.overflow import overflow_spans
 from dsprep.formats.lmdb.pages import EMPTY, F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF, Meta
 from dsprep.formats.lmdb.records import Records
 from dsprep.formats.lmdb.recover import Found
@@ -56,7 +56,7 @@ from dsprep.formats.lmdb.values import (
 from dsprep.formats.record_writer import RecordWriter
 from dsprep.reading.files import File
 
-SCATTERED = 8 << 10
+SCATTERED = 1 << 10
 """Mean bytes of a value from which on its parts are written from where they are."""
 
 _U16 = np.dtype("<u2")
@@ -261,64 +261,38 @@ class LmdbWriter(RecordWriter):
         move_spans(pages, np.arange(len(place), dtype=np.int64) * 8, eight, piece.nodes, place)
 
     def write(self, piece: Piece) -> None:
-        """Write the piece's pages: one range of the file."""
+        """Write the piece's pages, which are one range of the file, from where their bytes are."""
         leaves = self._build_leaves(piece)
-        if self._write_even(piece, leaves):
+        pages = [self._branch_page(branch) for branch in piece.branches]
+        branches = np.frombuffer(b"".join(pages), np.uint8)
+        heads, spans = overflow_spans(piece.parts, piece.sizes, piece.runs, piece.value_pages)
+        after = np.array([branch.page for branch in piece.branches], np.int64)
+        for rows, numbers in ((leaves, piece.leaf_pages), (branches, after)):
+            at = rows.ctypes.data + np.arange(len(numbers)) * PSIZE
+            spans.append((numbers * PSIZE, at, np.full(len(numbers), PSIZE)))
+        offsets, addresses, lengths = (np.concatenate(each) for each in zip(*spans, strict=True))
+        order = np.flatnonzero(lengths)
+        order = order[np.argsort(offsets[order], kind="stable")]
+        if not len(order):
             return
-        branches: dict[int, list[Branch]] = {}
-        for branch in piece.branches:
-            branches.setdefault(branch.after, []).append(branch)
-        buffers: list[memoryview] = []
-        done = 0
-        big = bool(piece.runs.any())
-        values = (
-            Runs(piece.parts, piece.sizes, piece.runs, piece.value_pages, piece.arena)
-            if big
-            else None
-        )
-        rows = as_bytes(leaves)
-        stops = range(len(leaves)) if big else sorted({*branches, len(leaves) - 1})
-        sample = 0
-        for j in stops:
-            if values is not None:
-                values.add(buffers, sample, int(piece.ends[j]))
-                sample = int(piece.ends[j])
-            if len(leaves):
-                buffers.append(rows[done * PSIZE : (j + 1) * PSIZE])
-                done = j + 1
-            buffers += [memoryview(self._branch_page(b)) for b in branches.get(j, ())]
-        if values is not None:
-            values.add(buffers, sample, piece.stop - piece.start)
-        self._put(piece, buffers, piece.page * PSIZE)
+        ends = offsets[order] + lengths[order]
+        assert (offsets[order[1:]] == ends[:-1]).all()  # and `heads` is still there
+        begin, places = piece.page * PSIZE, np.stack([addresses, lengths], axis=1)[order]
+        drain(self.fd, begin, places, self.path)
+        del heads
+        self._sum(piece, begin, int(ends[-1]))
 
-    def _write_even(self, piece: Piece, leaves: Bytes) -> bool:
-        """Write a piece of equal values on overflow pages, copied block by block into whole pages.
-
-        For values of up to some 100 kB this is faster than to gather them in the kernel: there
-        are too many of them to handle one by one here. Returns whether it was done.
-        """
-        pages = EvenRuns.of(piece.parts, piece.sizes, piece.runs)
-        if pages is None:
-            return False
-        for first, block in pages.blocks(piece.value_pages, piece.arena):
-            self._put(piece, [block], first * PSIZE)
-        for page, leaf in zip(piece.leaf_pages.tolist(), leaves, strict=True):
-            self._put(piece, [leaf], page * PSIZE)
-        for branch in piece.branches:
-            self._put(piece, [self._branch_page(branch)], branch.page * PSIZE)
-        return True
-
-    def _put(self, piece: Piece, buffers: Sequence[Buffer], offset: int) -> None:
-        """Write some of a piece's bytes, and keep the sums of what belongs to a group."""
+    def _sum(self, piece: Piece, begin: int, end: int) -> None:
+        """Keep the sums of what belongs to a group of what has just been written, read back."""
         if self._values_in is None or not piece.runs.all():
-            pwrite_all(self.fd, buffers, offset)
             return
         group = self._values_in.of(piece.start)
-        begin = int(piece.value_pages[0]) * PSIZE + (0 if self._packing is None else HEADER)
-        end = int(piece.value_pages[-1]) * PSIZE + HEADER + int(piece.sizes[-1])
-        for at, part in _cut(buffers, offset, (begin, end)):
-            crc = pwrite_crc32c(self.fd, part, at)
-            self.sums.add(group, at, sum(map(len, part)), crc)
+        first = int(piece.value_pages[0]) * PSIZE + (0 if self._packing is None else HEADER)
+        last = int(piece.value_pages[-1]) * PSIZE + HEADER + int(piece.sizes[-1])
+        window = piece.arena.empty("write.window", (CALL_NBYTES,), np.dtype(np.uint8))
+        edges = sorted({begin, end, *(edge for edge in (first, last) if begin < edge < end)})
+        for a, b in pairwise(edges):
+            self.sums.add(group, a, b - a, read_crc32c(self.fd, a, b, self.path, window=window))
 
     def _build_leaves(self, piece: Piece) -> Bytes:
         """Return the leaf pages that the piece completes: uint8, shape ``(k, PSIZE)``."""
@@ -400,25 +374,6 @@ class LmdbWriter(RecordWriter):
         if self._packing is None:
             return _ranges_of(found, edges)
         return found.offsets, found.offsets + found.sizes
-
-
-def _cut(
-    buffers: Sequence[Buffer], offset: int, edges: tuple[int, int]
-) -> Iterator[tuple[int, list[memoryview]]]:
-    """Yield the buffers and where they go, cut where `edges` of the file are."""
-    at, part, nbytes = offset, list[memoryview](), 0
-    for buffer in buffers:
-        view = as_bytes(buffer) if isinstance(buffer, np.ndarray) else memoryview(buffer)
-        for edge in edges:
-            here = edge - at - nbytes
-            if 0 <= here < len(view):
-                if nbytes + here:
-                    yield at, [*part, view[:here]]
-                at, part, nbytes, view = edge, [], 0, view[here:]
-        part.append(view)
-        nbytes += len(view)
-    if nbytes:
-        yield at, part
 
 
 def _ranges_of(found: Found, edges: Ints) -> tuple[Ints, Ints]:
