@@ -11,6 +11,7 @@ from support import random_batch, write_batch
 
 from dsprep import formats
 from dsprep.core.schema import Batch, Field, Ragged, Schema
+from dsprep.formats.base import WriteOptions
 from dsprep.write.create_sidecar import describe
 
 FIXED = Schema(
@@ -78,7 +79,7 @@ def origin(folder: Path, schema: Schema, batch: Batch) -> Path:
     count = len(next(iter(batch.values())))
     format = formats.load("tfrecord")
     write_batch(format, path, schema, batch)
-    describe(format, schema, [(path, count)], path, {}).save(durable=False)
+    describe(format, schema, WriteOptions(), [(path, count)], path, {}).save(durable=False)
     return path
 
 
