@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsprep.core import pread
+from dsprep.core.ring import Ring
 from dsprep.errors import FormatError, UsageError
 from dsprep.reader import engines
 from dsprep.reader.engines import EngineWarning, Fallback, Unavailable, copying, direct, mapped
@@ -44,7 +46,15 @@ def _o_direct(path):
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch):
     monkeypatch.setattr(direct, "WINDOW", 64 << 10)
+    monkeypatch.setattr(direct, "PART", 16 << 10)
+    monkeypatch.setattr(direct, "DEPTH", 3)
     monkeypatch.setattr(mapped, "STEP", 32 << 10)
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """The kernel has no io_uring for direct reads."""
+    monkeypatch.setattr(direct, "ring", lambda: None)
 
 
 def scattered(spans, seed=0):
@@ -220,7 +230,7 @@ def test_a_file_that_was_truncated(name, size, tmp_path):
 @pytest.mark.parametrize(
     ("name", "of", "call"), [("mapped", os, "posix_fadvise"), ("direct", direct.Opened, "read")]
 )
-def test_a_file_that_is_truncated_while_it_is_read(name, of, call, tmp_path, monkeypatch):
+def test_a_file_that_is_truncated_while_it_is_read(name, of, call, tmp_path, refused, monkeypatch):
     path = tmp_path / "data"
     path.write_bytes(DATA.tobytes())
     real, turns = getattr(of, call), iter(range(100))
@@ -278,7 +288,7 @@ def test_whole_blocks_that_are_cut_short_are_read_again(path, monkeypatch):
     def invalid(*_):
         raise OSError(errno.EINVAL, "not at a block")
 
-    monkeypatch.setattr(direct, "fill", invalid)
+    monkeypatch.setattr(direct, "read_runs", invalid)
     memory = np.frombuffer(anonymous(PAGE), np.uint8)
     places = np.array([[memory.ctypes.data, PAGE]], np.int64)
     assert engines.make("direct").read(File(path), PAGE, places) == (1, PAGE)
@@ -291,6 +301,47 @@ def test_short_reads(most, path, monkeypatch):
     monkeypatch.setattr(os, "preadv", lambda *a: min(most, real(*a)))
     spans = [(i * 5000, 3000) for i in range(40)]
     assert read(engines.make("direct"), File(path), spans) == expected(spans)
+
+
+@pytest.mark.parametrize("result", [0, 100, 9000, -errno.EAGAIN, -errno.EINTR, -errno.EIO])
+def test_parts_that_do_not_come_whole(result, path, monkeypatch):
+    """They are read once more, by themselves."""
+    each, depths = Ring.each, []
+
+    def less(self, head, starts, lengths, slots):
+        depths.append(len(slots))
+        for i, slot, got in each(self, head, starts, lengths, slots):
+            come = min(result, got) if i % 3 == 1 else got
+            ctypes.memset(slot + max(0, come), 0xEE, got - max(0, come))
+            yield i, slot, come
+
+    monkeypatch.setattr(Ring, "each", less)
+    spans = [(3 + i * 70_000, 60_000) for i in range(18)]
+    assert read(engines.make("direct"), File(path), spans) == expected(spans)
+    assert not depths or set(depths) == {3}
+
+
+@settings(max_examples=30, deadline=None)
+@given(spans=spans_of_data)
+def test_direct_reads_without_a_ring(spans, path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct, "ring", lambda: None)
+        assert read(engines.make("direct"), File(path), spans) == expected(spans)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_many_ranges_by_one_call(name, path):
+    spans = [(i * 9001, 5000) for i in range(140)]
+    offsets, lengths = (np.array(column, np.int64) for column in zip(*spans, strict=True))
+    out = np.zeros(700_000, np.uint8)
+    found = pread.runs(offsets, lengths, out.ctypes.data + np.arange(140) * 5000, near=0)
+    engine = engines.make(name)
+    assert len(found.starts) == 140
+    calls, nbytes = engine.read_runs(File(path), found)
+    assert out.tobytes() == b"".join(expected(spans))
+    assert calls >= 1
+    assert nbytes >= out.nbytes
+    assert engine.scattered.startswith(name) or engine.name == "buffered"
 
 
 def test_interruptions(tmp_path):

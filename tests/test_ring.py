@@ -9,6 +9,7 @@ import resource
 import signal
 import threading
 import time
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -210,6 +211,47 @@ def test_a_handler_of_a_signal_reads_without_the_ring_in_use(data, file, monkeyp
     np.testing.assert_array_equal(out, expected(data, starts, edges, out, 300))
     assert inside == [None]
     assert ring() is not None
+
+
+@needs_ring
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, SIZE), st.integers(1, 2000)), max_size=80),
+    depth=st.integers(1, 9),
+    entries=st.sampled_from([1, 4, 256]),
+    stop=st.integers(1, 80),
+    failing=st.sets(st.integers(0, 60), max_size=3),
+)
+def test_one_after_another_through_slots(data, file, ranges, depth, entries, stop, failing):
+    """Also where the ring takes nothing at times; and one that is left early leaves nothing."""
+    own, memory, real, calls = Ring(entries), np.empty((depth, 2000), np.uint8), module._call, []
+
+    def call(what, *rest):
+        if what == module._ENTER and rest[1]:
+            calls.append(1)
+            if len(calls) in failing:
+                ctypes.set_errno(errno.EBUSY)
+                return -1
+        return real(what, *rest)
+
+    starts, lengths = (np.array([r[k] for r in ranges], np.int64) for k in (0, 1))
+    slots = memory.ctypes.data + np.arange(depth) * 2000
+    come = set()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        closing(own.each(module.READ | file << 32, starts, lengths, slots)) as each,
+    ):
+        patch.setattr(module, "_call", call)
+        for i, slot, got in each:
+            wanted = data[starts[i] : starts[i] + lengths[i]]
+            assert got == len(wanted) or (failing and not got)
+            assert (memory[(slot - slots[0]) // 2000, :got] == wanted[:got]).all()
+            memory[(slot - slots[0]) // 2000] = 7
+            come.add(i)
+            if len(come) == stop:
+                break
+    assert len(come) == min(stop, len(ranges))
+    assert own._words[own._head] == own._words[own._posted] == own._words[own._seen]
+    assert not own.busy
 
 
 @needs_ring

@@ -16,6 +16,9 @@ import os
 import platform
 import sys
 import threading
+from collections import deque
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -139,23 +142,12 @@ class Ring:
             for, even none; or the negative number of the error.
         """
         got = np.zeros(len(starts), np.int64)
-        self.busy = True
-        try:
-            calls = self._do((heads, starts, addresses, lengths), got)
-        finally:
-            self.busy = False
-        return calls, got
-
-    def _do(self, columns: tuple[Ints, ...], got: Ints) -> int:
-        """Do requests, as far as the kernel takes them; return the calls made."""
         calls = sent = done = 0
-        if self._words[self._head] != self._words[self._seen]:
-            self._drain()  # an interrupt struck while it was drained
-        try:
+        with self._used():
             while done < len(got):
                 room = min(self.entries - (sent - done), len(got) - sent)
                 if room:
-                    self._put(columns, sent, sent + room)
+                    self._put((heads, starts, addresses, lengths), sent, sent + room)
                     sent += room
                 left = sent - done
                 calls += 1
@@ -163,11 +155,68 @@ class Ring:
                     self._settle()
                     self._take(got)
                     break
-                done += self._take(got)
+                done += len(self._take(got))
+        return calls, got
+
+    def each(
+        self, head: int, starts: Ints, lengths: Ints, slots: Ints
+    ) -> Generator[tuple[int, int, int], None, None]:
+        """Read ranges of a file through some memory, each as soon as there is room for it.
+
+        Parameters
+        ----------
+        head, starts, lengths
+            As in `read`, for a file.
+        slots
+            int64, shape ``(k,)``: addresses of memory that any of the ranges fits in. So many
+            requests are in flight.
+
+        Yields
+        ------
+        number, address, result
+            Of a range that is there, in any order: which one, the slot that it is in, and what
+            `read` calls `got`. The slot is used again when the next one is asked for.
+        """
+        n, sent = len(starts), 0
+        got, addresses = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        columns = np.full(n, head), starts, addresses, lengths
+        free, ready, pending = slots[: self.entries].tolist(), deque[int](), set[int]()
+        with self._used():
+            for _ in range(n):
+                new = range(sent, sent + min(len(free), n - sent))
+                if new:
+                    addresses[new.start : new.stop] = [free.pop() for _ in new]
+                    self._put(columns, new.start, new.stop)
+                    pending.update(new)
+                    sent = new.stop
+                while new or not ready:
+                    taken = self._enter(0 if ready else 1)
+                    if not taken:
+                        self._settle()
+                    came = self._take(got)
+                    pending.difference_update(came)
+                    ready.extend(came)
+                    if not taken:  # nothing of these has come
+                        ready.extend(pending)
+                        pending.clear()
+                    new = range(0)
+                number = ready.popleft()
+                yield number, int(addresses[number]), int(got[number])
+                free.append(int(addresses[number]))
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """Leave nothing in flight, however the ``with`` block ends."""
+        self.busy = True
+        try:
+            if self._words[self._head] != self._words[self._seen]:
+                self._drain()  # an interrupt struck while it was drained
+            yield
         except BaseException:
             self._drain()
             raise
-        return calls
+        finally:
+            self.busy = False
 
     def _put(self, columns: tuple[Ints, ...], begin: int, end: int) -> None:
         """Write some requests, for which there is room, to the ring."""
@@ -188,14 +237,16 @@ class Ring:
         result = _call(_ENTER, self.fd, waiting, least, _GETEVENTS, None, 0)
         return bool(result >= 0) or ctypes.get_errno() == errno.EINTR
 
-    def _take(self, got: Ints) -> int:
-        """Note the results that are there, and make room for others; return how many they are."""
+    def _take(self, got: Ints) -> list[int]:
+        """Note the results that are there, and make room for others; return whose they are."""
         seen, posted = int(self._words[self._seen]), int(self._words[self._posted])
         count = (posted - seen) & 0xFFFF_FFFF
         found = self._results[np.arange(seen, seen + count) & self._results_mask]
-        got[found[:, 0]] = found[:, 2]
+        numbers = found[:, 0]
+        got[numbers] = found[:, 2]
         self._words[self._seen] = posted
-        return count
+        out: list[int] = numbers.tolist()
+        return out
 
     def _settle(self) -> None:
         """Take back what the kernel has not taken, and wait for what it has.

@@ -170,29 +170,6 @@ class Fallback:
         )
 
 
-class OneByOne:
-    """Reads many ranges one after another: for engines that have nothing better."""
-
-    name: str
-
-    @property
-    def scattered(self) -> str:
-        """The name of the engine; see `Engine.scattered`."""
-        return self.name
-
-    def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
-        """Read a range to places; see `Engine.read`."""
-        raise NotImplementedError
-
-    def read_runs(self, file: File, runs: Runs) -> tuple[int, int]:
-        """Read ranges to their places; see `Engine.read_runs`."""
-        calls = nbytes = 0
-        for start, places in runs:
-            done = self.read(file, start, places)
-            calls, nbytes = calls + done[0], nbytes + done[1]
-        return calls, nbytes
-
-
 def make(name: str) -> Engine:
     """Return the engine of one of the `NAMES`; all but `Buffered` may raise `Unavailable`."""
     if name == "buffered":

@@ -1,8 +1,9 @@
 """``O_DIRECT``: from the storage past the page cache, for data that is read once or never fits.
 
 Such reads begin and end at multiples of a block, in the file and in memory. Each thread reads
-windows of whole blocks into memory of its own, and the samples are copied from there to their
-places. Where the file and all places are at whole blocks already, the device writes to them.
+windows of whole blocks into memory of its own, many at a time, and the samples are copied from
+there to their places while others arrive. Where the file and all places are at whole blocks
+already, the device writes to them.
 """
 
 from __future__ import annotations
@@ -11,22 +12,30 @@ import ctypes
 import errno
 import os
 import threading
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dsprep.core.pread import fill
+from dsprep.core.pread import Runs, one_range, packed, read_runs
+from dsprep.core.ring import READ, Ring, ring
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.storage import as_bytes, ends_early, let_go, pread_into, preadv_once
-from dsprep.reader.engines import OneByOne, Unavailable, copying
+from dsprep.reader.engines import Unavailable, copying
 from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
 
 WINDOW = 4 << 20
-"""Bytes read at a time, and of memory of each thread that reads."""
+"""Bytes read at a time, where the kernel refuses io_uring, and of memory of each thread."""
+
+PART, DEPTH = 1 << 20, 32
+"""Bytes of a read otherwise, and how many of them are in flight: one at a time leaves arrays of
+drives idle. A thread has memory for as many."""
 
 _FIX = 'give engine="buffered", which works on every file system'
 
@@ -43,7 +52,7 @@ _REFUSALS = frozenset(
 """By which opening an open file once more, for direct reads, is refused for good."""
 
 
-class Direct(OneByOne):
+class Direct:
     """Reads past the page cache; see `Engine`."""
 
     name = "direct"
@@ -54,31 +63,64 @@ class Direct(OneByOne):
 
     def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`."""
-        nbytes = int(places[:, 1].sum())
-        if not nbytes:
+        return self.read_runs(file, one_range(start, places))
+
+    @property
+    def scattered(self) -> str:
+        """Where there is io_uring, its reads are direct; see `Engine.scattered`."""
+        return "direct" if ring() is None else "direct, io_uring"
+
+    def read_runs(self, file: File, runs: Runs) -> tuple[int, int]:
+        """Read ranges to their places; see `Engine.read_runs`."""
+        _check_size(file, runs)
+        if not int(runs.sizes.sum()):
             return 0, 0
-        if start + nbytes > file.size():
-            raise ends_early(file.path, start, nbytes, max(0, file.size() - start))
         opened = self._opened(file)
-        block = opened.block
-        if start % block == 0 and not (places % block).any():
+        found, block = ring(), opened.block
+        step = WINDOW if found is None else max(PART, block)
+        parts = [part for run in runs if run[1][:, 1].any() for part in stepped(*run, step)]
+        if not (runs.starts % block).any() and not (runs.places % block).any():
             try:
-                return fill(opened.fd, start, places, file.path)
+                return read_runs(opened.fd, _joined(parts), file.path)
             except OSError as error:  # a read was cut short within a block: start over
                 if error.errno != errno.EINVAL:
                     raise
-        calls = asked = 0
-        memory = self._memory(block)
-        for at, part in stepped(start, places, WINDOW):
-            low = at // block * block
-            stop = at + int(part[:, 1].sum())
-            size = -(-stop // block) * block - low
-            calls += opened.read(file, memory[:size], low, stop - low)
-            asked += size
-            source = memory.ctypes.data + at - low
-            if copying.scatter(source, part) is None:
-                copying.move(source, part)
-        return calls, asked
+        starts = np.array([at for at, _ in parts])
+        least = starts + [int(places[:, 1].sum()) for _, places in parts]
+        low = starts // block * block
+        windows = Windows(low, -(-least // block) * block - low, least - low)
+        calls = len(parts)
+        with closing(self._arrived(file, opened, windows, found, step)) as arrived:
+            for i, address, more in arrived:
+                at, places = parts[i]
+                if copying.scatter(address + at - int(low[i]), places) is None:
+                    copying.move(address + at - int(low[i]), places)
+                calls += more
+        return calls, int(windows.sizes.sum())
+
+    def _arrived(
+        self, file: File, opened: Opened, windows: Windows, found: Ring | None, step: int
+    ) -> Generator[tuple[int, int, int], None, None]:
+        """Yield the number of each window that was read, its address, and further calls made."""
+        low, sizes, least = windows.low.tolist(), windows.sizes.tolist(), windows.least.tolist()
+        if found is None or len(low) < 2:
+            memory = self._memory(max(sizes))
+            for i, size in enumerate(sizes):
+                calls = opened.read(file, memory[:size], low[i], least[i])
+                yield i, int(memory.ctypes.data), calls - 1
+            return
+        depth = min(DEPTH, len(low))
+        memory = self._memory(depth * step)
+        base = int(memory.ctypes.data)
+        slots = base + np.arange(depth) * step
+        head = READ | opened.fd << 32
+        with closing(found.each(head, windows.low, windows.sizes, slots)) as arrived:
+            for i, slot, got in arrived:
+                more = 0
+                if got < least[i]:  # an error, or cut short
+                    whole = memory[slot - base :][: sizes[i]]
+                    more = opened.read(file, whole, low[i], least[i])
+                yield i, slot, more
 
     def prepare(self, file: File) -> None:
         """Open a file for direct reads; see `Engine.prepare`."""
@@ -91,14 +133,39 @@ class Direct(OneByOne):
             opened = self._open.setdefault(file, Opened(file))
         return opened
 
-    def _memory(self, block: int) -> Bytes:
-        """Return the memory of this thread: a window, and a block on either side."""
+    def _memory(self, nbytes: int) -> Bytes:
+        """Return memory of this thread, at a multiple of any block."""
         found: Bytes | None = getattr(self._own, "memory", None)
-        if found is None or len(found) < WINDOW + 2 * block:
-            align = max(HUGE, block)
-            whole = np.frombuffer(anonymous(WINDOW + 2 * block + align), np.uint8)
+        if found is None or len(found) < nbytes:
+            align = max(HUGE, WINDOW)
+            whole = np.frombuffer(anonymous(nbytes + align), np.uint8)
             found = self._own.memory = whole[-whole.ctypes.data % align :]
         return found
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Whole blocks that are read: offsets, bytes, and how many of these must come; int64."""
+
+    low: Ints
+    sizes: Ints
+    least: Ints
+
+
+def _joined(parts: Sequence[tuple[int, Ints]]) -> Runs:
+    """Return ranges of a file together."""
+    places = [each for _, each in parts]
+    starts = np.array([start for start, _ in parts])
+    return Runs(starts, packed(np.array([len(p) for p in places])), np.concatenate(places))
+
+
+def _check_size(file: File, runs: Runs) -> None:
+    """Raise `FormatError` if a file ends before one of the ranges does."""
+    size = file.size()
+    for i in np.flatnonzero(runs.starts + runs.sizes > size).tolist():
+        start, nbytes = int(runs.starts[i]), int(runs.sizes[i])
+        if nbytes:
+            raise ends_early(file.path, start, nbytes, max(0, size - start))
 
 
 class Opened:

@@ -15,9 +15,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from dsprep.core.pread import Runs
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.storage import ends_early
-from dsprep.reader.engines import OneByOne, Unavailable, copying
+from dsprep.reader.engines import Unavailable, copying
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
 
@@ -40,7 +41,7 @@ _REFUSALS = frozenset(
 """By which a mapping of a file is refused."""
 
 
-class Mapped(OneByOne):
+class Mapped:
     """Reads from a mapping; see `Engine`."""
 
     name = "mapped"
@@ -68,6 +69,16 @@ class Mapped(OneByOne):
                 raise OSError(errno.EIO, text, str(file.path))
         _check_size(file, start + nbytes)  # a page that the file ends in was filled with zeros
         return calls, nbytes
+
+    @property
+    def scattered(self) -> str:
+        """As everything: from the mapping; see `Engine.scattered`."""
+        return self.name
+
+    def read_runs(self, file: File, runs: Runs) -> tuple[int, int]:
+        """Read ranges to their places, one by one; see `Engine.read_runs`."""
+        done = [self.read(file, start, places) for start, places in runs]
+        return sum(calls for calls, _ in done), sum(nbytes for _, nbytes in done)
 
     def prepare(self, file: File) -> None:
         """Map a file; see `Engine.prepare`."""
