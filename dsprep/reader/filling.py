@@ -17,9 +17,9 @@ Ragged values are contiguous in a block of their own, in the order of delivery.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from dsprep.core.pread import (
     packed,
     ranges,
 )
-from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Ragged
+from dsprep.core.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, Schema, concatenate
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
 from dsprep.reader.memory import Block
@@ -64,14 +64,8 @@ class Area:
     at: int
     nbytes: int
 
-    def values(self, block: Bytes, begin: int, end: int) -> Bytes:
-        """Return the samples ``begin .. end`` of a block as bytes, shape ``(n, nbytes)``."""
-        low = self.at + begin * self.nbytes
-        return block[low : low + (end - begin) * self.nbytes].reshape(end - begin, self.nbytes)
 
-
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """Samples of a unit that are in one block."""
 
     block: Block
@@ -81,12 +75,10 @@ class Slice:
     high: int
     ragged: Mapping[str, Ragged]  # ragged fields of the unit, once it is there
 
-    def cut(self, count: int) -> tuple[Slice, Slice | None]:
-        """Return the first `count` samples, and the others if there are more."""
+    def cut(self, count: int) -> tuple[Slice, Slice]:
+        """Return the first `count` samples, and the others, of which there are some."""
         at = self.low + count
-        if at >= self.high:
-            return self, None
-        return replace(self, high=at), replace(self, begin=self.begin + count, low=at)
+        return self._replace(high=at), self._replace(begin=self.begin + count, low=at)
 
 
 @dataclass(frozen=True)
@@ -163,6 +155,12 @@ class Filler:
                 self.areas[f.name] = Area(f, at, f.row_nbytes)
                 at += -(-f.row_nbytes * self.capacity // _ALIGN) * _ALIGN
         self.block_nbytes = at
+        self._columns = [  # at, nbytes: as in `Area`; -1: ragged
+            (f.name, f.dtype, f.inner, self.areas[f.name].at, f.row_nbytes)
+            if f.name in self.areas
+            else (f.name, f.dtype, f.inner, 0, -1)
+            for f in self.fields
+        ]
         self._simple = not verify and not any(f.ragged for f in self.fields)
         self._modes: dict[int, dict[str, Mode]] = {}  # by the number of a layout
 
@@ -211,29 +209,27 @@ class Filler:
         most, align
             Threads that share the work, and bytes at whose multiples a range is cut for them.
         take
-            Gives memory for the values of a ragged field: its name, bytes.
+            Gives memory for ragged values, or for values as they are stored: their field, bytes.
 
         Raises
         ------
         FormatError
             If the sidecar gives offsets that are not in the files, or another size.
         """
-        lows = np.array([s.low for s in fill.slices], np.int64)
-        base: Ints = np.array([s.block.address for s in fill.slices], np.int64)
-        shift = np.array([s.begin for s in fill.slices], np.int64) - lows
-        if len(lows) > 1:
-            which = np.searchsorted(lows, fill.slots, "right") - 1
-            base, shift = base[which], shift[which]
-        slot = fill.slots + shift
+        n = len(fill.samples)
 
         def to(area: Area, staged: bool) -> Ints | int:
-            if not staged:
-                addresses: Ints = base + (slot * area.nbytes + area.at)
-                return addresses
-            if (found := fill.staged.get(area.field.name)) is None:
-                found = np.empty((len(fill.samples), area.nbytes), np.uint8)
-                fill.staged[area.field.name] = found
-            return int(found.ctypes.data)
+            if staged:
+                name, nbytes = area.field.name, n * area.nbytes
+                if name not in fill.staged:
+                    fill.staged[name] = take(name, nbytes)[:nbytes]
+                return int(fill.staged[name].ctypes.data)
+            first = [s.block.address + (s.begin - s.low) * area.nbytes for s in fill.slices]
+            counts = [s.high - s.low for s in fill.slices]
+            at = np.repeat(np.array(first, np.int64), counts)  # by the slot within the unit
+            at += np.arange(area.at, area.at + n * area.nbytes, area.nbytes)
+            found: Ints = at[fill.slots]
+            return found
 
         rising = bool((fill.samples[1:] - fill.samples[:-1] == 1).all())
         found = self._plan_strided(fill, to) if rising and self._simple else None
@@ -425,7 +421,9 @@ class Filler:
                 if isinstance(column, Ragged):
                     fill.decoded.setdefault(name, []).append((chosen, column))
                 else:
-                    self._deliver(fill, self.areas[name], column, chosen)
+                    order = np.full(len(fill.slots), -1)
+                    order[fill.slots[chosen]] = np.arange(len(chosen))
+                    self._deliver(fill, self.areas[name], column, order)
             return sum(int(column.nbytes) for column in batch.values())
 
         return ReadPart(decode=decode)
@@ -464,26 +462,44 @@ class Filler:
 
     def finish(self, fill: Fill) -> None:
         """Put staged and decoded values where they are delivered, once everything is read."""
+        if fill.staged:
+            order = np.empty_like(fill.slots)
+            order[fill.slots] = np.arange(len(order))
         for name, staged in fill.staged.items():
-            self._deliver(fill, self.areas[name], staged, slice(None))
+            self._deliver(fill, self.areas[name], staged, order)
+        fill.staged.clear()
         for name, columns in fill.decoded.items():
             fill.ragged[name] = _joined(self.sidecar.schema[name], fill, columns)
 
-    def _deliver(self, fill: Fill, area: Area, values: Array, chosen: Ints | slice) -> None:
-        """Gather the values of the samples `chosen` into their blocks."""
+    def batch(self, pieces: Sequence[Slice]) -> Batch:
+        """Return the batch of some slices, of which no two are in different blocks."""
+        count = sum([s.high - s.low for s in pieces])
+        memory = pieces[0].memory if pieces else np.empty(self.block_nbytes, np.uint8)
+        begin = pieces[0].begin if pieces else 0
+        out: Batch = {}
+        for name, dtype, inner, at, nbytes in self._columns:
+            if nbytes >= 0:
+                out[name] = np.ndarray((count, *inner), dtype, memory, at + begin * nbytes)
+                continue
+            parts: list[Batch] = [{name: s.ragged[name][s.low : s.high]} for s in pieces]
+            out |= concatenate(Schema((self.sidecar.schema[name],)), parts)
+        return out
+
+    def _deliver(self, fill: Fill, area: Area, values: Array, order: Ints) -> None:
+        """Gather values into the blocks; `order` says which comes at each slot, -1: none."""
         if not area.nbytes:
             return
-        order = np.full(len(fill.slots), -1)
-        order[fill.slots[chosen]] = np.arange(len(values))
         row = np.dtype((np.void, area.nbytes))
-        rows = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8).reshape(-1)
+        rows = np.ascontiguousarray(values).reshape(-1).view(row)
+        some = len(rows) < len(order)
         for s in fill.slices:
             wanted = order[s.low : s.high]
-            to = area.values(s.memory, s.begin, s.begin + s.high - s.low).reshape(-1).view(row)
-            if len(values) == len(order):
-                np.take(rows.view(row), wanted, out=to, mode="clip")
+            at = area.at + s.begin * area.nbytes
+            to: Array = np.ndarray(len(wanted), row, s.memory, at)
+            if some:
+                to[wanted >= 0] = rows[wanted[wanted >= 0]]
             else:
-                to[wanted >= 0] = rows.view(row)[wanted[wanted >= 0]]
+                np.take(rows, wanted, 0, to, "clip")
 
 
 def _joined(f: Field, fill: Fill, columns: list[tuple[Ints, Ragged]]) -> Ragged:

@@ -70,11 +70,7 @@ class Ledger:
     def add(self, epoch: int, **more: float) -> None:
         """Add to some numbers of an epoch."""
         with self._lock:
-            stats = self._epochs.get(epoch)
-            if stats is None:
-                stats = self._epochs[epoch] = EpochStats(epoch)
-                if len(self._epochs) > KEPT:
-                    del self._epochs[next(iter(self._epochs))]
+            stats = self._of(epoch)
             for name, value in more.items():
                 setattr(stats, name, getattr(stats, name) + value)
 
@@ -84,6 +80,24 @@ class Ledger:
         with self._lock:
             if epoch in self._epochs:
                 self._epochs[epoch].scattered = way
+
+    def delivered(self, epoch: int, samples: int, waited: float, first: bool) -> None:
+        """Add a batch, for which the consumer waited some seconds."""
+        with self._lock:
+            stats = self._of(epoch)
+            stats.samples += samples
+            stats.batches += 1
+            stats.exposed_seconds += waited
+            if first:
+                stats.first_seconds += waited
+
+    def _of(self, epoch: int) -> EpochStats:
+        stats = self._epochs.get(epoch)
+        if stats is None:
+            stats = self._epochs[epoch] = EpochStats(epoch)
+            if len(self._epochs) > KEPT:
+                del self._epochs[next(iter(self._epochs))]
+        return stats
 
     def fetched(self, epoch: int) -> None:
         """Note what came from the storage since this was called last."""

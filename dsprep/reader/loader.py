@@ -439,9 +439,11 @@ class Reader(ReaderOptions):
         return leg is not None and leg.number == self.epoch and begins
 
     def _stop(self) -> None:
-        """End the threads."""
+        """End the threads, or wait until another thread has done so."""
         if self._closing is not None:
             self._closing()
+        if self._running is not None:
+            self._running.close()
         self._closing = self._looping = None
 
     def _loop(self, running: Steps) -> Generator[Any, None, None]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TypeAlias
 
 import numpy as np
@@ -26,8 +27,8 @@ Allocate: TypeAlias = Callable[[int], mmap.mmap]
 """Gives memory of at least that many bytes: anonymous, shared with other processes, pinned."""
 
 
-Returned: TypeAlias = "SimpleQueue[weakref.ref[Bytes] | None]"
-"""Leases that have ended; None wakes who waits."""
+Returned: TypeAlias = "deque[weakref.ref[Bytes]]"
+"""Leases that have ended."""
 
 
 class Stopped(Exception):
@@ -63,34 +64,41 @@ class Block:
         """Return all of it as uint8; once nothing refers to that any more, `lent` goes `back`.
 
         Every array made from it by slicing, `view` or `reshape` refers to it. The callback is the
-        queue's own: in one written in Python an interrupt of the program could arrive, which would
+        list's own: in one written in Python an interrupt of the program could arrive, which would
         be lost, and the block with it.
         """
         root = np.frombuffer(self.memory, np.uint8, self.nbytes, self.at)
         if back is not None:
-            self.lent = weakref.ref(root, back.put)
+            self.lent = weakref.ref(root, back.append)
         return root
 
 
 class Pool:
     """`count` blocks of at least `nbytes` bytes each.
 
-    One thread takes; any thread, also a garbage collector's, gives back.
+    One thread takes; any thread, also a garbage collector's, gives back, which wakes nobody: a
+    thread that goes to and fro for each block takes more time than the blocks. Whoever gives some
+    back calls `nudge` now and then.
     """
 
     def __init__(self, nbytes: int, count: int, allocate: Allocate = anonymous) -> None:
         self.nbytes, self.count = _pages(nbytes), count
         self._allocate = allocate
-        self._back: Returned = SimpleQueue()
+        self._back: Returned = deque()
+        self._calls: SimpleQueue[None] = SimpleQueue()  # to the thread that waits
+        self._short = 0  # blocks that it waits for
         self._free: list[Block] = []
         self._lent: dict[int, Block] = {}  # by the id of its lease
         self._made = 0
         self._stopped = False
 
-    def take(self, nbytes: int, starved: Callable[[], bool]) -> tuple[Block, Bytes]:
+    def take(
+        self, nbytes: int, starved: Callable[[], bool], coming: int = 1
+    ) -> tuple[Block, Bytes]:
         """Return a block of so many bytes and its lease, waiting until one is free.
 
-        `starved` returns whether waiting would last for ever: the consumer waits too, and holds all
+        If none is, it waits until `coming` are, which will be taken one after another. `starved`
+        returns whether waiting would last for ever: the consumer waits too, and holds all
         blocks. Then one more is made, for once. It is asked again after each `wake`. Raises
         `Stopped` after `stop`.
         """
@@ -113,18 +121,14 @@ class Pool:
             if starved():
                 block = self._make(nbytes)
                 return block, block.lease(None)
-            self._found(self._back.get())
+            self._short = min(coming, self.count)
+            if len(self._back) < self._short:
+                self._calls.get()
+            self._short = 0
 
     def _collect(self) -> None:
-        while True:
-            try:
-                self._found(self._back.get_nowait())
-            except Empty:
-                return
-
-    def _found(self, lent: weakref.ref[Bytes] | None) -> None:
-        if lent is not None:
-            self._free.append(self._lent.pop(id(lent)))
+        while self._back:  # nobody else takes from it
+            self._free.append(self._lent.pop(id(self._back.popleft())))
 
     def _fill(self, nbytes: int) -> None:
         """Make all blocks that are still missing, in one piece of memory."""
@@ -147,9 +151,14 @@ class Pool:
                 fix="take a smaller batch_size, buffer_size or number of buffers",
             ) from error
 
+    def nudge(self) -> None:
+        """Wake a waiting thread if there is what it waits for."""
+        if 0 < self._short <= len(self._back):
+            self.wake()
+
     def wake(self) -> None:
         """Have a waiting thread ask again whether it is starved."""
-        self._back.put(None)
+        self._calls.put(None)
 
     def start(self) -> None:
         """Let threads take again, after `stop`."""

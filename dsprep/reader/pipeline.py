@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -28,10 +28,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from dsprep.core.pread import SEVERAL, Runs
-from dsprep.core.schema import Arena, Batch, Bytes, Ragged, Schema, concatenate
+from dsprep.core.schema import Arena, Batch, Bytes, Ragged
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.reader.engines import Engine
-from dsprep.reader.filling import Fill, Filler, ReadPart, Slice
+from dsprep.reader.filling import SMALL, Fill, Filler, ReadPart, Slice
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, Leg
@@ -81,13 +81,12 @@ class Pools:
         self.blocks = Pool(filler.block_nbytes, count, settings.allocate)
         self.values = {
             f.name: Pool(1, settings.buffers + 1 + more, settings.allocate)
-            for f in filler.fields
             if f.ragged
+            else Pool(1, settings.buffers)
+            for f in filler.fields
+            if f.ragged or f.row_nbytes < SMALL
         }
-
-    def each(self) -> list[Pool]:
-        """Return all of them."""
-        return [self.blocks, *self.values.values()]
+        self.each = [self.blocks, *self.values.values()]
 
 
 class BatchSource(Protocol):
@@ -138,13 +137,7 @@ class Steps:
             count = leg.share.delivered(step + 1) - at
             batch = self._source.take(leg, step, count)
             waited = time.perf_counter() - began
-            self._ledger.add(
-                leg.number,
-                exposed_seconds=waited,
-                first_seconds=waited if step == leg.first else 0.0,
-                samples=count,
-                batches=1,
-            )
+            self._ledger.delivered(leg.number, count, waited, step == leg.first)
             at += count
             if step + 1 == leg.stop:
                 self._end(leg)
@@ -174,12 +167,12 @@ class Pipeline:
     ) -> None:
         self._filler, self._legs, self._settings, self._ledger = filler, legs, settings, ledger
         self._pools, self._blocks, self._values = pools, pools.blocks, pools.values
-        for pool in pools.each():
+        for pool in pools.each:
             pool.start()
         self._wanted: SimpleQueue[bool] = SimpleQueue()  # units that the consumer waits for
         self._fills: SimpleQueue[Fill | None] = SimpleQueue()
         self._jobs: SimpleQueue[tuple[int, Fill, ReadPart] | None] = SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock, self._ending = threading.Lock(), threading.RLock()
         self._planned = self._taken = 0  # fills
         self._hungry = False
         self._ready: deque[Slice] = deque()
@@ -214,7 +207,7 @@ class Pipeline:
 
     def _plan_leg(self, leg: Leg) -> None:
         share, sequence, settings = leg.share, leg.epoch.sequence, self._settings
-        step = leg.first
+        step, filler = leg.first, self._filler
         start = at = end = share.delivered(step)  # positions: of the block, of what comes next
         stop = share.delivered(leg.stop)
         block: tuple[Block, Bytes] | None = None
@@ -226,13 +219,14 @@ class Pipeline:
             samples, slots = sequence.slots(unit)
             ragged: dict[str, Ragged] = {}
             slices = []
-            low = 0
-            while low < len(samples):
+            low, count = 0, len(samples)
+            while low < count:
                 if block is None:
-                    block = self._blocks.take(0, self._starved)
-                    step = min(step + self._filler.batches, leg.stop)
+                    wanted = -(-(count - low) // filler.capacity)
+                    block = self._blocks.take(0, self._starved, wanted)
+                    step = min(step + filler.batches, leg.stop)
                     start, end = at, share.delivered(step)
-                high = min(len(samples), low + end - at)
+                high = min(count, low + end - at)
                 slices.append(Slice(*block, at - start, low, high, ragged))
                 at += high - low
                 low = high
@@ -257,7 +251,7 @@ class Pipeline:
             self._jobs.put(job)
 
     def _memory(self, name: str, nbytes: int) -> Bytes:
-        """Return memory for the values of a ragged field."""
+        """Return memory for values of a field that do not go to a block at once."""
         return self._values[name].take(nbytes, self._starved)[1]
 
     def _starved(self) -> bool:
@@ -342,24 +336,32 @@ class Pipeline:
         fill.files.update(part.file for part in fill.parts if part.file is not None)
         fill.parts.clear()
         fill.done.put(None)
+        self._nudge()
 
     # --- the consumer ------------------------------------------------------------------------
 
     def take(self, leg: Leg, step: int, count: int) -> Batch:
         """Return the batch of the next step; see `BatchSource`."""
+        self._nudge()
         pieces: list[Slice] = []
-        have = 0
-        while have < count:
+        while count:
             if not self._ready:
                 self._ready.extend(self._next().take())
-            first = self._ready.popleft()
-            taken, rest = first.cut(count - have)
-            pieces.append(taken)
-            have += taken.high - taken.low
-            if rest is not None:
+            taken = self._ready.popleft()
+            have = taken.high - taken.low
+            if have > count:
+                have = count
+                taken, rest = taken.cut(count)
                 self._ready.appendleft(rest)
-            del first, taken, rest
-        return self._batch(pieces, count)
+                del rest
+            count -= have
+            pieces.append(taken)
+            del taken
+        return self._filler.batch(pieces)
+
+    def _nudge(self) -> None:
+        for pool in self._pools.each:
+            pool.nudge()
 
     def end(self, leg: Leg, last: bool) -> None:
         """Note what came from the storage; see `BatchSource`."""
@@ -373,7 +375,7 @@ class Pipeline:
             raise closed_within()
         if self._planned == self._taken:
             self._hungry = True
-            for pool in self._pools.each():
+            for pool in self._pools.each:
                 pool.wake()
         if not self._settings.ahead:
             self._wanted.put(True)
@@ -381,6 +383,7 @@ class Pipeline:
         self._hungry = False
         self._taken += 1
         assert fill is not None
+        self._nudge()
         fill.done.get()
         if fill.error is not None:
             try:
@@ -398,28 +401,20 @@ class Pipeline:
             raise ReadError(f"sample {sample} is not given out: {why}", sample) from error
         return fill
 
-    def _batch(self, pieces: Sequence[Slice], count: int) -> Batch:
-        out: Batch = {}
-        memory = pieces[0].memory if pieces else np.empty(self._filler.block_nbytes, np.uint8)
-        begin = pieces[0].begin if pieces else 0
-        for f in self._filler.fields:
-            if f.ragged:
-                parts: list[Batch] = [{f.name: s.ragged[f.name][s.low : s.high]} for s in pieces]
-                out |= concatenate(Schema((f,)), parts)
-                continue
-            values = self._filler.areas[f.name].values(memory, begin, begin + count)
-            out[f.name] = values.reshape(-1).view(f.dtype).reshape(count, *f.inner)
-        return out
-
     # --- the end -----------------------------------------------------------------------------
 
     def close(self) -> None:
         """Stop and join all threads; batches that were handed out stay valid."""
-        if self.closed or self._pid != os.getpid():  # a forked child has none of the threads
+        if self._pid != os.getpid():  # a forked child has none of the threads
             return
-        self.closed = True
+        with self._ending:  # who comes second begins to read again once this is over
+            if not self.closed:
+                self.closed = True
+                self._end_threads()
+
+    def _end_threads(self) -> None:
         self._wanted.put(False)
-        for pool in self._pools.each():
+        for pool in self._pools.each:
             pool.stop()
         for _ in self._threads[1:]:
             self._jobs.put(None)
