@@ -34,7 +34,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from dsprep import executors
-from dsprep.core.gather import Assembly, take
+from dsprep.core.gather import LONG, Assembly, take
 from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena, Batch, Ints, Schema, empty_batch
 from dsprep.core.storage import boot, node, remove, sync_directory, wait_for
@@ -385,9 +385,10 @@ class ShuffledSource(DerivedSource):
         per_bucket = min(MOST, per_bucket)
         self._per_bucket = max(1, len(base) if self.how == "memory" else per_bucket)
         self._buckets = -(-len(base) // self._per_bucket)
-        # Each worker has a piece as read and a piece as sorted: half of the memory in all.
+        # Each worker has a piece as read and, if samples are short, as sorted.
         most = max(PIECE_NBYTES, self._buckets * SEGMENT_NBYTES)
-        self._piece_nbytes = max(1, min(most, memory_nbytes // (4 * PIECES)))
+        copies = 1 if mean >= LONG * len(base.schema) else 2
+        self._piece_nbytes = max(1, min(most, memory_nbytes // (copies * PIECES)))
         self.scratch_nbytes = 0
         if self.how == "buckets":
             runs = 2 + 2 * payload // self._piece_nbytes + (len(base) >> 20)
