@@ -11,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import MemorySource, assert_same_batch, random_batch, schemas, take
+from support import MemorySource, assert_same_batch, random_batch, schemas, take, written
 
+import dsprep
 from dsprep.core import pread
 from dsprep.core.gather import take as gather
 from dsprep.core.permutation import SORTED, Permutation
 from dsprep.core.schema import Arena, Field, Schema, batch_nbytes, concatenate
 from dsprep.errors import FormatError
 from dsprep.formats.base import Opening
+from dsprep.sidecar.spec import sidecar_path
 from dsprep.write import buckets, shuffle
 from dsprep.write.shuffle import ShuffledSource
 
@@ -158,6 +160,34 @@ def test_every_schema(name, kind, through, tmp_path, tiny):
             assert not (tmp_path / "s").exists()
         shuffled.clean()
         assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize(
+    ("name", "options", "how"),
+    [
+        ("x.h5", {}, "direct"),
+        ("x.h5", {"chunk": 4, "compress": "gzip:1"}, "buckets"),
+        ("x.zarr", {"chunk": 1}, "direct"),
+    ],
+)
+def test_large_samples_that_are_read_at_random(name, options, how, beside, tmp_path, monkeypatch):
+    monkeypatch.setattr(shuffle, "DIRECT_NBYTES", 64)
+    origin, path = written(tmp_path / "origin.h5", X, 60), tmp_path / name
+    if options:
+        dsprep.convert(origin, path, **options)
+    else:
+        path = origin
+    if not beside:
+        sidecar_path(path).unlink(missing_ok=True)
+    elif path == origin:
+        dsprep.provenance(path)
+    with dsprep.open(path) as source:
+        want = expected(source, 3)
+        with ShuffledSource(source, 3, 1000, tmp_path / "s") as shuffled:
+            assert shuffled.how == how
+            assert_same_batch(shuffled.read(0, 60), want, X)
+            shuffled.clean()
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

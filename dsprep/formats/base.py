@@ -328,6 +328,9 @@ class Source(ABC):
         The paths and patterns by which it was named; empty if it was opened otherwise.
     opening
         How it was opened, for other processes; None if it was not by `dsprep.open`.
+    random_access
+        Whether samples are read one by one, in any order, at little more than the cost of their
+        bytes, if `resident_nbytes` is 0.
     """
 
     path: Path
@@ -336,6 +339,7 @@ class Source(ABC):
     notes: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     opening: Opening | None = None
+    random_access: ClassVar[bool] = False
 
     @abstractmethod
     def __len__(self) -> int:

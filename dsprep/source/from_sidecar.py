@@ -33,6 +33,8 @@ class SidecarSource(Source):
         Opens the dataset with its own library, for what only that tells.
     """
 
+    random_access = True
+
     def __init__(
         self,
         sidecar: Sidecar,

@@ -43,7 +43,6 @@ from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import write_json
 from dsprep.source.derived import DerivedSource, probe_nbytes
-from dsprep.source.from_sidecar import SidecarSource
 from dsprep.write.buckets import (
     MOST,
     Bucket,
@@ -657,7 +656,7 @@ def _choose(base: Source, payload: int, mean: int, memory_nbytes: int) -> How:
     located = base
     while isinstance(located, DerivedSource):
         located = located.base
-    known = isinstance(located, SidecarSource) and located.resident_nbytes() == 0
+    known = located.random_access and located.resident_nbytes() == 0
     return "direct" if known and mean >= DIRECT_NBYTES else "buckets"
 
 

@@ -31,6 +31,8 @@ from dsprep.reading.files import File
 class Hdf5Source(Source):
     """One HDF5 file opened for reading."""
 
+    random_access = True
+
     def __init__(self, path: Path, options: OpenOptions) -> None:
         self.path = path
         self._disk = File(path)

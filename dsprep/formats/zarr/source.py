@@ -37,6 +37,8 @@ PARTS = {"count", "first", "values"}
 class ZarrSource(Source):
     """A Zarr store opened for reading; see `base.Source`."""
 
+    random_access = True
+
     def __init__(self, path: Path, options: OpenOptions) -> None:
         self.path = path
         directory = path.is_dir()
