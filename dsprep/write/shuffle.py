@@ -702,6 +702,7 @@ class _BucketCache:
     ) -> None:
         self._load, self._per_bucket, self._count, self._close = load, per_bucket, count, close
         self._held: dict[int, _Held] = {}
+        self._last = -1  # the bucket that was asked for last
         self._changed = threading.Condition()
         self._pool = ThreadPoolExecutor(1, "dsprep-shuffle")
 
@@ -713,8 +714,9 @@ class _BucketCache:
                 self._changed.wait()
             held = self._held.get(bucket) or self._start(bucket)
             held.users += 1
-            if held.unserved < held.count:  # not the first read: they go on from here
+            if 0 <= bucket - self._last <= 1:  # they are read in order
                 self._load_ahead(bucket + 1)
+            self._last = bucket
         try:
             held.samples  # noqa: B018  (waits, and raises what went wrong)
             yield held
