@@ -2,6 +2,7 @@
 
 ``mpiexec -n 4 python executor_job.py all ORIGIN FOLDER``: everything of `do_all`.
 ``mpiexec -n 4 python executor_job.py kill ORIGIN TARGET``: `killed`, in which a rank is killed.
+``mpiexec -n 4 python executor_job.py again ORIGIN TARGET``: the same, and none is killed.
 ``mpiexec -n 4 python executor_job.py stop ORIGIN TARGET``: the command line, where a rank stops.
 """
 
@@ -196,14 +197,19 @@ def main() -> None:
         else:
             import executor_job
 
-            jobs._do = executor_job.killing
+            if what == "kill":
+                jobs._do = executor_job.killing
             killed(origin, target, executor)
 
 
 def killed(origin: Path, target: Path, executor: Executor | None) -> None:
-    """Do a job that can be killed."""
-    dsprep.convert(origin / "mixed.tfrecord", target, to="tfrecord", samples_per_file=30,
-                   executor=executor)  # fmt: skip
+    """Do a job that can be killed, of several files; or of one, if the target is called so."""
+    if target.name == "one":
+        with small_parts():
+            dsprep.convert(origin / "fixed.h5", target, to="tfrecord", executor=executor)
+    else:
+        options = {"to": "tfrecord", "samples_per_file": 30}
+        dsprep.convert(origin / "mixed.tfrecord", target, executor=executor, **options)
 
 
 if __name__ == "__main__":

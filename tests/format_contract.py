@@ -430,7 +430,7 @@ class FormatContract:
         parts = []
         do = jobs._do_part
         monkeypatch.setattr(jobs, "_do_part", lambda task: parts.append(task.number) or do(task))
-        for fuse in (0, 4, 9, 21) if fixed != FIXED else (0,):
+        for fuse in (0, 4, 13) if fixed == LARGE or (grouped and not fixed) else (0,):
             for path in list(tmp_path.iterdir()):
                 if path.name != "in":
                     remove(path)

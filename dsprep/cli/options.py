@@ -215,7 +215,7 @@ class Executing:
         "KIND",
         "threads of this process, processes of this machine, ranks of an MPI job (mpi), or "
         "dask workers; by default mpi where mpiexec or srun started several processes, else "
-        "threads. Each task is an output file, or 256 MiB or more of a large one.",
+        "threads. Each task is an output file, or 64 MiB or more of a large one.",
         panel=MANY,
     )
     scheduler: str | None = value(

@@ -299,9 +299,11 @@ def _write_here(
                 staging.save({"shard": index, "samples": samples, "writer": position})
                 _release(source, job.shards[index].start + samples)
 
-            to = _Destination(index, staging.root, staging.durable, save)
+            ranges = _ranges(job, source, writer, index, done)
+            saved = save if staging.durable else None
             with _while_written(path.name):
-                yield from _write_shard(job, source, writer, to, done, threads)
+                yield from _copy(job, source, writer, index, ranges, threads, saved)
+                _complete(writer, staging.root / f"groups-{index}.json", staging.durable)
                 if staging.durable:
                     staging.save({"shard": index + 1, "samples": 0, "writer": None})
                     _release(source, job.shards[index].stop)
@@ -336,47 +338,31 @@ def _while_written(name: str) -> Iterator[None]:
         raise OSError(error.errno, f"{error.strerror} (while {name} was written)") from error
 
 
-@dataclass(frozen=True)
-class _Destination:
-    """A shard being written.
-
-    Attributes
-    ----------
-    index
-        Its number in the job.
-    root
-        Where its groups are recorded.
-    durable
-        Whether to wait for the disk.
-    save
-        Called with (samples, state of the writer) when a position is durable.
-    """
-
-    index: int
-    root: Path
-    durable: bool
-    save: Callable[[int, State], None]
-
-
-def _write_shard(
-    job: Job, source: Source, writer: Writer, to: _Destination, done: int, threads: int
+def _copy(
+    job: Job,
+    source: Source,
+    writer: Writer,
+    index: int,
+    ranges: Iterator[tuple[int, int]],
+    threads: int,
+    save: Callable[[int, State], None] | None,
 ) -> Iterator[Done]:
-    """Copy the samples of a shard from `done` on; yield each piece when it has been written."""
-    try:
-        copy = ShardCopy(
-            source,
-            writer,
-            job.shards[to.index],
-            _ranges(job, source, writer, to.index, done),
-            casts=job.casts,
-            workers=threads,
-            save=to.save if to.durable else None,
-            checkpoint_nbytes=CHECKPOINT_NBYTES,
-        )
-        yield from copy.run()
-        _complete(writer, to.root / f"groups-{to.index}.json", to.durable)
-    finally:
-        writer.close()
+    """Copy some of the samples of a shard; yield each piece when it has been written.
+
+    `save` is called with (samples, state of the writer) when a position is durable; None: nothing
+    waits for the disk.
+    """
+    copy = ShardCopy(
+        source,
+        writer,
+        job.shards[index],
+        ranges,
+        casts=job.casts,
+        workers=threads,
+        save=save,
+        checkpoint_nbytes=CHECKPOINT_NBYTES,
+    )
+    return copy.run()
 
 
 def _complete(writer: Writer, path: Path, durable: bool) -> None:
@@ -548,13 +534,12 @@ def _do_shard(task: _Task) -> _Written:
     own = Path(tempfile.mkdtemp(prefix=f"{task.number}-", dir=task.attempts))
     made = own / task.path.name
     with task.source.opened() as source:
-        writer = _created(task.job, made, 0, None)
-        to = _Destination(0, own, task.durable, _save_nothing)
-        pieces = _write_shard(task.job, source, writer, to, 0, task.threads)
-        nbytes = sum(piece.nbytes for piece in pieces)
+        with closing(_created(task.job, made, 0, None)) as writer:
+            nbytes = _copied(task, source, writer)
+            _complete(writer, own / "groups.json", task.durable)
         writer.clean()
     if task.job.groupings:
-        (own / "groups-0.json").replace(task.root / f"groups-{task.number}.json")
+        (own / "groups.json").replace(task.root / f"groups-{task.number}.json")
     if task.durable:
         write_json({"nbytes": nbytes}, own / "shard.json")
     stored = tree_nbytes(made)  # before another attempt can take its place
@@ -570,27 +555,26 @@ def _do_shard(task: _Task) -> _Written:
 def _do_part(task: _Task) -> _Written:
     """Write a part; another attempt at it writes the same bytes to the same offsets."""
     wait_for(task.path, task.node)
-    with task.source.opened() as source:
-        writer = _created(task.job, task.path, 0, task.position)
-        try:
-            copy = ShardCopy(
-                source,
-                writer,
-                task.job.shards[0],
-                _ranges(task.job, source, writer, 0, task.start, task.stop),
-                casts=task.job.casts,
-                workers=task.threads,
-            )
-            nbytes = sum(piece.nbytes for piece in copy.run())
-            if task.durable:
-                writer.sync()
-            report = writer.report()
-        finally:
-            writer.close()
+    with (
+        task.source.opened() as source,
+        closing(_created(task.job, task.path, 0, task.position)) as writer,
+    ):
+        nbytes = _copied(task, source, writer)
+        if task.durable:
+            writer.sync()
+        report = writer.report()
     written = _Written(nbytes, task.start, task.stop, 0, report, node())
     record = task.attempts / f"part-{task.number}.json"
     write_json(written._asdict(), record, durable=task.durable)
     return written
+
+
+def _copied(task: _Task, source: Source, writer: Writer) -> int:
+    """Copy the samples of a task; return their bytes."""
+    ranges = _ranges(task.job, source, writer, 0, task.start, task.stop)
+    save = _save_nothing if task.durable else None
+    copy = _copy(task.job, source, writer, 0, ranges, task.threads, save)
+    return sum(piece.nbytes for piece in copy)
 
 
 def _put(made: Path, path: Path, own: Path) -> None:
@@ -609,7 +593,7 @@ def _put(made: Path, path: Path, own: Path) -> None:
 
 
 def _save_nothing(samples: int, position: State) -> None:
-    """Record no position: a shard that is not complete is written anew."""
+    """Record no position: a shard or part that is not complete is written anew."""
 
 
 _APART = "apart-"
@@ -643,11 +627,13 @@ def _clean_apart(job: Job, staging: Staging, begun: int | None) -> set[int]:
 
 # --- one file in parts -------------------------------------------------------------------------
 
-PART_NBYTES = CHECKPOINT_NBYTES
-"""Payload of a part, if there are not too many: large enough for a worker to open the source."""
+PART_NBYTES = 64 << 20
+"""Payload of a part, at least: a worker opens the source for each. A file is written in parts from
+four on."""
 
-MOST_PARTS = 4096
-"""Parts of a file, about, from which on they become larger instead."""
+MANY_PARTS, MOST_PARTS = 64, 4096
+"""Parts of a file, about, from which on they become larger, up to four times as large; and from
+which on they become larger only."""
 
 _CUT = "parts.json"
 
@@ -698,7 +684,7 @@ def _parts_of(
             remove(path)
     if found is not None:
         return _begun_parts(job, staging, found)
-    if executor is None or state["writer"] is not None or job.payload <= PART_NBYTES:
+    if executor is None or state["writer"] is not None or job.payload <= 4 * PART_NBYTES:
         return None
     first = job.shards[0].start
     try:
@@ -707,7 +693,8 @@ def _parts_of(
         return None
     _remove_leftovers(staging.made)
     attempts = _attempts(staging)
-    nbytes = max(PART_NBYTES, job.payload // MOST_PARTS)
+    more = min(job.payload // MANY_PARTS, 4 * PART_NBYTES)
+    nbytes = max(PART_NBYTES, more, job.payload // MOST_PARTS)
     samples = max(1, nbytes * job.samples // job.payload)
     parts = _cut_up(job, attempts / job.target.name, samples, None)
     if parts is None:
