@@ -554,7 +554,7 @@ def _do_shard(task: _Task) -> _Written:
 
 def _do_part(task: _Task) -> _Written:
     """Write a part; another attempt at it writes the same bytes to the same offsets."""
-    wait_for(task.path, task.node)
+    wait_for(task.attempts / _CUT, task.node)
     with (
         task.source.opened() as source,
         closing(_created(task.job, task.path, 0, task.position)) as writer,
@@ -712,6 +712,7 @@ def _parts_of(
 def _begun_parts(job: Job, staging: Staging, found: Path) -> _Parts | None:
     """Return the parts of a run that was interrupted; None if some of its files are gone."""
     attempts = _attempts(staging)
+    attempts.rmdir()
     found.rename(attempts)  # what its workers still do finds no file
     made = attempts / job.target.name
     if staging.made.exists() and not made.exists():

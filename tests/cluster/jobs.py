@@ -39,6 +39,15 @@ VERBS = {
     " -b 512KiB --stripe-size 64KiB --samples-per-file 300 --shuffle 1 --memory 72MB --no-measure",
     "repack --split": f"{DSPREP} repack -q {{i}}/cosmo {{o}}/set --to lmdb -b 8 --stripe-size 4KiB"
     " --samples-per-file 16 --shuffle 2 --split train=0.7,val=0.3 --no-measure",
+    **{
+        f"convert, one file, {to}": f"{SLOWER} convert -q {{i}}/cosmo {{o}}/{to}-one --to {to}"
+        for to in ("hdf5", "lmdb", "tfrecord", "zarr")
+    },
+    **{
+        f"repack, one file, {to}": f"{SLOWER} repack -q {{i}}/cosmo {{o}}/{to}-groups --to {to}"
+        " -b 8 --stripe-size 64KiB --no-measure"
+        for to in ("hdf5", "lmdb", "tfrecord", "zarr")
+    },
     "provenance": f"{DSPREP} provenance -q {{i}}/neuron --checksums --out {{o}}/neuron.dsprep.json",
     "verify": f"{DSPREP} verify {{i}}/cosmo {{o}}/tf",
 }

@@ -25,6 +25,7 @@ PAUSE = float(os.environ.get("DSPREP_LAB_PAUSE", "0"))
 MARK = os.environ.get("DSPREP_LAB_MARK")
 
 dsprep.write.shuffle.PART_NBYTES = 8 << 20
+dsprep.write.run.PART_NBYTES = 1 << 20
 
 
 def paused(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +43,7 @@ def paused(function: Callable[..., Any]) -> Callable[..., Any]:
     return pausing
 
 
-dsprep.write.run._write_shard = paused(dsprep.write.run._write_shard)
+dsprep.write.run._copy = paused(dsprep.write.run._copy)
 if sys.argv[1:2] == ["provenance"]:
     dsprep.write.create_sidecar._fitted = paused(dsprep.write.create_sidecar._fitted)
 

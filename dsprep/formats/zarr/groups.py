@@ -171,7 +171,7 @@ class GroupStore(StoreWriter):
     # --- a ZIP file ----------------------------------------------------------------------------
 
     def _finish_zip(self) -> None:
-        with self.files.opened(self.root) as fd:
+        with self.files.opened(self.root, access=os.O_RDWR) as fd:
             end = int(self.ends[0][-1]) if self.grid.tracks else self.grid.front
             os.ftruncate(fd, end)
             members = [*self._write_front(fd), *self._group_members()]

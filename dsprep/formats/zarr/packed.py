@@ -172,7 +172,7 @@ class PackedGroups(GroupStore):
                 where=self._index,
                 fix="start again with --restart",
             )
-        with self.files.opened(self._index) as fd:
+        with self.files.opened(self._index, access=os.O_RDWR) as fd:
             for column, at in self._known(0, done):
                 if column.size:
                     pread_into(fd, column.view(np.uint8), at, self._index)

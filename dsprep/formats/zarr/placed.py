@@ -232,7 +232,7 @@ class PlacedGroups(GroupStore):
     def _read_back(self, group: int) -> None:
         track = self.grid.tracks[0]
         path, begin, end = self.track_file(track, group), track.starts[group], track.ends[group]
-        with self.files.opened(path) as fd:
+        with self.files.opened(path, access=os.O_RDWR) as fd:
             if os.fstat(fd).st_size < end:
                 os.ftruncate(fd, int(end))
             sums = []
