@@ -100,8 +100,9 @@ class PlacedWriter(Writer):
             self._sums = _Sums(file, found, np.where(used > 0, found + used, 0))
             # In a file whose groups are not as planned, other things may be between the chunks.
             self._regular = regular(found, file)
-        self._fd = os.open(path, os.O_RDWR)
-        preallocate(self._fd, 0, os.fstat(self._fd).st_size)
+        self._fd = os.open(path, os.O_WRONLY)
+        if state is None:
+            preallocate(self._fd, 0, os.fstat(self._fd).st_size)
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> _Placed:
         """Return the samples as contiguous arrays: mostly the columns themselves."""

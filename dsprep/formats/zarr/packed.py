@@ -9,6 +9,7 @@ a checkpoint then has only how far it reaches, however many groups there are.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

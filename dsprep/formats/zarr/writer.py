@@ -64,12 +64,12 @@ class OutputFiles:
         self._lock = threading.Lock()
 
     @contextmanager
-    def opened(self, path: Path, nbytes: int = 0) -> Iterator[int]:
+    def opened(self, path: Path, nbytes: int = 0, access: int = os.O_WRONLY) -> Iterator[int]:
         """Open a file for writing, to be made durable by the next `sync`.
 
         If it is empty, space is reserved for `nbytes`; the caller truncates it in the end.
         """
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, access | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             if nbytes > CALL_NBYTES and not os.fstat(fd).st_size:
                 preallocate(fd, 0, nbytes)
