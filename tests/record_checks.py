@@ -92,6 +92,12 @@ def assert_told_right(path, source):
             found = decoded(layout, inside, [payloads[i] for i in some], even)
             expected = {f.name: pick(whole[f.name], f, some) for f in inside}
             assert_same_batch(found, expected, inside)
+        one = decoders(records, inside)[1].one
+        for i in RNG.permutation(n).tolist():
+            found = one(np.frombuffer(payloads[i], np.uint8))
+            if found is not None:  # which is then right
+                expected = {f.name: pick(whole[f.name], f, np.array([i])) for f in inside}
+                assert_same_batch(found, expected, inside)
     return layout
 
 

@@ -401,6 +401,11 @@ def test_hostile_schemas_and_records() -> None:
                 data[rng.integers(0, len(data), 4)] = rng.integers(0, 256, 4)
                 starts = rng.integers(0, 4, n) * len(good) + rng.integers(0, 2)
                 lengths = rng.choice([len(good), 0, 5, len(good) - 1], n)
+                for start, length in zip(starts, lengths, strict=True):
+                    one = made.one(data[start : start + length])
+                    if one is not None:
+                        same = made.decode(data, np.array([start]), np.array([length]), str)
+                        assert_same_batch(one, same, schema)
                 try:
                     found = made.decode(data, starts, lengths, str)
                 except FormatError:

@@ -41,6 +41,9 @@ MAX_DOCUMENT = 64 << 20
 MAX_INFLATED = 1 << 30
 """Bytes of the largest compressed ZIP member that is read."""
 
+KEPT = 8
+"""Chunk files of a directory that stay open: there may be many stores in one dataset."""
+
 LOCAL_HEADER = 30
 """Bytes of a ZIP member's local header, less its name and extra field."""
 
@@ -154,7 +157,7 @@ class Directory(Store):
     def __init__(self, path: Path, follow: bool = False) -> None:
         self.path = path
         self._inside = Inside(path, follow)
-        self._files = Files(self._inside)
+        self._files = Files(self._inside, most=KEPT)
 
     def document(self, key: str, most: int = MAX_DOCUMENT) -> bytes | None:
         """See `Store.document`."""
