@@ -581,8 +581,19 @@ def peer(lab: Lab, name: str) -> Figure:
     """Compare the Reader with another loader on its own format, by ``dsprep bench read``."""
     report = lab.folder / f"{name}.json"
     command = [sys.executable, "-m", "dsprep", "bench", "read", str(lab.plain()), "-q"]
-    command += ["--warm", "--threads", "2", "-M", str(BATCH), "-r", str(lab.options.runs)]
+    command += [
+        "--warm",
+        "--threads",
+        "2",
+        "-M",
+        str(BATCH),
+        "-r",
+        "2",
+        "--epochs",
+        str(lab.options.runs),
+    ]
     command += ["-s", "dsprep", "-s", name, "--limit", "all", "--json", str(report)]
+    command += ["--scratch", str(lab.folder / "forms")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not report.exists():
         raise OSError(done.stderr.strip() or f"bench read ended with {done.returncode}")
