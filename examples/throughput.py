@@ -296,14 +296,13 @@ def epoch(reader: dsprep.Reader) -> float:
 
 
 def by_threads(threads: int, items: Sequence, work: Callable) -> float:
-    """Have threads work on their shares of some items, each with its number; return seconds."""
-    workers = [
-        threading.Thread(target=work, args=(k, items[k::threads])) for k in range(1, threads)
-    ]
+    """Have threads, each with its number, work on what they take of some items; return seconds."""
+    shared = iter(items)
+    workers = [threading.Thread(target=work, args=(k, shared)) for k in range(1, threads)]
     began = now()
     for worker in workers:
         worker.start()
-    work(0, items[::threads])
+    work(0, shared)
     for worker in workers:
         worker.join()
     return now() - began
@@ -340,8 +339,8 @@ def plain_reads(groups: Groups, threads: int, scatter: bool) -> Callable[..., fl
         if seed is not None:
             order = np.random.default_rng(seed).permutation(len(groups.ranges)).tolist()
 
-        def work(k: int, mine: Sequence[int]) -> None:
-            for turn, number in enumerate(mine):
+        def work(k: int, shared: Iterator[int]) -> None:
+            for turn, number in enumerate(shared):
                 offset, nbytes = groups.ranges[number]
                 for at, slots in last_room if number == last else rooms[k][turn % 2]:
                     if scatter:
@@ -513,8 +512,8 @@ class Flight:
         if self._ring < 0:
             view = memoryview(room)
 
-            def work(k: int, mine: Sequence[int]) -> None:
-                for i in mine:
+            def work(k: int, shared: Iterator[int]) -> None:
+                for i in shared:
                     slot = view[i * nbytes : (i + 1) * nbytes]
                     assert os.preadv(self.fd, [slot], offsets[i]) == nbytes
 
