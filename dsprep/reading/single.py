@@ -102,15 +102,16 @@ class Single:
 
     def _read(self, ranges: Sequence[Range]) -> list[Bytes]:
         """Return the bytes of ranges; those that are near each other are read together."""
-        path, begin, nbytes = ranges[0]
-        if len(ranges) > 1:
-            begin = min(offset for _, offset, _ in ranges)
-            nbytes = max(offset + size for _, offset, size in ranges) - begin
-            wanted = sum(size for _, _, size in ranges)
-            if nbytes > wanted + NEAR or any(other != path for other, _, _ in ranges):
+        path, begin, wanted = ranges[0]
+        end = begin + wanted
+        for other, offset, nbytes in ranges[1:]:
+            begin, end, wanted = min(begin, offset), max(end, offset + nbytes), wanted + nbytes
+            if other != path:
                 return self._read_apart(ranges)
-        (data,) = self._read_apart([(path, begin, nbytes)])
-        return [data[offset - begin : offset - begin + size] for _, offset, size in ranges]
+        if len(ranges) == 1 or end - begin > wanted + NEAR:
+            return self._read_apart(ranges)
+        (data,) = self._read_apart([(path, begin, end - begin)])
+        return [data[offset - begin : offset - begin + nbytes] for _, offset, nbytes in ranges]
 
     def _read_apart(self, ranges: Sequence[Range]) -> list[Bytes]:
         out = []
@@ -178,15 +179,14 @@ def _maker(field: Field, at: int, nbytes: int | None) -> Make:
     if not row:
         raise LookupError
 
-    def cut(data: Bytes) -> Bytes:
-        return data[at:] if nbytes is None else data[at : at + nbytes]
-
     def fixed(data: Bytes) -> Values | None:
-        found = cut(data) if at or len(data) != row else data
-        return found.view(dtype).reshape(shape) if len(found) == row else None
+        end = len(data) if nbytes is None else at + nbytes
+        if end - at != row or end > len(data):
+            return None
+        return np.ndarray(shape, dtype, data, at)
 
     def ragged(data: Bytes) -> Values | None:
-        found = cut(data)
+        found = data[at:] if nbytes is None else data[at : at + nbytes]
         if len(found) % row or len(found) != (nbytes or len(found)):
             return None
         edges = np.array([0, len(found) // row])
