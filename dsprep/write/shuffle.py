@@ -24,11 +24,12 @@ import hashlib
 import json
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -65,7 +66,7 @@ DIRECT_NBYTES = 1 << 20
 SEGMENT_NBYTES = 256 << 10
 """Bytes of a bucket's segment of one run that make reading it back efficient."""
 
-PART_NBYTES = 1 << 30
+PART_NBYTES = 128 << 20
 """Payload of a part of a first pass, about."""
 
 MOST_PARTS = 256
@@ -460,6 +461,7 @@ class ShuffledSource(DerivedSource):
         if journal is None:
             self._remove()
             parts = max(1, min(MOST_PARTS, -(-self.scratch_nbytes // PART_NBYTES), len(self)))
+            parts += parts % 2 if 1 < parts < len(self) else 0  # two are dealt side by side
             journal = {"job": job, "parts": parts, "node": "", "released": 0}
         # Where files are that may not be on the disk; never again empty for these.
         journal["node"] = journal["node"] or ("" if durable else node())
@@ -533,12 +535,10 @@ class ShuffledSource(DerivedSource):
         done = total - sum(stop - start for start, stop in map(first_pass.range, missing))
         progress(done, total)
         if executor is None:
-            threads = min(self._workers, PIECES)
-            for i in missing:
-                with closing(first_pass.deal(i, self.base, 0, threads)) as dealt:
-                    for piece in dealt:
-                        done += piece.samples
-                        progress(done, total)
+            with closing(self._deal_here(first_pass, missing)) as dealt:
+                for piece in dealt:
+                    done += piece.samples
+                    progress(done, total)
         else:
             tasks = (_Task(first_pass, i, *self.base.part(*first_pass.range(i))) for i in missing)
             for task, _ in executors.run(executor, _deal, tasks):
@@ -549,6 +549,48 @@ class ShuffledSource(DerivedSource):
                 if not first_pass.directory_of(i).is_dir():  # another node has made it
                     wait_for(first_pass.directory_of(i) / "runs", "any")
         remove(first_pass.attempts)
+
+    def _deal_here(
+        self, first_pass: FirstPass, missing: Sequence[int]
+    ) -> Generator[Done, None, None]:
+        """Deal parts by threads of this process, two side by side: a file is written by one."""
+        threads = min(self._workers, PIECES)
+        side = min(2, threads, len(missing))
+        if side < 2:
+            for i in missing:
+                yield from first_pass.deal(i, self.base, 0, threads)
+            return
+        todo, pieces = iter(missing), SimpleQueue[Done | BaseException | None]()
+        stopped = threading.Event()
+
+        def work() -> None:
+            last: BaseException | None = None
+            try:
+                for i in todo:
+                    with closing(first_pass.deal(i, self.base, 0, threads // side)) as dealt:
+                        for piece in dealt:
+                            pieces.put(piece)
+                            if stopped.is_set():
+                                return
+            except BaseException as error:
+                last = error
+            finally:
+                pieces.put(last)
+
+        with ThreadPoolExecutor(side, "dsprep-shuffle") as pool:
+            for _ in range(side):
+                pool.submit(work)
+            try:
+                while side:
+                    found = pieces.get()
+                    if isinstance(found, BaseException):
+                        raise found
+                    if found is None:
+                        side -= 1
+                    else:
+                        yield found
+            finally:
+                stopped.set()
 
     def _remove(self) -> None:
         for path in list(self.scratch.iterdir()) if self.scratch.is_dir() else ():
