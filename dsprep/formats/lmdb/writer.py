@@ -291,8 +291,9 @@ class LmdbWriter(RecordWriter):
         last = int(piece.value_pages[-1]) * PSIZE + HEADER + int(piece.sizes[-1])
         window = piece.arena.empty("write.window", (CALL_NBYTES,), np.dtype(np.uint8))
         edges = sorted({begin, end, *(edge for edge in (first, last) if begin < edge < end)})
-        for a, b in pairwise(edges):
-            self.sums.add(group, a, b - a, read_crc32c(self.fd, a, b, self.path, window=window))
+        with closing(File(self.path)) as file:  # the other one is for writing only
+            for a, b in pairwise(edges):
+                self.sums.add(group, a, b - a, read_crc32c(file.fd, a, b, self.path, window=window))
 
     def _build_leaves(self, piece: Piece) -> Bytes:
         """Return the leaf pages that the piece completes: uint8, shape ``(k, PSIZE)``."""
