@@ -305,10 +305,6 @@ class SpoolWriter(Writer):
         sync(self._data, data=True)
         sync(self._index, data=True)
 
-    def start_sync(self) -> None:
-        """See `Writer.start_sync`."""
-        start_sync(self._data)
-
     def close(self) -> None:
         """Close the spool."""
         both, self._data, self._index = (self._data, self._index), -1, -1
@@ -342,8 +338,10 @@ class SpoolWriter(Writer):
                         f.place(made)
         fd = os.open(self._path, os.O_RDWR)
         try:
+            if fields:
+                preallocate(fd, 0, os.fstat(fd).st_size)
             for f in fields:
-                f.fill(fd)
+                f.fill(fd, self.durable)
             if self.durable:
                 sync(fd)
         finally:
@@ -418,12 +416,12 @@ class _Spooled:
             for nbytes in block.tolist():
                 yield reader(nbytes).tobytes()
 
-    def fill(self, fd: int) -> None:
+    def fill(self, fd: int, durable: bool) -> None:
         """Move the bytes of contiguous datasets to their offsets."""
         if "values" in self._offsets:
-            self._values.copy(fd, self._offsets["values"])
+            self._values.copy(fd, self._offsets["values"], durable)
         if "count" in self._offsets and self._numbers is not None:
-            self._numbers.copy(fd, self._offsets["count"])
+            self._numbers.copy(fd, self._offsets["count"], durable)
             rows, at = 0, self._offsets["first"]
             for counts in _counts(self._numbers):
                 first = np.cumsum(counts) - counts + rows
@@ -494,11 +492,13 @@ class _Stream:
         """All bytes of the stream."""
         return int(self.sizes.sum())
 
-    def copy(self, fd: int, offset: int) -> None:
-        """Copy the stream to one place in another file."""
+    def copy(self, fd: int, offset: int, durable: bool) -> None:
+        """Copy the stream to one place in another file; with `durable` the disk begins with it."""
         for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
             copy_range(self.fd, fd, size, start, offset)
             offset += size
+            if durable:
+                start_sync(fd)
 
     def blocks(self, nbytes: int) -> Iterator[Array]:
         """Yield the stream in blocks of `nbytes`; the last one may be shorter."""
