@@ -599,8 +599,8 @@ class Writer(ABC):
 
         A writer of the same output that continues from `checkpoint` then begins where another one
         ends: they write side by side, also on several nodes, and what they write does not overlap.
-        Files are opened for writing only: clients of NFS then send what was written of a page, not
-        the page, where two of them meet in one.
+        Where two may meet within a page, files are opened for writing only: clients of NFS then
+        send what was written of it, not the page.
         One that has skipped all completes the output by `finish`, when the others have ended.
 
         Returns
