@@ -20,6 +20,7 @@ def test_describe(tmp_path):
     assert facts["cores_usable"] >= 1
     assert facts["memory_bytes"] > 1 << 20
     assert facts["file_system"]["type"]
+    assert facts["scattered_reads"] in ("io_uring", "preadv")
     assert facts["python"].endswith(platform.python_version())
     text = json.dumps(facts)
     for secret in ("private-name", tmp_path.name, socket.gethostname()):

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from dsprep.core.ring import way
 from dsprep.core.storage import free_memory, total_memory
 from dsprep.write import stripes
 
@@ -72,6 +73,7 @@ def describe(path: Path) -> dict[str, Any]:
         "packages": _packages,
         "page_bytes": lambda: os.sysconf("SC_PAGE_SIZE"),
         "page_cache": lambda: _numbers(Path("/proc/sys/vm"), CACHE),
+        "scattered_reads": way,
         "file_system": lambda: _file_system(at),
         "device": lambda: _device(at),
         "stripe": lambda: _stripe(at),

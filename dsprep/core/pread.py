@@ -257,11 +257,12 @@ def read_files(parts: Sequence[tuple[int, Runs, object]]) -> tuple[int, int]:
         results = [_one_by_one(fd, runs) for fd, runs, _ in parts]
     else:
         requests = [runs.requests(fd) for fd, runs, _ in parts]
-        columns = (
-            requests[0] if len(requests) == 1 else map(np.concatenate, zip(*requests, strict=True))
-        )
-        calls, got = found.read(*columns)
-        results = np.split(got, np.cumsum([len(r[0]) for r in requests])[:-1])
+        if len(requests) == 1:
+            calls, got = found.read(*requests[0])
+            results = [got]
+        else:
+            calls, got = found.read(*map(np.concatenate, zip(*requests, strict=True)))
+            results = np.split(got, np.cumsum([len(r[0]) for r in requests])[:-1])
     for (fd, runs, where), got in zip(parts, results, strict=True):
         sizes = runs.sizes
         nbytes += int(sizes.sum())

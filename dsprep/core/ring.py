@@ -193,7 +193,7 @@ class Ring:
                     taken = self._enter(0 if ready else 1)
                     if not taken:
                         self._settle()
-                    came = self._take(got)
+                    came = self._take(got).tolist()
                     pending.difference_update(came)
                     ready.extend(came)
                     if not taken:  # nothing of these has come
@@ -237,16 +237,15 @@ class Ring:
         result = _call(_ENTER, self.fd, waiting, least, _GETEVENTS, None, 0)
         return bool(result >= 0) or ctypes.get_errno() == errno.EINTR
 
-    def _take(self, got: Ints) -> list[int]:
+    def _take(self, got: Ints) -> Ints:
         """Note the results that are there, and make room for others; return whose they are."""
         seen, posted = int(self._words[self._seen]), int(self._words[self._posted])
         count = (posted - seen) & 0xFFFF_FFFF
         found = self._results[np.arange(seen, seen + count) & self._results_mask]
-        numbers = found[:, 0]
+        numbers: Ints = found[:, 0]
         got[numbers] = found[:, 2]
         self._words[self._seen] = posted
-        out: list[int] = numbers.tolist()
-        return out
+        return numbers
 
     def _settle(self) -> None:
         """Take back what the kernel has not taken, and wait for what it has.
