@@ -9,16 +9,17 @@ with ``MDB_APPEND`` in one transaction, except:
   memory;
 - the place of a few branch pages when values differ in size (see `tree`).
 
-Every value is stored at ``page * 4096 + 16`` or inside a leaf; a value is written straight from
-the batch, without being copied together first, when values are large.
+Every value is stored at ``page * 4096 + 16`` or inside a leaf. The kernel gathers a piece from
+headers, leaves and, unless they are small, the values in the batch itself, by a list of addresses.
 
 LMDB decides where values are stored, so groups begin at pages, not at stripes. Where every sample
 is a value of its own, a group is all from the header of its first value's pages (or from its first
 leaf) to the end of its last value: the tree's pages are between the values. (Where some values are
 small enough for leaves and others are not, a leaf follows all large values of its samples, also
 those of other groups, so ranges overlap; one value per group avoids that.) Groups are located in
-the finished file. Their sums are taken while large values are written; where values are small, or
-an earlier run wrote them, the group is read once more for that.
+the finished file. Their sums are those of what has just been written, read back piece by piece
+while the page cache has it; where values are small, or an earlier run wrote them, the whole group
+is read for that in the end.
 """
 
 from __future__ import annotations
