@@ -81,7 +81,8 @@ class Direct:
         parts = [part for run in runs if run[1][:, 1].any() for part in stepped(*run, step)]
         if not (runs.starts % block).any() and not (runs.places % block).any():
             try:
-                return read_runs(opened.fd, _joined(parts), file.path)
+                whole = runs if found is None else _joined(parts)
+                return read_runs(opened.fd, whole, file.path)
             except OSError as error:  # a read was cut short within a block: start over
                 if error.errno != errno.EINVAL:
                     raise
