@@ -1,13 +1,16 @@
-"""The rule by which threads are chosen, alone: cores, ranks, what was asked for, decoding."""
+"""The rules by which threads and buffers are chosen: cores, ranks, what was asked for, decoding."""
 
 from __future__ import annotations
 
 import os
 
+import h5py
+import numpy as np
 import pytest
 
+import dsprep
 from dsprep.reader import defaults
-from dsprep.reader.defaults import Cores, choose, shared, threads_by_rule
+from dsprep.reader.defaults import Cores, buffers_by_rule, choose, shared, threads_by_rule
 from dsprep.reader.ranks import Place
 
 
@@ -80,3 +83,24 @@ def test_nothing_is_kept(tmp_path, monkeypatch):
     first = choose("buffered", None, defaults.cores_of(place()))
     assert choose("buffered", None, defaults.cores_of(place())) == first
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "threads", "found"), [(8, 1, 2), (8, 2, 3), (8, 4, 4), (40, 4, 2)]
+)
+def test_each_thread_has_a_small_unit(unit, threads, found):
+    assert buffers_by_rule(unit << 20, threads) == found
+    assert buffers_by_rule(0, threads) == threads + 1
+
+
+def test_buffers_that_were_asked_for_stay(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(tmp_path / "source.h5", "w") as file:
+        file["x"] = np.arange(1000).reshape(100, 10)
+    dsprep.repack(tmp_path / "source.h5", path, buffer_size=10, durable=False)
+    for asked, units in ((None, 4), (1, 1), (2, 2)):
+        with dsprep.Reader(path, 5, io_threads=3, buffers=asked, check_order=False) as reader:
+            list(reader)
+            assert reader._settings.buffers == units
+            blocks = reader._pools.blocks
+            assert blocks.count == -(-units * 10 // reader._filler.capacity) + 2

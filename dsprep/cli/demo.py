@@ -49,6 +49,9 @@ MEASURED = "neuron-inverter"
 READ = 4000
 """Its samples then."""
 
+READ_GROUPS = "4MiB"
+"""The size of its groups then: some tens of them, so that one is read while another one is used."""
+
 SAMPLES: int | None = None
 """Samples of the datasets that are converted; as many as `synth` makes by default."""
 
@@ -133,7 +136,7 @@ def _read(directory: Path) -> BenchReport:
     from dsprep.synth import synth
 
     data = synth(MEASURED, directory / "reading", samples=READ).path
-    settings = Settings(cold=False, repeat=2)
+    settings = Settings(cold=False, repeat=3, buffer_size=READ_GROUPS)
     work = plan_read([data], ("h5py", "group-db", "dsprep"), settings)
     return bench_read(work, "dsprep demo")
 

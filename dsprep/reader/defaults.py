@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from dsprep.reader.ranks import Place
 
+SMALL_NBYTES = 32 << 20
+"""Memory within which each thread that reads has a unit of its own."""
+
 MOST = 4
 """Threads that copy from the page cache as fast as memory allows, and keep a device busy."""
 
@@ -49,6 +52,15 @@ def threads_by_rule(cores: Cores, decoded: bool = False) -> int:
     8
     """
     return cores.share if decoded else min(MOST, cores.share)
+
+
+def buffers_by_rule(unit_nbytes: float, threads: int) -> int:
+    """Return the units in memory at a time: 2, and of small ones one for each thread, and one more.
+
+    >>> [buffers_by_rule(mib << 20, 4) for mib in (1, 8, 12, 64)]
+    [5, 4, 2, 2]
+    """
+    return max(2, min(threads + 1, int(SMALL_NBYTES // max(1.0, unit_nbytes))))
 
 
 def choose(engine: str, threads: int | None, cores: Cores, decoded: bool = False) -> Choice:

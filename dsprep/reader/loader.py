@@ -18,7 +18,7 @@ import numpy as np
 
 from dsprep.core.schema import Array, Batch, Schema
 from dsprep.errors import DsprepError, UsageError
-from dsprep.reader.defaults import Choice, choose, cores_of
+from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of
 from dsprep.reader.engines import NAMES, Engine, Fallback, make
 from dsprep.reader.filling import Filler
 from dsprep.reader.ledger import EpochStats, Ledger
@@ -30,7 +30,7 @@ from dsprep.reader.node.tokens import staggering
 from dsprep.reader.order import SHUFFLES, Assignment, Leg, Remainder, Shuffle, Stage, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
 from dsprep.reader.ranks import Place, detect
-from dsprep.reader.units import cut_units, first_file, is_decoded
+from dsprep.reader.units import cut_units, first_file, is_decoded, sample_nbytes
 from dsprep.sidecar.proofs import said
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import OrderWarning, sorted_by
@@ -59,7 +59,7 @@ class ReaderOptions:
     drop_last: bool = False
     pad: bool = False
     fields: Sequence[str] = ()
-    buffers: int = 2
+    buffers: int | None = None
     buffers_mixed: int | None = None
     io_threads: int | None = None
     transfer_size: int | None = None
@@ -85,9 +85,9 @@ class ReaderOptions:
             raise UsageError(f"transform is {self.transform!r}", expected="a function of a batch")
         if self.drop_last and self.pad:
             raise UsageError("drop_last and pad exclude each other", fix="give one of them")
-        needed = ("seed", "batch_size", "buffers", "transform_threads")
+        needed = ("seed", "batch_size", "transform_threads")
         optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
-        for name in (*needed, *optional, "buffers_mixed"):
+        for name in (*needed, *optional, "buffers", "buffers_mixed"):
             value = getattr(self, name)
             if value is not None or name in needed:
                 object.__setattr__(self, name, at_least(name, value, int(name != "seed")))
@@ -148,7 +148,8 @@ class Reader(ReaderOptions):
     fields
         The fields wanted; all if empty.
     buffers
-        Units in memory at a time: one is read while another one is used.
+        Units in memory at a time: one is read while another one is used. None: 2, or within 32 MiB
+        one more than `io_threads`, so that each thread reads one.
     buffers_mixed
         Groups whose samples are shuffled together.
     io_threads
@@ -264,12 +265,14 @@ class Reader(ReaderOptions):
 
     def _reading(self, comm: Any) -> Settings:
         """Return how a pipeline works."""
-        threads = self._choice.threads
+        threads, order = self._choice.threads, self._order
+        samples = int(np.diff(order.edges).max(initial=1)) * order.mixed
+        nbytes = samples * sample_nbytes(self._sidecar, self.schema)
         return Settings(
             engine=self._engine(),
             threads=threads,
-            buffers=self.buffers,
-            unit_samples=int(np.diff(self._order.edges).max(initial=1)) * self._order.mixed,
+            buffers=self.buffers or buffers_by_rule(nbytes, threads),
+            unit_samples=samples,
             transfer=self.transfer_size,
             allocate=self.allocate,
             token=nullcontext

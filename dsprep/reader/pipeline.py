@@ -60,6 +60,11 @@ class Settings:
     closed, and raises `Stopped` then."""
     ahead: bool = True  # whether a unit is read before the consumer waits for it
 
+    @property
+    def parts(self) -> int:
+        """Parts of a unit at most, so that all threads read: one where each has a unit to read."""
+        return -(-self.threads // max(1, self.buffers - 1))
+
 
 @dataclass(frozen=True)
 class ReadTask:
@@ -234,7 +239,7 @@ class Pipeline:
                     block = None
             fill = Fill(samples, slots, tuple(slices), ragged=ragged)
             try:
-                self._filler.plan(fill, settings.threads, settings.align, self._memory)
+                self._filler.plan(fill, settings.parts, settings.align, self._memory)
             except OSError as error:
                 raise self._failure(error, fill, None) from error
             self._hand_out(leg.number, fill)

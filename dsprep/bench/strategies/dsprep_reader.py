@@ -30,7 +30,7 @@ class DsprepReader(Strategy):
             "world_size": task.world_size,
             "epochs": 1,
             "shuffle": "group",
-            "buffers": task.buffers,
+            "buffers": None if task.buffers == Task.buffers else task.buffers,
             "io_threads": task.threads,
             "transfer_size": task.transfer_size,
             "engine": task.engine,
