@@ -53,7 +53,7 @@ class RecordWriter(Writer):
     ) -> None:
         self.path, self.inside, self.grouping, self.sums = path, inside, grouping, Sums()
         new = os.O_CREAT | os.O_TRUNC if state is None else 0
-        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | new, 0o666)
+        self.fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | new, 0o666)
         self._allocated = os.fstat(self.fd).st_size
 
     def allocate(self, end: int) -> None:

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +22,10 @@ from dsprep.errors import UsageError
 PAGE = mmap.PAGESIZE
 HUGE = 2 << 20
 """Bytes of a huge page (x86-64 and most ARM kernels); larger memory asks for such pages."""
+
+PAUSE = 0.02
+"""Seconds after which a thread that waits for blocks looks for some that nobody told it of, as
+those of batches that are let go between two loops."""
 
 Allocate: TypeAlias = Callable[[int], mmap.mmap]
 """Gives memory of at least that many bytes: anonymous, shared with other processes, pinned."""
@@ -123,7 +127,8 @@ class Pool:
                 return block, block.lease(None)
             self._short = min(coming, self.count)
             if len(self._back) < self._short:
-                self._calls.get()
+                with suppress(Empty):
+                    self._calls.get(timeout=PAUSE)
             self._short = 0
 
     def _collect(self) -> None:

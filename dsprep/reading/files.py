@@ -122,19 +122,20 @@ class Files:
         Called with entry, path and file when one is opened for the first time of an entry of which
         `expect` was told nothing, though of others; raises if it is not the one that is meant.
     most
-        Files that stay open at most.
+        Files that stay open at most; None: `KEPT`.
     """
 
     def __init__(
         self,
         inside: Inside,
         first: Callable[[int, str, File], None] | None = None,
-        most: int = KEPT,
+        most: int | None = None,
     ) -> None:
         self._inside, self._first = inside, first
         self._open: OrderedDict[tuple[int, str], File] = OrderedDict()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._kept = most if limit == resource.RLIM_INFINITY else max(1, min(most, limit // SHARE))
+        kept = KEPT if most is None else most
+        self._kept = kept if limit == resource.RLIM_INFINITY else max(1, min(kept, limit // SHARE))
         self._known: dict[tuple[int, str], Status] = {}
         self._marks: dict[int, Mark] = {}
         self._lock = threading.Lock()
