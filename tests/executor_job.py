@@ -26,10 +26,9 @@ from dsprep.formats.base import WriteOptions
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.verify import verify
-from dsprep.write import run as jobs
-from dsprep.write import shuffle
+from dsprep.write import apart, shuffle
 
-do_task = jobs._do
+do_task = apart._do
 SPLIT = {"shuffle": 3, "split": "train=0.8,val=0.2", "duplicate": 2}
 GROUPS = {"buffer_size": 16, "stripe_size": "4KiB", "samples_per_file": 64}
 CASES = [
@@ -74,7 +73,7 @@ def do_all(origin: Path, folder: Path, executor: Executor | None) -> None:
             with small_parts():
                 done = run(inputs, target, to=to, durable=False, executor=executor, **options)
             reports = [done] if run is dsprep.convert else [report for _, report in done.parts]
-            assert not any(jobs.ALONE in report.notes for report in reports), number
+            assert not any(apart.ALONE in report.notes for report in reports), number
         finally:
             shuffle._choose = choose
     for name in ("fixed", "mixed"):
@@ -96,12 +95,12 @@ def do_all(origin: Path, folder: Path, executor: Executor | None) -> None:
 @contextmanager
 def small_parts():
     """Have files written in parts of few samples, wherever these begin."""
-    before = jobs.PART_NBYTES, groups.PAGE
-    jobs.PART_NBYTES, groups.PAGE = 4000, 1
+    before = apart.PART_NBYTES, groups.PAGE
+    apart.PART_NBYTES, groups.PAGE = 4000, 1
     try:
         yield
     finally:
-        jobs.PART_NBYTES, groups.PAGE = before
+        apart.PART_NBYTES, groups.PAGE = before
 
 
 def files(folder: Path) -> list[Path]:
@@ -133,7 +132,7 @@ def plain(value: object) -> object:
     return [plain(v) for v in value] if isinstance(value, list) else value
 
 
-def killing(task: jobs._Task) -> int:
+def killing(task: apart._Task) -> int:
     """Write a shard; the first time that one in the middle is to be written, be killed instead."""
     marker = task.root / "killed"
     nbytes = do_task(task) if task.number != 2 or marker.exists() else 0
@@ -145,7 +144,7 @@ def killing(task: jobs._Task) -> int:
     return nbytes
 
 
-def stopping(task: jobs._Task) -> int:
+def stopping(task: apart._Task) -> int:
     """Write a shard, or answer no more: as a rank whose node is lost."""
     if task.number == 2:
         (task.root / "stopped").touch()
@@ -160,7 +159,7 @@ def stopped(origin: Path, target: Path) -> None:
 
     from dsprep.cli import main
 
-    jobs._do = executor_job.stopping
+    apart._do = executor_job.stopping
     if MPI.COMM_WORLD.Get_rank() == 0:
         target.with_name("first").write_text(str(os.getpid()))
     words = [origin / "mixed.tfrecord", target, "--to", "tfrecord", "--samples-per-file", 30]
@@ -168,7 +167,7 @@ def stopped(origin: Path, target: Path) -> None:
     main()
 
 
-def twice(task: jobs._Task) -> int:
+def twice(task: apart._Task) -> int:
     """Write a shard twice at the same time."""
     done = []
     threads = [threading.Thread(target=lambda: done.append(do_task(task))) for _ in range(3)]
@@ -198,7 +197,7 @@ def main() -> None:
             import executor_job
 
             if what == "kill":
-                jobs._do = executor_job.killing
+                apart._do = executor_job.killing
             killed(origin, target, executor)
 
 

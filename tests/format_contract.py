@@ -43,8 +43,7 @@ from dsprep.source.dataset import open_dataset
 from dsprep.verbs.check import check
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
-from dsprep.write import run as jobs
-from dsprep.write import staging, transfer
+from dsprep.write import apart, shards, staging, transfer
 from dsprep.write.job import RunOptions
 from dsprep.write.plan import Cut
 from dsprep.write.run import run_job
@@ -395,10 +394,10 @@ class FormatContract:
     @pytest.mark.parametrize("grouped", [False, True])
     def test_killed(self, grouped, tmp_path, monkeypatch):
         """A run that is killed anywhere leaves no output, and the next one ends in its bytes."""
-        cut = jobs.group_pieces if grouped else jobs.pieces
+        cut = shards.group_pieces if grouped else shards.pieces
         name = "group_pieces" if grouped else "pieces"
-        monkeypatch.setattr(jobs, name, lambda *a, **k: cut(*a, **{**k, "target": 600}))
-        monkeypatch.setattr(jobs, "CHECKPOINT_NBYTES", 1200)
+        monkeypatch.setattr(shards, name, lambda *a, **k: cut(*a, **{**k, "target": 600}))
+        monkeypatch.setattr(shards, "CHECKPOINT_NBYTES", 1200)
         make = self.repack if grouped else self.convert
         run = RunOptions(workers=1)
         make(run)
@@ -425,11 +424,11 @@ class FormatContract:
         make(RunOptions(workers=1))
         expected = self.digest()
         nbytes = sum(int(column.nbytes) for column in self.batch.values())
-        monkeypatch.setattr(jobs, "PART_NBYTES", nbytes // 6)
+        monkeypatch.setattr(apart, "PART_NBYTES", nbytes // 6)
         monkeypatch.setattr(core.groups, "PAGE", 1)
         parts = []
-        do = jobs._do_part
-        monkeypatch.setattr(jobs, "_do_part", lambda task: parts.append(task.number) or do(task))
+        do = apart._do_part
+        monkeypatch.setattr(apart, "_do_part", lambda task: parts.append(task.number) or do(task))
         for fuse in (0, 4, 13) if fixed == LARGE or (grouped and not fixed) else (0,):
             for path in list(tmp_path.iterdir()):
                 if path.name != "in":
@@ -462,8 +461,8 @@ class FormatContract:
         burning = kill_at(fuse)
         try:
             burning(transfer.ShardCopy, "_copy")
-            burning(jobs, "_do_part")
-            burning(jobs, "_complete")
+            burning(apart, "_do_part")
+            burning(apart, "complete")
             burning(staging.Staging, "save")
             burning(staging.Staging, "publish")
             burning(staging.Staging, "discard")

@@ -29,8 +29,7 @@ from dsprep.errors import DsprepError, ExecutorError, ReadError, UsageError
 from dsprep.executors.mpi import launched
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.verbs import verify
-from dsprep.write import plan, shuffle
-from dsprep.write import run as jobs
+from dsprep.write import apart, plan, shards, shuffle
 
 SCRIPT = Path(executor_job.__file__)
 COUNT = 300
@@ -165,7 +164,7 @@ def assert_whole(folder, whole):
 @needs["dask"]
 @pytest.mark.parametrize("name", ["set", "one"])
 def test_a_killed_dask_worker_costs_nothing(name, pool, origin, wholes, tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "_do", executor_job.killing)
+    monkeypatch.setattr(apart, "_do", executor_job.killing)
     executor_job.killed(origin, tmp_path / name, pool("dask"))
     assert_whole(tmp_path, wholes[name])
 
@@ -173,7 +172,7 @@ def test_a_killed_dask_worker_costs_nothing(name, pool, origin, wholes, tmp_path
 def lose_a_process(origin, target, monkeypatch):
     """Be killed with some shards or parts complete and some not; return how many are."""
     with monkeypatch.context() as patch, executors.opened("processes", workers=2) as some:
-        patch.setattr(jobs, "_do", executor_job.killing)
+        patch.setattr(apart, "_do", executor_job.killing)
         with pytest.raises(ExecutorError, match="a worker was lost; repeat the command"):
             executor_job.killed(origin, target, some)
     assert not target.exists()
@@ -187,8 +186,8 @@ def test_a_killed_process(name, then, pool, origin, wholes, tmp_path, monkeypatc
     done = lose_a_process(origin, tmp_path / name, monkeypatch)
     assert 0 < done < 10
     begun = []
-    task = jobs._task
-    monkeypatch.setattr(jobs, "_task", lambda *a, **k: begun.append(a) or task(*a, **k))
+    task = apart._task
+    monkeypatch.setattr(apart, "_task", lambda *a, **k: begun.append(a) or task(*a, **k))
     executor_job.killed(origin, tmp_path / name, None if then == "threads" else pool(then))
     assert len(begun) == (0 if (name, then) == ("set", "threads") else 10 - done)
     assert_whole(tmp_path, wholes[name])
@@ -203,8 +202,8 @@ def interrupt(origin, target, monkeypatch, after):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "pieces", lambda *a, **k: cut(*a, **{**k, "target": 400}))
-        patch.setattr(jobs, "CHECKPOINT_NBYTES", 500)
+        patch.setattr(shards, "pieces", lambda *a, **k: cut(*a, **{**k, "target": 400}))
+        patch.setattr(shards, "CHECKPOINT_NBYTES", 500)
         with pytest.raises(KeyboardInterrupt):
             dsprep.convert(
                 origin / "mixed.tfrecord",
@@ -308,7 +307,7 @@ def test_two_attempts_at_a_shard(to, origin, tmp_path, monkeypatch):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     dsprep.convert(origin / "mixed.tfrecord", tmp_path / "one" / "set", **options)
-    monkeypatch.setattr(jobs, "_do", executor_job.twice)
+    monkeypatch.setattr(apart, "_do", executor_job.twice)
     with ThreadPoolExecutor(1) as threads:
         options["executor"] = threads
         dsprep.convert(origin / "mixed.tfrecord", tmp_path / "two" / "set", **options)
@@ -435,14 +434,14 @@ def test_a_worker_of_an_earlier_run_puts_nothing_into_a_later_one(origin, tmp_pa
     root = tmp_path / ".set.dsprep-partial"
     with ThreadPoolExecutor(1) as threads:
         with monkeypatch.context() as patch:
-            patch.setattr(jobs, "_do", keep)
+            patch.setattr(apart, "_do", keep)
             with pytest.raises(ReadError):
                 dsprep.convert(source, target, executor=threads, **options)
             options["compress"] = "gzip:1"
             with pytest.raises(ReadError):
                 dsprep.convert(source, target, executor=threads, restart=True, **options)
         with pytest.raises(ExecutorError, match="No such file"):
-            jobs._do(left[0])
+            apart._do(left[0])
         assert not list(root.glob("shard-*.json"))
         assert not list((root / "data" / "set").iterdir())
 
@@ -463,7 +462,7 @@ def test_a_worker_of_an_earlier_run_finds_no_file_to_write_to(to, origin, tmp_pa
         for more in ({}, {}, {"samples": "0:290"}):
             earlier, left = left, []
             with monkeypatch.context() as patch:
-                patch.setattr(jobs, "_do", keep)
+                patch.setattr(apart, "_do", keep)
                 with pytest.raises(ReadError):
                     dsprep.convert(
                         source, target, executor=threads, restart=bool(more), **again, **more
@@ -471,7 +470,7 @@ def test_a_worker_of_an_earlier_run_finds_no_file_to_write_to(to, origin, tmp_pa
             there = sorted(root.rglob("*"))
             for task in earlier:
                 with pytest.raises(ExecutorError, match="No such file"):
-                    jobs._do(task)
+                    apart._do(task)
             assert sorted(root.rglob("*")) == there
             assert left
         dsprep.convert(source, target, executor=threads, samples="0:290", **again)
@@ -496,14 +495,14 @@ def test_a_place_in_files_that_are_removed_is_forgotten_first(origin, tmp_path, 
         raise ReadError("stopped", 1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "pieces", lambda *a, **k: cut(*a, **{**k, "target": 400}))
-        patch.setattr(jobs, "CHECKPOINT_NBYTES", 500)
+        patch.setattr(shards, "pieces", lambda *a, **k: cut(*a, **{**k, "target": 400}))
+        patch.setattr(shards, "CHECKPOINT_NBYTES", 500)
         with pytest.raises(KeyboardInterrupt):
             dsprep.convert(origin / "fixed.h5", target, workers=1, progress=stop, **options)
     state = (target.parent / ".set.dsprep-partial" / "state.json").read_text()
     assert '"writer": {' in state
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as threads:
-        patch.setattr(jobs, "_do", fail)
+        patch.setattr(apart, "_do", fail)
         with pytest.raises(ReadError):
             dsprep.convert(origin / "fixed.h5", target, durable=False, executor=threads, **options)
     dsprep.convert(origin / "fixed.h5", target, **options)

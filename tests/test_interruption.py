@@ -24,8 +24,7 @@ from dsprep.core.atomic import partial_path
 from dsprep.core.schema import Field, Schema
 from dsprep.core.storage import data_files, remove
 from dsprep.sidecar import spec
-from dsprep.write import plan, shuffle, staging, transfer
-from dsprep.write import run as jobs
+from dsprep.write import plan, shards, shuffle, staging, transfer
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (50, 10)), Field("y", np.dtype("<i8"))))
 MIXED = Schema((*FIXED, Field("r", np.dtype("<i2"), (None, 3)), Field.opaque("b")))
@@ -97,13 +96,13 @@ def killed(make, fuse, format):
 
 @pytest.mark.parametrize(("to", "schema", "options"), CASES)
 def test_killed_at_every_step(to, schema, options, origin, tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "CHECKPOINT_NBYTES", 100_000)
+    monkeypatch.setattr(shards, "CHECKPOINT_NBYTES", 100_000)
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")  # of which some are released
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # a killed process loses nothing written
     monkeypatch.setattr(os, "fdatasync", lambda fd: None)
     for name in ("pieces", "group_pieces"):  # small ones, so that there are many
         cut = getattr(plan, name)
-        monkeypatch.setattr(jobs, name, lambda *a, c=cut, **k: c(*a, **{"target": 40_000, **k}))
+        monkeypatch.setattr(shards, name, lambda *a, c=cut, **k: c(*a, **{"target": 40_000, **k}))
     format = formats.load(to)
     target = tmp_path / ("set" if "samples_per_file" in options else f"set{format.suffixes[0]}")
     verb = dsprep.repack if "buffer_size" in options else dsprep.convert

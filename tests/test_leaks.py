@@ -314,7 +314,7 @@ def test_an_error_without_a_name_says_what_was_written(tmp_path, monkeypatch):
     def failing(copy):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("dsprep.write.run.ShardCopy.run", failing)
+    monkeypatch.setattr("dsprep.write.transfer.ShardCopy.run", failing)
     words = ["convert", path, tmp_path / "out", "--to", "zarr", "--samples-per-file", "15"]
     done = CliRunner().invoke(app, list(map(str, words)))
     told = "Input/output error (while out-00000-of-00003.zarr was written)"

@@ -29,8 +29,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource
-from dsprep.write import run as jobs
-from dsprep.write import shuffle, staging
+from dsprep.write import apart, run, shuffle, staging
 
 FORMATS = sorted(SUFFIX)
 SECOND = 10**9
@@ -86,7 +85,7 @@ def mount(monkeypatch):
 
 def elsewhere(monkeypatch) -> None:
     """Be another node from now on, and wait for nothing."""
-    for module in (storage, marks, jobs):
+    for module in (storage, marks, apart):
         if hasattr(module, "node"):
             monkeypatch.setattr(module, "node", lambda: "another")
     monkeypatch.setattr(storage, "PATIENCE", 0.0)
@@ -219,23 +218,23 @@ def test_what_is_never_seen_is_one_clear_error(tmp_path, monkeypatch):
 def test_shards_that_are_seen_late(format, tmp_path, monkeypatch):
     """The first process waits for each of them, and for the record of its groups."""
     (path,) = made(format, tmp_path / "one", 1, 1, beside=True)
-    monkeypatch.setattr(jobs, "node", lambda: "another")
-    real = jobs._put
+    monkeypatch.setattr(apart, "node", lambda: "another")
+    real = apart._put
 
     def late(made: Path, path: Path, own: Path) -> None:
         kept = made.with_name("kept")
         made.rename(kept)
         threading.Timer(0.05, real, [kept, path, own]).start()
 
-    monkeypatch.setattr(jobs, "remove", lambda path: None)
-    monkeypatch.setattr(jobs, "tree_nbytes", lambda path: _nbytes(path))
+    monkeypatch.setattr(apart, "remove", lambda path: None)
+    monkeypatch.setattr(apart, "tree_nbytes", lambda path: _nbytes(path))
 
     def _nbytes(path: Path) -> int:
         while not path.exists():
             time.sleep(0.01)
         return storage.tree_nbytes(path)
 
-    monkeypatch.setattr(jobs, "_put", late)
+    monkeypatch.setattr(apart, "_put", late)
     for options in ({}, {"buffer_size": 5, "stripe_size": "4KiB"}):
         target = tmp_path / f"out{len(options)}"
         run = dsprep.repack if options else dsprep.convert
@@ -413,7 +412,7 @@ def test_what_another_node_has_made_meanwhile_is_not_replaced(kind, tmp_path, mo
 def test_other_times_of_a_locked_output_are_no_change_of_it(tmp_path, monkeypatch):
     """Clients may show other times of what one of them wrote; sizes are compared all the same."""
     (source,) = made("hdf5", tmp_path / "one", 1, 1, beside=False)
-    real = jobs.describe
+    real = run.describe
 
     def touched(*arguments):
         class Late(Inline):
@@ -424,7 +423,7 @@ def test_other_times_of_a_locked_output_are_no_change_of_it(tmp_path, monkeypatc
 
         return real(*arguments[:-1], Late())
 
-    monkeypatch.setattr(jobs, "describe", touched)
+    monkeypatch.setattr(run, "describe", touched)
     dsprep.convert(source, tmp_path / "set", executor=Inline(), **SHARDS)
     with dsprep.open(source) as a, dsprep.open(tmp_path / "set") as b:
         assert dsprep.verify(a, b).same

@@ -25,7 +25,7 @@ from dsprep.errors import FormatError, TargetError, UnsupportedError, UsageError
 from dsprep.reader.units import group_edges
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs import repack
-from dsprep.write import run as jobs
+from dsprep.write import run as making
 from dsprep.write import shuffle
 from dsprep.write.job import RunOptions
 
@@ -358,8 +358,8 @@ def test_interrupted_splits_go_on_with_what_is_missing(after, origins, tmp_path,
         monkeypatch.setattr(owner, name, wrapped)
 
     or_die(repack, "making")
-    or_die(jobs.Output, "publish")
-    or_die(jobs.Output, "discard")
+    or_die(making.Output, "publish")
+    or_die(making.Output, "discard")
     with pytest.raises(Killed):
         repacked(origin, broken / "set.h5", **options)
     seen = [p for p in broken.iterdir() if p.suffix == ".h5"]
@@ -414,7 +414,7 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
     def die(*_):
         raise Killed
 
-    monkeypatch.setattr(jobs, "_write", die)
+    monkeypatch.setattr(making, "_write", die)
     with pytest.raises(Killed):
         repacked(origin, tmp_path / "b.h5", **options)
     assert (tmp_path / ".b.h5.dsprep-partial" / "shuffle" / "part-0" / "runs").exists()

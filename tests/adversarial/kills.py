@@ -24,8 +24,7 @@ from adversarial import judging, making
 from adversarial.judging import Tally
 from dsprep.core.atomic import KEPT, partial_path
 from dsprep.errors import DsprepError
-from dsprep.write import plan
-from dsprep.write import run as jobs
+from dsprep.write import plan, shards
 
 COUNT = 250
 Work = Callable[..., Callable[[], object]]
@@ -144,11 +143,11 @@ def work_of(case: Case, source: Path) -> Work:
         run = judging.command(*words)
 
         def small() -> None:
-            jobs.CHECKPOINT_NBYTES = 30_000
+            shards.CHECKPOINT_NBYTES = 30_000
             for name in ("pieces", "group_pieces"):
                 cut = getattr(plan, name)
                 less = lambda *a, cut=cut, **k: cut(*a, **{"target": 20_000, **k})  # noqa: E731
-                setattr(jobs, name, less)
+                setattr(shards, name, less)
             counted = Counted(folder, at)
             try:
                 run()

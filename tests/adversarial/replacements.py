@@ -19,8 +19,7 @@ import numpy as np
 from adversarial import judging, making
 from adversarial.judging import Tally
 from dsprep.core.storage import remove
-from dsprep.write import plan, staging, transfer
-from dsprep.write import run as jobs
+from dsprep.write import plan, shards, staging, transfer
 
 COUNT = 500
 SOURCES = ("hdf5", "hdf5-chunks", "lmdb", "tfrecord", "zarr-shards", "zarr-zip", "files")
@@ -90,11 +89,11 @@ def replace(old: Path, new: Path, way: str) -> None:
 
 def stepwise(step: int, do: Callable[[], None], after: Path) -> None:
     """Have `do` done at one step of a job, and written down what was copied after it."""
-    jobs.CHECKPOINT_NBYTES = 30_000
+    shards.CHECKPOINT_NBYTES = 30_000
     for name in ("pieces", "group_pieces"):
         cut = getattr(plan, name)
         less = lambda *a, cut=cut, **k: cut(*a, **{"target": 20_000, **k})  # noqa: E731
-        setattr(jobs, name, less)
+        setattr(shards, name, less)
     taken = [0]
 
     def counted(owner: object, name: str, *, copies: bool) -> None:

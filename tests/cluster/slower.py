@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dsprep.write.apart
 import dsprep.write.create_sidecar
 import dsprep.write.run
 import dsprep.write.shuffle
@@ -25,7 +26,7 @@ PAUSE = float(os.environ.get("DSPREP_LAB_PAUSE", "0"))
 MARK = os.environ.get("DSPREP_LAB_MARK")
 
 dsprep.write.shuffle.PART_NBYTES = 8 << 20
-dsprep.write.run.PART_NBYTES = 1 << 20
+dsprep.write.apart.PART_NBYTES = 1 << 20
 
 
 def paused(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,7 +44,8 @@ def paused(function: Callable[..., Any]) -> Callable[..., Any]:
     return pausing
 
 
-dsprep.write.run._copy = paused(dsprep.write.run._copy)
+for module in (dsprep.write.run, dsprep.write.apart):
+    module.copying = paused(module.copying)
 if sys.argv[1:2] == ["provenance"]:
     dsprep.write.create_sidecar._fitted = paused(dsprep.write.create_sidecar._fitted)
 
