@@ -16,10 +16,14 @@ The public interface, imported when it is first used:
     All that is wrong with a sidecar or with the data that it describes.
 `Reader`
     Batches for training, read ahead and shuffled.
+`repeats`
+    When a mini-epoch of a Reader has been passed often enough, by the metrics of training.
 `audit`
     What every rank of a job would deliver, and whether every sample comes once.
 `repack`
     One rewrite, after which a single read fetches a whole group of samples.
+`write`
+    Samples that a program makes, as such a dataset; `Writer` takes them one by one.
 `inspect`
     What a source holds and how it is stored.
 
@@ -36,16 +40,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from dsprep import repeats as repeats
     from dsprep.core.schema import Arena as Arena
     from dsprep.core.schema import Field as Field
     from dsprep.core.schema import FieldSpec as FieldSpec
     from dsprep.core.schema import Ragged as Ragged
     from dsprep.core.schema import Schema as Schema
     from dsprep.errors import DsprepError as DsprepError
-    from dsprep.formats.base import Compression as Compression
-    from dsprep.formats.base import OpenOptions as OpenOptions
     from dsprep.formats.base import Source as Source
-    from dsprep.formats.base import WriteOptions as WriteOptions
+    from dsprep.formats.options import Compression as Compression
+    from dsprep.formats.options import OpenOptions as OpenOptions
+    from dsprep.formats.options import WriteOptions as WriteOptions
     from dsprep.reader.loader import Reader as Reader
     from dsprep.sidecar.sidecar import Sidecar as Sidecar
     from dsprep.sidecar.sidecar import StaleError as StaleError
@@ -58,6 +63,8 @@ if TYPE_CHECKING:
     from dsprep.verbs.provenance import provenance as provenance
     from dsprep.verbs.repack import repack as repack
     from dsprep.verbs.verify import verify as verify
+    from dsprep.verbs.write import Writer as Writer
+    from dsprep.verbs.write import write as write
 
 _WHERE = {
     "open": "dsprep.source.dataset:open_dataset",
@@ -68,17 +75,20 @@ _WHERE = {
     "audit": "dsprep.verbs.audit:audit",
     "check": "dsprep.verbs.check:check",
     "Reader": "dsprep.reader.loader:Reader",
+    "repeats": "dsprep.repeats",
     "inspect": "dsprep.verbs.inspect:inspect",
+    "write": "dsprep.verbs.write:write",
+    "Writer": "dsprep.verbs.write:Writer",
     "Sidecar": "dsprep.sidecar.sidecar:Sidecar",
     "StaleError": "dsprep.sidecar.sidecar:StaleError",
     "StaleWarning": "dsprep.sidecar.sidecar:StaleWarning",
     "Source": "dsprep.formats.base:Source",
-    "OpenOptions": "dsprep.formats.base:OpenOptions",
-    "WriteOptions": "dsprep.formats.base:WriteOptions",
+    "OpenOptions": "dsprep.formats.options:OpenOptions",
+    "WriteOptions": "dsprep.formats.options:WriteOptions",
     "Arena": "dsprep.core.schema:Arena",
     "Field": "dsprep.core.schema:Field",
     "FieldSpec": "dsprep.core.schema:FieldSpec",
-    "Compression": "dsprep.formats.base:Compression",
+    "Compression": "dsprep.formats.options:Compression",
     "Ragged": "dsprep.core.schema:Ragged",
     "Schema": "dsprep.core.schema:Schema",
     "DsprepError": "dsprep.errors:DsprepError",
@@ -99,6 +109,7 @@ __all__ = [
     "StaleError",
     "StaleWarning",
     "WriteOptions",
+    "Writer",
     "audit",
     "check",
     "convert",
@@ -106,7 +117,9 @@ __all__ = [
     "open",
     "provenance",
     "repack",
+    "repeats",
     "verify",
+    "write",
 ]
 
 
@@ -116,7 +129,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     module, _, attribute = _WHERE[name].partition(":")
-    return getattr(import_module(module), attribute)
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@
      ├── UnsupportedError  (TypeError)        a target cannot hold the data
      ├── ReadError         (OSError)          samples cannot be read while training goes on
      ├── ExecutorError     (RuntimeError)     processes that work together were lost
+     ├── ItemError         (RuntimeError)     a function of the user failed for an item
      ├── TargetError       (OSError)          the target exists, is locked, or lacks space
      └── MissingExtra      (ImportError)      an optional package is needed
 
@@ -109,6 +110,10 @@ class SchemaError(DsprepError, ValueError):
 
 class UnsupportedError(DsprepError, TypeError):
     """The target format cannot hold the data; the message names the nearest thing it can."""
+
+
+class ItemError(DsprepError, RuntimeError):
+    """A function of the user failed for an item; the cause is what it raised."""
 
 
 class TargetError(DsprepError, OSError):

@@ -22,11 +22,11 @@ from pathlib import Path
 import dsprep
 from dsprep.core import groups
 from dsprep.executors import opened
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.verify import verify
-from dsprep.write import apart, shuffle
+from dsprep.writing import apart, shuffle
 
 do_task = apart._do
 SPLIT = {"shuffle": 3, "split": "train=0.8,val=0.2", "duplicate": 2}

@@ -13,11 +13,11 @@ import lmdb
 import numpy as np
 
 from dsprep.core.schema import Arena
-from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb.pages import Pages
 from dsprep.formats.lmdb.records import named_databases
 from dsprep.formats.lmdb.recover import Found
+from dsprep.formats.options import OpenOptions
 
 POOL = random.Random(1).randbytes(1 << 16)
 KEYS = {

@@ -12,7 +12,7 @@ from support import assert_same_batch, raw, take
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Arena, Ragged, Schema
 from dsprep.formats import decoders
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 from dsprep.formats.tfrecord import example, framing
 
 RNG = np.random.default_rng(12)

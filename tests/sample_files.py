@@ -11,8 +11,8 @@ from support import MemorySource, random_batch
 import dsprep
 from dsprep.core.schema import Batch, Field, Schema
 from dsprep.verbs.convert import plan_job
-from dsprep.write.job import RunOptions
-from dsprep.write.run import run_job
+from dsprep.writing.job import RunOptions
+from dsprep.writing.run import run_job
 
 COUNT = 40
 SCHEMA = Schema(

@@ -16,10 +16,11 @@ import ml_dtypes
 import numpy as np
 
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
-from dsprep.formats.base import Format, Opening, Source, WriteOptions
+from dsprep.formats.base import Format, Opening, Source
+from dsprep.formats.options import WriteOptions
 from dsprep.verbs.convert import ConvertOptions, plan_job
-from dsprep.write.job import RunOptions
-from dsprep.write.run import run_job
+from dsprep.writing.job import RunOptions
+from dsprep.writing.run import run_job
 
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 """The program, also of an environment that is not activated; None if there is none."""

@@ -23,7 +23,7 @@ from dsprep.bench.strategies import SETS, STRATEGIES
 from dsprep.cli.bench import app as bench
 from dsprep.cli.bench import output
 from dsprep.errors import FormatError, UsageError
-from dsprep.write.plan import parse_nbytes
+from dsprep.writing.plan import parse_nbytes
 
 SAMPLES, NBYTES, LIMIT_RATE = 8192, 19_200, 62_500.0
 HOSTILE = '<script src="http://evil.example/x.js">&\x1b[31m\u202e\ud800</script>'

@@ -16,7 +16,7 @@ from dsprep.bench.scratch import folder as scratch_folder
 from dsprep.bench.strategies import Entry, forms
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError, TargetError, UnsupportedError, UsageError
-from dsprep.formats.base import OpenOptions
+from dsprep.formats.options import OpenOptions
 
 ALL = ("source", "groups", "hdf5", "lmdb", "tfrecord", "zarr")
 

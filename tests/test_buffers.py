@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UsageError
-from dsprep.write.buffers import (
+from dsprep.writing.buffers import (
     Auto,
     InBytes,
     InSamples,
@@ -19,7 +19,7 @@ from dsprep.write.buffers import (
     warnings,
     within,
 )
-from dsprep.write.stripes import Stripe
+from dsprep.writing.stripes import Stripe
 
 MIB = 1 << 20
 GIB = 1 << 30

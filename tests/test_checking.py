@@ -15,7 +15,7 @@ import zarr
 
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import UsageError
-from dsprep.formats.base import OpenOptions
+from dsprep.formats.options import OpenOptions
 from dsprep.layout import laws
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups, Part, Records
@@ -220,7 +220,7 @@ EDITS = {
     "a file's size": (lambda c: c["files"][0].update(nbytes="many"), "file 0 of its list"),
     "samples": (lambda c: c.update(samples=3), "another number of samples"),
     "too few": (lambda c: c["files"][0].update(samples=10), "number of samples"),
-    "format": (lambda c: c.update(format="parquet"), "no known format"),
+    "format": (lambda c: c.update(format="nosuch"), "no known format"),
     "dtype": (lambda c: c["schema"][0].update(dtype="O"), "schema"),
     "name": (lambda c: c["schema"][0].update(name="other"), "other fields than the schema"),
     "reading": (lambda c: c.update(reading={"order": "sideways"}), "reading options"),

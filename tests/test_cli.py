@@ -24,7 +24,7 @@ from dsprep.cli import app, demo
 from dsprep.errors import UsageError
 from dsprep.synth import names as synth_names
 from dsprep.synth import synth as synthesise
-from dsprep.write import transfer
+from dsprep.writing import transfer
 
 FORMATS = sorted(SUFFIX)
 
@@ -369,7 +369,7 @@ def test_no_permission(train, tmp_path, monkeypatch):
 
 
 def test_no_space(train, tmp_path, monkeypatch):
-    from dsprep.write import job
+    from dsprep.writing import job
 
     monkeypatch.setattr(job, "free_nbytes", lambda path: 1000)
     out = tmp_path / "out.h5"
@@ -380,8 +380,8 @@ def test_no_space(train, tmp_path, monkeypatch):
 
 def test_what_an_interrupted_run_wrote_counts_as_space(train, tmp_path, monkeypatch):
     from dsprep.core.atomic import partial_path
-    from dsprep.write import job
-    from dsprep.write.staging import Staging
+    from dsprep.writing import job
+    from dsprep.writing.staging import Staging
 
     def stop(*args):
         raise KeyboardInterrupt
@@ -479,7 +479,7 @@ def test_the_disk_fills_up(train, tmp_path, monkeypatch):
 
 
 def test_an_interrupted_run_with_other_options(train, tmp_path, monkeypatch):
-    from dsprep.write.staging import Staging
+    from dsprep.writing.staging import Staging
 
     def stop(*args):
         raise KeyboardInterrupt

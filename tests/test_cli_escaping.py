@@ -57,6 +57,10 @@ COMMANDS = {
     "audit": ("audit DATA --ranks 2 --batch-size 2", "audit DATA --ranks 2 --batch-size 2 --json"),
     "synth": ("synth nosuch\x1b OUT", "synth cosmic-tagger OUT --samples 2"),
     "demo": ("demo --nosuch\x1b",),
+    "plan tiers": (
+        "plan tiers DATA --capacity 1kB -M 1 --compute 1ms --pfs 1kB/s -E 2",
+        "plan tiers DATA --capacity x\x1b -M 1 --compute 1ms --pfs 1kB/s -E 2",
+    ),
     "bench read": ("bench read DATA --dry-run -s group-db", "bench read DATA -s nosuch\x1b"),
     "bench compare": ("bench compare OLD NEW", "bench compare OLD NEW --json -"),
 }
@@ -104,8 +108,9 @@ def evil(tmp_path_factory):
 
 def test_every_command_is_tried():
     top = get_command(app).commands
-    found = {f"bench {n}" for n in top["bench"].commands} | set(top) - {"bench"}
-    assert found == set(COMMANDS)
+    groups = {name: command.commands for name, command in top.items() if name in ("bench", "plan")}
+    found = {f"{group} {n}" for group, inside in groups.items() for n in inside}
+    assert found | set(top) - set(groups) == set(COMMANDS)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from dsprep.cli import app
 from dsprep.verbs import break_even
-from dsprep.write.staging import Staging
+from dsprep.writing.staging import Staging
 
 
 @pytest.fixture

@@ -15,14 +15,18 @@ from typer.testing import CliRunner
 import dsprep
 from dsprep.bench.strategies import SETS, STRATEGIES
 from dsprep.cli import app, report
-from dsprep.formats import FORMATS
+from dsprep.formats import WRITTEN
 from dsprep.layout.laws import LAWS
 from dsprep.synth import names as synth_names
 
 TOP = get_command(app)
 COMMANDS = {
-    **{n: c for n, c in TOP.commands.items() if n != "bench"},
-    **{f"bench {n}": c for n, c in TOP.commands["bench"].commands.items()},
+    **{n: c for n, c in TOP.commands.items() if not hasattr(c, "commands")},
+    **{
+        f"{group} {n}": c
+        for group, of in TOP.commands.items()
+        for n, c in getattr(of, "commands", {}).items()
+    },
 }
 
 
@@ -47,7 +51,7 @@ def test_a_page_of_help_fits_and_begins_with_examples(name):
     assert "None" not in text
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", WRITTEN)
 def test_options_of_one_format_have_a_page_of_their_own(format):
     text = run("repack", "--help", format).out
     panel = {"lmdb": "LMDB", "tfrecord": "TFRecord"}.get(format, "HDF5 and Zarr")

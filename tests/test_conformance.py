@@ -14,10 +14,10 @@ from support import DTYPES, MemorySource, assert_same_batch, random_batch, schem
 import dsprep
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 from dsprep.verbs.convert import ConvertOptions, plan_job
-from dsprep.write.job import RunOptions
-from dsprep.write.run import run_job
+from dsprep.writing.job import RunOptions
+from dsprep.writing.run import run_job
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -17,7 +17,7 @@ from zarr.abc.store import SuffixByteRequest
 from dsprep import formats
 from dsprep.core import pread
 from dsprep.core.schema import Field, FieldSpec, Schema
-from dsprep.formats.base import OpenOptions, WriteOptions
+from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.inspect import inspect
 

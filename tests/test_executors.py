@@ -29,7 +29,7 @@ from dsprep.errors import DsprepError, ExecutorError, ReadError, UsageError
 from dsprep.executors.mpi import launched
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.verbs import verify
-from dsprep.write import apart, plan, shards, shuffle
+from dsprep.writing import apart, plan, shards, shuffle
 
 SCRIPT = Path(executor_job.__file__)
 COUNT = 300

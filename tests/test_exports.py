@@ -17,7 +17,7 @@ from support import random_batch, raw, schemas, take, write_batch
 from dsprep.core.schema import Batch, Field, Schema
 from dsprep.errors import FormatError, TargetError, UsageError
 from dsprep.formats import load, recognise
-from dsprep.formats.base import Compression, WriteOptions
+from dsprep.formats.options import Compression, WriteOptions
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, FileLayout, Grid
 from dsprep.sidecar.export import KINDS, export
@@ -25,7 +25,7 @@ from dsprep.sidecar.export import kerchunk as kerchunk_module
 from dsprep.sidecar.export.zarr_arrays import FileArray, _applied, _samples
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.provenance import provenance
-from dsprep.write.create_sidecar import describe
+from dsprep.writing.create_sidecar import describe
 
 SUFFIXES = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
 F4, U1, I8 = np.dtype("<f4"), np.dtype("u1"), np.dtype("<i8")

@@ -39,7 +39,7 @@ import dsprep
 from dsprep.cli import app
 from dsprep.errors import ReadError
 from dsprep.reader.engines import EngineWarning
-from dsprep.write import shuffle
+from dsprep.writing import shuffle
 
 TARGETS = (".h5", ".lmdb", ".tfrecord", ".zarr", ".zarr.zip")
 ENGINES = ("buffered", "direct", "mapped")

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
 import json
+import lzma
+import pickle
+import zipfile
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import zarr
+from typer.testing import CliRunner
 
 import dsprep
+from dsprep.cli import app
 from dsprep.errors import FormatError, MissingExtra
+from dsprep.formats import foreign
 
 LFS = (
     "version https://git-lfs.github.com/spec/v1\n"
@@ -19,12 +28,10 @@ LFS = (
 )
 HEADS = {
     "Git LFS pointer": (LFS.encode(), "git lfs pull"),
-    "netCDF-3": (b"CDF\2" + bytes(60), "nccopy -k nc4"),
     "MATLAB": (b"MATLAB 5.0 MAT-file, Platform: GLNXA64" + bytes(90), "-v7.3"),
     "Portable Database": (b"!<<PDB:II>>!" + bytes(60), "DB_HDF5"),
     "Protein Data Bank": (b"HEADER    HYDROLASE    01-JAN-00   1ABC\n", "h5py"),
     "HDF4": (b"\x0e\x03\x13\x01" + bytes(60), "h4toh5"),
-    "NumPy": (b"\x93NUMPY\1\0" + bytes(60), "numpy.load"),
 }
 
 
@@ -76,3 +83,132 @@ def test_the_package_of_a_codec_is_named(tmp_path: Path, codec: str, version: in
     document.write_text(json.dumps(meta))
     with dsprep.open(path) as source, pytest.raises(MissingExtra, match=f"pip install {codec}"):
         source.read(0, 1)
+
+
+# --- any other file --------------------------------------------------------------------------
+
+
+def zipped(name: str) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(name, "x")
+    return out.getvalue()
+
+
+OBJECT = {"image": [1, 2, 3], "label": "cat", "weight": 0.5}
+CONTENTS = {
+    "Arrow IPC file": b"ARROW1\0\0" + bytes(90),
+    "Arrow IPC stream": b"\xff\xff\xff\xff\x20\0\0\0" + bytes(90),
+    "Feather file of version 1": b"FEA1" + bytes(90),
+    "Avro": b"Obj\1" + bytes(90),
+    "ORC": b"ORC" + bytes(90),
+    "SQLite": b"SQLite format 3\0" + bytes(90),
+    "GRIB": b"GRIB" + bytes(90),
+    "BUFR": b"BUFR" + bytes(90),
+    "FITS": b"SIMPLE  =                    T".ljust(2880),
+    "ROOT": b"root\0\0\xf2\x34" + bytes(90),
+    "DICOM": bytes(128) + b"DICM" + bytes(90),
+    "NIfTI": (348).to_bytes(4, "little").ljust(344, b"\0") + b"n+1\0" + bytes(90),
+    "WARC": b"WARC/1.0\r\nWARC-Type: warcinfo\r\n",
+    "PNG image": b"\x89PNG\r\n\x1a\n" + bytes(90),
+    "JPEG image": b"\xff\xd8\xff\xe0" + bytes(90),
+    "TIFF image": b"II*\0" + bytes(90),
+    "WebP": b"RIFF\x10\0\0\0WEBPVP8 " + bytes(90),
+    "video": b"\0\0\0\x20ftypisom" + bytes(90),
+    "gzip": gzip.compress(b"x" * 900),
+    "bzip2": bz2.compress(b"x" * 900),
+    "xz": lzma.compress(b"x" * 900),
+    "zstd": b"\x28\xb5\x2f\xfd" + bytes(90),
+    "ZIP archive": zipped("a.txt"),
+    "torch.save": zipped("archive/data.pkl"),
+    "web page": b"<!DOCTYPE html>\n<html><body>404</body></html>",
+    "XML": b'<?xml version="1.0"?>\n<a/>',
+    "JSON (": json.dumps([OBJECT] * 900).encode(),
+    "JSON lines": b"\n".join([json.dumps(OBJECT).encode()] * 900),
+    "CSV": b"name,label\na.jpg,1\nb.jpg,2\n",
+    "safetensors": (40).to_bytes(8, "little") + b'{"x":{"dtype":"F32"}}'.ljust(40) + bytes(90),
+    "FFCV": b"\2\0\3\0" + (1 << 23).to_bytes(4, "little") + bytes(90),
+    "MessagePack": b"\x82\xa5image\xc4\1x\xa5label\1",
+    "7-Zip": b"7z\xbc\xaf\x27\x1c" + bytes(90),
+    "begins with zeros": bytes(900),
+    r"begins with '\\x01\\x02\\x03": b"\1\2\3" * 90,
+    "begins with 'just a line": b"just a line of text",
+    "is empty": b"",
+}
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_what_any_other_file_is(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "data.bin"
+    path.write_bytes(CONTENTS[kind])
+    with pytest.raises(FormatError) as caught:
+        dsprep.open(path)
+    assert kind.replace("\\\\", "\\") in str(caught.value)
+    assert "expected hdf5" in str(caught.value)
+    assert not CONTENTS[kind] or not any(CONTENTS[kind]) or caught.value.fix
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("value", [OBJECT, [1, 2], (1, "a"), np.arange(4), {}], ids=repr)
+def test_pickles_are_named_and_not_opened(tmp_path: Path, protocol: int, value: object) -> None:
+    path = tmp_path / "data.pkl"
+    path.write_bytes(pickle.dumps(value, protocol))
+    with pytest.raises(FormatError, match=r"this is a pickle .*unpickles nothing.*dsprep.write"):
+        dsprep.open(path)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            {f"{i}.json": b'{"a": 1}' for i in range(200)},
+            "found 200 other files, such as 0.json, each JSON",
+        ),
+        (
+            {"a.json": b"{}", "b.json": b"[1]", "c": b"\1"},
+            "3 other files, such as a.json, mostly JSON",
+        ),
+        ({"a.dat": b"\1", "b.dat": b"\2"}, "2 other files, such as a.dat"),
+        ({"index.json": b'{"version": 2, "shards": []}', "shard.00000.mds": b"x"}, "MosaicML"),
+        ({"index.json": b'{"chunks": [], "config": {}}', "chunk-0-0.bin": b"x"}, "litdata"),
+        ({"dataset_info.json": b"{}", "data-0.arrow": b"x"}, "Hugging Face"),
+        ({}, "found nothing"),
+    ],
+)
+def test_what_a_directory_holds(tmp_path: Path, files: dict[str, bytes], words: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(FormatError, match=words) as caught:
+        dsprep.open(tmp_path)
+    assert not files or "dsprep.write(" in str(caught.value)
+
+
+def test_a_compressed_archive_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "shard.tar.gz"
+    path.write_bytes(CONTENTS["gzip"])
+    with pytest.raises(FormatError, match=r"a tar archive compressed by gzip.*gunzip"):
+        dsprep.open(path)
+
+
+def test_every_command_says_what_a_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.avro"
+    path.write_bytes(CONTENTS["Avro"])
+    for words in (["inspect"], ["convert"], ["repack"], ["provenance"], ["verify"]):
+        more = [str(tmp_path / "out.h5")] if words[0] in ("convert", "repack", "verify") else []
+        done = CliRunner().invoke(app, [*words, str(path), *more])
+        assert done.exit_code == 1
+        assert "this is an Avro file" in done.output.replace("\n", " ")
+
+
+def test_nothing_makes_it_fail(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    path = tmp_path / "data.bin"
+    for content in CONTENTS.values():
+        for _ in range(3):
+            data = bytearray(content[:300])
+            for at in rng.integers(0, max(1, len(data)), 3).tolist() if data else ():
+                data[at] = int(rng.integers(256))
+            for cut in (len(data), 9, 5, 2, 1):
+                path.write_bytes(data[:cut])
+                with pytest.raises(FormatError):
+                    raise foreign.refused(path, ["hdf5"])

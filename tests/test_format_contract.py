@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from format_contract import FIXED, FormatContract
+from format_contract import FIXED, FormatContract, ReadOnlyContract
 from oracles import READ
 
 from dsprep import formats
-from dsprep.formats.base import Compression, WriteOptions
+from dsprep.formats.options import Compression, WriteOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -19,6 +19,19 @@ class TestToy(FormatContract):
     @pytest.fixture(autouse=True)
     def _registered(self, monkeypatch):
         monkeypatch.setitem(formats.FORMATS, "toy", "toy_format:Toy")
+
+
+class TestPlain(ReadOnlyContract):
+    format = "plain"
+
+    @pytest.fixture(autouse=True)
+    def _registered(self, monkeypatch):
+        monkeypatch.setitem(formats.FORMATS, "plain", "toy_format:Plain")
+
+    def write(self, path, batch):
+        columns = list(batch.values())
+        rows = (c[i : i + 1].tobytes() for i in range(len(columns[0])) for c in columns)
+        path.write_bytes(b"".join(rows))
 
 
 class Read(FormatContract):

@@ -22,13 +22,13 @@ from dsprep.core import marks
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.core.storage import data_files
 from dsprep.errors import DsprepError, FormatError
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import StaleError, StaleWarning
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs.provenance import provenance, refresh
-from dsprep.write.create_sidecar import describe
+from dsprep.writing.create_sidecar import describe
 
 FORMATS = sorted(SUFFIX)
 TYPELESS = [name for name in FORMATS if not formats.load(name).keeps_types]

@@ -24,7 +24,7 @@ from dsprep.core.atomic import partial_path
 from dsprep.core.schema import Field, Schema
 from dsprep.core.storage import data_files, remove
 from dsprep.sidecar import spec
-from dsprep.write import plan, shards, shuffle, staging, transfer
+from dsprep.writing import plan, shards, shuffle, staging, transfer
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (50, 10)), Field("y", np.dtype("<i8"))))
 MIXED = Schema((*FIXED, Field("r", np.dtype("<i2"), (None, 3)), Field.opaque("b")))

@@ -27,9 +27,9 @@ from support import write_batch
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import FormatError
-from dsprep.formats.base import WriteOptions
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb.recover import Found, recover
+from dsprep.formats.options import WriteOptions
 from dsprep.layout import laws
 from dsprep.layout.laws import Affine, Explicit, Table
 from dsprep.layout.laws import replay as replay_module

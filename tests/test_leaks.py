@@ -23,11 +23,11 @@ from dsprep import executors
 from dsprep.cli import app
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.provenance import provenance
-from dsprep.write.plan import Cut
+from dsprep.writing.plan import Cut
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (6, 5)), Field("y", np.dtype("<i8"))))
 SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr")
@@ -314,7 +314,7 @@ def test_an_error_without_a_name_says_what_was_written(tmp_path, monkeypatch):
     def failing(copy):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("dsprep.write.transfer.ShardCopy.run", failing)
+    monkeypatch.setattr("dsprep.writing.transfer.ShardCopy.run", failing)
     words = ["convert", path, tmp_path / "out", "--to", "zarr", "--samples-per-file", "15"]
     done = CliRunner().invoke(app, list(map(str, words)))
     told = "Input/output error (while out-00000-of-00003.zarr was written)"

@@ -14,9 +14,9 @@ import dsprep
 from dsprep.cli import app
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import DsprepError, FormatError
-from dsprep.formats.base import OpenOptions
+from dsprep.formats.options import OpenOptions
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.write.plan import Cut
+from dsprep.writing.plan import Cut
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
 FOLLOW = OpenOptions(follow_external=True)

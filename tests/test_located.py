@@ -16,15 +16,15 @@ import dsprep
 from dsprep import formats
 from dsprep.core.schema import Arena, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
-from dsprep.formats.base import Compression, OpenOptions, WriteOptions
+from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar, StaleError, StaleWarning
 from dsprep.source.dataset import open_dataset
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs.provenance import provenance
-from dsprep.write.create_sidecar import describe
+from dsprep.writing.create_sidecar import describe
 
-FORMATS = sorted(formats.FORMATS)
+FORMATS = sorted(formats.WRITTEN)
 SUFFIX = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
 SCHEMAS = dict(schemas())
 MIXED = Schema(

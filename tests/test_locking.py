@@ -19,7 +19,7 @@ from dsprep.core import locking
 from dsprep.core.locking import Owner, take
 from dsprep.errors import FormatError, TargetError
 from dsprep.formats.hdf5 import guard
-from dsprep.write.staging import Staging
+from dsprep.writing.staging import Staging
 
 
 def honest(fd, how):

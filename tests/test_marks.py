@@ -18,10 +18,10 @@ from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, Schema
 from dsprep.core.storage import data_files
 from dsprep.errors import TargetError
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 from dsprep.sidecar.spec import sidecar_path
-from dsprep.write import shuffle, staging
-from dsprep.write.create_sidecar import describe
+from dsprep.writing import shuffle, staging
+from dsprep.writing.create_sidecar import describe
 
 FORMATS = sorted(SUFFIX)
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (50,)), Field("y", np.dtype("<i8"))))
@@ -154,7 +154,7 @@ def test_the_first_pass_of_a_shuffle_notices(tmp_path, monkeypatch):
     paths = made("hdf5", tmp_path / "one", 1, 1, beside=True)
     others = made("hdf5", tmp_path / "two", 2, 1, beside=False)
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
-    monkeypatch.setattr("dsprep.write.shuffle.PART_NBYTES", 4000)
+    monkeypatch.setattr("dsprep.writing.shuffle.PART_NBYTES", 4000)
     executor = Inline(lambda: replace_all(paths, others))
     options = {"buffer_size": 10, "stripe_size": "4KiB", "shuffle": 3, "samples_per_file": 20}
     with pytest.raises(ChangedError):

@@ -29,7 +29,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource
-from dsprep.write import apart, run, shuffle, staging
+from dsprep.writing import apart, run, shuffle, staging
 
 FORMATS = sorted(SUFFIX)
 SECOND = 10**9
@@ -249,7 +249,7 @@ def test_the_first_pass_of_a_shuffle_by_another_node(tmp_path, monkeypatch):
     (path,) = made("hdf5", tmp_path / "one", 1, 1, beside=True)
     waited = []
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
-    monkeypatch.setattr("dsprep.write.shuffle.PART_NBYTES", 4000)
+    monkeypatch.setattr("dsprep.writing.shuffle.PART_NBYTES", 4000)
     monkeypatch.setattr(shuffle, "node", lambda: "another")
     monkeypatch.setattr(shuffle, "wait_for", lambda p, by: (waited.append(p), wait_for(p, by)))
     target = tmp_path / "out"

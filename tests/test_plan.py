@@ -12,8 +12,8 @@ from support import MemorySource
 
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import SchemaError, UsageError
-from dsprep.formats.base import OpenOptions, check_options
-from dsprep.write.plan import (
+from dsprep.formats.options import OpenOptions, check_options
+from dsprep.writing.plan import (
     Shard,
     apply_casts,
     cast_schema,

@@ -18,8 +18,8 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.audit import audit
 from dsprep.verbs.provenance import provenance
-from dsprep.write.create_sidecar import ReadOnlyError
-from dsprep.write.plan import Cut
+from dsprep.writing.create_sidecar import ReadOnlyError
+from dsprep.writing.plan import Cut
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
 SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr", "")

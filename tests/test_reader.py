@@ -33,7 +33,7 @@ import dsprep
 from dsprep import formats
 from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 from dsprep.verbs.provenance import provenance
 
 COUNT = 37

@@ -34,7 +34,7 @@ import dsprep
 from dsprep.core import pread
 from dsprep.core.schema import Batch, Field, Schema
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
-from dsprep.formats.base import Compression, WriteOptions
+from dsprep.formats.options import Compression, WriteOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import StaleError
 

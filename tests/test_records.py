@@ -19,7 +19,7 @@ from dsprep import formats
 from dsprep.cli import app
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
-from dsprep.formats.base import OpenOptions
+from dsprep.formats.options import OpenOptions
 from dsprep.formats.tfrecord import example
 
 SUFFIX = {"hdf5": ".h5", "lmdb": ".mdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}

@@ -25,9 +25,9 @@ from dsprep.errors import FormatError, TargetError, UnsupportedError, UsageError
 from dsprep.reader.units import group_edges
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs import repack
-from dsprep.write import run as making
-from dsprep.write import shuffle
-from dsprep.write.job import RunOptions
+from dsprep.writing import run as making
+from dsprep.writing import shuffle
+from dsprep.writing.job import RunOptions
 
 FIXED = Schema(
     (
@@ -444,7 +444,7 @@ def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
     options = {"split": "a=0.5,b=0.5"}
     needed = 700 * FIXED.fixed_nbytes
     free = [needed * 3 // 4]  # for one of two
-    monkeypatch.setattr("dsprep.write.job.free_nbytes", lambda path: free[0])
+    monkeypatch.setattr("dsprep.writing.job.free_nbytes", lambda path: free[0])
     with pytest.raises(TargetError, match="not enough space"):
         repacked(origin, tmp_path / "set.h5", **options)
     assert not list(tmp_path.iterdir())

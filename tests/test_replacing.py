@@ -20,8 +20,8 @@ import dsprep
 from dsprep.core import atomic
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import TargetError
-from dsprep.write import staging
-from dsprep.write.plan import Cut
+from dsprep.writing import staging
+from dsprep.writing.plan import Cut
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (3,)), Field("r", np.dtype("<u4"), (None,))))
 STRIDE = 1 if os.environ.get("DSPREP_FULL") == "1" else 3

@@ -27,9 +27,9 @@ from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.read_plan import ReadPlan
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.convert import ConvertOptions, plan_job
-from dsprep.write.job import RunOptions
-from dsprep.write.plan import Cut
-from dsprep.write.run import run_job
+from dsprep.writing.job import RunOptions
+from dsprep.writing.plan import Cut
+from dsprep.writing.run import run_job
 
 COUNT = 1500
 SCHEMA = Schema(

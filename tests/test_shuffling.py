@@ -21,8 +21,8 @@ from dsprep.core.schema import Arena, Field, Schema, batch_nbytes, concatenate
 from dsprep.errors import FormatError
 from dsprep.formats.base import Opening
 from dsprep.sidecar.spec import sidecar_path
-from dsprep.write import buckets, shuffle
-from dsprep.write.shuffle import ShuffledSource
+from dsprep.writing import buckets, shuffle
+from dsprep.writing.shuffle import ShuffledSource
 
 SCHEMAS = dict(schemas())
 

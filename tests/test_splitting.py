@@ -12,9 +12,9 @@ from dsprep.core.schema import Arena, Field, Ragged, Schema, concatenate
 from dsprep.errors import SchemaError, UsageError
 from dsprep.source import derived
 from dsprep.source.derived import DuplicatedSource, SelectedSource
-from dsprep.write import split
-from dsprep.write.shuffle import ShuffledSource
-from dsprep.write.split import assign, group_labels, parse_split
+from dsprep.writing import split
+from dsprep.writing.shuffle import ShuffledSource
+from dsprep.writing.split import assign, group_labels, parse_split
 
 SCHEMAS = dict(schemas())
 THIRDS = [("train", 0.8), ("val", 0.1), ("test", 0.1)]

@@ -6,7 +6,7 @@ import pytest
 
 from dsprep.core.atomic import partial_path
 from dsprep.errors import FormatError, TargetError
-from dsprep.write.staging import Staging
+from dsprep.writing.staging import Staging
 
 JOB = {"format": "hdf5", "samples": [0, 3]}
 

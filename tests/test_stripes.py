@@ -12,10 +12,10 @@ import dsprep
 from dsprep.cli import app
 from dsprep.errors import UsageError
 from dsprep.verbs.repack import RepackOptions, plan_repack
-from dsprep.write import stripes
-from dsprep.write.job import RunOptions
-from dsprep.write.plan import Cut
-from dsprep.write.stripes import as_asked, choose, detect, hint, parse_layout
+from dsprep.writing import stripes
+from dsprep.writing.job import RunOptions
+from dsprep.writing.plan import Cut
+from dsprep.writing.stripes import as_asked, choose, detect, hint, parse_layout
 
 MIB = 1 << 20
 

@@ -18,8 +18,8 @@ from dsprep import formats
 from dsprep.core import storage
 from dsprep.core.schema import Field, Schema
 from dsprep.formats.base import Writer
-from dsprep.write.plan import Shard, pieces
-from dsprep.write.transfer import ShardCopy
+from dsprep.writing.plan import Shard, pieces
+from dsprep.writing.transfer import ShardCopy
 
 SCHEMA = Schema((Field("x", np.dtype("<i8"), (1000,)), Field.opaque("b")))
 BATCH = random_batch(SCHEMA, 5000, longest=40)
@@ -130,7 +130,7 @@ def test_the_disk_begins_with_each_piece_where_it_will_be_waited_for():
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("to", formats.FORMATS)
+@pytest.mark.parametrize("to", formats.WRITTEN)
 def test_writers_of_all_formats_have_the_disk_begin(to, ragged, tmp_path, monkeypatch):
     begun = []
     real = storage.start_sync

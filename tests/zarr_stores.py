@@ -16,7 +16,7 @@ from support import DTYPES, assert_same_batch, schemas
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.formats import load
-from dsprep.formats.base import OpenOptions
+from dsprep.formats.options import OpenOptions
 from dsprep.layout import as_json, fit
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import File

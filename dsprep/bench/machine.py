@@ -18,7 +18,7 @@ from typing import Any
 
 from dsprep.core.ring import way
 from dsprep.core.storage import free_memory, total_memory
-from dsprep.write import stripes
+from dsprep.writing import stripes
 
 OPTIONS = re.compile(
     r"(ro|sync|dirsync|noatime|relatime|strictatime|lazytime|dax|discard|nobarrier|flock|localflock"

@@ -20,12 +20,12 @@ from dsprep.bench.summary import StrategyFacts, against_limit, row
 from dsprep.bench.task import Conditions, Failure, Result, Task, parse_compute
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.executors.mpi import launched
-from dsprep.formats.base import OpenOptions
+from dsprep.formats.options import OpenOptions
 from dsprep.reader.defaults import cores_of, threads_by_rule
 from dsprep.reader.ranks import Place, detect
 from dsprep.source.dataset import open_dataset
 from dsprep.source.files import find_files
-from dsprep.write.plan import parse_nbytes
+from dsprep.writing.plan import parse_nbytes
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with runs done, of how many, and the words for what is being done."""
@@ -234,7 +234,7 @@ def chosen(asked: Sequence[str], settings: Settings, format: str) -> tuple[str, 
 
 def usual(format: str) -> tuple[str, ...]:
     """Return the strategies that a dataset of a format is read by, and what dsprep has for it."""
-    return (*TODAY[format][:2], "provenance", "group", "group-db", "dsprep")
+    return (*TODAY.get(format, ())[:2], "provenance", "group", "group-db", "dsprep")
 
 
 def _points(settings: Settings, sweep: str | None) -> list[tuple[str, Settings]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from dsprep.bench.counters import Counters
 from dsprep.bench.evidence import Seen
 from dsprep.core.schema import Ints, Schema
 from dsprep.errors import UsageError
+from dsprep.writing.plan import parse_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,16 +115,15 @@ class Failure:
 EDGE = 1024
 """Rows and columns of the matrices of ``gemm``."""
 
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-
 
 def parse_compute(text: str) -> tuple[str, float]:
     """Return what ``none``, ``12ms`` or ``gemm:512`` asks for: a kind, and seconds or an edge."""
     if text == "none":
         return "none", 0.0
-    timed = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s)", text, re.ASCII)
-    if timed and 0 < float(timed[1]) * _UNITS[timed[2]] <= 3600:
-        return "wait", float(timed[1]) * _UNITS[timed[2]]
+    with suppress(UsageError):
+        seconds = parse_seconds(text)
+        if seconds <= 3600:
+            return "wait", seconds
     product = re.fullmatch(r"gemm(?::(\d{1,5}))?", text, re.ASCII)
     if product and int(product[1] or EDGE) > 0:
         return "gemm", float(product[1] or EDGE)

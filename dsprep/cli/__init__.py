@@ -14,7 +14,18 @@ from typing import Annotated
 import typer
 
 from dsprep import __version__
-from dsprep.cli import audit, bench, convert, demo, inspect, provenance, repack, synth, verify
+from dsprep.cli import (
+    audit,
+    bench,
+    convert,
+    demo,
+    inspect,
+    provenance,
+    repack,
+    synth,
+    tiers,
+    verify,
+)
 from dsprep.cli.options import register
 from dsprep.cli.report import say
 from dsprep.cli.usage import Group
@@ -52,6 +63,7 @@ register(app, verify.verify, verify.EPILOG)
 register(app, provenance.provenance, provenance.EPILOG, provenance.Command)
 register(app, audit.audit, audit.EPILOG)
 app.add_typer(bench.app, name="bench", help="Measure ways of reading here, and compare reports.")
+app.add_typer(tiers.app, name="plan", help="Compute what training takes of a machine.")
 register(app, synth.synth, synth.EPILOG)
 register(app, demo.demo, demo.EPILOG)
 

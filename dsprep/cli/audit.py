@@ -100,7 +100,7 @@ def audit(
 
 def print_report(report: AuditReport) -> None:
     """Print what was found for a person."""
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     word = "group" if report.grouped else "range"
     ranges = f"{report.groups:,} {word}{'s' * (report.groups != 1)}"

@@ -24,8 +24,9 @@ from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD
 from dsprep.cli.verify import report_verdict, verdict_json
 
 if TYPE_CHECKING:
-    from dsprep.formats.base import OpenOptions, Source
-    from dsprep.write.job import Job, Report, RunOptions
+    from dsprep.formats.base import Source
+    from dsprep.formats.options import OpenOptions
+    from dsprep.writing.job import Job, Report, RunOptions
 
 EPILOG = """
 dsprep convert train.h5 train.tfrecord
@@ -77,8 +78,8 @@ def convert(
     """
     from dsprep.core.schema import parse_dtype
     from dsprep.verbs.convert import ConvertOptions, plan_job, verify_job
-    from dsprep.write.job import admit
-    from dsprep.write.run import run_job
+    from dsprep.writing.job import admit
+    from dsprep.writing.run import run_job
 
     sources, target = opt.sources_and_target("convert", paths, run.overwrite or dry_run)
     options = ConvertOptions(
@@ -143,7 +144,7 @@ def _features(texts: list[str]) -> dict[str, str]:
 
 
 def _print_plan(job: Job, source: Source, json: bool) -> None:
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     if json:
         print_json(
@@ -177,7 +178,7 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
 
 
 def _space(job: Job) -> str:
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     text = f"{'at most' if job.options.compress else 'about'} {show_nbytes(job.estimate)}"
     if job.scratch:
@@ -199,7 +200,7 @@ def _rate(report: Report) -> float:
 
 
 def _print_report(report: Report) -> None:
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     more = report.bytes_out - report.payload
     share = f" ({more / report.payload:+.1%} of the values)" if report.payload else ""

@@ -81,7 +81,7 @@ def demo(
 
 
 def _run(directory: Path, json: bool) -> None:
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     steps = []
     if not json:
@@ -145,7 +145,7 @@ def _around(name: str, directory: Path) -> list[Step]:
     """Convert one synthetic dataset from format to format; compare each with the original."""
     from dataclasses import replace
 
-    from dsprep.formats.base import OpenOptions
+    from dsprep.formats.options import OpenOptions
     from dsprep.source.dataset import open_dataset
     from dsprep.synth import synth
     from dsprep.verbs.convert import convert

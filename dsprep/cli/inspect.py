@@ -8,7 +8,8 @@ from dsprep.cli import options as opt
 from dsprep.cli.report import Voice, note, print_json, print_rows, say, voice
 
 if TYPE_CHECKING:
-    from dsprep.formats.base import OpenOptions, Source
+    from dsprep.formats.base import Source
+    from dsprep.formats.options import OpenOptions
     from dsprep.verbs.inspect import FieldFacts, Inspection
 
 EPILOG = """
@@ -48,7 +49,7 @@ def inspect(
 
 
 def _print(found: Inspection) -> None:
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     rows = [
         ("dataset", found.path),
@@ -72,7 +73,7 @@ def _groups(found: Inspection) -> list[str]:
     """Return how samples are grouped, if they are."""
     if found.groups is None:
         return []
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     count, most = found.groups
     each = found.payload / max(1, found.samples) * min(most, found.samples)
@@ -80,7 +81,7 @@ def _groups(found: Inspection) -> list[str]:
 
 
 def _facts(facts: FieldFacts) -> list[tuple[str, str]]:
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     lengths, stored = facts.lengths, facts.storage
     about = "" if lengths is None or lengths.exact else "about "

@@ -20,13 +20,14 @@ import typer
 
 from dsprep.cli.ending import plainly
 from dsprep.cli.report import Voice, count_bar, fail, note, speaking
-from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD, Command
+from dsprep.cli.usage import HDF5_ZARR, IMAGES, LMDB, TFRECORD, Command
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from dsprep.formats.base import OpenOptions, Source
-    from dsprep.write.job import RunOptions
+    from dsprep.formats.base import Source
+    from dsprep.formats.options import OpenOptions
+    from dsprep.writing.job import RunOptions
 
 READING = "Options"
 WRITING = "How the target is written"
@@ -115,8 +116,8 @@ class Reading:
     )
     sample_axis: Literal["auto", "first", "none", "groups"] = value(
         "auto|first|none|groups",
-        "Source: first axes count samples (first), a file is one sample (none), or each of the "
-        "groups that are alike is one (groups, HDF5 alone).",
+        "Source, also netCDF: first axes count samples (first), a file is one sample (none), or "
+        "each of the groups that are alike is one (groups, HDF5 alone).",
         default="auto",
         panel=HDF5_ZARR,
     )
@@ -141,7 +142,7 @@ class Reading:
         panel=LMDB,
     )
     keys_as: str | None = value(
-        "NAME", "Source: keep each sample's key in a field of this name.", panel=LMDB
+        "NAME", "Source: keep each sample's key in a field (also of WebDataset).", panel=LMDB
     )
     raw_records: bool = switch(
         "Source: take records whole, as opaque bytes.", "--raw-records", panel=TFRECORD
@@ -149,8 +150,14 @@ class Reading:
     check_crc: bool = switch(
         "Source: check the CRCs of what is read.", "--crc/--no-crc", default=True, panel=TFRECORD
     )
+    labels: str = value(
+        "folders|none|CSV",
+        "Source: what labels the images: their folders, or a table in the folder or beside it.",
+        default="auto",
+        panel=IMAGES,
+    )
     follow_external: bool = switch(
-        "HDF5, Zarr: also read files outside the dataset's directory that it refers to.",
+        "Also read what the source refers to outside of it.",
         "--follow-external",
         panel=READING,
     )
@@ -158,7 +165,7 @@ class Reading:
     def made(self, given: dict[str, Any], stack: ExitStack) -> OpenOptions:
         """Return how to read."""
         from dsprep.core.schema import FieldSpec
-        from dsprep.formats.base import OpenOptions
+        from dsprep.formats.options import OpenOptions
 
         taken: dict[str, Any] = dict(vars(self))
         taken["fields"] = tuple(map(FieldSpec.parse, self.fields))
@@ -174,7 +181,7 @@ class Writing:
     to: str | None = value(
         "FORMAT",
         "hdf5, lmdb, tfrecord or zarr; by default as the suffix of DST says (repack: else hdf5).",
-        autocompletion=completing("dsprep.formats:FORMATS"),
+        autocompletion=completing("dsprep.formats:WRITTEN"),
     )
     compress: str = value(
         "CODEC[:LEVEL]",
@@ -197,8 +204,8 @@ class Writing:
 
     def options(self, **write: Any) -> dict[str, Any]:
         """Return what `ConvertOptions` and `RepackOptions` share; `write`: how to write."""
-        from dsprep.formats.base import Compression, WriteOptions
-        from dsprep.write.plan import Cut
+        from dsprep.formats.options import Compression, WriteOptions
+        from dsprep.writing.plan import Cut
 
         return {
             "to": self.to,
@@ -257,7 +264,7 @@ class Running(Executing):
 
     def made(self, given: dict[str, Any], stack: ExitStack) -> RunOptions:  # type: ignore[override]
         """Return how the output is made."""
-        from dsprep.write.job import RunOptions
+        from dsprep.writing.job import RunOptions
 
         return RunOptions.of(
             workers=self.workers,

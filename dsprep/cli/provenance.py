@@ -28,11 +28,11 @@ from dsprep.core.escaping import printable
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from dsprep.formats.base import OpenOptions
+    from dsprep.formats.options import OpenOptions
     from dsprep.sidecar.sidecar import Row, Sidecar
     from dsprep.verbs.check import Problem
     from dsprep.verbs.explain import Explanation, LayoutWords
-    from dsprep.write.create_sidecar import Made
+    from dsprep.writing.create_sidecar import Made
 
 EPILOG = """
 dsprep provenance train.lmdb
@@ -251,7 +251,7 @@ def _show(opened: Sidecar, json: bool) -> None:
 
 
 def _print_explained(found: Explanation) -> None:
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     per = found.nbytes_per_sample
     rows = [

@@ -24,10 +24,10 @@ from dsprep.cli.report import (
 from dsprep.cli.usage import HDF5_ZARR, LMDB
 
 if TYPE_CHECKING:
-    from dsprep.formats.base import OpenOptions
+    from dsprep.formats.options import OpenOptions
     from dsprep.verbs.repack import RepackOptions, RepackPlan, RepackReport, SplitPart
-    from dsprep.write.job import Job, RunOptions
-    from dsprep.write.stripes import Stripe
+    from dsprep.writing.job import Job, RunOptions
+    from dsprep.writing.stripes import Stripe
 
 ORDER = "Which samples, in which order"
 
@@ -187,7 +187,7 @@ def _target(target: str, to: str | None, zipped: bool) -> tuple[str | None, str]
 
     named = formats.by_suffix(Path(target))
     if zipped:
-        packed = next(f for f in map(formats.load, formats.FORMATS) if f.archive)
+        packed = next(f for f in map(formats.writable, formats.WRITTEN) if f.archive)
         if to not in (None, packed.name) or named not in (None, packed):
             name = f"OUT{packed.suffixes[0]}{packed.archive}"
             fail(f"--zip is for {packed.name}: name the output {name}, without another --to", 2)
@@ -209,7 +209,7 @@ def _idle(plan: RepackPlan, options: RepackOptions) -> list[str]:
 def _lacking(plan: RepackPlan) -> list[str]:
     """Return whether there is too little space for all outputs."""
     from dsprep.core.storage import free_nbytes
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     at = plan.parts[0].job.target.parent
     free = free_nbytes(at)
@@ -230,8 +230,8 @@ def _seed(text: str) -> int | None:
 
 def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
     from dsprep.verbs.repack import inodes
-    from dsprep.write.plan import show_nbytes
-    from dsprep.write.stripes import hint
+    from dsprep.writing.plan import show_nbytes
+    from dsprep.writing.stripes import hint
 
     stripe, rows = plan.stripe, []
     for part in plan.parts:
@@ -270,7 +270,7 @@ def _samples(count: int) -> str:
 
 def _aligned(stripe: Stripe) -> str:
     """Return what groups are aligned to, and whether that matters."""
-    from dsprep.write.plan import show_asked
+    from dsprep.writing.plan import show_asked
 
     where = "as asked" if stripe.source == "as asked" else f"of {stripe.file_system}"
     if stripe.matters is None:
@@ -321,7 +321,7 @@ def _plan_json(plan: RepackPlan) -> dict[str, Any]:
 
 
 def _print_report(report: RepackReport) -> None:
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     rows = []
     for part, done in report.parts:

@@ -22,7 +22,7 @@ from dsprep.core.escaping import printable, printable_json
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from dsprep.write.job import Job
+    from dsprep.writing.job import Job
 
 SECONDS = 30.0
 """Between two lines of progress where stderr is not a terminal."""
@@ -110,7 +110,7 @@ def step(name: str) -> Iterator[None]:
 def files_written(job: Job) -> None:
     """Tell of each output file what it holds, if that is asked for."""
     from dsprep.core.storage import tree_nbytes
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     if voice() < Voice.verbose:
         return

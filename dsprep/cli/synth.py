@@ -41,7 +41,7 @@ def synth(
     """Make a dataset with the record structure of a real one, at any size."""
     from dsprep.synth import describe, names
     from dsprep.synth import synth as make
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     if show:
         if json:

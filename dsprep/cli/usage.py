@@ -22,9 +22,10 @@ from dsprep.cli.report import say
 from dsprep.errors import UsageError
 
 HDF5_ZARR, LMDB, TFRECORD = "HDF5 and Zarr", "LMDB", "TFRecord"
+IMAGES = "Images"
 """Groups of options of one format."""
 
-OF_FORMATS = (HDF5_ZARR, LMDB, TFRECORD)
+OF_FORMATS = (HDF5_ZARR, LMDB, TFRECORD, IMAGES)
 
 WIDTH = 80
 LEFT = 26

@@ -12,7 +12,7 @@ from dsprep.cli.report import note, print_json, progress_bar, say
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from dsprep.formats.base import OpenOptions
+    from dsprep.formats.options import OpenOptions
     from dsprep.verbs.verify import Verdict
 
 EPILOG = """
@@ -92,7 +92,7 @@ def _known(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:
 
     from dsprep.core.schema import FieldSpec
     from dsprep.errors import FormatError
-    from dsprep.formats.base import OpenOptions
+    from dsprep.formats.options import OpenOptions
     from dsprep.sidecar import spec
     from dsprep.source.files import find_files
 

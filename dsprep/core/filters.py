@@ -5,6 +5,8 @@ A filter is a mapping with an ``id`` and parameters, named as numcodecs names th
 ==============  ===============================================================================
 ``zlib``        RFC 1950, as HDF5's deflate
 ``gzip``        RFC 1952, one member
+``deflate``     RFC 1951, as a member of a ZIP file; ``crc32`` is that of what it holds, of which
+                the first ``skip`` bytes are left out
 ``zstd``        RFC 8878, one frame, whether or not it tells its size
 ``blosc``       one buffer of Blosc 1
 ``lz4``         the size as a little-endian 32-bit number, then one LZ4 block
@@ -52,6 +54,9 @@ def check(filters: Sequence[Mapping[str, Any]], where: object) -> None:
                 raise FormatError(f"{key} of filter {name} is not a plain value", where=where)
         if name == "shuffle":
             _elementsize(f, where)
+        if name == "deflate":
+            _number(f, "skip", 1 << 31, where)
+            _number(f, "crc32", 1 << 32, where)
         if name == "crc32c" and f.get("location", "end") != "end":
             raise FormatError("a checksum has to follow its chunk", where=where)
 
@@ -132,11 +137,11 @@ def unpack(data: bytes, f: Mapping[str, Any], most: int, where: object) -> Bytes
     Raises `FormatError` if it is more, or damaged, or the compressor is unknown.
     """
     name = f.get("id")
-    if name not in _CODECS:
+    if name not in COMPRESSORS:
         raise FormatError(
             "the compressor is unknown",
             where=where,
-            expected="one of " + ", ".join(_CODECS),
+            expected="one of " + ", ".join(sorted(COMPRESSORS)),
             found=repr(name)[:80],
         )
     flat = _undo({"id": name}, np.frombuffer(data, np.uint8), most, False, where)
@@ -155,6 +160,8 @@ def _undo(f: Mapping[str, Any], data: Bytes, most: int, exact: bool, where: obje
     name = f["id"]
     if name == "shuffle":
         return _unshuffle(data, _elementsize(f, where))
+    skip = _number(f, "skip", 1 << 31, where) if name == "deflate" else 0
+    most += skip
     try:
         if name in _CHECKSUMS:
             return _CHECKSUMS[name](data)
@@ -166,19 +173,29 @@ def _undo(f: Mapping[str, Any], data: Bytes, most: int, exact: bool, where: obje
                 expected=f"{most} bytes",
                 found=f"{len(data)} bytes, compressed",
             )
-        return _CODECS[name](data, min(most, possible), exact)
+        content = _CODECS[name](data, min(most, possible), exact)
+        if name == "deflate" and len(content) <= most:
+            _check_crc32(content, _number(f, "crc32", 1 << 32, where))
+        return content[skip:]
     except (_Damaged, zlib.error, OSError, RuntimeError, ValueError) as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"a chunk cannot be decoded by {name}: {error}", where=where) from error
 
 
+def _number(f: Mapping[str, Any], key: str, below: int, where: object) -> int:
+    number = f.get(key)
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < below:
+        raise FormatError(f"{key} of filter {f['id']} is wrong", where=where, found=number)
+    return number
+
+
 # --- elements --------------------------------------------------------------------------------
 
 
 def _elementsize(f: Mapping[str, Any], where: object) -> int:
-    size = f.get("elementsize")
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size < 1 << 31:
+    size = _number(f, "elementsize", 1 << 31, where)
+    if not size:
         raise FormatError("elementsize of filter shuffle is wrong", where=where, found=size)
     return size
 
@@ -238,6 +255,15 @@ def _zlib(data: Bytes, most: int, exact: bool) -> Bytes:
 
 def _gzip(data: Bytes, most: int, exact: bool) -> Bytes:
     return inflate(data, most, zlib.MAX_WBITS | 16)
+
+
+def _deflate(data: Bytes, most: int, exact: bool) -> Bytes:
+    return inflate(data, most, -zlib.MAX_WBITS)
+
+
+def _check_crc32(content: Bytes, expected: int) -> None:
+    if zlib.crc32(content.data) != expected:
+        raise _Damaged("the CRC-32 does not fit")
 
 
 def inflate(data: Any, nbytes: int, wbits: int = zlib.MAX_WBITS) -> Bytes:
@@ -341,17 +367,19 @@ def _filled(codec: Any, data: Bytes, size: int, most: int, exact: bool) -> Bytes
 _CODECS: dict[str, Callable[[Bytes, int, bool], Bytes]] = {
     "zlib": _zlib,
     "gzip": _gzip,
+    "deflate": _deflate,
     "zstd": _zstd,
     "blosc": _blosc,
     "lz4": _lz4,
     "bz2": _bz2,
 }
-COMPRESSORS = frozenset(_CODECS)
+COMPRESSORS = frozenset(_CODECS) - {"deflate"}
 """What `unpack` knows."""
 _CHECKSUMS: dict[str, Callable[[Bytes], Bytes]] = {"fletcher32": _fletcher32, "crc32c": _crc32c}
 _RATIO = {
     "zlib": 1100,
     "gzip": 1100,
+    "deflate": 1100,
     "zstd": 1 << 17,
     "blosc": 1 << 17,
     "lz4": 256,
@@ -362,6 +390,7 @@ _RATIO = {
 _KNOWN: dict[str, frozenset[str]] = {
     "zlib": frozenset({"level"}),
     "gzip": frozenset({"level"}),
+    "deflate": frozenset({"crc32", "skip"}),
     "zstd": frozenset({"level", "checksum"}),
     "blosc": frozenset({"cname", "clevel", "shuffle", "blocksize", "typesize"}),
     "lz4": frozenset({"acceleration"}),

@@ -21,14 +21,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 import time
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, overload
 
-from dsprep.core.storage import data_files, node, pauses, pread_most, revalidate
+from dsprep.core.storage import data_entries, node, pauses, pread_most, revalidate
 from dsprep.errors import DsprepError, FormatError
 
 Status: TypeAlias = tuple[int, int, int, int]
@@ -139,7 +141,7 @@ class Mark:
         return replace(mark, sampled=sample(files)) if is_coarse(mark.status) else mark
 
     @classmethod
-    def with_files(cls, path: Path, *, anew: bool = False) -> tuple[Self, list[tuple[Path, int]]]:
+    def with_files(cls, path: Path, *, anew: bool = False) -> tuple[Self, DataFiles]:
         """Return the mark of `path` without its digest, and its data files with their sizes.
 
         `anew`: the server is asked, whatever the client has kept.
@@ -147,23 +149,29 @@ class Mark:
         if anew:
             revalidate(path)
         own = path.stat()
-        files: list[tuple[Path, int]] = []
+        if not stat.S_ISDIR(own.st_mode):
+            alone = DataFiles(path, b"", array("q", [0]), array("q", [own.st_size]))
+            return cls(path, status(own), at=place(own)), alone
+        names, ends, sizes = bytearray(), array("q"), array("q")
         nbytes = newest = latest = 0
-        lines, times = [], []
-        for file in data_files(path):
-            if anew and file != path:
-                revalidate(file)
-            found = own if file == path else file.stat()
-            files.append((file, found.st_size))
-            nbytes += found.st_size
-            newest = max(newest, found.st_mtime_ns)
-            latest = max(latest, found.st_ctime_ns)
-            if file != path:
-                name = file.relative_to(path)
-                lines.append(f"{name}\0{found.st_size}\0{found.st_mtime_ns // UNITS[-1]}\n")
-                times.append(f"{name}\0{found.st_mtime_ns}\0{found.st_ctime_ns}\n")
-        status = own.st_ino, nbytes, newest, latest
-        return cls(path, status, len(files), _digest(lines), _digest(times), place(own)), files
+        lines, times = (hashlib.blake2b(digest_size=8) for _ in range(2))
+        root = len(os.fsencode(path).rstrip(b"/")) + 1
+        for entry in data_entries(path):
+            if anew:
+                revalidate(Path(entry.path))
+            found = os.stat(entry.path)  # noqa: PTH116 (a million times)
+            mtime, ctime, size = found.st_mtime_ns, found.st_ctime_ns, found.st_size
+            name = os.fsencode(entry.path)[root:]
+            names += name
+            ends.append(len(names))
+            sizes.append(size)
+            nbytes, newest, latest = nbytes + size, max(newest, mtime), max(latest, ctime)
+            lines.update(b"%b\0%d\0%d\n" % (name, size, mtime // UNITS[-1]))
+            times.update(b"%b\0%d\0%d\n" % (name, mtime, ctime))
+        each, exact = (state.hexdigest() if names else "" for state in (lines, times))
+        whole = own.st_ino, nbytes, newest, latest
+        files = DataFiles(path, names, ends, sizes)
+        return cls(path, whole, len(sizes), each, exact, place(own)), files
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON, without its path."""
@@ -252,16 +260,54 @@ class Mark:
         return sample(Mark.with_files(self.path)[1]) == self.sampled
 
 
-def _digest(lines: list[str]) -> str:
-    """Return a word for lines in any order, empty if there are none."""
-    text = "\n".join(sorted(lines)).encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(text, digest_size=8).hexdigest() if lines else ""
+class DataFiles(Sequence[tuple[Path, int]]):
+    """The data files of a file or directory with their sizes, by path; see `data_files`.
+
+    Parameters
+    ----------
+    root
+        The file or directory.
+    names, ends
+        Paths from there in order, back to back, and where each of them ends.
+    sizes
+        Bytes of each.
+    """
+
+    def __init__(
+        self, root: Path, names: bytes | bytearray, ends: array[int], sizes: array[int]
+    ) -> None:
+        self.sizes = sizes
+        self._root, self._names, self._ends = root, names, ends
+
+    @classmethod
+    def none(cls, root: Path) -> Self:
+        """Return no files."""
+        return cls(root, b"", array("q"), array("q"))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, number: int) -> tuple[Path, int]: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[tuple[Path, int]]: ...
+
+    def __getitem__(self, number: int | slice) -> Any:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        if not -len(self) <= number < len(self):
+            raise IndexError(number)
+        number %= len(self)
+        name = self._names[self._ends[number - 1] if number else 0 : self._ends[number]]
+        return self._root / os.fsdecode(bytes(name)), self.sizes[number]
 
 
-def sample(files: list[tuple[Path, int]]) -> str:
+def sample(files: Sequence[tuple[Path, int]]) -> str:
     """Return the digest of blocks spread over files: the first, the last, and those between."""
-    files = sorted(files)
-    total = sum(size for _, size in files)
+    files = files if isinstance(files, DataFiles) else sorted(files)
+    sizes = files.sizes if isinstance(files, DataFiles) else [size for _, size in files]
+    total = sum(sizes)
     state = hashlib.blake2b(digest_size=8)
     last = max(0, total - BLOCK_NBYTES)
     places = sorted({last * k // (BLOCKS - 1) for k in range(BLOCKS)})
@@ -269,8 +315,8 @@ def sample(files: list[tuple[Path, int]]) -> str:
     opened = (-1, -1)
     try:
         for place in places:
-            while number < len(files) - 1 and place >= begin + files[number][1]:
-                begin += files[number][1]
+            while number < len(files) - 1 and place >= begin + sizes[number]:
+                begin += sizes[number]
                 number += 1
             if not files:
                 break

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -315,15 +316,18 @@ class Schema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))
-        names = [f.name for f in self.fields]
-        twice = sorted({n for n in names if names.count(n) > 1})
-        if twice:
-            raise SchemaError(f"field {twice[0]} is named twice", fix="rename one of them")
+        if len(self._by_name) < len(self.fields):
+            twice = min(n for n, k in Counter(self.names).items() if k > 1)
+            raise SchemaError(f"field {twice} is named twice", fix="rename one of them")
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The field names, in order."""
         return tuple(f.name for f in self.fields)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Field]:
+        return {f.name: f for f in self.fields}
 
     @cached_property
     def ragged(self) -> bool:
@@ -336,9 +340,9 @@ class Schema:
         return sum(f.row_nbytes for f in self.fields if not f.ragged)
 
     def __getitem__(self, name: str) -> Field:
-        for f in self.fields:
-            if f.name == name:
-                return f
+        found = self._by_name.get(name)
+        if found is not None:
+            return found
         raise SchemaError(f"there is no field {name}", expected="one of " + ", ".join(self.names))
 
     def __iter__(self) -> Iterator[Field]:

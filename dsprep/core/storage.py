@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -503,11 +504,43 @@ def data_files(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    for directory, folders, names in os.walk(path):
-        folders[:] = [f for f in folders if not f.endswith(WORKING)]
-        kept = (n for n in names if n != "lock.mdb" and not n.endswith(SIDECARS))
-        kept = (n for n in kept if not n.startswith(HIDDEN))
-        yield from (Path(directory, n) for n in kept)
+    for entry in data_entries(path):
+        yield Path(entry.path)
+
+
+def data_entries(directory: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield the entries of `data_files` under a directory, in the order of their paths.
+
+    The entries of one directory are in memory at a time.
+    """
+    waiting = [_entries(directory)]
+    while waiting:
+        if not waiting[-1]:
+            waiting.pop()
+            continue
+        entry = waiting[-1].pop()
+        name = entry.name
+        if not _is_directory(entry):
+            if name != "lock.mdb" and not name.endswith(SIDECARS) and not name.startswith(HIDDEN):
+                yield entry
+        elif not name.endswith(WORKING) and not entry.is_symlink():
+            waiting.append(_entries(entry.path))
+
+
+def _entries(directory: str | Path) -> list[os.DirEntry[str]]:
+    """Return what is in a directory, the last name first; nothing if that cannot be seen."""
+    try:
+        with os.scandir(directory) as found:
+            return sorted(found, key=attrgetter("name"), reverse=True)
+    except OSError:
+        return []
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def tree_nbytes(path: Path) -> int:

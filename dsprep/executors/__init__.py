@@ -7,7 +7,7 @@ pickled; it may be run twice, and by two workers at the same time if one of them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
@@ -99,7 +99,7 @@ def run(
     tasks: Iterable[T],
     ahead: int | None = None,
     count: int = 0,
-) -> Iterator[tuple[T, R]]:
+) -> Generator[tuple[T, R], None, None]:
     """Yield each task with its result, as they are done.
 
     Parameters
@@ -121,7 +121,7 @@ def run(
         What a task raised first; those under way are waited for, others not begun.
     """
     if ahead is None:
-        ahead = max(LEAST_AHEAD, AHEAD * _workers(executor))
+        ahead = max(LEAST_AHEAD, AHEAD * workers_of(executor))
     together = min(getattr(executor, "together", 1), max(1, count // FEWEST))
     source = iter(tasks)
     several = iter(lambda: tuple(islice(source, together)), ())
@@ -165,7 +165,7 @@ def _next(
     yield from zip(running.pop(future), future.result(), strict=True)
 
 
-def _workers(executor: Executor) -> int:
+def workers_of(executor: Executor) -> int:
     """Return how many workers an executor says that it has; 0 if it does not."""
     for name in ("num_workers", "_max_workers"):  # of MPI and of Dask here; of processes
         count = getattr(executor, name, None)

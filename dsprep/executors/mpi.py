@@ -47,6 +47,7 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
         if pool is not None:  # other ranks have worked until all was done
             pool.advice = ADVICE
             pool.waited_for = False
+            pool.by_reference = True
             try:
                 yield pool
             except KeyboardInterrupt:

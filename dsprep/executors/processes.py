@@ -38,11 +38,15 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
 class Processes(ThreadPoolExecutor):
     """A pool of processes, which are started when they are needed."""
 
+    by_reference = True
+    """Functions travel as module and name."""
+
     def __init__(self, count: int) -> None:
         super().__init__(count, "dsprep-process")
         self._context = multiprocessing.get_context("spawn")
         self._own = threading.local()
         self._children: dict[BaseProcess, Connection] = {}
+        self._killed: set[BaseProcess] = set()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Have a process call `fn`."""
@@ -51,6 +55,7 @@ class Processes(ThreadPoolExecutor):
     def stop(self) -> None:
         """Kill all processes; what they were doing raises `BrokenProcessPool`."""
         for process in list(self._children):
+            self._killed.add(process)
             process.kill()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -64,6 +69,9 @@ class Processes(ThreadPoolExecutor):
     def _ask(self, task: tuple[Any, ...]) -> Any:
         """Return what a task returns, or raise what it raises, in this thread's process."""
         child: tuple[BaseProcess, Connection] | None = getattr(self._own, "child", None)
+        if child is not None and child[0] in self._killed:  # while it had nothing to do
+            self._end(*child)
+            child = None
         if child is None:
             child = self._own.child = self._start()
         process, pipe = child
@@ -71,14 +79,19 @@ class Processes(ThreadPoolExecutor):
             pipe.send(task)
             good, result = pipe.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            self._own.child = None
-            del self._children[process]
-            pipe.close()
-            process.join()
+            self._end(process, pipe)
             raise BrokenProcessPool(f"a process ended with {process.exitcode}") from error
         if good:
             return result
         raise result
+
+    def _end(self, process: BaseProcess, pipe: Connection) -> None:
+        """Forget a process that was killed."""
+        self._own.child = None
+        del self._children[process]
+        self._killed.discard(process)
+        pipe.close()
+        process.join()
 
     def _start(self) -> tuple[BaseProcess, Connection]:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # of this thread, and of the new process

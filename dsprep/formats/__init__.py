@@ -1,7 +1,7 @@
 """The table of formats, and finding the one that a path is of.
 
-A fifth format is one package beside the others and one line in `FORMATS`. Nothing is imported
-until it is asked for.
+A further format is one package beside the others and one line in `WRITTEN` or `READ_ONLY`. Nothing
+is imported until it is asked for.
 """
 
 from __future__ import annotations
@@ -15,18 +15,32 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.core.schema import Schema
-from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError, UsageError
-from dsprep.formats.base import Format
+from dsprep.formats import foreign
+from dsprep.formats.base import Format, WritableFormat
 from dsprep.layout.model import Records
 from dsprep.reading.records import Frame, Recipe
 
-FORMATS = {
+WRITTEN = {
     "hdf5": "dsprep.formats.hdf5:Hdf5",
     "lmdb": "dsprep.formats.lmdb:Lmdb",
     "tfrecord": "dsprep.formats.tfrecord:TFRecord",
     "zarr": "dsprep.formats.zarr:Zarr",
 }
+"""The formats that are read and written."""
+
+READ_ONLY: dict[str, str] = {
+    "adios": "dsprep.formats.adios:Adios",
+    "numpy": "dsprep.formats.npy:Numpy",
+    "netcdf": "dsprep.formats.netcdf:NetCdf",
+    "images": "dsprep.formats.images:Images",
+    "webdataset": "dsprep.formats.webdataset:WebDataset",
+    "parquet": "dsprep.formats.parquet:Parquet",
+}
+"""The formats that are only read."""
+
+FORMATS = {**WRITTEN, **READ_ONLY}
+"""All formats, in the order in which a file is tried."""
 
 DEFAULT = "hdf5"
 """The format of outputs in groups, if nothing says which."""
@@ -129,7 +143,23 @@ def named(word: str) -> Format:
     return load(word)
 
 
-def of_target(path: Path, to: str | None) -> Format | None:
+def writable(name: str) -> WritableFormat:
+    """Return the format called `name`, which is to be written.
+
+    Raises
+    ------
+    UsageError
+        If there is no such format, or it is only read.
+    """
+    format = load(name)
+    if not isinstance(format, WritableFormat):
+        raise UsageError(
+            f"dsprep reads {name} and does not write it", expected="one of " + ", ".join(WRITTEN)
+        )
+    return format
+
+
+def of_target(path: Path, to: str | None) -> WritableFormat | None:
     """Return the format in which an output is to be written; None if nothing says which.
 
     Raises
@@ -137,10 +167,11 @@ def of_target(path: Path, to: str | None) -> Format | None:
     UsageError
         If `to` is not a format, or the suffix of the output is that of another one.
     """
-    suffixed = by_suffix(path)
+    found = by_suffix(path)
+    suffixed = None if found is None else writable(found.name)
     if to is None:
         return suffixed
-    chosen = named(to)
+    chosen = writable(named(to).name)
     if suffixed is not None and suffixed is not chosen:
         raise UsageError(
             f"--to {to} and the name of the output contradict each other",
@@ -165,57 +196,7 @@ def recognise(path: Path) -> Format:
     for name in FORMATS:
         if load(name).recognises(path):
             return load(name)
-    known = foreign(path)
-    if known is not None:
-        raise known
-    empty = path.is_file() and path.stat().st_size == 0
-    raise FormatError(
-        "the file is empty" if empty else "this is not a format that dsprep reads",
-        where=path,
-        expected=", ".join(FORMATS),
-    )
-
-
-_FOREIGN = {
-    b"version https://git-lfs.github.com/spec/": (
-        "this is a Git LFS pointer, which stands for the file",
-        "fetch the file itself: git lfs pull",
-    ),
-    b"CDF": (
-        "this is netCDF-3, which is not HDF5",
-        "make netCDF-4 of it, which is: nccopy -k nc4 IN OUT",
-    ),
-    b"MATLAB 5.0 MAT-file": (
-        "this is a MATLAB file of version 5, which is not HDF5",
-        "save it in MATLAB with -v7.3, or load it with scipy.io.loadmat and write it with h5py",
-    ),
-    b"!<<PDB:": (
-        "this is a Portable Database (PDB, as Silo writes it), which is not HDF5",
-        "write it with HDF5 beneath (in Silo: the driver DB_HDF5)",
-    ),
-    b"HEADER    ": (
-        "this is text in the Protein Data Bank's format",
-        "read it with a parser such as Biopython and write its arrays with h5py",
-    ),
-    b"\x0e\x03\x13\x01": ("this is HDF4, which is not HDF5", "convert it: h4toh5 IN OUT"),
-    b"\x93NUMPY": (
-        "this is an array file of NumPy",
-        "write it with h5py: h5py.File('x.h5', 'w')['x'] = numpy.load(FILE)",
-    ),
-}
-"""First bytes of files that people take for datasets: what they are, and the way out."""
-
-
-def foreign(path: Path) -> FormatError | None:
-    """Return the error for a file of a kind that is known but not read, or None."""
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        head = pread_most(file.fileno(), 64, 0)
-    for start, (what, fix) in _FOREIGN.items():
-        if head.startswith(start):
-            return FormatError(what, where=path, expected=", ".join(FORMATS), fix=fix)
-    return None
+    raise foreign.refused(path, tuple(FORMATS))
 
 
 def by_suffix(path: Path) -> Format | None:

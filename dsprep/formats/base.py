@@ -2,7 +2,7 @@
 
 A format is one package in this folder and one line in ``formats/__init__.py``. It gives
 
-- a `Format`: recognises its files, opens them, and creates outputs;
+- a `Format`: recognises its files and opens them; a `WritableFormat` creates outputs as well;
 - a `Source`: one file (or directory) opened for reading, as samples ``0 .. len(source)``;
 - a `Writer`: one output being written, from batches that arrive in sample order.
 
@@ -12,23 +12,12 @@ Sources and writers never know each other; only ``transfer`` joins them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Self,
-    TypeAlias,
-    get_args,
-    get_origin,
-    get_type_hints,
-    overload,
-)
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,244 +25,13 @@ from numpy.typing import NDArray
 from dsprep.core.checksums import Members
 from dsprep.core.groups import Grouping, GroupPlan
 from dsprep.core.marks import Mark, unchanged
-from dsprep.core.schema import Arena, Batch, Column, Field, FieldSpec, Ragged, Schema
-from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
+from dsprep.core.schema import Arena, Batch, Schema
+from dsprep.errors import UnsupportedError, UsageError
+from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout, Groups
 
-Codec: TypeAlias = Literal["gzip", "zlib", "zstd", "blosc"]
-FeatureType: TypeAlias = Literal["bytes", "float", "int64"]
 State: TypeAlias = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenOptions:
-    """How to read a dataset. Each format knows some of these; the others must be left alone.
-
-    Attributes
-    ----------
-    fields
-        The fields wanted; all that are found when empty.
-    sample_axis
-        hdf5, zarr: ``"first"``: every dataset's first axis counts samples; ``"none"``: a file is
-        one sample; ``"groups"`` (hdf5): each of the groups that are alike is one; ``"auto"``:
-        decide from names and shapes.
-    order
-        lmdb: number the samples by key (``"key"``), by offset in the file (``"file"``) or by the
-        decimal number that the key spells (``"numeric"``).
-    values
-        lmdb: ``"opaque"`` byte strings, or Caffe ``"datum"`` messages.
-    database
-        lmdb: the named database; the main one when None.
-    skip_keys
-        lmdb: keys that are not samples, such as ``length``.
-    keys_as
-        lmdb: also give each sample's key, as a `bytes` field of this name.
-    records
-        tfrecord: ``"auto"``: discover the features; ``"opaque"``: whole records as `bytes`.
-    check_crc
-        tfrecord: compare the CRCs of all that is read.
-    follow_external
-        hdf5, zarr: also read what the dataset refers to outside of its directory.
-    """
-
-    fields: tuple[FieldSpec, ...] = ()
-    sample_axis: Literal["auto", "first", "none", "groups"] = "auto"
-    order: Literal["key", "file", "numeric"] = "key"
-    values: Literal["opaque", "datum"] = "opaque"
-    database: str | None = None
-    skip_keys: tuple[bytes, ...] = ()
-    keys_as: str | None = None
-    records: Literal["auto", "opaque"] = "auto"
-    check_crc: bool = True
-    follow_external: bool = False
-
-    @property
-    def meaning(self) -> OpenOptions:
-        """The options that decide what the samples are; the rest is up to whoever reads them."""
-        return replace(self, **{name: getattr(OpenOptions(), name) for name in UNRECORDED})
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what is not as by default, without `UNRECORDED`; `from_json` is the inverse."""
-        json: dict[str, Any] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if value != getattr(OpenOptions(), f.name) and f.name not in UNRECORDED:
-                json[f.name] = value
-        if self.fields:
-            json["fields"] = [str(s) for s in self.fields]
-        if self.skip_keys:
-            json["skip_keys"] = [k.decode("utf-8", "surrogateescape") for k in self.skip_keys]
-        return json
-
-    @classmethod
-    def from_json(cls, json: Mapping[str, Any]) -> OpenOptions:
-        """Return the options that `to_json` wrote.
-
-        Raises
-        ------
-        FormatError
-            If they are no such options.
-        """
-        lists = {name: json.get(name, []) for name in ("fields", "skip_keys")}
-        if (
-            not json.keys() <= {f.name for f in fields(cls)} - UNRECORDED
-            or not all(isinstance(x, list) for x in lists.values())
-            or not all(isinstance(s, str) for x in lists.values() for s in x)
-            or not all(isinstance(json[name], str) for name in json.keys() - lists.keys())
-            or not all(json.get(name, choices[0]) in choices for name, choices in CHOICES.items())
-        ):
-            raise FormatError("the reading options of a sidecar are damaged", found=str(json)[:80])
-        decoded = {
-            "fields": tuple(map(FieldSpec.parse, lists["fields"])),
-            "skip_keys": tuple(k.encode("utf-8", "surrogateescape") for k in lists["skip_keys"]),
-        }
-        return cls(**{**json, **decoded})
-
-
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    name: get_args(hint)
-    for name, hint in get_type_hints(OpenOptions).items()
-    if get_origin(hint) is Literal
-}
-"""What those of `OpenOptions` may be that have one of few values."""
-
-UNRECORDED = frozenset({"check_crc", "follow_external"})
-"""Options that no sidecar keeps: what is checked and allowed is decided by whoever reads."""
-
-
-@dataclass(frozen=True)
-class Compression:
-    """How values are compressed.
-
-    Attributes
-    ----------
-    codec
-        ``"gzip"``, ``"zstd"`` or ``"blosc"``.
-    level
-        The codec's level; None: its default.
-    """
-
-    codec: Codec
-    level: int | None = None
-
-    LEVELS: ClassVar[Mapping[str, range]] = {
-        "gzip": range(10),
-        "zlib": range(10),
-        "zstd": range(1, 23),
-        "blosc": range(10),
-    }
-
-    def __post_init__(self) -> None:
-        if self.codec not in self.LEVELS:
-            raise UsageError(
-                f"{self.codec!r} is not a codec", expected="one of " + ", ".join(self.LEVELS)
-            )
-        levels = self.LEVELS[self.codec]
-        if self.level is not None and self.level not in levels:
-            raise UsageError(
-                f"{self.codec} has no level {self.level}",
-                expected=f"{levels.start} to {levels.stop - 1}",
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> Compression | None:
-        """Return what ``--compress`` asks for.
-
-        Parameters
-        ----------
-        text
-            ``"none"``, ``"CODEC"`` or ``"CODEC:LEVEL"``.
-
-        Returns
-        -------
-        Compression or None
-            None for ``"none"``.
-
-        Raises
-        ------
-        UsageError
-            If the level is not a number; which codecs and levels there are depends on the format.
-
-        Examples
-        --------
-        >>> Compression.parse("zstd:5")
-        Compression(codec='zstd', level=5)
-        """
-        if text == "none":
-            return None
-        name, _, level = text.partition(":")
-        if level and not level.isdecimal():
-            raise UsageError(f"--compress {text!r}: {level!r} is not a level")
-        return cls(name, int(level) if level else None)  # type: ignore[arg-type]
-
-    def __str__(self) -> str:
-        return self.codec if self.level is None else f"{self.codec}:{self.level}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class WriteOptions:
-    """How to write a dataset. Each format knows some of these; the others must be left alone.
-
-    Attributes
-    ----------
-    compress
-        hdf5, tfrecord, zarr: None writes raw bytes.
-    chunk
-        hdf5, zarr: samples per chunk; None lets the format choose.
-    zarr_format
-        zarr: 2 or 3.
-    zarr_shard
-        zarr: samples per shard file, a multiple of `chunk`; None lets the format choose, 0 means
-        one file per chunk.
-    key_format
-        lmdb: a format string for the keys with the one field ``index``.
-    features
-        tfrecord: field name to the feature list that carries it.
-    group_values
-        lmdb, in groups: one value per group instead of one per sample.
-    """
-
-    compress: Compression | None = None
-    chunk: int | None = None
-    zarr_format: int = 3
-    zarr_shard: int | None = None
-    key_format: str = "{index:08d}"
-    features: Mapping[str, FeatureType] = field(default_factory=dict)
-    group_values: bool = False
-
-
-FLAGS = {
-    "fields": "--field",
-    "database": "--db",
-    "skip_keys": "--skip-key",
-    "records": "--raw-records",
-    "check_crc": "--no-crc",
-    "features": "--feature",
-}
-"""How the command line calls an option, where that is not its name."""
-
-
-def flag(name: str) -> str:
-    """Return how the command line calls an attribute of `OpenOptions` or `WriteOptions`."""
-    return FLAGS.get(name, "--" + name.replace("_", "-"))
-
-
-def check_options(options: OpenOptions | WriteOptions, known: frozenset[str], format: str) -> None:
-    """Raise `UsageError` if an option is set that `format` does not know, or to no such value."""
-    default = type(options)()
-    for f in fields(options):
-        value = getattr(options, f.name)
-        if f.name not in known and value != getattr(default, f.name):
-            raise UsageError(
-                f"{flag(f.name)} does not apply to {format}",
-                expected="only " + ", ".join(sorted(map(flag, known))),
-            )
-        choices = CHOICES.get(f.name, (value,))
-        if value not in choices:
-            raise UsageError(
-                f"{flag(f.name)} {value} is not possible", expected="one of " + ", ".join(choices)
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,6 +89,8 @@ class Source(ABC):
     random_access
         Whether samples are read one by one, in any order, at little more than the cost of their
         bytes, if `resident_nbytes` is 0.
+    repeatable
+        Whether a later run can read the samples again; not those that a program gives.
     """
 
     path: Path
@@ -340,6 +100,7 @@ class Source(ABC):
     named: tuple[str, ...] = ()
     opening: Opening | None = None
     random_access: ClassVar[bool] = False
+    repeatable: bool = True
 
     @abstractmethod
     def __len__(self) -> int:
@@ -470,6 +231,24 @@ class Source(ABC):
         if self.schema.ragged:
             return None
         return np.full(stop - start, self.schema.fixed_nbytes, np.int64)
+
+    def rows(self, name: str) -> NDArray[np.int64] | None:
+        """Return the rows of a ragged field in every sample; None where that takes reading them.
+
+        Parameters
+        ----------
+        name
+            The field.
+
+        Returns
+        -------
+        array or None
+            int64, shape ``(len(self),)``.
+        """
+        return None
+
+    def release(self, first: int) -> None:  # noqa: B027  (most have no temporary files)
+        """Give back the space of temporary files with samples before this one: they are written."""
 
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
@@ -697,7 +476,7 @@ class Settled(NamedTuple):
 
 
 class Format(ABC):
-    """A container format.
+    """A container format that is read.
 
     Attributes
     ----------
@@ -705,27 +484,23 @@ class Format(ABC):
         What users call it, in small letters.
     suffixes
         File name endings, the preferred one first.
-    archive
-        The suffix of outputs that are packed into one file; empty if there is no such form.
-    open_options, write_options
-        The names in `OpenOptions` and `WriteOptions` that this format knows.
+    open_options
+        The names in `OpenOptions` that this format knows.
     infers
         Whether the fields are inferred from the values, so that they may differ between files:
         see `settle`.
     keeps_types
         Whether a file has the types of its fields; otherwise the sidecar alone may have them.
-    uneven_groups
-        Whether groups may differ in their number of samples.
+    named_only
+        Whether a directory is of this format only if it is named, not where it is found in one.
     """
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
-    archive: ClassVar[str] = ""
     open_options: ClassVar[frozenset[str]] = frozenset({"fields"})
-    write_options: ClassVar[frozenset[str]] = frozenset()
     infers: ClassVar[bool] = False
     keeps_types: ClassVar[bool] = True
-    uneven_groups: ClassVar[bool] = False
+    named_only: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
@@ -787,6 +562,24 @@ class Format(ABC):
         first = schemas[0]
         return None if any(map(first.__ne__, schemas)) else Settled(first, options, hint)
 
+
+class WritableFormat(Format):
+    """A container format that is also written.
+
+    Attributes
+    ----------
+    archive
+        The suffix of outputs that are packed into one file; empty if there is no such form.
+    write_options
+        The names in `WriteOptions` that this format knows.
+    uneven_groups
+        Whether groups may differ in their number of samples.
+    """
+
+    archive: ClassVar[str] = ""
+    write_options: ClassVar[frozenset[str]] = frozenset()
+    uneven_groups: ClassVar[bool] = False
+
     @abstractmethod
     def plan(
         self,
@@ -844,85 +637,3 @@ class Format(ABC):
             None, or what `Writer.checkpoint` returned in an interrupted run that has left `path`:
             all up to that checkpoint is there, anything after it is to be overwritten.
         """
-
-
-# --- helpers that several formats share ------------------------------------------------------
-
-
-def missing_field(path: str, available: Iterable[str], where: object = None) -> SchemaError:
-    """Return the error for a field that is not there, with the names that are."""
-    names = sorted(available)
-    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
-    return SchemaError(f"there is no field {path}", where=where, expected=f"one of {shown}")
-
-
-def wanted(specs: tuple[FieldSpec, ...], available: Mapping[str, Field]) -> list[tuple[str, Field]]:
-    """Return ``(path, field)`` for each field that the user asked for, or for all.
-
-    A spec without a dtype keeps the type that was found. One with a dtype gives `bytes` fields
-    (and only those) that type; `retype` converts their columns.
-
-    Raises
-    ------
-    SchemaError
-        If a path is not in `available`, or a type is asked for that the field does not have.
-    """
-    if not specs:
-        return list(available.items())
-    chosen = []
-    for spec in specs:
-        found = available.get(spec.path)
-        if found is None:
-            raise missing_field(spec.path, available)
-        asked = Field(spec.name, found.dtype, found.shape, found.kind, found.attrs)
-        if spec.dtype is not None:
-            asked = spec.to_field(found.attrs)
-            same = (asked.dtype, asked.shape, asked.kind) == (found.dtype, found.shape, found.kind)
-            if not same and found.kind != "bytes":
-                raise UsageError(
-                    f"field {spec.name} already has a type",
-                    expected=str(found),
-                    found=str(asked),
-                    fix="leave the type out, or convert with --cast",
-                )
-        chosen.append((spec.path, asked))
-    return chosen
-
-
-def retype(column: Column, field: Field, where: object, start: int) -> Column:
-    """Return a `bytes` column as the type that the user gave it.
-
-    Parameters
-    ----------
-    column
-        A `Ragged` of ``uint8``, or any column that already has the type.
-    field
-        The field as asked for.
-    where, start
-        The file, and the number of the first sample, for messages.
-
-    Raises
-    ------
-    FormatError
-        If a sample's bytes do not fill whole elements of that type and shape.
-    """
-    if not isinstance(column, Ragged) or column.kind != "bytes" or field.kind == "bytes":
-        return column
-    if field.kind == "str":
-        return Ragged(column.values, column.offsets, "str")
-    lengths = column.lengths
-    nbytes = field.row_nbytes
-    bad = lengths % nbytes != 0 if field.ragged and nbytes else lengths != nbytes
-    if bad.any():
-        i = int(bad.argmax())
-        unit = f"a multiple of {nbytes} bytes" if field.ragged else f"{nbytes} bytes"
-        raise FormatError(
-            f"the bytes do not fit {field}",
-            where=f"{where}, sample {start + i}, field {field.name}",
-            expected=unit,
-            found=f"{lengths[i]} bytes",
-        )
-    flat = np.ascontiguousarray(column.values).view(field.dtype)
-    if field.ragged:
-        return Ragged(flat.reshape(-1, *field.inner), column.offsets // max(1, nbytes))
-    return flat.reshape(len(column), *field.inner)

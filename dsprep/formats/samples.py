@@ -7,12 +7,14 @@ names, shapes and sizes, and does no I/O.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dsprep.errors import SchemaError
 
@@ -102,6 +104,38 @@ def choose(
     return SampleAxis(count, False, tuple(n for n in arrays if n in chosen), tuple(notes))
 
 
+_LONG = 64
+
+
+def check_axis(
+    arrays: Mapping[str, tuple[tuple[int, ...], int]], axis: SampleAxis, where: object
+) -> None:
+    """Raise `SchemaError` if shapes speak against what `choose` found.
+
+    A file that is taken as one sample may as well hold one sample in each row of its largest array
+    if that has many more rows than other elements along an axis. Scalars beside an array with fewer
+    rows may as well be those of its only sample, such as the label of an image.
+    """
+    name, (shape, _) = max(arrays.items(), key=lambda item: item[1][1])
+    found = expected = ""
+    if axis.whole_file and len(shape) > 0 and shape[0] >= _LONG and shape[0] > sum(shape[1:]):
+        if not any(other[:1] == (1,) for other, _ in arrays.values()):
+            found, expected = "one sample", f"{shape[0]} samples, by the first axis of {name}"
+    elif not axis.whole_file and [n for n, (s, nbytes) in arrays.items() if not s and nbytes < 16]:
+        shapes = [arrays[n][0] for n in axis.names]
+        if all(len(s) > 1 and s[0] <= max(s[1:]) for s in shapes):
+            found = f"{axis.count} samples, by the first axis of {listed([*axis.names])}"
+            expected = "one sample, with the scalars beside them"
+    if found:
+        raise SchemaError(
+            "which axis counts the samples is doubtful",
+            where=where,
+            found=f"{found}; or {expected}",
+            fix="say which: --sample-axis first counts the first axis, --sample-axis none takes "
+            "the file as one sample, --field NAME the fields that are named",
+        )
+
+
 def check_share(
     arrays: Mapping[str, tuple[tuple[int, ...], int]],
     chosen: set[str],
@@ -149,3 +183,13 @@ def listed(names: list[str], most: int = 4) -> str:
     """Return names for a message: all of them, or the first few and how many more."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def is_file(entry: os.DirEntry[Any]) -> bool:
+    """Return whether it is a regular file, perhaps by way of links that lead to one."""
+    try:
+        return entry.is_file()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False

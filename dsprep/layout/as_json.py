@@ -8,14 +8,28 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Field, Schema
 from dsprep.layout import laws
-from dsprep.layout.laws import LARGEST
+from dsprep.layout.laws import LARGEST, Law
 from dsprep.layout.laws.base import damaged, integer
-from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups, Part, Records, Rest
+from dsprep.layout.model import (
+    Blocks,
+    Column,
+    FileLayout,
+    Given,
+    Grid,
+    Groups,
+    Part,
+    Records,
+    Rest,
+)
+from dsprep.layout.words import Words
 
 MAX_AXES = 32
 MAX_CHUNK = 1 << 40
@@ -34,6 +48,8 @@ def to_json(layout: FileLayout, schema: Schema, tables: Tables) -> dict[str, Any
             name: _column_json(column, layout.count, schema[name], tables)
             for name, column in layout.columns.items()
         }
+    if layout.given:
+        json["given"] = {name: _given_json(given, tables) for name, given in layout.given.items()}
     if layout.unlocated:
         json["unlocated"] = dict(layout.unlocated)
     if layout.groups is not None:
@@ -72,14 +88,19 @@ def from_json(json: Any, count: int, schema: Schema, tables: Tables) -> FileLayo
         str(name): _column(_object(column, "a column", tables), count, str(name), schema, tables)
         for name, column in _sub(top, "columns", tables).items()
     }
-    named = [*(records.parts if records else ()), *columns, *unlocated]
+    names = records.blocks.names if records is not None else None
+    given = {
+        str(name): _given(_object(one, "a field", tables), count, str(name), schema, tables, names)
+        for name, one in _sub(top, "given", tables).items()
+    }
+    named = [*(records.parts if records else ()), *columns, *given, *unlocated]
     if sorted(named) != sorted(schema.names):
         raise damaged("a layout has other fields than the schema", tables, schema.names, named)
     groups = None
     if "groups" in top:
         groups = _groups(_sub(top, "groups", tables), count, schema, tables)
     facts = _sub(top, "provenance", tables)
-    return FileLayout(count, records, columns, unlocated, groups, facts)
+    return FileLayout(count, records, columns, unlocated, groups, facts, given=given)
 
 
 # --- blocks ----------------------------------------------------------------------------------
@@ -88,13 +109,30 @@ def from_json(json: Any, count: int, schema: Schema, tables: Tables) -> FileLayo
 def _blocks_json(blocks: Blocks, tables: Tables) -> dict[str, Any]:
     path = {"path": blocks.path} if blocks.path else {}
     offsets, lengths = blocks.offsets.to_json(tables), blocks.lengths.to_json(tables)
-    return {**path, "offsets": offsets, "lengths": lengths}
+    names = {} if blocks.names is None else {"names": blocks.names.to_json(tables)}
+    return {**path, **names, "offsets": offsets, "lengths": lengths}
 
 
 def _blocks(json: Mapping[str, Any], count: int, axes: int, tables: Tables) -> Blocks:
     lengths = laws.parse(json.get("lengths"), count, tables)
     offsets = laws.parse(json.get("offsets"), count, tables, lengths)
     return Blocks(offsets, lengths, _path(json.get("path", ""), axes, tables))
+
+
+def _names(json: Any, count: int, tables: Tables) -> Words:
+    """Return names of files, all of which stay below the dataset."""
+    names = Words.from_json(json, tables)
+    if len(names) != count:
+        raise damaged("there are not as many names as files", tables, count, len(names))
+    found = _LEAVING.search(names.data)
+    if found is not None:
+        near = names.data[max(0, found.start() - 40) : found.end() + 40]
+        raise damaged("the path of a file leaves the dataset", tables, found=near)
+    return names
+
+
+_LEAVING = re.compile(rb"(?:\A|[\0/])\.{0,2}(?=[\0/])")
+"""Among names that each have a NUL behind them: a component that is empty, ``.`` or ``..``."""
 
 
 def _path(path: Any, axes: int, tables: Tables) -> str:
@@ -147,6 +185,10 @@ def _records(json: Mapping[str, Any], count: int, schema: Schema, tables: Tables
     blocks = _blocks(json, number, 0, tables)
     frame = _sub(json, "frame", tables) if "frame" in json else None
     recipe = _sub(json, "recipe", tables) if "recipe" in json else None
+    if "names" in json:
+        if order is not None or frame is not None or recipe is not None or blocks.path:
+            raise damaged("records in files of their own have a path, an order or a frame", tables)
+        blocks = replace(blocks, names=_names(json["names"], number, tables))
     parts = {}
     for name, place in _sub(json, "parts", tables).items():
         parts[str(name)] = part = _part(place, tables)
@@ -207,6 +249,8 @@ def _grid_json(grid: Grid, tables: Tables) -> dict[str, Any]:
         json["filters"] = [dict(f) for f in grid.filters]
     if grid.masks is not None:
         json["masks"] = grid.masks.to_json(tables)
+    if grid.which is not None:
+        json["which"] = grid.which.to_json(tables)
     if grid.fill is not None:
         json["fill"] = base64.b64encode(grid.fill).decode()
     return json
@@ -227,13 +271,25 @@ def _column(
         return Column(None, lines, first, number)
     grid = _grid({"rows": count * lines, **json}, tables)
     if field is not None:
-        if field.ragged != (first is not None) and not (field.ragged and lines == grid.shape[0]):
+        if field.ragged and first is None and lines != grid.shape[0]:
             raise damaged(f"field {name} is laid out as another kind", tables, field)
-        expected = field.row_nbytes
         per = grid.row_nbytes * (1 if field.ragged else lines)
-        if per != expected or (first is None and grid.shape[0] != count * lines):
+        if number is not None:
+            per = _rows_nbytes(field, grid, number, tables)
+        if per != field.row_nbytes or (first is None and grid.shape[0] != count * lines):
             raise damaged(f"field {name} has a wrong size", tables, field, grid.shape)
     return Column(grid, lines, first, number)
+
+
+def _rows_nbytes(field: Field, grid: Grid, number: Law, tables: Tables) -> int:
+    """Return the bytes of the rows of the array that are a row of a field; see `Column`."""
+    if field.ragged:
+        rows = field.row_nbytes // max(1, grid.row_nbytes)
+    elif isinstance(number, laws.Affine) and not number.stride:
+        rows = number.base
+    else:
+        raise damaged(f"field {field.name} is laid out as another kind", tables, field)
+    return rows * grid.row_nbytes
 
 
 def _grid(json: Mapping[str, Any], tables: Tables) -> Grid:
@@ -254,10 +310,12 @@ def _grid(json: Mapping[str, Any], tables: Tables) -> Grid:
     if grid.block_count > LARGEST:
         raise damaged("an array has impossibly many chunks", tables, found=shape)
     blocks = _blocks(json, grid.block_count, len(shape), tables)
-    masks = None
+    masks = which = None
     if "masks" in json:
         masks = laws.parse(json["masks"], grid.block_count, tables)
-    return Grid(blocks, shape, itemsize, chunk, files, grid.filters, masks, fill)
+    if "which" in json and files is None:
+        which = laws.parse(json["which"], grid.block_count, tables)
+    return Grid(blocks, shape, itemsize, chunk, files, grid.filters, masks, fill, which)
 
 
 _NONE = Blocks(laws.Affine(0, 0), laws.Affine(0, 0))
@@ -297,6 +355,50 @@ def _groups(json: Mapping[str, Any], count: int, schema: Schema, tables: Tables)
             raise damaged("fields with checksums are not in the schema", tables, found=names)
         rest = Rest(tuple(names), laws.parse(beside.get("crc32c"), number, tables))
     return Groups(samples, _blocks(json, number, axes, tables), crcs, first, files, rest)
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+def _given_json(given: Given, tables: Tables) -> dict[str, Any]:
+    json: dict[str, Any] = {"which": given.which.to_json(tables)}
+    values = given.values
+    if isinstance(values, Words):
+        json["words"] = values.to_json(tables)
+    elif values is not None:
+        json["values"] = {"count": len(values), "data": tables.put(values.tobytes())}
+    return json
+
+
+def _given(
+    json: Mapping[str, Any],
+    count: int,
+    name: str,
+    schema: Schema,
+    tables: Tables,
+    names: Words | None,
+) -> Given:
+    """Return a field that is given; `names` are those of the files, which may be its values."""
+    if name not in schema.names:
+        raise damaged("a layout has other fields than the schema", tables, schema.names, name)
+    which, field = laws.parse(json.get("which"), count, tables), schema[name]
+    if "words" in json:
+        if field.kind == "array":
+            raise damaged(f"field {name} is not bytes", tables, field)
+        words = Words.from_json(json["words"], tables)
+        return Given(which, names if words == names else words)
+    if field.ragged:
+        raise damaged(f"field {name} has no values", tables, field)
+    if "values" not in json:
+        if field.dtype != np.dtype(np.int64) or field.inner:
+            raise damaged(f"field {name} has no values", tables, field)
+        return Given(which)
+    table = _sub(json, "values", tables)
+    data, number = tables.get(table.get("data")), integer(table, "count", tables, 0)
+    if not field.row_nbytes or len(data) != number * field.row_nbytes:
+        wanted = number * field.row_nbytes
+        raise damaged(f"the values of field {name} are cut off", tables, wanted, len(data))
+    return Given(which, np.frombuffer(data, field.dtype).reshape(number, *field.inner))
 
 
 # --- checking --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsprep.core.schema import Schema
-from dsprep.layout.laws import LARGEST, Affine
+from dsprep.layout.laws import LARGEST, Affine, Law
 from dsprep.layout.model import Column, FileLayout, Grid, Records
 
 SUMMED = 1 << 20
@@ -243,6 +243,14 @@ def of_layout(layout: FileLayout, schema: Schema) -> dict[str, FieldStorage]:
             found[field.name] = _of_column(layout.columns[field.name], layout.count)
         elif layout.records is not None and field.name in layout.records.parts:
             found[field.name] = _of_records(layout.records)
+        elif field.name in layout.given:
+            found[field.name] = FieldStorage(
+                storage="in no file: by names, folders or a table",
+                stored_nbytes=0,
+                access="no read",
+                reads=0,
+                read_nbytes=0,
+            )
         else:
             why = layout.unlocated.get(field.name, "")
             found[field.name] = FieldStorage(storage="for the format's own library", access=why)
@@ -258,6 +266,9 @@ def _of_records(records: Records) -> FieldStorage:
     low, high = int(lengths.min(initial=LARGEST)), int(lengths.max(initial=0))
     total = round(float(lengths.mean()) * count) if len(lengths) else 0
     sizes, alone = Sizes(min(low, high), high, total, count), len(records.parts) == 1
+    if blocks.names is not None:
+        found = of_record(sizes, what="files", alone=alone)
+        return replace(found, access="one file is opened, read and closed")
     if constant and isinstance(blocks.offsets, Affine) and records.order is None:
         found = of_record(sizes, alone=alone)
         return replace(found, storage=f"{found.storage}, constant stride")
@@ -274,8 +285,18 @@ def _of_column(column: Column, samples: int) -> FieldStorage:
         counts = column.count.span(0, min(column.count.count, _LOOKED_AT))
         rows = float(counts.mean()) if len(counts) else 0.0
     stored, ragged = _stored_nbytes(column.grid), column.first is not None
+    if stored is not None and column.count is not None and column.grid.plain:
+        stored = min(stored, _total(column.count) * column.grid.row_nbytes)
     form = Chunking.of(column.grid)
     return of_array(form, rows, samples, ragged=ragged, stored_nbytes=stored)
+
+
+def _total(counts: Law) -> int:
+    """Return the sum of numbers; of very many, about."""
+    if isinstance(counts, Affine) and not counts.stride:
+        return counts.base * counts.count
+    some = counts.span(0, min(counts.count, SUMMED))
+    return round(float(some.mean()) * counts.count) if len(some) else 0
 
 
 def _stored_nbytes(grid: Grid) -> int | None:

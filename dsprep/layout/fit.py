@@ -46,7 +46,10 @@ def fit(layout: FileLayout, law: str | None = None) -> FileLayout:
         records = _fit_records(records, layout.candidates, law)
     columns = {name: _fit_column(c, name, law) for name, c in layout.columns.items()}
     groups = None if layout.groups is None else fit_groups(layout.groups)
-    return replace(layout, records=records, columns=columns, groups=groups, candidates=())
+    given = {name: replace(g, which=_fit(g.which)) for name, g in layout.given.items()}
+    return replace(
+        layout, records=records, columns=columns, groups=groups, candidates=(), given=given
+    )
 
 
 def fit_groups(groups: Groups) -> Groups:
@@ -73,12 +76,14 @@ def _fit(law: Law) -> Law:
 
 
 def _fit_records(records: Records, candidates: tuple[Law, ...], law: str | None) -> Records:
-    offsets = _all(records.blocks.offsets)
     align = int(records.frame["psize"]) if records.frame and "psize" in records.frame else 1
     blocks = _fit_blocks(records.blocks, candidates, law, align)
     order = None if records.order is None else _fit(records.order)
     found = replace(records, blocks=blocks, order=order)
-    if law is not None or bool((offsets[1:] >= offsets[:-1]).all()):
+    if law is not None or isinstance(blocks.offsets, Affine):
+        return found
+    offsets = _all(records.blocks.offsets)
+    if bool((offsets[1:] >= offsets[:-1]).all()):
         return found
     if nbytes(found) <= 4 * SMALL:
         return found
@@ -175,7 +180,8 @@ def _fit_column(column: Column, name: str, law: str | None) -> Column:
     grid = column.grid
     if grid is not None:
         masks = None if grid.masks is None else _fit(grid.masks)
-        grid = replace(grid, blocks=_fit_chunks(grid, law), masks=masks)
+        which = None if grid.which is None else _fit(grid.which)
+        grid = replace(grid, blocks=_fit_chunks(grid, law), masks=masks, which=which)
     if column.first is None or column.count is None:
         return replace(column, grid=grid)
     count = _fit(column.count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,7 @@ from dsprep.errors import UsageError
 from dsprep.layout.as_json import file_path
 from dsprep.layout.laws import Affine
 from dsprep.layout.model import Column, FileLayout, Grid, Records, misfit
+from dsprep.layout.words import Words
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Extents:
     inside, inside_nbytes
         int64: the sample's bytes within those that the stored ones decode to, where chunks are
         encoded or cut along inner axes; None: the stored bytes are the sample's.
+    names
+        Where each block has a file: their names, of which `place`, of one axis, has the number.
     """
 
     request: Ints
@@ -44,16 +48,26 @@ class Extents:
     length: Ints
     inside: Ints | None = None
     inside_nbytes: Ints | None = None
+    names: Words | None = None
+
+    def path(self, place: Sequence[int]) -> str:
+        """Return the file at a place in the grid of files."""
+        if self.names is not None:
+            return os.fsdecode(self.names[place[0]])
+        return file_path(self.template, place)
 
     def by_path(self) -> list[tuple[str, Ints | slice]]:
         """Return the files that the ranges are in, and which ranges are in each."""
         if self.place is None:
             return [(self.template, slice(None))]
-        places, which = np.unique(self.place, axis=1, return_inverse=True)
-        which = which.reshape(-1)
+        places, which, counts = np.unique(
+            self.place, axis=1, return_inverse=True, return_counts=True
+        )
+        order = np.argsort(which.reshape(-1), kind="stable")
+        ends = np.cumsum(counts).tolist()
         return [
-            (file_path(self.template, place), np.flatnonzero(which == i))
-            for i, place in enumerate(places.T.tolist())
+            (self.path(place), order[end - count : end])
+            for place, end, count in zip(places.T.tolist(), ends, counts.tolist(), strict=True)
         ]
 
     def addresses(self, to: Ints) -> Ints:
@@ -75,7 +89,7 @@ class Extents:
         nbytes = None if self.inside_nbytes is None else self.inside_nbytes[kept]
         place = None if self.place is None else self.place[:, kept]
         located = self.request[kept], self.template, place, self.offset[kept], self.length[kept]
-        return Extents(*located, inside, nbytes)
+        return Extents(*located, inside, nbytes, self.names)
 
 
 def locate(layout: FileLayout, name: str, indices: Ints) -> Extents:
@@ -95,6 +109,9 @@ def locate(layout: FileLayout, name: str, indices: Ints) -> Extents:
     """
     if layout.records is not None and name in layout.records.parts:
         return _in_records(layout.records, name, indices)
+    if name in layout.given:
+        none = np.zeros(0, np.int64)
+        return Extents(none, "", None, none, none)
     column = layout.columns.get(name)
     if column is None:
         raise UsageError(
@@ -154,6 +171,8 @@ def stored(layout: FileLayout, fields: Sequence[Field], indices: Ints) -> list[S
 
 
 def _stored_records(records: Records, fields: Sequence[Field], indices: Ints) -> Stored | None:
+    if records.blocks.names is not None:
+        return None
     starts, lengths = records.extents(indices, records.blocks.path)
     least, most = int(lengths.min()), int(lengths.max())
     found = []
@@ -169,7 +188,7 @@ def _stored_records(records: Records, fields: Sequence[Field], indices: Ints) ->
 
 def _stored_column(column: Column, f: Field, count: int, indices: Ints) -> Stored | None:
     grid, lines = column.grid, column.lines
-    if grid is None or not grid.plain or grid.files is not None or column.first is not None:
+    if grid is None or not grid.plain or grid.several or column.first is not None:
         return None
     if lines * grid.row_nbytes != f.row_nbytes or count * lines > grid.shape[0]:
         return None
@@ -193,7 +212,8 @@ def _in_records(records: Records, name: str, indices: Ints) -> Extents:
         offset += part.at
         rest = length - part.at
         length = rest if part.nbytes is None else np.full(len(indices), part.nbytes, np.int64)
-    return Extents(request, blocks.path, None, offset, length)
+    place = None if blocks.names is None else records.numbers(indices, f"field {name}")[None]
+    return Extents(request, blocks.path, place, offset, length, names=blocks.names)
 
 
 def _in_column(column: Column, name: str, indices: Ints) -> Extents:
@@ -230,6 +250,8 @@ def rows_at(grid: Grid, first: int, count: int) -> tuple[str, int] | None:
         along, *across = grid.files
         path = _path(path, (chunk // along, *(0 for _ in across)))
         block = chunk * math.prod(across)
+    elif grid.which is not None:
+        path = _path(path, (grid.which.one(block),))
     offset, length = grid.blocks.offsets.one(block), grid.blocks.lengths.one(block)
     return (path, offset + inside * grid.row_nbytes) if offset >= 0 and length > 0 else None
 
@@ -256,7 +278,7 @@ def plain_rows(grid: Grid, first: Ints, count: Ints) -> Extents:
 def _adjoining(grid: Grid) -> int | None:
     """Return where row 0 lies if all rows follow one another in one file, else None."""
     law = grid.blocks.offsets
-    if grid.files is not None or not isinstance(law, Affine) or law.base < 0:
+    if grid.several or not isinstance(law, Affine) or law.base < 0:
         return None
     return law.base if law.count == 1 or law.stride == grid.chunk_nbytes else None
 
@@ -349,3 +371,24 @@ def cut(grid: Grid, first: Ints, count: Ints) -> Pieces:
         tile = np.zeros((len(tiles), len(at)), np.int64)
     block, place = grid.numbers(np.concatenate([at[None], tile]))
     return Pieces(request, done, inside, rows, block, place, tile)
+
+
+def sizes(layout: FileLayout, field: Field, indices: Ints) -> Ints | None:
+    """Return the bytes of a ragged field in samples; None where only the records say."""
+    given = layout.given.get(field.name)
+    if given is not None:
+        assert isinstance(given.values, Words)  # of all that is ragged
+        return given.values.lengths(given.numbers(indices, field.name))
+    column = layout.columns.get(field.name)
+    if column is not None:
+        if column.grid is None:
+            return np.zeros(len(indices), np.int64)
+        if column.count is None:
+            return np.full(len(indices), column.grid.row_nbytes * column.lines, np.int64)
+        return column.count.at(indices) * column.grid.row_nbytes
+    records = layout.records
+    if records is None or (part := records.parts[field.name]).at is None:
+        return None
+    if part.nbytes is not None:
+        return np.full(len(indices), part.nbytes, np.int64)
+    return records.blocks.lengths.at(records.numbers(indices, field.name)) - part.at

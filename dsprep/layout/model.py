@@ -9,6 +9,8 @@ and two laws give their offsets and lengths. Samples are found in them in one of
   record.
 - `Column`: a field is an array of its own, cut into chunks (`Grid`). A sample is a row of it, or
   several.
+
+Other fields are `Given` by the layout: they follow from the names of files, say, and take no read.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Ints
+from dsprep.core.schema import Array, Field, Ints, Ragged
 from dsprep.errors import FormatError
 from dsprep.layout.laws import Law
+from dsprep.layout.words import Words
 
 
 def misfit(what: str, where: object, expected: object = None, found: object = None) -> FormatError:
@@ -51,11 +54,15 @@ class Blocks:
         The file that holds them, relative to the dataset's file entry: ``""`` is that file
         itself, ``data.mdb`` a file in that directory. In a `Grid` it may name several: ``{0}``,
         ``{1}`` stand for the number of the file along an axis.
+    names
+        Of `Records` whose blocks have a file each: the file of every block, instead of `path`. A
+        block ends where its file ends.
     """
 
     offsets: Law
     lengths: Law
     path: str = ""
+    names: Words | None = None
 
     @property
     def count(self) -> int:
@@ -148,6 +155,9 @@ class Grid:
         For each chunk a bit for each filter that was left out; None: none was.
     fill
         One element: what chunks hold that are not stored. None: every chunk has to be there.
+    which
+        For each chunk the number that ``{0}`` in `Blocks.path` stands for, where chunks are in
+        several files in no regular way; without `files`. None: one file, or `files`.
     """
 
     blocks: Blocks
@@ -158,6 +168,12 @@ class Grid:
     filters: tuple[Mapping[str, Any], ...] = ()
     masks: Law | None = None
     fill: bytes | None = None
+    which: Law | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether the chunks are in several files."""
+        return self.files is not None or self.which is not None
 
     @cached_property
     def row_nbytes(self) -> int:
@@ -194,7 +210,8 @@ class Grid:
         """
         grid = self.chunks
         if self.files is None:
-            return np.ravel_multi_index(tuple(coordinates), grid).astype(np.int64), None
+            number = np.ravel_multi_index(tuple(coordinates), grid).astype(np.int64)
+            return number, None if self.which is None else self.which.at(number)[None]
         per = np.array(self.files, np.int64)[:, None]
         which = coordinates // per
         along = tuple(-(-n // p) for n, p in zip(grid, self.files, strict=True))
@@ -223,13 +240,59 @@ class Column:
         Rows of the array per sample; those of sample i are ``i * lines .. (i + 1) * lines``.
         Not used for ragged fields.
     first, count
-        Ragged fields: the first row of each sample, and how many it has; else None.
+        Ragged fields, and others whose samples are at any place: the first row of each sample, and
+        how many it has; else None. Several rows of the array may make a row of the field.
     """
 
     grid: Grid | None
     lines: int = 1
     first: Law | None = None
     count: Law | None = None
+
+
+@dataclass(frozen=True)
+class Given:
+    """A field whose values are in the layout itself.
+
+    Attributes
+    ----------
+    which
+        For each sample the number of its value; of int64 without `values`, the value.
+    values
+        Values, numbered from 0: `Words` of a `bytes` or `str` field, else an array of the field's
+        dtype and inner shape; None: the numbers are the values.
+    """
+
+    which: Law
+    values: Words | Array | None = None
+
+    def at(self, indices: Ints, field: Field) -> Array | Ragged:
+        """Return the field of some samples; `FormatError` if one has no value."""
+        numbers = self.numbers(indices, field.name)
+        if self.values is None:
+            return numbers
+        if isinstance(self.values, Words):
+            return Ragged(*self.values.take(numbers), field.kind)
+        return self.values[numbers]
+
+    def one(self, index: int, field: Field) -> Array | Ragged:
+        """Return the field of one sample, as an array of one or a `Ragged` of one; see `at`."""
+        if not isinstance(self.values, Words):
+            return self.at(np.array([index], np.int64), field)
+        number = self.which.one(index)
+        if not 0 <= number < len(self.values):
+            raise misfit("gives a sample a value that does not exist", f"field {field.name}")
+        word = np.frombuffer(self.values[number], np.uint8)
+        return Ragged(word, np.array([0, len(word)]), field.kind)
+
+    def numbers(self, indices: Ints, name: str) -> Ints:
+        """Return the numbers of the values of samples; see `at`."""
+        found = self.which.at(indices)
+        if self.values is None or not len(found):
+            return found
+        if not 0 <= int(found.min()) <= int(found.max()) < len(self.values):
+            raise misfit("gives a sample a value that does not exist", f"field {name}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -305,6 +368,8 @@ class FileLayout:
         Where fields lie in records.
     columns
         Where fields are arrays, by field name.
+    given
+        Fields whose values are here, by field name.
     unlocated
         Fields that only the format's library can find: name to the reason, a clause.
     groups
@@ -323,3 +388,4 @@ class FileLayout:
     groups: Groups | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     candidates: tuple[Law, ...] = field(default=(), compare=False)
+    given: Mapping[str, Given] = field(default_factory=dict)

@@ -29,11 +29,12 @@ from dsprep.core.pread import (
     SEVERAL,
     RangeError,
     Runs,
+    move_spans,
     one_range,
     packed,
-    ranges,
 )
 from dsprep.core.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, Schema, concatenate
+from dsprep.core.storage import as_bytes
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
 from dsprep.reader.memory import Block
@@ -51,6 +52,9 @@ BLOCK_NBYTES = 64 << 10
 
 MANY = 64
 """Files of a unit from which on they are not held open together, but opened as they are read."""
+
+EACH = 256
+"""Samples of a part where each has a file of its own."""
 
 _ALIGN = 64
 _NONE = np.zeros(0, np.int64)
@@ -188,6 +192,9 @@ class Filler:
                 small = not f.ragged and f.row_nbytes < SMALL
                 found[f.name] = ("staged" if small else "direct") if plain else "decoded"
         records = layout.records
+        if records is not None and records.blocks.names is not None:
+            found |= {f.name: "decoded" for f in self.fields if f.name in records.parts}
+        found |= {f.name: "decoded" for f in self.fields if f.name in layout.given}
         inside = [f for f in self.fields if f.name not in found]
         if records is not None and inside:
             located = all(records.parts[f.name].at is not None for f in inside)
@@ -300,12 +307,17 @@ class Filler:
                 self._check_sizes(f, found, len(chosen), number)
                 self._add(plan, number, found, address[chosen])
         for number, chosen, local in by_file if decoded else ():
+            given = self.sidecar.layout(number).given
+            names = [name for name in decoded if name not in given]
+            if len(names) < len(decoded):  # no file has them, so one part does it
+                others = [name for name in decoded if name in given]
+                fill.parts.append(self._decoding(fill, chosen, others))
             if not many:
                 fill.files.update(self._files(number, local, decoded))
-            size = max(1, MANY // len(decoded)) if many else len(chosen)
+            size = self._part_size(number, names) if many else len(chosen)
             fill.parts += [
-                self._decoding(fill, chosen[a : a + size], decoded)
-                for a in range(0, len(chosen), size)
+                self._decoding(fill, chosen[a : a + size], names)
+                for a in range(0, len(chosen) if names else 0, size)
             ]
         for name, each in lengths.items():
             self._plan_ragged(fill, name, each, plan, take)
@@ -333,14 +345,24 @@ class Filler:
             return True
         total = 0
         for number, _, local in by_file:
+            records = self.sidecar.layout(number).records
+            if records is not None and records.blocks.names is not None:
+                total += len(local) if any(f.name in records.parts for f in fields) else 0
             for f in fields:
                 column = self.sidecar.layout(number).columns.get(f.name)
-                if column is None or column.grid is None or column.grid.files is None:
+                if column is None or column.grid is None or not column.grid.several:
                     continue
                 place = self._locate(number, f.name, local).place
                 if place is not None and place.shape[1] > MANY // len(fields):
                     total += np.unique(place, axis=1).shape[1]
         return total > MANY
+
+    def _part_size(self, number: int, names: Sequence[str]) -> int:
+        """Return the samples of a part, of which each may take a file for each of the fields."""
+        records = self.sidecar.layout(number).records
+        if records is not None and records.blocks.names is not None:
+            return EACH  # of those one is open at a time
+        return max(1, MANY // max(1, len(names)))
 
     def _locate(self, number: int, name: str, local: Ints) -> Extents:
         layout = self.sidecar.layout(number)
@@ -505,15 +527,21 @@ class Filler:
 def _joined(f: Field, fill: Fill, columns: list[tuple[Ints, Ragged]]) -> Ragged:
     """Return ragged values of all samples in the order of delivery."""
     lengths = np.zeros(len(fill.samples), np.int64)
-    starts = np.zeros(len(fill.samples), np.int64)
-    at, values = 0, []
     for chosen, column in columns:
         lengths[chosen] = column.lengths
-        starts[chosen] = column.offsets[:-1] + at
-        at += len(column.values)
-        values.append(column.values)
     order = np.empty_like(fill.slots)
     order[fill.slots] = np.arange(len(order))
-    joined = np.concatenate(values, dtype=f.dtype)  # keeps the byte order
-    chosen = ranges(starts[order], lengths[order])
-    return Ragged.from_lengths(joined[chosen], lengths[order], f.kind)
+    width, edges = f.row_nbytes, packed(lengths[order])
+    out = np.empty((int(edges[-1]), *f.inner), f.dtype)
+    to = edges[:-1][fill.slots] * width
+    for chosen, column in columns:
+        values = as_bytes(np.ascontiguousarray(column.values))
+        starts, nbytes = column.offsets[:-1] * width, column.lengths * width
+        move_spans(
+            np.frombuffer(values, np.uint8),
+            starts,
+            nbytes,
+            out.reshape(-1).view(np.uint8),
+            to[chosen],
+        )
+    return Ragged(out, edges, f.kind)

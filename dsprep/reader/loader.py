@@ -6,28 +6,30 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, Schema
+from dsprep.core.schema import Array, Batch, Ints, Schema
 from dsprep.errors import DsprepError, UsageError
+from dsprep.reader.adaptive import Adaptive
 from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of
-from dsprep.reader.engines import NAMES, Engine, Fallback, make
+from dsprep.reader.engines import Engine, Fallback, make
 from dsprep.reader.filling import Filler
 from dsprep.reader.ledger import EpochStats, Ledger
-from dsprep.reader.memory import Allocate, anonymous
+from dsprep.reader.mini_epochs import MiniEpochs, Pass, Policy
 from dsprep.reader.node import join
 from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
 from dsprep.reader.node.tokens import staggering
-from dsprep.reader.order import SHUFFLES, Assignment, Leg, Remainder, Shuffle, Stage, Start
+from dsprep.reader.options import ReaderOptions, at_least
+from dsprep.reader.order import Assignment, Leg, Stage, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
 from dsprep.reader.ranks import Place, detect
 from dsprep.reader.units import cut_units, first_file, is_decoded, sample_nbytes
@@ -41,73 +43,6 @@ _looked_at: set[Path] = set()  # sidecars of which it is known whether their sam
 
 MOST_RANKS = 1 << 20
 """Ranks beyond which a saved state is damaged: what is left is worked out for each of them."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ReaderOptions:
-    """The parameters of a `Reader`, which are described there, checked."""
-
-    path: str | Path
-    batch_size: int
-    _: KW_ONLY
-    buffer_size: int | str | None = None
-    seed: int = 0
-    rank: int | None = None
-    world_size: int | None = None
-    epochs: int | None = 1
-    shuffle: Shuffle = "group"
-    drop_last: bool = False
-    pad: bool = False
-    fields: Sequence[str] = ()
-    buffers: int | None = None
-    buffers_mixed: int | None = None
-    io_threads: int | None = None
-    transfer_size: int | None = None
-    engine: str = "buffered"
-    verify: bool = False
-    transform: Callable[[Batch], Any] | None = None
-    transform_threads: int = 1
-    readers_per_node: int | None = None
-    stagger: int | None = None
-    comm: Any = None
-    node_key: str | None = None
-    data: str | Path | None = None
-    check_order: bool = True
-    follow_external: bool = False
-    allocate: Allocate = anonymous
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.path, (str, Path)):
-            raise UsageError(f"path is {self.path!r}", expected="one dataset, or its sidecar")
-        if isinstance(self.fields, str):
-            raise UsageError(f"fields is {self.fields!r}", expected="a sequence of names")
-        if self.transform is not None and not callable(self.transform):
-            raise UsageError(f"transform is {self.transform!r}", expected="a function of a batch")
-        if self.drop_last and self.pad:
-            raise UsageError("drop_last and pad exclude each other", fix="give one of them")
-        needed = ("seed", "batch_size", "transform_threads")
-        optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
-        for name in (*needed, *optional, "buffers", "buffers_mixed"):
-            value = getattr(self, name)
-            if value is not None or name in needed:
-                object.__setattr__(self, name, at_least(name, value, int(name != "seed")))
-        for name, known in (("shuffle", SHUFFLES), ("engine", NAMES)):
-            value = getattr(self, name)
-            if value not in known:
-                raise UsageError(f"{name} is {value!r}", expected="one of " + ", ".join(known))
-
-    @property
-    def remainder(self) -> Remainder:
-        """What happens to samples that do not fill a batch on every rank."""
-        return "drop" if self.drop_last else "pad" if self.pad else "ragged"
-
-
-def at_least(name: str, value: Any, least: int) -> int:
-    """Return an option as a number; raise `UsageError` unless it is a whole one from `least` on."""
-    number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not number or value < least:
-        raise UsageError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
-    return int(value)
 
 
 class Reader(ReaderOptions):
@@ -152,6 +87,16 @@ class Reader(ReaderOptions):
         one more than `io_threads`, so that each thread reads one.
     buffers_mixed
         Groups whose samples are shuffled together.
+    mini_epochs
+        Parts of an epoch that are passed several times, one after another. A ``for`` then runs
+        through one pass of one of them, `epoch` and `set_epoch` count passes, and `epochs` what
+        it always does: see `dsprep.reader.mini_epochs`.
+    repeats
+        Passes of each part; or those of each in turn, counted over all epochs, of which the last
+        number holds for all further ones; or what decides by what `report` is given, see
+        `dsprep.repeats`. In the latter case nothing is read ahead of a pass.
+    recompose
+        Whether every epoch draws its parts anew, not only their order.
     io_threads
         Threads that read; None: as many as the cores of this process, divided among the ranks of
         this node that share them, at least 1 and at most 4; all of that share where values are
@@ -208,7 +153,7 @@ class Reader(ReaderOptions):
         ``"drop"``, ``"pad"`` or ``"ragged"``: what `drop_last` and `pad` mean.
     epoch
         The epoch of the last batch; after the end of a loop and after `load_state_dict`, of the
-        next one.
+        next one. With mini-epochs the number of the pass; see `mini_epoch`.
 
     Raises
     ------
@@ -230,7 +175,12 @@ class Reader(ReaderOptions):
             self._sidecar, self.schema, self.shuffle, self.buffer_size, self.buffers_mixed
         )
         sizes = self.place.world_size, self.batch_size
-        self._order = Assignment(edges, self.shuffle, self.seed, mixed, self.remainder, *sizes)
+        self._order = Assignment(
+            edges, self.shuffle, self.seed, mixed, self.remainder, *sizes, self._mini(edges)
+        )
+        self._adaptive: Adaptive | None = None
+        if self._order.mini is not None and not self._order.mini.repeats:
+            self._adaptive = Adaptive(cast("Policy", self.repeats), self.place, self.comm)
         self._check_steps()
         self._warn_of_order()
         self._choice = self._chosen()
@@ -246,6 +196,19 @@ class Reader(ReaderOptions):
             self._node = join(self.place, self.readers_per_node, self.node_key, task)
             if self._node is not None:  # also where nobody closes this
                 weakref.finalize(self, self._node.close)
+
+    def _mini(self, edges: Ints) -> MiniEpochs | None:
+        """Return how epochs are cut into parts."""
+        if self.mini_epochs is None:
+            return None
+        if self.mini_epochs > max(1, len(edges) - 1):
+            raise UsageError(
+                f"{self.mini_epochs} mini-epochs are more than the {len(edges) - 1} groups",
+                fix="take fewer, or repack with a smaller --buffer-size",
+            )
+        repeats = (self.repeats,) if isinstance(self.repeats, int) else self.repeats
+        known = repeats if isinstance(repeats, tuple) else ()
+        return MiniEpochs(self.mini_epochs, known, self.recompose)
 
     def _opened(self) -> Sidecar:
         return Sidecar.open(self.path, self.data, follow_external=self.follow_external)
@@ -350,11 +313,12 @@ class Reader(ReaderOptions):
             )
 
     def _check_steps(self) -> None:
-        n, world = len(self._sidecar), self.place.world_size
-        if n and self.remainder == "drop" and n // world < self.batch_size:
+        n, world, parts = len(self._sidecar), self.place.world_size, self.mini_epochs or 1
+        if n and self.remainder == "drop" and n // parts // world < self.batch_size:
+            cut = f" in {parts} mini-epochs" if parts > 1 else ""
             raise UsageError(
-                f"drop_last leaves nothing: {n} samples for {world} ranks are fewer than a batch "
-                f"of {self.batch_size} for each",
+                f"drop_last leaves nothing: {n} samples{cut} for {world} ranks are fewer than a "
+                f"batch of {self.batch_size} for each",
                 fix="take a smaller batch_size, or pad=True",
             )
 
@@ -374,14 +338,56 @@ class Reader(ReaderOptions):
         return leg.stop - leg.first
 
     @property
+    def mini_epoch(self) -> Pass | None:
+        """Which pass of which part of which epoch `epoch` is; None without mini-epochs."""
+        decided = () if self._adaptive is None else self._adaptive.decided
+        return None if self._order.mini is None else self._order.mini.at(self.epoch, decided)
+
+    def report(self, **metrics: float) -> bool:
+        """Give the metrics of the pass that has just ended, where these decide about repeats.
+
+        To be called by all ranks, between a loop and the next one. The metrics of rank 0 count;
+        the others learn of its decision by `comm`, or else by torch.distributed.
+
+        Parameters
+        ----------
+        **metrics
+            Such as ``loss=0.25, val_error=0.1``.
+
+        Returns
+        -------
+        bool
+            Whether the next pass is one of the next mini-epoch.
+
+        Raises
+        ------
+        UsageError
+            If repeats are not adaptive, no pass has ended since the last call, a metric of the
+            score is missing, or the ranks cannot agree.
+        """
+        self._between_loops("call report")
+        if self._adaptive is None:
+            raise UsageError(
+                "nothing is decided by metrics here", fix="give repeats= a policy: dsprep.repeats"
+            )
+        if self._adaptive.reported >= self.epoch or self._done or self._stages or self._steps:
+            raise UsageError("no pass has ended since the last report")
+        return self._adaptive.report(metrics)
+
+    @property
     def samples(self) -> int:
         """Samples of the dataset."""
         return len(self._sidecar)
 
     def _start(self) -> Start:
         """Return where the next loop begins."""
-        left = None if self.epochs is None else max(1, self.epochs - self.epoch)
-        return Start(self.epoch, self._stages, self._steps, left, self._part, self._done)
+        here = Start(self.epoch, self._stages, self._steps, None, self._part, self._done)
+        if self._adaptive is not None:
+            return replace(here, epochs=1, decided=self._adaptive.decided)
+        epochs, mini = self.epochs, self._order.mini
+        if epochs is not None and mini is not None:
+            epochs = mini.first(epochs)
+        return here if epochs is None else replace(here, epochs=max(1, epochs - self.epoch))
 
     def _leg(self) -> Leg:
         return self._order.leg(self.place.rank, self._start())
@@ -424,6 +430,11 @@ class Reader(ReaderOptions):
                     fix="make a second Reader, or end the first loop",
                 )
             self._sidecar.check()
+            if self._adaptive is not None and self._adaptive.reported < self.epoch:
+                raise UsageError(
+                    "metrics of the last pass decide which mini-epoch comes next",
+                    fix="call reader.report(loss=...) between the loops",
+                )
             running = self._running
             if running is None or running.closed or not self._is_next(running.leg):
                 self._stop()
@@ -505,6 +516,8 @@ class Reader(ReaderOptions):
             Within a loop, if the numbers are impossible, or if another process reads for this one.
         """
         number, parts = at_least("number", number, 0), at_least("parts", parts, 1)
+        if self._adaptive is not None and parts > 1:
+            raise UsageError("workers cannot agree on repeats", fix="load without workers")
         if number >= parts:
             raise UsageError(f"number is {number}", expected=f"less than the {parts} parts")
         self._between_loops("call take_part")
@@ -560,6 +573,7 @@ class Reader(ReaderOptions):
             "epoch": self.epoch,
             "stages": [[s.world_size, s.batch_size, s.steps] for s in (*self._stages, here)],
             **({} if alone else {"part": [*self._part, self._done]}),
+            **({} if self._adaptive is None else self._adaptive.state()),
             **self._order.facts(),
         }
 
@@ -583,7 +597,7 @@ class Reader(ReaderOptions):
                 expected=f"version {STATE_VERSION}",
                 found=repr(state)[:80],
             )
-        for name, value in self._order.facts().items():
+        for name, value in {"mini_epochs": None, **self._order.facts()}.items():
             if state.get(name) != value:
                 raise UsageError(
                     f"the state was saved by a reader with another {name}",
@@ -599,6 +613,8 @@ class Reader(ReaderOptions):
                 found=f"part {part}",
                 fix="load it with as many workers",
             )
+        if self._adaptive is not None:
+            self._adaptive.load(state)
         last = stages[-1]
         same = last.world_size == self.place.world_size and last.batch_size == self.batch_size
         self.epoch = epoch

@@ -26,7 +26,6 @@ Deep Learning Applications", section III (groups, their assignment, shuffling in
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,18 +37,13 @@ from dsprep.core.packing import digest
 from dsprep.core.permutation import Permutation
 from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Ints
+from dsprep.reader.mini_epochs import MiniEpochs, derive
 
 Shuffle: TypeAlias = Literal["group", "global", "none"]
 Remainder: TypeAlias = Literal["drop", "pad", "ragged"]
 
 SHUFFLES = ("group", "global", "none")
 REMAINDERS = ("drop", "pad", "ragged")
-
-
-def derive(*words: object) -> int:
-    """Return a number below 2**63 that depends on all words; the same everywhere."""
-    text = " ".join(map(str, words)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,7 @@ class Span:
 
 
 class Sequence:
-    """All samples in the order of one epoch, before they are shuffled within units.
+    """The samples of one epoch in their order, before they are shuffled within units.
 
     Parameters
     ----------
@@ -92,25 +86,34 @@ class Sequence:
         What the order is drawn from.
     mixed
         Groups that a unit holds, and whose samples are shuffled together.
+    groups
+        int64, shape ``(n,)``: the groups of a pass through a part of the epoch, in their order;
+        `epoch` is then the number of the pass. None: all, in an order that is drawn.
 
     Attributes
     ----------
     ends
-        int64, shape ``(groups + 1,)``: the positions at which groups begin and end.
+        int64, shape ``(n + 1,)``: the positions at which groups begin and end.
     """
 
-    def __init__(self, edges: Ints, shuffle: Shuffle, seed: int, epoch: int, mixed: int = 1):
+    def __init__(
+        self,
+        edges: Ints,
+        shuffle: Shuffle,
+        seed: int,
+        epoch: int,
+        mixed: int = 1,
+        groups: Ints | None = None,
+    ) -> None:
         self.edges, self.shuffle, self.mixed = edges, shuffle, mixed
         self.seed, self.epoch = seed, epoch
-        self._groups: Ints | None = None
-        self.ends = edges
-        if shuffle == "group" and len(edges) > 2:
-            self._groups = Permutation(derive(seed, epoch, "groups"), len(edges) - 1).all()
-            self.ends = np.zeros(len(edges), np.int64)
-            np.cumsum(np.diff(edges)[self._groups], out=self.ends[1:])
+        if groups is None and shuffle == "group" and len(edges) > 2:
+            groups = Permutation(derive(seed, epoch, "groups"), len(edges) - 1).all()
+        self._groups = groups
+        self.ends = edges if groups is None else packed(np.diff(edges)[groups])
 
     def __len__(self) -> int:
-        return int(self.edges[-1])
+        return int(self.ends[-1])
 
     @cached_property
     def _samples(self) -> Permutation:
@@ -119,7 +122,7 @@ class Sequence:
     def samples(self, start: int, stop: int) -> Ints:
         """Return which samples are at the positions ``start <= i < stop``."""
         if self.shuffle == "global":
-            return self._samples.forward(np.arange(start, stop, dtype=np.int64))
+            return self._numbers(self._samples.forward(np.arange(start, stop, dtype=np.int64)))
         if self._groups is None:
             return np.arange(start, stop, dtype=np.int64)
         first, last = np.searchsorted(self.ends, (start, stop - 1), "right").tolist()
@@ -131,6 +134,13 @@ class Sequence:
         low = np.maximum(ends[:-1], start)
         inside = low - ends[:-1] + self.edges[self._groups[first - 1 : last]]
         return ranges(inside, np.minimum(ends[1:], stop) - low)
+
+    def _numbers(self, positions: Ints) -> Ints:
+        """Return which samples are at any positions, before they are shuffled."""
+        if self._groups is None:
+            return positions
+        found = np.searchsorted(self.ends, positions, "right") - 1
+        return self.edges[self._groups[found]] + positions - self.ends[found]
 
     def units(self, span: Span) -> Iterator[Span]:
         """Cut a span where units end: yield fixed spans that hold its samples."""
@@ -316,6 +326,7 @@ class Start:
     epochs: int | None  # how many; None: without end
     part: tuple[int, int] = (0, 1)  # which of how many parts of the steps of this rank
     done: int = 0  # steps of this part that were done
+    decided: tuple[int, ...] = ()  # repeats of the mini-epochs that are over, if they adapt
 
 
 @dataclass(frozen=True)
@@ -329,11 +340,19 @@ class Assignment:
     remainder: Remainder
     world_size: int
     batch_size: int
+    mini: MiniEpochs | None = None
+
+    def sequence(self, number: int, decided: tuple[int, ...] = ()) -> Sequence:
+        """Return the order of an epoch; with mini-epochs, of a pass, see `MiniEpochs.at`."""
+        groups = None
+        if self.mini is not None:
+            which, shuffled = self.mini.at(number, decided), self.shuffle != "none"
+            groups = self.mini.groups(self.edges, self.seed, which, shuffled=shuffled)
+        return Sequence(self.edges, self.shuffle, self.seed, number, self.mixed, groups)
 
     def leg(self, rank: int, start: Start) -> Leg:
         """Return what a rank delivers of the epoch in which a loop begins."""
-        order = Sequence(self.edges, self.shuffle, self.seed, start.epoch, self.mixed)
-        epoch = Epoch(order, start.stages, self.remainder)
+        epoch = Epoch(self.sequence(start.epoch, start.decided), start.stages, self.remainder)
         share = epoch.share(self.world_size, rank, self.batch_size)
         left, (i, parts) = share.steps - start.steps, start.part
         first, stop = (start.steps + k * left // parts for k in (i, i + 1))
@@ -346,14 +365,17 @@ class Assignment:
             yield self.leg(rank, start)
             number = 1
             while self.edges[-1] and (start.epochs is None or number < start.epochs):
-                yield self.leg(rank, Start(start.epoch + number, (), 0, 1, start.part))
+                later = Start(start.epoch + number, (), 0, 1, start.part, decided=start.decided)
+                yield self.leg(rank, later)
                 number += 1
 
         return legs
 
     def facts(self) -> dict[str, object]:
         """Return what decides the order, besides ranks and batches, as JSON."""
+        mini = {} if self.mini is None else {"mini_epochs": self.mini.facts()}
         return {
+            **mini,
             "seed": self.seed,
             "shuffle": self.shuffle,
             "remainder": self.remainder,

@@ -8,12 +8,11 @@ import numpy as np
 
 from dsprep.core.schema import Ints, Schema
 from dsprep.errors import UsageError
-from dsprep.layout.as_json import file_path
 from dsprep.layout.locate import locate
 from dsprep.reader.order import Shuffle
 from dsprep.reading.files import File
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.write.buffers import InBytes, InSamples, parse_buffer
+from dsprep.writing.buffers import InBytes, InSamples, parse_buffer
 
 BUFFER_NBYTES = 64 << 20
 """Bytes that are read at a time of datasets without groups, unless a size is given."""
@@ -84,16 +83,22 @@ def is_decoded(sidecar: Sidecar, names: Sequence[str]) -> bool:
 
 
 def first_file(sidecar: Sidecar, names: Sequence[str]) -> File:
-    """Return the file of the first sample's first field that has a location."""
+    """Return the file of the first sample's first field that has a location.
+
+    Raises
+    ------
+    UsageError
+        If no field has one.
+    """
     number, local = sidecar.file_of(0)
     layout = sidecar.layout(number)
     for name in names:
-        if name in layout.unlocated:
+        if name in layout.unlocated or name in layout.given:
             continue
         found = locate(layout, name, np.array([local], np.int64))
         path = found.template
         if found.place is not None and found.place.shape[1]:
-            path = file_path(path, found.place[:, 0].tolist())
+            path = found.path(found.place[:, 0].tolist())
         return sidecar.open_file(number, path)
     raise UsageError("no field has a location", where=sidecar.dataset)
 

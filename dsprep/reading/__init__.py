@@ -6,6 +6,8 @@
     From extents to reads; `Sidecar.read` and the Reader share it.
 `records`
     Fields that lie in records.
+`each`
+    Records of which each is in a file of its own.
 `columns`
     Fields that are arrays.
 `layout_reader`

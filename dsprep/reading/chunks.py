@@ -89,7 +89,7 @@ class Chunks:
         """Return a chunk's file, offset and length, and its mask; length 0: it is not stored."""
         grid = self.grid
         number, path = line * self.side + tile, grid.blocks.path
-        if grid.files is not None:
+        if grid.several:
             place = np.array([[line], *([k] for k in self._tiles[tile])], np.int64)
             numbers, files = grid.numbers(place)
             number = int(numbers[0])

@@ -134,14 +134,21 @@ class ColumnReader:
     def _values(self, out: Bytes, count: Ints) -> Values:
         """Return decoded rows as the field of samples that have `count` rows each."""
         field, grid = self.field, self.column.grid
-        values = out.view(field.dtype)
         if not field.ragged:
-            return values.reshape(len(count), *field.inner)
-        whole = self.column.first is None and grid is not None  # the only sample of its file
-        per = grid.row_nbytes // max(1, field.row_nbytes) if whole and grid is not None else 1
+            return out.view(field.dtype).reshape(len(count), *field.inner)
         if grid is None and count.any():
             raise misfit("gives samples rows of an array that has none", f"field {field.name}")
-        return Ragged.from_lengths(values.reshape(-1, *field.inner), count * per, field.kind)
+        nbytes, row = count * (0 if grid is None else grid.row_nbytes), max(1, field.row_nbytes)
+        if (nbytes % row).any():
+            found = f"{int(nbytes[nbytes % row != 0][0])} bytes"
+            raise misfit(
+                f"does not give whole values of {field}",
+                self.field.name,
+                f"a multiple of {row}",
+                found,
+            )
+        values = out.view(field.dtype).reshape(-1, *field.inner)
+        return Ragged.from_lengths(values, nbytes // row, field.kind)
 
     def _begin_plain(self, grid: Grid, first: Ints, count: Ints) -> Wanted:
         found, places = plain_rows(grid, first, count), packed(count * grid.row_nbytes)

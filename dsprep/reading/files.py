@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.marks import Mark, Status, changed, is_coarse, same_file, status
+from dsprep.core.marks import ChangedError, Mark, Status, changed, is_coarse, same_file, status
 from dsprep.core.pread import NEAR, read_spans
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.storage import Inside, let_go, pread_into
@@ -30,17 +30,23 @@ KNOWN = 1 << 16
 class File:
     """A file open for reading, closed when nothing refers to it any more.
 
-    `status` and `nbytes` are what it was when it was opened. What reads it looks at it afterwards,
-    and raises `ChangedError` if it is not the same any more: see `check_same`.
+    `where` is its path as it was opened, `status` and `nbytes` are what it was then. What reads it
+    looks at it afterwards, and raises `ChangedError` if it is not the same any more: see
+    `check_same`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.fd = -1
-        self.path = path
+        self.where = path
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(self.fd)
         self.status, self._links = status(found), found.st_nlink
         self.nbytes = self.status[1]
+
+    @property
+    def path(self) -> Path:
+        """Its path."""
+        return Path(self.where)
 
     def close(self) -> None:
         """Close it at once; closing twice is allowed."""
@@ -53,7 +59,7 @@ class File:
 
     def read_into(self, out: Bytes, offset: int) -> None:
         """Fill `out` from `offset` on."""
-        pread_into(self.fd, out, offset, self.path)
+        pread_into(self.fd, out, offset, self.where)
         self.check_same()
 
     def read_checked(self, out: Bytes, offset: int, what: str) -> None:
@@ -67,7 +73,7 @@ class File:
         self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, near: int = NEAR
     ) -> None:
         """Read ranges into `out`; see `dsprep.core.pread.read_spans`."""
-        read_spans(self.fd, offsets, lengths, out, places, self.path, near)
+        read_spans(self.fd, offsets, lengths, out, places, self.where, near)
         self.check_same()
 
     def itself(self, path: str) -> File:
@@ -91,6 +97,18 @@ class File:
             if not renamed or found.st_nlink == self._links:
                 raise changed(self.path, self.status, now)
             self.status, self._links = now, found.st_nlink
+
+    def check_end(self, end: int) -> None:
+        """Raise `ChangedError` unless it ends at `end`, as when its records were located."""
+        if end != self.nbytes:
+            raise ChangedError(
+                "the file has another size than when it was located",
+                where=self.path,
+                expected=f"{end:,} bytes",
+                found=f"{self.nbytes:,} bytes",
+                fix="where a sidecar gives the size, write it again with dsprep provenance; "
+                "otherwise start again once nobody writes to it",
+            )
 
     def check(self, offsets: Ints, lengths: Ints, what: str) -> None:
         """Raise `FormatError` unless every range, int64 of shape ``(n,)``, lies within the file.
@@ -138,6 +156,7 @@ class Files:
         self._kept = kept if limit == resource.RLIM_INFINITY else max(1, min(kept, limit // SHARE))
         self._known: dict[tuple[int, str], Status] = {}
         self._marks: dict[int, Mark] = {}
+        self._root = (-1, "")  # of the entry that was asked for last
         self._lock = threading.Lock()
 
     def expect(self, marks: Mapping[int, Mark]) -> None:
@@ -174,29 +193,32 @@ class Files:
             if found is not None:
                 self._open.move_to_end(key)
                 return found
-        made = File(root(entry) / path if path else root(entry))
-        self._inside.check(made.fd, made.path)
+        below = self._root
+        if below[0] != entry:
+            below = self._root = entry, os.fspath(root(entry))
+        made = File(f"{below[1]}/{path}" if path else below[1])
+        self._inside.check(made.fd, made.where)
         if self._first and self._marks and entry not in self._marks and key not in self._known:
             self._first(entry, path, made)
         with self._lock:
-            self._check(key, made.path, made.status)
+            self._check(key, made.where, made.status)
             found = self._open.setdefault(key, made)
             if len(self._open) > self._kept:
                 self._open.popitem(last=False)
         return found
 
-    def _check(self, key: tuple[int, str], file: Path, now: Status) -> None:
+    def _check(self, key: tuple[int, str], file: str | Path, now: Status) -> None:
         mark, before = self._marks.get(key[0]), self._known.get(key)
         if before is None and mark is not None:
             before = mark.status
             if mark.each:  # of many files, only the newest of their change times is known
                 before = (*now[:3], min(now[3], before[3]))
         if before is not None and not same_file(before, now):
-            raise changed(file, before, now)
+            raise changed(Path(file), before, now)
         if before is None or before[0] == now[0] or not is_coarse(before):
             pass  # else neither another inode nor the same change time says much
         elif mark is not None and mark.sampled and not mark.each and not mark.has_sampled():
-            raise changed(file, before, now)
+            raise changed(Path(file), before, now)
         if len(self._known) < KNOWN:
             self._known[key] = now
 

@@ -8,6 +8,7 @@ from dsprep.core.schema import Arena, Batch, Ints, Schema
 from dsprep.errors import UsageError
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader, read_columns
+from dsprep.reading.each import read_each
 from dsprep.reading.files import File
 from dsprep.reading.records import Decoders, RecordReader, Verify
 from dsprep.reading.single import Single
@@ -100,10 +101,17 @@ class LayoutReader:
                 fix="leave it out, or open the dataset with dsprep.open",
             )
         out: Batch = {}
-        inside = [n for n in names if n not in self.columns]
+        given = self._layout.given
+        inside = [n for n in names if n not in self.columns and n not in given]
         if inside and self.records is not None:
-            file = self._open_file(self.records.records.blocks.path)
-            out = self.records.read(file, samples, inside, verify, arena, first)
+            records = self.records.records
+            if records.blocks.names is not None:
+                fields = [self._schema[n] for n in inside]
+                out = read_each(records, fields, samples, self._open_file, arena)
+            else:
+                file = self._open_file(records.blocks.path)
+                out = self.records.read(file, samples, inside, verify, arena, first)
+        out |= {n: given[n].at(samples, self._schema[n]) for n in names if n in given}
         chosen = {name: self.columns[name] for name in names if name in self.columns}
         if chosen:
             out |= read_columns(chosen, samples, arena)

@@ -28,8 +28,9 @@ from dsprep.core.schema import (
     new_array,
 )
 from dsprep.errors import FormatError
-from dsprep.layout.model import Part, Records, misfit
+from dsprep.layout.model import FileLayout, Part, Records, misfit
 from dsprep.reading.files import File
+from dsprep.reading.read_plan import strided
 
 Verify: TypeAlias = Literal["header", "full"] | None
 
@@ -148,6 +149,10 @@ class RecordReader:
         `first` is the dataset's number of the file's sample 0, for messages.
         """
         records = self.records
+        if verify is None:
+            views = self._strided(file, indices, [self.schema[n] for n in names], arena)
+            if views is not None:
+                return views
         offsets, lengths = records.extents(indices, file.path)
         file.check(offsets, lengths, "a record")
         if len(offsets) > 1:
@@ -179,7 +184,36 @@ class RecordReader:
         for i, (field, part) in enumerate(parts):
             found = taken[i] if taken[0].cut else taken[0]
             at = 0 if found.cut else int(part.at or 0)
-            out[field.name] = _field(found, field, part, at, label)
+            out[field.name] = take_field(found, field, part, at, label)
+        return out
+
+    def _strided(
+        self, file: File, indices: Ints, fields: Sequence[Field], arena: Arena | None
+    ) -> Batch | None:
+        """Return fields of consecutive samples at a constant distance as views of one range.
+
+        None where they are not so simple, also where something is wrong.
+        """
+        n = len(indices)
+        if n < 2 or not bool((indices[1:] - indices[:-1] == 1).all()):
+            return None
+        if any(f.ragged or not f.row_nbytes for f in fields):
+            return None
+        found = strided(FileLayout(n, self.records), fields, int(indices[0]), n)
+        if found is None:
+            return None
+        begin, end = min(f.offset for f in found), max(f.stop(n) for f in found)
+        wanted = n * sum(f.nbytes for f in found)
+        if begin < 0 or end > file.nbytes or end - begin > wanted * WASTE + 4096 + n * SMALL:
+            return None
+        buffer = new_array(arena, "sidecar.range", (end - begin,), _U8)
+        file.read_into(buffer, begin)
+        out: Batch = {}
+        for field, at in zip(fields, found, strict=True):
+            rows = as_strided(
+                buffer[at.offset - begin :], (n, at.nbytes), (at.stride, 1), writeable=False
+            )
+            out[field.name] = rows.view(field.dtype).reshape(n, *field.inner)
         return out
 
     @property
@@ -373,7 +407,9 @@ def _rows(buffer: Bytes, starts: Ints, lengths: Ints, width: int) -> Bytes:
     return out
 
 
-def _field(taken: Taken, field: Field, part: Part, at: int, label: Callable[[int], str]) -> Column:
+def take_field(
+    taken: Taken, field: Field, part: Part, at: int, label: Callable[[int], str]
+) -> Column:
     """Return one field of records in memory; it begins `at` bytes into each."""
     n = len(taken.starts)
     sizes = taken.lengths - at if part.nbytes is None else np.full(n, part.nbytes, np.int64)

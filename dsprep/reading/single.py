@@ -8,6 +8,7 @@ left to `LayoutReader.read`, which also has the words for what is wrong.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -65,10 +66,18 @@ class Single:
         known = {} if layout.records is None else layout.records.parts
         parts = {f.name: known[f.name] for f in fields if f.name in known}
         low = 0
+        self._names = [f.name for f in fields]
+        self._given = [(f, layout.given[f.name]) for f in fields if f.name in layout.given]
+        self._whole = False
         if layout.records is not None and parts:
             low, where = _of_record(layout.records, parts)
             self._where.append(where)
+            self._whole = layout.records.blocks.names is not None
+        elif len(self._given) == len(fields):
+            raise LookupError
         for field in fields:
+            if field.name in layout.given:
+                continue
             if part := parts.get(field.name):
                 at = part.at
                 make = None if at is None else _maker(field, at - low, part.nbytes)
@@ -98,6 +107,9 @@ class Single:
             if values is None:
                 return None
             out[name] = values
+        if self._given:
+            out |= {field.name: given.one(sample, field) for field, given in self._given}
+            return {name: out[name] for name in self._names}
         return out
 
     def _read(self, ranges: Sequence[Range]) -> list[Bytes]:
@@ -120,11 +132,13 @@ class Single:
             file = files.get(path)
             if file is None:
                 file = files[path] = self._open(path)
+            if self._whole:
+                file.check_end(offset + nbytes)
             if not 0 <= offset <= file.nbytes - nbytes:
                 file.check(np.array([offset]), np.array([nbytes]), "a sample")
             data = np.empty(nbytes, np.uint8)
             if nbytes:
-                pread_into(file.fd, data, offset, file.path)
+                pread_into(file.fd, data, offset, file.where)
             out.append(data)
         for file in files.values():
             file.check_same()
@@ -160,14 +174,18 @@ def _of_record(records: Records, parts: Mapping[str, Part]) -> tuple[int, Where]
             raise LookupError
         high = reach if all(nbytes is not None for _, nbytes in placed) else None
     path, offsets, lengths = records.blocks.path, records.blocks.offsets, records.blocks.lengths
-    order, blocks = records.order, records.blocks.count
+    order, blocks, names = records.order, records.blocks.count, records.blocks.names
+    if names is not None and high is not None:
+        raise LookupError  # what is read has to end where its file ends
 
-    def where(sample: int) -> Range | None:
+    def where(sample: int, path: str = path) -> Range | None:
         number = sample if order is None else order.one(sample)
         if not 0 <= number < blocks:
             return None
         length = lengths.one(number)
         end = length if high is None else high
+        if names is not None:
+            path = os.fsdecode(names[number])
         return (path, offsets.one(number) + low, end - low) if low <= end <= length else None
 
     return low, where

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from dsprep import formats
 from dsprep.core.checksums import read_crc32c
-from dsprep.core.marks import Mark, same_time, sample
+from dsprep.core.marks import DataFiles, Mark, same_time, sample
 from dsprep.errors import DsprepError
 from dsprep.sidecar.spec import Identity
 
@@ -77,9 +77,7 @@ def look(path: Path, format: str, known: Identity) -> Look:
     return Look([*found, *([WRITTEN] if found and written else [])], written, mark)
 
 
-def _sized(
-    path: Path, known: Identity, *, anew: bool
-) -> tuple[list[str], Mark | None, list[tuple[Path, int]]]:
+def _sized(path: Path, known: Identity, *, anew: bool) -> tuple[list[str], Mark | None, DataFiles]:
     """Return how sizes differ from what was recorded, the mark, and the data files.
 
     `anew`: the server is asked, whatever the client has kept.
@@ -87,7 +85,7 @@ def _sized(
     try:
         mark, files = Mark.with_files(path, anew=anew)
     except FileNotFoundError:
-        return ["it is missing"], None, []
+        return ["it is missing"], None, DataFiles.none(path)
     found = []
     if mark.status[1] != known.nbytes:
         found.append(f"it has {mark.status[1]:,} bytes, expected {known.nbytes:,}")
@@ -102,7 +100,7 @@ def block_crc32c(path: Path, begin: int, end: int) -> int:
     Raises `FormatError` or `OSError` if they end first, or cannot be read.
     """
     crc, at = 0, 0
-    for file, nbytes in sorted(Mark.with_files(path)[1]):
+    for file, nbytes in Mark.with_files(path)[1]:
         low, high = max(begin, at), min(end, at + nbytes)
         if low < high:
             with file.open("rb", buffering=0) as opened:

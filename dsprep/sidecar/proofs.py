@@ -33,7 +33,6 @@ from dsprep.core.pread import ranges
 from dsprep.core.schema import Ints
 from dsprep.core.storage import data_files
 from dsprep.errors import FormatError, UsageError
-from dsprep.layout.as_json import file_path
 from dsprep.layout.laws import Explicit
 from dsprep.layout.locate import locate
 from dsprep.layout.model import FileLayout, Groups, Rest
@@ -54,8 +53,11 @@ WORDS: Mapping[Kind, str] = {
 }
 """What is compared, for a person."""
 
-PROVING = frozenset({"zlib", "gzip", "bz2", "fletcher32", "crc32c"})
+PROVING = frozenset({"zlib", "gzip", "deflate", "bz2", "fletcher32", "crc32c"})
 """Filters that compare a checksum whenever a chunk is decoded."""
+
+SMALL_MEMBER = 64 << 20
+"""Bytes of a member up to which it is compared when something of it is read."""
 
 _DAMAGED = "the file was changed or is damaged"
 
@@ -150,7 +152,7 @@ def _inside(
         if groups.files:
             new[1:] |= which[1:] // groups.files != which[:-1] // groups.files
         for k in np.flatnonzero(new).tolist():
-            if file_path(found.template, places[:, k].tolist()) != groups.path(int(which[k])):
+            if found.path(places[:, k].tolist()) != groups.path(int(which[k])):
                 return False
     return True
 
@@ -419,8 +421,9 @@ class Proofs:
         return format.identity(self._sidecar.root(number)).members()
 
     def has_members(self, number: int) -> bool:
-        """Whether a file keeps the checksums of its members."""
-        return self._members(number) is not None
+        """Whether a file keeps the checksums of its members, none of which takes long to read."""
+        members = self._members(number)
+        return members is not None and int(members.nbytes.max(initial=0)) <= SMALL_MEMBER
 
     def bad_members(self, number: int) -> Iterator[FormatError]:
         """Yield an error for each member of a ZIP file whose checksum is wrong."""

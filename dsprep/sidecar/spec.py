@@ -8,7 +8,7 @@ Numbers are JSON integers; offsets and sizes count bytes.
 
 ================== ============================================================================
 ``dsprep_sidecar`` the major version of this specification, 1; readers refuse a larger one
-``format``         ``hdf5``, ``lmdb``, ``tfrecord`` or ``zarr``
+``format``         ``hdf5``, ``lmdb``, ``tfrecord``, ``zarr`` or one that is only read
 ``samples``        number of samples of the whole dataset
 ``schema``         list of fields: ``name`` and either ``kind`` (``bytes``, ``str``) or ``dtype``
                    and ``shape`` (null: the varying first axis); see `schema.encode_dtype`
@@ -34,6 +34,8 @@ file that has the layout.
 
 ``records``
     A block holds a sample. ``offsets`` and ``lengths``: laws; ``path``: the file in a directory;
+    ``names``: of a block for each file, their paths (strings, see below), each block up to the end
+    of its file, without ``order``, ``recipe`` and ``frame``;
     ``blocks``: how many, if not n; ``order``: a law, the block of each sample (sample i is block i
     if left out). ``parts``: field to ``[at, nbytes]``, its place in every block (``nbytes`` null:
     up to the end), or null if only the recipe finds it. ``recipe``: how a block is taken apart:
@@ -49,8 +51,13 @@ file that has the layout.
     ``lengths``: laws of the chunks, numbered file by file, each in C order; -1 is a chunk that is
     not stored and holds ``fill`` (an element, base64). ``filters``: what was done to a chunk, in
     that order, see `dsprep.core.filters`; ``masks``: a law, a bit for each filter left out.
+    ``which`` instead of ``files``: a law, for each chunk the number that ``{0}`` stands for.
     ``lines``: rows per sample, 1 if left out; ragged fields: ``first`` and ``count``, laws, the
     rows of each sample.
+``given``
+    Fields whose values are in the sidecar. ``which``: a law, the number of the value of each
+    sample; ``words``: the values of a ``bytes`` or ``str`` field (strings); ``values``: ``count``
+    and ``data``, a packed table of their bytes; with neither, numbers are the values (int64).
 ``unlocated``
     Fields that only the format's library can read: name to the reason.
 ``groups``
@@ -69,7 +76,8 @@ A **law** is a number (the same for all), or an object, by ``law``: ``affine`` (
 ``table`` (``data``: byte planes); ``follow`` (each begins where the one before ends: ``rest``,
 ``frame``, ``align``); ``periodic`` (``period``, ``of``); ``tree`` and ``replay`` (LMDB's own
 order); see `dsprep.layout.laws`. ``data`` is a packed table: base64, or
-``{"at", "nbytes", "blake2b"}`` in the companion; see `dsprep.core.packing`.
+``{"at", "nbytes", "blake2b"}`` in the companion; see `dsprep.core.packing`. **Strings** are
+``count``, and ``data``: a packed table of all of them, each with a NUL behind it.
 
 ``crc32c`` of a file: ``{"block": bytes, "data": table}``, the CRC-32C of each block of the file (of
 the data files of a directory one behind another, by path); the last block may be shorter.

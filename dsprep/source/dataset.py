@@ -16,15 +16,9 @@ from typing import Literal, TypeAlias
 from dsprep.core.marks import Mark
 from dsprep.core.schema import Field, FieldSpec, Schema, with_others
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
-from dsprep.formats.base import (
-    UNRECORDED,
-    Format,
-    Opening,
-    OpenOptions,
-    Source,
-    check_options,
-    wanted,
-)
+from dsprep.formats.base import Format, Opening, Source
+from dsprep.formats.fields import wanted
+from dsprep.formats.options import UNRECORDED, OpenOptions, check_options
 from dsprep.sidecar import sidecar, spec
 from dsprep.source.files import find_dataset
 from dsprep.source.from_sidecar import SidecarSource

@@ -62,6 +62,7 @@ class DerivedSource(Source):
     def __init__(self, base: Source) -> None:
         self.base, self.path, self.schema = base, base.path, base.schema
         self.version, self.notes, self.named = base.version, base.notes, base.named
+        self.repeatable = base.repeatable
         self._local = threading.local()
         self._sample_nbytes: int | None = None
 

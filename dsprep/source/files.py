@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import glob
 import os
 import stat
@@ -12,9 +11,11 @@ from pathlib import Path
 from dsprep import formats
 from dsprep.core.atomic import restore
 from dsprep.errors import DsprepError, FormatError, TargetError, UsageError
-from dsprep.formats.base import Format
-from dsprep.formats.samples import listed, natural_key
+from dsprep.formats import foreign
+from dsprep.formats.base import Format, WritableFormat
+from dsprep.formats.samples import is_file, listed, natural_key
 from dsprep.sidecar import spec
+from dsprep.source.braces import expand
 
 MAX_LIST_NBYTES = 256 << 20
 """No list of paths is larger."""
@@ -61,12 +62,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
             if format is None:
                 inside, skipped = _walk(path)
                 if not inside:
-                    raise FormatError(
-                        "the directory holds no dataset",
-                        where=path,
-                        expected="files of " + ", ".join(formats.FORMATS),
-                        found=f"{len(skipped)} other files" if skipped else "nothing",
-                    )
+                    raise foreign.nothing_in(path, skipped, tuple(formats.FORMATS))
                 if skipped:
                     names = listed([p.name for p in skipped])
                     notes.append(f"left out {names} in {path}: of no known format")
@@ -93,11 +89,16 @@ def _expand(text: str) -> list[Path]:
 
 
 def _match(text: str) -> list[Path]:
-    """Return the paths that a glob matches, in natural order, or the one that `text` is."""
+    """Return the paths that a pattern stands for, or the one that `text` is.
+
+    Those of braces are in the order of these, those that a glob matches in natural order.
+    """
     if not text or "\0" in text:
         raise UsageError(f"{text!r} is not a path")
     path = Path(text)
     missing = not os.path.lexists(path)
+    if missing and "{" in text and len(names := expand(text)) > 1:
+        return [path for name in names for path in _match(name)]
     if missing and glob.has_magic(text):
         # pathlib's ** does not follow links to directories, which may lead in circles.
         found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
@@ -129,11 +130,12 @@ def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
             if entry.name.startswith(".") or entry.name.endswith(spec.NAMES):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                if (format := _format_of(path)) is None:
+                format = _format_of(path)
+                if format is None or format.named_only:
                     waiting.append(path)
                     continue
             elif (
-                not _is_file(entry)
+                not is_file(entry)
                 or (format := formats.by_suffix(path) or _format_of(path)) is None
             ):
                 skipped.append(path)
@@ -141,16 +143,6 @@ def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
             found.append((path, format))
     found.sort(key=lambda item: natural_key(item[0]))
     return found, sorted(skipped, key=natural_key)
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a regular file, perhaps by way of links that lead to one."""
-    try:
-        return entry.is_file()
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        return False
 
 
 def _format_of(path: Path) -> Format | None:
@@ -165,10 +157,13 @@ def check_replaceable(target: Path) -> None:
     if not target.is_dir() or target.is_symlink() or not any(target.iterdir()):
         return
     try:
-        others = find_files([target])[1]
+        inside, others = find_files([target])
+        for path, format in inside:
+            if not isinstance(format, WritableFormat):
+                raise FormatError(f"dsprep does not write {format.name}", where=path)
     except DsprepError as error:
         raise TargetError(
-            "it is a directory that holds no dataset, and is not replaced",
+            "it is a directory that holds no dataset of dsprep, and is not replaced",
             where=target,
             fix="remove it yourself if it is not needed",
         ) from error

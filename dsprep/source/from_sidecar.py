@@ -12,6 +12,7 @@ from dsprep.core.marks import Mark
 from dsprep.core.schema import Arena, Batch, Field, Ints, Schema
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage, of_layout
+from dsprep.layout.locate import sizes as sizes_of
 from dsprep.layout.model import FileLayout
 from dsprep.reading.records import Verify
 from dsprep.sidecar import spec
@@ -102,7 +103,7 @@ class SidecarSource(Source):
         ragged = [name for name in self._names if self.sidecar.schema[name].ragged]
         for layout, first, part in self.sidecar.files_of(start, stop):
             for name in ragged:
-                sizes = _sizes(layout, self.sidecar.schema[name], part)
+                sizes = sizes_of(layout, self.sidecar.schema[name], part)
                 if sizes is None:
                     return None
                 out[first - start : first - start + len(part)] += sizes
@@ -114,7 +115,7 @@ class SidecarSource(Source):
         field = self.sidecar.schema[back]
         parts = [np.zeros(0, np.int64)]
         for layout, _, part in self.sidecar.files_of(0, len(self)):
-            sizes = _sizes(layout, field, part)
+            sizes = sizes_of(layout, field, part)
             if sizes is None:
                 return None
             parts.append(sizes // max(1, field.row_nbytes))
@@ -144,20 +145,3 @@ class SidecarSource(Source):
     def close(self) -> None:
         """Close all files."""
         self.sidecar.close()
-
-
-def _sizes(layout: FileLayout, field: Field, indices: Ints) -> Ints | None:
-    """Return the bytes of a ragged field, or None where they are in the records."""
-    column = layout.columns.get(field.name)
-    if column is not None:
-        if column.grid is None:
-            return np.zeros(len(indices), np.int64)
-        if column.count is None:
-            return np.full(len(indices), column.grid.row_nbytes * column.lines, np.int64)
-        return column.count.at(indices) * field.row_nbytes
-    records = layout.records
-    if records is None or (part := records.parts[field.name]).at is None:
-        return None
-    if part.nbytes is not None:
-        return np.full(len(indices), part.nbytes, np.int64)
-    return records.blocks.lengths.at(records.numbers(indices, field.name)) - part.at

@@ -31,7 +31,9 @@ from dsprep.core.schema import (
     with_others,
 )
 from dsprep.errors import FormatError, SchemaError
-from dsprep.formats.base import Format, Opening, OpenOptions, Settled, Source
+from dsprep.formats import foreign
+from dsprep.formats.base import Format, Opening, Settled, Source
+from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar import spec
 
@@ -135,7 +137,8 @@ def _open_file(format: Format, path: Path, options: OpenOptions, hint: Schema | 
     try:
         return format.open(path, options, hint)
     except FormatError as error:  # in directories, files are taken for what their names end in
-        raise formats.foreign(path) or error from error
+        known = None if format.recognises(path) else foreign.certain(path, tuple(formats.FORMATS))
+        raise known or error from error
 
 
 def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:

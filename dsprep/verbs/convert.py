@@ -12,19 +12,13 @@ import numpy as np
 from dsprep import formats
 from dsprep.core.schema import DType, FieldSpec, Schema, parse_dtype
 from dsprep.errors import FormatError, UsageError
-from dsprep.formats.base import (
-    Compression,
-    Format,
-    OpenOptions,
-    Source,
-    WriteOptions,
-    check_options,
-)
+from dsprep.formats.base import Source, WritableFormat
+from dsprep.formats.options import Compression, OpenOptions, WriteOptions, check_options
 from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import SelectedSource, probe_nbytes
 from dsprep.verbs.verify import Verdict, verify
-from dsprep.write.job import Job, Progress, Report, RunOptions, count_workers
-from dsprep.write.plan import (
+from dsprep.writing.job import Job, Progress, Report, RunOptions, count_workers
+from dsprep.writing.plan import (
     Cut,
     Shard,
     cast_schema,
@@ -35,7 +29,7 @@ from dsprep.write.plan import (
     shards_by_bytes,
     shards_by_samples,
 )
-from dsprep.write.run import run_job
+from dsprep.writing.run import run_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +86,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         raise UsageError(
             f"the name {target.name} does not give the format",
             expected="a suffix such as "
-            + ", ".join(formats.load(n).suffixes[0] for n in formats.FORMATS),
+            + ", ".join(formats.load(n).suffixes[0] for n in formats.WRITTEN),
             fix="or name it with --to",
         )
     check_options(options.write, format.write_options - {"group_values"}, format.name)
@@ -143,7 +137,7 @@ def named_target(target: Path) -> Path:
     return target
 
 
-def stem_of(target: Path, format: Format) -> tuple[str, str]:
+def stem_of(target: Path, format: WritableFormat) -> tuple[str, str]:
     """Return the name of an output without its suffix, and the suffix of files made from it."""
     known = (*format.suffixes, format.archive)
     name = target.name
@@ -154,7 +148,7 @@ def stem_of(target: Path, format: Format) -> tuple[str, str]:
 
 
 def _shards(
-    source: Source, start: int, stop: int, target: Path, format: Format, cut: Cut
+    source: Source, start: int, stop: int, target: Path, format: WritableFormat, cut: Cut
 ) -> tuple[Shard, ...]:
     """Return the files of an output."""
     if not cut.sharded:

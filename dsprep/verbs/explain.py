@@ -19,11 +19,11 @@ from dsprep.formats import FRAMES, RECIPES
 from dsprep.layout import as_json
 from dsprep.layout.laws import Affine, Law, Runs
 from dsprep.layout.locate import locate, rows_of
-from dsprep.layout.model import Column, FileLayout, Records
+from dsprep.layout.model import Column, FileLayout, Given, Records
 from dsprep.sidecar import spec
 from dsprep.sidecar.proofs import said
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.write.create_sidecar import Made
+from dsprep.writing.create_sidecar import Made
 
 NEAR = 64 << 10
 """Bytes between two reads that do not make them two: skipping them takes no longer."""
@@ -209,6 +209,8 @@ def fields_of(layout: FileLayout, schema: Schema) -> Iterator[FieldWords]:
             yield _record_words(layout.records, field)
         elif name in layout.columns:
             yield _column_words(layout.columns[name], field)
+        elif name in layout.given:
+            yield _given_words(layout.given[name], field)
         else:
             reason = layout.unlocated.get(name, "it is not in the layout")
             yield FieldWords(name, str(field), "by the format's own library", unlocated=reason)
@@ -221,7 +223,7 @@ def _bytes(law: Law) -> str:
 def _record_words(records: Records, field: Field) -> FieldWords:
     part, frame, recipe = records.parts[field.name], records.frame, records.recipe
     where = f" of {records.blocks.path}" if records.blocks.path else ""
-    stored = f"records{where}"
+    stored = f"records{where}" if records.blocks.names is None else "a file for each sample"
     if records.order is not None:
         stored += f", of which sample i is number {records.order.words()}"
     steps = []
@@ -245,6 +247,14 @@ def _record_words(records: Records, field: Field) -> FieldWords:
     )
 
 
+def _given_words(given: Given, field: Field) -> FieldWords:
+    stored = f"in no file, but here: {given.which.words()}"
+    if given.values is not None:
+        stored = f"in no file, but here: {len(given.values):,} values, of which sample i has number"
+        stored += f" {given.which.words()}"
+    return FieldWords(field.name, str(field), stored)
+
+
 def _column_words(column: Column, field: Field) -> FieldWords:
     grid = column.grid
     if grid is None:
@@ -257,6 +267,8 @@ def _column_words(column: Column, field: Field) -> FieldWords:
         chunk = " x ".join(f"{n:,}" for n in grid.chunk)
         chunks = "a chunk" if grid.block_count == 1 else f"{grid.block_count:,} chunks"
         stored = f"an array of {shape}, in {chunks} of {chunk}{where}"
+    if grid.which is not None:
+        stored += f", the file: {grid.which.words()}"
     if grid.files is not None:
         stored += f", {int(np.prod(grid.files)):,} in each file"
     if column.first is not None and column.count is not None:
@@ -408,6 +420,9 @@ def _ranges(opened: Sidecar, start: int, stop: int) -> int | None:
     for layout, _, local in opened.files_of(start, stop):
         for name in _streams(layout):
             any_field = True
+            if layout.records is not None and layout.records.blocks.names is not None:
+                count += len(local) if name in layout.records.parts else 0
+                continue
             found = _stored(layout, name, local)
             if found is None:
                 continue

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsprep.errors import UsageError
-from dsprep.formats.base import OpenOptions
+from dsprep.formats.options import OpenOptions
 from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.files import find_files
 from dsprep.verbs.provenance import provenance
-from dsprep.write.create_sidecar import ReadOnlyError
-from dsprep.write.plan import parse_range
+from dsprep.writing.create_sidecar import ReadOnlyError
+from dsprep.writing.plan import parse_range
 
 
 def find(

@@ -12,13 +12,14 @@ from typing import Any
 from dsprep.core.marks import Mark, unchanged
 from dsprep.core.schema import Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
-from dsprep.formats.base import Format, OpenOptions, Source, check_options
+from dsprep.formats.base import Format, Source
+from dsprep.formats.options import OpenOptions, check_options
 from dsprep.sidecar import identity, spec
 from dsprep.sidecar.sidecar import MissingError, Sidecar, changes, stale
 from dsprep.sidecar.spec import Content
 from dsprep.source.files import find_dataset, find_files
 from dsprep.source.many import open_native
-from dsprep.write.create_sidecar import Looks, Made, Progress, Subject, dataset_of, made_by, make
+from dsprep.writing.create_sidecar import Looks, Made, Progress, Subject, dataset_of, made_by, make
 
 
 def provenance(

@@ -24,13 +24,8 @@ from dsprep.core.groups import Grouping, GroupPlan, even
 from dsprep.core.schema import Array, Batch, Ints, Ragged
 from dsprep.core.storage import free_memory, total_memory
 from dsprep.errors import FormatError, UsageError
-from dsprep.formats.base import (
-    Format,
-    OpenOptions,
-    Source,
-    WriteOptions,
-    check_options,
-)
+from dsprep.formats.base import Source, WritableFormat
+from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import LENGTH, sorted_by
@@ -40,7 +35,7 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.convert import named_target, reading, stem_of, writing
-from dsprep.write.buffers import (
+from dsprep.writing.buffers import (
     BufferChoice,
     BufferSize,
     InBytes,
@@ -50,12 +45,12 @@ from dsprep.write.buffers import (
     warnings,
     within,
 )
-from dsprep.write.job import Job, Report, RunOptions, admit, check_space
-from dsprep.write.plan import PIECE_NBYTES, Cut, Shard, one_each, shard_names
-from dsprep.write.run import check_targets, making
-from dsprep.write.shuffle import ShuffledSource
-from dsprep.write.split import assign, parse_split
-from dsprep.write.stripes import Stripe, as_asked, detect
+from dsprep.writing.job import Job, Report, RunOptions, admit, check_space
+from dsprep.writing.plan import PIECE_NBYTES, Cut, Shard, one_each, shard_names
+from dsprep.writing.run import check_targets, making
+from dsprep.writing.shuffle import ShuffledSource
+from dsprep.writing.split import assign, parse_split
+from dsprep.writing.stripes import Stripe, as_asked, detect
 
 STEP = 1 << 18
 """Samples whose sizes are summed together."""
@@ -208,7 +203,7 @@ def plan_repack(
     """
     options, run = options or RepackOptions(), run or RunOptions()
     target = named_target(target)
-    format = formats.of_target(target, options.to) or formats.load(formats.DEFAULT)
+    format = formats.of_target(target, options.to) or formats.writable(formats.DEFAULT)
     _check(options, format)
     if not source.schema.fields:
         raise FormatError("the dataset has no fields", where=source.path)
@@ -230,7 +225,7 @@ def plan_repack(
     return RepackPlan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
 
 
-def _check(options: RepackOptions, format: Format) -> None:
+def _check(options: RepackOptions, format: WritableFormat) -> None:
     """Raise `UsageError` if options contradict each other or the format."""
     if options.write.compress is not None and "compress" not in format.write_options:
         raise UsageError(
@@ -254,7 +249,7 @@ class _Output(NamedTuple):
 
 
 def _outputs(
-    source: Source, target: Path, format: Format, options: RepackOptions, run: RunOptions
+    source: Source, target: Path, format: WritableFormat, options: RepackOptions, run: RunOptions
 ) -> Iterator[_Output]:
     """Yield the outputs: the whole, or its splits, of which only the training set is changed."""
     memory = run.memory if run.memory is not None else max(256 << 20, free_memory() // 4)
@@ -337,7 +332,7 @@ def inodes(job: Job) -> int:
 
 
 def _splits(
-    source: Source, target: Path, format: Format, options: RepackOptions
+    source: Source, target: Path, format: WritableFormat, options: RepackOptions
 ) -> list[tuple[str, Ints | None, Path]]:
     """Return name, samples and path of each output."""
     if options.split is None:
@@ -351,13 +346,12 @@ def _splits(
 def all_rows(source: Source) -> dict[str, Ints]:
     """Return how many rows each ragged field has in each sample.
 
-    From a sidecar where there is one that has them; else all samples are read for it, once.
+    From a sidecar or a source that has them; else all samples are read for it, once.
     """
     names = [f.name for f in source.schema if f.ragged]
-    if isinstance(source, SidecarSource):
-        known = {name: source.rows(name) for name in names}
-        if all(rows is not None for rows in known.values()):
-            return {name: rows for name, rows in known.items() if rows is not None}
+    known = {name: source.rows(name) for name in names}
+    if all(rows is not None for rows in known.values()):
+        return {name: rows for name, rows in known.items() if rows is not None}
     parts: dict[str, list[Ints]] = {name: [np.zeros(0, np.int64)] for name in names}
     step = _step(source) if names else max(1, len(source))
     for at in range(0, len(source), step) if names else ():
@@ -399,7 +393,7 @@ def _payload(source: Source, known: dict[str, Ints]) -> _Payload:
 
 
 def _shards(
-    target: Path, format: Format, edges: Ints, payload: _Payload, stripe: Stripe, cut: Cut
+    target: Path, format: WritableFormat, edges: Ints, payload: _Payload, stripe: Stripe, cut: Cut
 ) -> tuple[list[Shard], list[Grouping]]:
     """Return the files of an output, each of whole groups, and the groups of each."""
     count = int(edges[-1])
@@ -425,7 +419,7 @@ def _shards(
 def _plan_part(
     output: _Output,
     known: dict[str, Ints],
-    format: Format,
+    format: WritableFormat,
     options: RepackOptions,
     asked: BufferSize,
     stripe: Stripe,
@@ -475,7 +469,7 @@ def _plan_part(
     )
 
 
-def _edges(count: int, sizes: int | Ints, choice: BufferChoice, format: Format) -> Ints:
+def _edges(count: int, sizes: int | Ints, choice: BufferChoice, format: WritableFormat) -> Ints:
     """Return where groups begin and the last one ends."""
     if isinstance(sizes, int) or choice.limit_nbytes is None or not format.uneven_groups:
         return even(count, choice.samples).edges

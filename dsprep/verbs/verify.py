@@ -19,7 +19,7 @@ from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource
-from dsprep.write.plan import Cast, Shard, apply_casts, cast_schema, pieces
+from dsprep.writing.plan import Cast, Shard, apply_casts, cast_schema, pieces
 
 BLOCK = 8
 """Consecutive samples that are looked at together when only a share of them is."""

@@ -24,7 +24,7 @@ from adversarial import judging, making
 from adversarial.judging import Tally
 from dsprep.core.atomic import KEPT, partial_path
 from dsprep.errors import DsprepError
-from dsprep.write import plan, shards
+from dsprep.writing import plan, shards
 
 COUNT = 250
 Work = Callable[..., Callable[[], object]]

@@ -11,8 +11,8 @@ from support import random_batch, write_batch
 
 from dsprep import formats
 from dsprep.core.schema import Batch, Field, Ragged, Schema
-from dsprep.formats.base import WriteOptions
-from dsprep.write.create_sidecar import describe
+from dsprep.formats.options import WriteOptions
+from dsprep.writing.create_sidecar import describe
 
 FIXED = Schema(
     (

@@ -9,24 +9,28 @@ are none.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import resource
 import select
 import signal
+import tarfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
 
 import h5py
 import lmdb
 import numpy as np
 import oracles
+from netcdf_files import Classic, Var
 from test_located import mutations
 
 import dsprep
@@ -34,6 +38,7 @@ from adversarial import judging, making
 from adversarial.judging import Tally, Values
 from dsprep.core.schema import Field, Ragged, Schema, concatenate
 from dsprep.errors import DsprepError
+from dsprep.formats.samples import natural_key
 from dsprep.verbs.check import check
 from dsprep.verbs.provenance import provenance
 
@@ -45,13 +50,23 @@ GROWS = 400 << 20
 """Bytes that one mutant may take."""
 
 FEW = Schema((making.FIXED["label"], making.FIXED["id"], making.MIXED["points"]))
-KINDS = ("hdf5", "lmdb", "tfrecord", "zarr", "sidecar")
+KINDS = (
+    *("hdf5", "lmdb", "tfrecord", "zarr", "numpy", "netcdf", "webdataset", "parquet", "adios"),
+    *("images", "sidecar"),
+)
+WILD = ("hdf5-groups-of", "hdf5-annotated", "hdf5-table")
 OF_KIND = {
-    "hdf5": ("hdf5", "hdf5-chunks", "hdf5-vlen", "hdf5-latest", "hdf5-filters"),
+    "hdf5": ("hdf5", "hdf5-chunks", "hdf5-vlen", "hdf5-latest", "hdf5-filters", *WILD),
     "lmdb": ("lmdb", "lmdb-foreign"),
     "tfrecord": ("tfrecord", "tfrecord-gzip"),
     "zarr": ("zarr-2", "zarr-chunks", "zarr-shards", "zarr-zip"),
-    "sidecar": tuple(k for k in making.KINDS if k != "tfrecord-gzip"),
+    "numpy": ("numpy-file", "numpy-directory", "numpy-stored", "numpy-deflated"),
+    "netcdf": ("netcdf-1", "netcdf-2", "netcdf-5", "netcdf-fixed"),
+    "webdataset": ("webdataset-ustar", "webdataset-gnu", "webdataset-pax"),
+    "parquet": ("parquet", "parquet-plain"),
+    "adios": ("adios-bp5", "adios-bp4", "adios-index"),
+    "images": ("images-folders", "images-table"),
+    "sidecar": (*(k for k in making.KINDS if k != "tfrecord-gzip"), "images-kept"),
 }
 
 
@@ -161,6 +176,46 @@ def filtered(folder: Path) -> Path:
     return path
 
 
+def groups_of(folder: Path) -> Path:
+    """Write a group per sample, with an attribute."""
+    path = folder / "set.h5"
+    with h5py.File(path, "w") as file:
+        for i in range(COUNT):
+            file[f"s{i}/image"] = np.full((3, 4), i, "<f4")
+            file[f"s{i}/points"] = np.arange(i % 4)
+            file[f"s{i}"].attrs["label"] = i
+    return path
+
+
+def annotated(folder: Path) -> Path:
+    """Write what AnnData makes of a matrix in CSR, with a column of categories."""
+    path = folder / "set.h5ad"
+    counts = np.arange(COUNT) % 4
+    with h5py.File(path, "w") as file:
+        file.attrs["encoding-type"] = "anndata"
+        file["X/indptr"] = np.append(0, np.cumsum(counts))
+        file["X/data"] = np.arange(counts.sum(), dtype="<f4")
+        file["X/indices"] = np.arange(counts.sum(), dtype="<i4") % 7
+        file["obs/kind/codes"] = np.arange(COUNT, dtype="i1") % 2
+        file["obs/kind/categories"] = ["T", "B"]
+        file["obs/score"], file["var/seen"] = np.arange(COUNT) / 3, np.arange(7.0)
+        for name, kind in (("X", "csr_matrix"), ("obs/kind", "categorical")):
+            file[name].attrs["encoding-type"] = kind
+        file["X"].attrs["shape"] = [COUNT, 7]
+    return path
+
+
+def table(folder: Path) -> Path:
+    """Write a table as PyTables does."""
+    path = folder / "set.h5"
+    rows = np.zeros(COUNT, [("x", "<f4"), ("n", "<i2", (3,)), ("y", ">i8")])
+    rows["x"], rows["y"] = np.arange(COUNT), np.arange(COUNT) * 1000
+    with h5py.File(path, "w") as file:
+        file.attrs["PYTABLES_FORMAT_VERSION"] = np.bytes_(b"2.1")
+        file.create_dataset("t", data=rows, chunks=(5,)).attrs["CLASS"] = np.bytes_(b"TABLE")
+    return path
+
+
 def foreign_lmdb(folder: Path) -> Path:
     path = folder / "set.lmdb"
     with lmdb.open(str(path), map_size=1 << 20) as env:
@@ -171,11 +226,144 @@ def foreign_lmdb(folder: Path) -> Path:
     return path
 
 
+def numpy_arrays(folder: Path, form: str) -> Path:
+    """Write fixed fields: one as a file, or all as a directory or a ZIP file."""
+    batch = making.samples(making.FIXED, COUNT)
+    if form == "file":
+        np.save(folder / "image.npy", batch["image"])
+        return folder / "image.npy"
+    if form == "directory":
+        (folder / "set").mkdir()
+        for name, column in batch.items():
+            np.save(folder / "set" / name, column)
+        return folder / "set"
+    (np.savez if form == "stored" else np.savez_compressed)(folder / "set.npz", **batch)
+    return folder / "set.npz"
+
+
+def classic(folder: Path, version: int, first: str = "records") -> Path:
+    """Write classic netCDF; its first variables share their first dimension."""
+    values = np.arange(COUNT * 6, dtype="i2").reshape(COUNT, 6)
+    attrs = {"units": "K", "scale_factor": 0.5}
+    variables = {
+        "x": Var(values.astype("f4"), [first, "k"], attrs),
+        "odd": Var(values[:, :3] + 1, [first, "three"]),
+        "name": Var(np.full((COUNT, 3), b"a", "S1"), [first, "three"]),
+        "side": Var(np.arange(6, dtype="f8"), ["k"]),
+    }
+    return Classic(variables, version, attrs={"title": "of it all"}).write(folder / "set.nc")
+
+
+def archive(folder: Path, form: str) -> Path:
+    """Write a tar archive whose names are short, in two parts, or long."""
+    formats = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+    with tarfile.open(folder / "set.tar", "w", format=formats[form]) as made:
+        for i in range(COUNT):
+            key = f"{'d' * 90}/{i:020d}" if i % 4 == 1 else f"train/{i:04d}"
+            for name, data in (("bin", bytes([i + 1]) * 24), ("cls", b"%d" % i)):
+                info = tarfile.TarInfo(f"{key}.{name}")
+                info.size, info.mtime = len(data), i + 0.5
+                made.addfile(info, io.BytesIO(data))
+    return folder / "set.tar"
+
+
+def summed(content: bytes) -> bytes:
+    """Return an archive with the checksums of its headers made right again.
+
+    Numbers that say nothing of the bytes of a member are zero then: tarfile ends in silence where
+    it cannot read one of them.
+    """
+    data = bytearray(content)
+    for at in range(0, len(data) - 511, 512):
+        if data[at + 257 : at + 262] == b"ustar":
+            data[at + 100 : at + 124] = b"0000000\0" * 3
+            data[at + 136 : at + 148] = b"00000000000\0"
+            data[at + 329 : at + 345] = bytes(16)
+            head = data[at : at + 148] + b" " * 8 + data[at + 156 : at + 512]
+            data[at + 148 : at + 156] = b"%06o\0 " % sum(head)
+    return bytes(data)
+
+
+def parquet_rows(folder: Path, *, plain: bool) -> Path:
+    """Write a number, lists and strings; compressed and with dictionaries, or neither."""
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    lists = [list(range(i, i + i % 4)) for i in range(COUNT)]
+    columns = {
+        "label": pa.array(np.arange(COUNT)),
+        "box": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(COUNT * 2) / 7), 2),
+        "points": pa.array(lists, pa.list_(pa.int16())),
+        "name": pa.array([f"sample {i % 5}" for i in range(COUNT)]),
+    }
+    codec = "none" if plain else "zstd"
+    how = {"compression": codec, "use_dictionary": not plain, "write_page_checksum": not plain}
+    pq.write_table(pa.table(columns), folder / "set.parquet", row_group_size=7, **how)
+    return folder / "set.parquet"
+
+
+def bp(folder: Path, engine: str) -> Path:
+    """Write steps of arrays in blocks, numbers and strings; or an index of rows."""
+    import adios2
+
+    path = folder / "set.bp"
+    io = adios2.Adios().declare_io("out")
+    io.set_engine("BP4" if engine == "bp4" else "BP5")
+    with adios2.Stream(io, str(path), "w") as file:
+        if engine == "index":
+            rows, count = np.arange(3 * COUNT * 2, dtype="f4").reshape(-1, 2), np.full(COUNT, 3)
+            file.write_attribute("set/x/variable_dim", np.array(0))
+            for name, value in (("", rows), ("/variable_count", count)):
+                file.write(f"set/x{name}", value, value.shape, [0] * value.ndim, value.shape)
+            first = np.arange(COUNT) * 3
+            file.write("set/x/variable_offset", first, [COUNT], [0], [COUNT])
+        for i in range(0 if engine == "index" else COUNT):
+            file.begin_step()
+            x = np.arange(24, dtype="f4").reshape(4, 6) + i
+            for at in (0, 2):
+                file.write("x", x[at : at + 2], [4, 6], [at, 0], [2, 6])
+            file.write("local", np.arange(i % 3 + 1, dtype="<i2"), [], [], [i % 3 + 1])
+            file.write("number", np.array(i * 7))
+            file.write("text", f"sample {i % 3}")
+            file.end_step()
+    (path / "profiling.json").unlink(missing_ok=True)
+    return path
+
+
+def pictures(folder: Path, form: str) -> Path:
+    """Write images, of which only the first bytes are those of one, by classes or with a table."""
+    root = folder / "set"
+    for i in range(COUNT):
+        path = root / f"{i}.png" if form == "table" else root / f"class{i % 3}" / f"{i}.JPG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes([i + 1]) * (9 + i))
+    if form == "table":
+        rows = [f"{i},{i * i - 3},{i / 8},{'ab'[i % 2]}" for i in range(COUNT)]
+        (root / "labels.csv").write_text("\n".join(["id,number,weight,split", *rows]) + "\n")
+    if form == "kept":
+        provenance([root])
+    return root
+
+
 FOREIGN: dict[str, Callable[[Path], Path]] = {
     "hdf5-vlen": vlen,
     "hdf5-latest": lambda folder: vlen(folder, "latest"),
     "hdf5-filters": filtered,
+    "hdf5-groups-of": groups_of,
+    "hdf5-annotated": annotated,
+    "hdf5-table": table,
     "lmdb-foreign": foreign_lmdb,
+    "parquet": partial(parquet_rows, plain=False),
+    "parquet-plain": partial(parquet_rows, plain=True),
+    **{kind: partial(bp, engine=kind.partition("-")[2]) for kind in OF_KIND["adios"]},
+    **{kind: partial(numpy_arrays, form=kind.partition("-")[2]) for kind in OF_KIND["numpy"]},
+    **{kind: partial(archive, form=kind.partition("-")[2]) for kind in OF_KIND["webdataset"]},
+    **{kind: partial(pictures, form=kind.partition("-")[2]) for kind in OF_KIND["images"]},
+    "images-kept": partial(pictures, form="kept"),
+    "netcdf-1": lambda folder: classic(folder, 1),
+    "netcdf-2": lambda folder: classic(folder, 2),
+    "netcdf-5": lambda folder: classic(folder, 5),
+    "netcdf-fixed": lambda folder: classic(folder, 5, "n"),
 }
 
 
@@ -207,6 +395,13 @@ def damage(subject: Subject, rng: np.random.Generator) -> bool:
     names = sorted(subject.files)
     path = names[int(rng.integers(len(names)))]
     content = damaged(subject.files[path], rng)
+    if subject.kind.startswith("webdataset") and rng.random() < 0.7:
+        content = summed(content)
+    if subject.kind.startswith("images") and path.suffix != ".csv" and rng.random() < 0.7:
+        name = damaged(os.fsencode(path.name), rng).replace(b"\0", b"").replace(b"/", b"")
+        if name and name not in (b".", b".."):
+            path = path.rename(path.parent / os.fsdecode(name))
+            return path not in subject.files
     path.write_bytes(content)
     return content != subject.files[path]
 
@@ -255,6 +450,32 @@ def native(subject: Subject) -> Values:
     if subject.kind in ("hdf5-vlen", "hdf5-latest", "hdf5-filters"):
         with h5py.File(subject.path) as file:
             return judging.values({f.name: as_column(file[f.name], f) for f in schema})
+    if subject.kind.startswith("adios"):
+        return judging.values({f.name: of_adios(subject.path, f) for f in schema})
+    if subject.kind.startswith("numpy"):
+        found = np.load(subject.path) if subject.path.is_file() else {}
+        paths = {f.name: subject.path / f"{f.name}.npy" for f in schema}
+        if isinstance(found, np.ndarray):
+            return judging.values({f.name: found for f in schema})
+        return judging.values({n: found[n] if found else np.load(p) for n, p in paths.items()})
+    if subject.kind.startswith("netcdf"):
+        return classic_values(subject.path, schema)
+    if subject.kind.startswith("webdataset"):
+        return members(subject.path, schema)
+    if subject.kind.startswith("images"):
+        return listed(subject.path, schema)
+    if subject.kind.startswith("parquet"):
+        from pyarrow import parquet as pq
+
+        table = pq.read_table(subject.path, use_threads=False)
+        items = {f.name: table[f.name] for f in schema}
+        for f in (f for f in schema if f.kind == "str"):  # whatever its encoding
+            items[f.name] = [as_kind(v.as_py(), f) for v in table[f.name].cast("binary")]
+        items = {n: c if isinstance(c, list) else c.to_pylist() for n, c in items.items()}
+        return judging.values({f.name: packed(items[f.name], f) for f in schema})
+    if subject.kind in WILD:
+        with h5py.File(subject.path) as file:
+            return judging.values({f.name: by_meaning(file, f) for f in schema})
     if subject.kind.startswith("lmdb"):
         env = lmdb.open(str(subject.path), readonly=True, lock=False, subdir=subject.path.is_dir())
         with env, env.begin() as txn:
@@ -262,6 +483,123 @@ def native(subject: Subject) -> Values:
         texts = {k: [as_kind(v, schema[k]) for v in columns[k]] for k in schema.names}
         return judging.values({k: Ragged.pack(v, schema[k]) for k, v in texts.items()})
     return judging.values(oracles.READ[making.format_of(subject.kind)](subject.path, schema))
+
+
+def classic_values(path: Path, schema: Schema) -> Values:
+    """Return what netCDF's library reads, with the bytes as they are stored."""
+    import netCDF4
+
+    with netCDF4.Dataset(path) as file:
+        file.set_auto_maskandscale(False)
+        file.set_auto_chartostring(False)
+        found = {f.name: np.asarray(file.variables[f.name][...]) for f in schema}
+    stored = {n: a.astype(a.dtype.newbyteorder(">")) for n, a in found.items()}
+    return judging.values(
+        {f.name: stored[f.name].reshape(-1).view(f.dtype).reshape(-1, *f.inner) for f in schema}
+    )
+
+
+def members(path: Path, schema: Schema) -> Values:
+    """Return the fields of samples as webdataset takes them from an archive."""
+    from webdataset.tariterators import group_by_keys, tar_file_iterator
+
+    with path.open("rb") as stream:
+        every = group_by_keys({**m, "__url__": ""} for m in tar_file_iterator(stream))
+        samples = list(every)
+    return judging.values({f.name: Ragged.pack([s[f.name] for s in samples], f) for f in schema})
+
+
+def listed(root: Path, schema: Schema) -> Values:
+    """Return the images in a folder, and what folders or a table say of them."""
+    paths = [p for p in root.rglob("*") if p.is_file() and not p.name.startswith(".")]
+    names = {str(p.relative_to(root)): p for p in paths if p.suffix.lower() in IMAGES}
+    rows: dict[str, dict[str, str]] = {}
+    for path in root.glob("*.csv"):
+        key, *others = path.read_text().splitlines()[0].split(",")
+        for line in path.read_text().splitlines()[1:]:
+            cells = dict(zip((key, *others), line.split(","), strict=True))
+            (name,) = (n for n in names if cells[key] in (n, n.rpartition(".")[0]))
+            rows[name] = cells
+        names = {n: p for n, p in names.items() if n in rows}
+    classes = sorted(p.name for p in root.iterdir() if p.is_dir())
+    order = sorted(names, key=lambda n: (n.rpartition("/")[0], natural_key(n)))
+    facts = {
+        n: {
+            "image": names[n].read_bytes(),
+            "label": classes.index(n.split("/")[0]) if classes else 0,
+            "class": n.split("/")[0],
+            "name": n,
+            **rows.get(n, {}),
+        }
+        for n in order
+    }
+    return judging.values(
+        {f.name: packed([typed(facts[n][f.name], f) for n in order], f) for f in schema}
+    )
+
+
+IMAGES = {
+    f".{e}" for e in ["png", "pnm", "pbm", "pgm", "ppm", "jpg", "jpe", "jpf", "jp2", "jpx", "jxl"]
+}
+
+
+def typed(value: object, f: Field) -> object:
+    if f.ragged:
+        return os.fsencode(value) if f.kind == "bytes" and isinstance(value, str) else value
+    return f.dtype.type(value)
+
+
+def packed(items: list, f: Field) -> np.ndarray | Ragged:
+    return Ragged.pack(items, f) if f.ragged else np.array(items, f.dtype).reshape(-1, *f.shape)
+
+
+def by_meaning(file: h5py.File, f: Field) -> np.ndarray | Ragged:
+    """Return a field of what `WILD` is, as h5py reads it."""
+    parts = f.name.split("/")
+    if "s0" in file:
+        groups = [file[name] for name in sorted(file, key=natural_key) if f.name in file[name]]
+        if not groups:
+            groups = [file[name] for name in sorted(file, key=natural_key)]
+            return np.array([g.attrs[f.name] for g in groups if f.name in g.attrs])
+        items = [g[f.name][()] for g in groups]
+        return Ragged.pack(items, f) if f.ragged else np.array(items)
+    if len(parts) == 2 and isinstance(file[parts[0]], h5py.Dataset):
+        return file[parts[0]][parts[1]]
+    if f.ragged:
+        edges, values = file[f"{parts[0]}/indptr"][()].astype(np.int64), file[f.name][()]
+        return Ragged.pack([values[a:b] for a, b in pairwise(edges)], f)
+    return file[f.name][()]
+
+
+def of_adios(path: Path, f: Field) -> np.ndarray | Ragged:
+    """Return what adios2 reads of each step, of each block, or of each row of an index."""
+    import adios2
+
+    items = []
+    with adios2.FileReader(str(path)) as file:
+        facts = file.available_variables()
+        if f"{f.name}/variable_count" in facts:
+            values = file.read(f.name)
+            count, first = (file.read(f"{f.name}/variable_{w}") for w in ("count", "offset"))
+            items = [values[a : a + n] for a, n in zip(first, count, strict=True)]
+            return Ragged.pack(items, f)
+        local = facts[f.name]["Shape"] == "" and facts[f.name]["SingleValue"] == "false"
+        for i in range(int(facts[f.name]["AvailableStepsCount"])):
+            if f.kind == "str":
+                try:
+                    items.append(str(file.read(f.name, step_selection=[i, 1])))
+                except UnicodeDecodeError as error:
+                    items.append(as_kind(error.object, f))
+            elif local:
+                read = partial(file.read, f.name, step_selection=[i, 1])
+                for k, block in enumerate(file.all_blocks_info(f.name)[i]):
+                    empty = "0" in block["Count"].split(",")  # of which it reads one number
+                    items.append(read(block_id=k)[: 0 if empty else None])
+            else:
+                items.append(file.read(f.name, step_selection=[i, 1]))
+    if f.ragged:
+        return Ragged.pack(items, f)
+    return np.stack([np.asarray(item).reshape(f.shape) for item in items])
 
 
 def as_kind(value: bytes, f: Field) -> bytes | str:
@@ -313,6 +651,8 @@ def judge_other(subject: Subject, found: Values, say: Say) -> str:
     say("oracle")
     try:
         expected = native(subject)
+    except UnicodeDecodeError:
+        return "other data, with a name that the format's library cannot spell"
     except Exception as error:
         return f"!other data, and the format's library refuses | {type(error).__name__}: {error}"
     if bits(found) == bits(expected):

@@ -19,7 +19,7 @@ import numpy as np
 from adversarial import judging, making
 from adversarial.judging import Tally
 from dsprep.core.storage import remove
-from dsprep.write import plan, shards, staging, transfer
+from dsprep.writing import plan, shards, staging, transfer
 
 COUNT = 500
 SOURCES = ("hdf5", "hdf5-chunks", "lmdb", "tfrecord", "zarr-shards", "zarr-zip", "files")

@@ -16,17 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dsprep.write.apart
-import dsprep.write.create_sidecar
-import dsprep.write.run
-import dsprep.write.shuffle
+import dsprep.writing.apart
+import dsprep.writing.create_sidecar
+import dsprep.writing.run
+import dsprep.writing.shuffle
 from dsprep.cli import main
 
 PAUSE = float(os.environ.get("DSPREP_LAB_PAUSE", "0"))
 MARK = os.environ.get("DSPREP_LAB_MARK")
 
-dsprep.write.shuffle.PART_NBYTES = 8 << 20
-dsprep.write.apart.PART_NBYTES = 1 << 20
+dsprep.writing.shuffle.PART_NBYTES = 8 << 20
+dsprep.writing.apart.PART_NBYTES = 1 << 20
 
 
 def paused(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,10 +44,10 @@ def paused(function: Callable[..., Any]) -> Callable[..., Any]:
     return pausing
 
 
-for module in (dsprep.write.run, dsprep.write.apart):
+for module in (dsprep.writing.run, dsprep.writing.apart):
     module.copying = paused(module.copying)
 if sys.argv[1:2] == ["provenance"]:
-    dsprep.write.create_sidecar._fitted = paused(dsprep.write.create_sidecar._fitted)
+    dsprep.writing.create_sidecar._fitted = paused(dsprep.writing.create_sidecar._fitted)
 
 if __name__ == "__main__":
     main()

@@ -21,8 +21,8 @@ from support import STRUCT, random_array, random_batch, raw, schemas, write_batc
 
 import dsprep
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
-from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.formats.hdf5.heaps import Heaps
+from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.reading.files import File
 
 X = random_array(np.dtype("<f4"), (20, 6, 4))
@@ -234,7 +234,7 @@ READ = """
 import faulthandler, pathlib, sys
 faulthandler.dump_traceback_later({seconds}, exit=True)
 from dsprep.errors import DsprepError
-from dsprep.formats.base import OpenOptions
+from dsprep.formats.options import OpenOptions
 from dsprep.formats.hdf5 import Hdf5
 path = pathlib.Path(sys.argv[1])
 

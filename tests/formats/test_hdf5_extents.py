@@ -29,7 +29,7 @@ from dsprep.core.filters import check, decode
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Ragged
 from dsprep.errors import FormatError
-from dsprep.formats.base import Compression, WriteOptions
+from dsprep.formats.options import Compression, WriteOptions
 from dsprep.layout import as_json, fit
 
 X = random_array(np.dtype("<f4"), (20, 6, 10))

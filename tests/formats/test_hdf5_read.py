@@ -18,7 +18,7 @@ from support import NESTED, random_array, raw
 import dsprep
 from dsprep.core.schema import Arena
 from dsprep.errors import FormatError, SchemaError
-from dsprep.formats.base import OpenOptions
+from dsprep.formats.options import OpenOptions
 from dsprep.reading import columns
 
 X = random_array(np.dtype("<f4"), (20, 6, 4))

@@ -15,7 +15,7 @@ from support import NESTED, STRUCT, random_array, random_batch, raw, schemas, wr
 import dsprep
 from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
-from dsprep.formats.base import Compression, WriteOptions
+from dsprep.formats.options import Compression, WriteOptions
 
 EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
 

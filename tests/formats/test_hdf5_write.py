@@ -21,8 +21,8 @@ from dsprep.core.checksums import crc32c
 from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
-from dsprep.formats.base import Compression, OpenOptions, WriteOptions
 from dsprep.formats.hdf5 import create
+from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 
 SCHEMAS = dict(schemas())
 PLAIN = WriteOptions()

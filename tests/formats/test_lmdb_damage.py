@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dsprep.errors import DsprepError, FormatError
-from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb import Lmdb
+from dsprep.formats.options import OpenOptions
 
 LMDB = Lmdb()
 PSIZE = 4096

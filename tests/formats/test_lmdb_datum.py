@@ -11,8 +11,8 @@ from lmdb_builds import datum, put, varint
 
 from dsprep.core.schema import FieldSpec, Ragged
 from dsprep.errors import DsprepError, FormatError, SchemaError
-from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb import Lmdb
+from dsprep.formats.options import OpenOptions
 
 LMDB = Lmdb()
 DATUM = OpenOptions(values="datum")

@@ -15,10 +15,10 @@ from dsprep.core import pread
 from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import FormatError
-from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb import layout as recipe
 from dsprep.formats.lmdb.overflow import Frame
+from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine, found_exact
 
 LMDB = Lmdb()

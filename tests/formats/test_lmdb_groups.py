@@ -12,8 +12,8 @@ from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import DsprepError, UnsupportedError, UsageError
 from dsprep.formats import load
-from dsprep.formats.base import OpenOptions, WriteOptions
 from dsprep.formats.lmdb.values import HEAD
+from dsprep.formats.options import OpenOptions, WriteOptions
 
 LMDB = load("lmdb")
 ALL = dict(schemas())

@@ -15,8 +15,8 @@ import dsprep
 from dsprep.core.schema import FieldSpec
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats import load
-from dsprep.formats.base import OpenOptions, WriteOptions
 from dsprep.formats.lmdb import Lmdb
+from dsprep.formats.options import OpenOptions, WriteOptions
 
 LMDB = Lmdb()
 

@@ -14,8 +14,8 @@ from support import assert_same_batch, random_batch, write_batch
 from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
-from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb import Lmdb
+from dsprep.formats.options import OpenOptions
 
 LMDB = Lmdb()
 

@@ -9,10 +9,10 @@ from support import random_batch, write_batch
 
 from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.formats.base import OpenOptions, WriteOptions
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.tree import PSIZE, Tree
+from dsprep.formats.options import OpenOptions, WriteOptions
 
 LMDB = Lmdb()
 

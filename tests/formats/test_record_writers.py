@@ -20,7 +20,8 @@ from dsprep.core.packing import Tables
 from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import FormatError
 from dsprep.formats import load, record_writer
-from dsprep.formats.base import Compression, Format, OpenOptions, WriteOptions
+from dsprep.formats.base import Format
+from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import stream
 from dsprep.layout import as_json, fit
 

@@ -17,7 +17,8 @@ from support import assert_same_batch, random_batch, schemas, write_batch
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
 from dsprep.formats import load
-from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
+from dsprep.formats.base import Source
+from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import example, framing, stream
 from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, encode_varints

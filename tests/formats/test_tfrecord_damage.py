@@ -14,7 +14,7 @@ from support import assert_same_batch, random_batch, raw, schemas, take, write_b
 from dsprep.core.schema import Batch, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import load, recognise
-from dsprep.formats.base import OpenOptions
+from dsprep.formats.options import OpenOptions
 from dsprep.formats.tfrecord import example, framing
 from dsprep.formats.tfrecord.batch_parser import parse_together
 

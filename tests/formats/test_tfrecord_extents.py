@@ -19,7 +19,8 @@ from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
-from dsprep.formats.base import Compression, OpenOptions, Source, WriteOptions
+from dsprep.formats.base import Source
+from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import example, framing
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
 from dsprep.formats.tfrecord.recipe import example as recipe

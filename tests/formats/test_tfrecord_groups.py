@@ -15,7 +15,7 @@ from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
-from dsprep.formats.base import Compression, OpenOptions, WriteOptions
+from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.protobuf import read_varint
 from dsprep.formats.tfrecord import example, features, group, stream
 from dsprep.formats.tfrecord.batch_parser import parse_together

@@ -15,7 +15,7 @@ from support import DTYPES, assert_same_batch, random_batch, raw, schemas, take,
 from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.formats import load
-from dsprep.formats.base import Compression, OpenOptions, WriteOptions
+from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
 

@@ -40,7 +40,7 @@ from zarr_stores import (
 from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import recognise
-from dsprep.formats.base import Compression, WriteOptions
+from dsprep.formats.options import Compression, WriteOptions
 from dsprep.layout.laws import Affine
 from dsprep.layout.laws.periodic import fit as fit_periodic
 

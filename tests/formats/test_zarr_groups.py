@@ -20,7 +20,7 @@ from dsprep.core.groups import Grouping
 from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.core.storage import data_files
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import Compression, OpenOptions, WriteOptions
+from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.layout.as_json import file_path
 
 __all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here

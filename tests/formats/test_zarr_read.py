@@ -34,7 +34,7 @@ from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats import recognise
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.fields import Elements
 

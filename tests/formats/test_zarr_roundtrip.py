@@ -25,7 +25,7 @@ from zarr_stores import F4, SCHEMAS, ZARR, check, no_waiting_for_the_disk, opene
 
 from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.formats.base import Compression, WriteOptions
+from dsprep.formats.options import Compression, WriteOptions
 from dsprep.formats.zarr.plan import plan_arrays
 
 __all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here

@@ -28,7 +28,7 @@ from dsprep.bench.report.tables import (
     tables,
 )
 from dsprep.bench.strategies import LIMIT
-from dsprep.write.plan import show_nbytes
+from dsprep.writing.plan import show_nbytes
 
 MARK = '<meta name="generator" content="dsprep bench"/>'
 """By which a page is known as one of these; within its first 400 bytes."""

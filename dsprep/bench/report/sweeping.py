@@ -14,7 +14,7 @@ from dsprep.bench.report.tables import show_value
 from dsprep.bench.strategies import LIMIT
 from dsprep.errors import UsageError
 from dsprep.reader import engines
-from dsprep.write.plan import parse_nbytes
+from dsprep.writing.plan import parse_nbytes
 
 SIZES = ("buffer-size", "transfer-size")
 COUNTS = ("threads", "ranks", "stagger", "batch-size", "buffers")

@@ -16,7 +16,7 @@ from dsprep.bench.scratch.planning import Preparation, plan
 from dsprep.core.storage import remove
 from dsprep.errors import UnsupportedError
 from dsprep.source.dataset import open_dataset
-from dsprep.write.create_sidecar import dataset_of
+from dsprep.writing.create_sidecar import dataset_of
 
 __all__ = ["Forms", "Preparation", "Prepared", "opened", "plan", "prepare"]
 

@@ -24,7 +24,7 @@ from dsprep.core.storage import free_nbytes, remove, sync_directory
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Source
 from dsprep.sidecar.spec import write_json
-from dsprep.write.plan import show_nbytes
+from dsprep.writing.plan import show_nbytes
 
 MADE = "made.json"
 """In the directory of a complete form: what it was made from."""

@@ -18,7 +18,8 @@ from dsprep.bench.scratch.folder import Item, folder_for, identity
 from dsprep.bench.strategies import find, forms
 from dsprep.core.schema import Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
-from dsprep.formats.base import Format, OpenOptions, Source, WriteOptions
+from dsprep.formats.base import Format, Source
+from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.sidecar.spec import SUFFIX, Content
 from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import SelectedSource, probe_nbytes
@@ -27,10 +28,10 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
-from dsprep.write.buffers import InBytes, InSamples, parse_buffer
-from dsprep.write.create_sidecar import Made, dataset_of
-from dsprep.write.job import RunOptions
-from dsprep.write.run import run_job
+from dsprep.writing.buffers import InBytes, InSamples, parse_buffer
+from dsprep.writing.create_sidecar import Made, dataset_of
+from dsprep.writing.job import RunOptions
+from dsprep.writing.run import run_job
 
 BUFFER = 64 << 20
 """Bytes of a group that are aimed at where nothing is asked for."""
@@ -248,7 +249,7 @@ class _Deciding:
             return self._groups()
         if name.startswith("own:"):
             return self._own(name)
-        if name not in formats.FORMATS:
+        if name not in formats.WRITTEN:
             raise UsageError(f"{name!r} is not a form of a dataset")
         readable = forms.is_readable(name, self.source, self.facts.files, self.format)
         return None if self.whole and readable else self._converted(name)
@@ -293,7 +294,7 @@ class _Deciding:
         for name, suffix in forms.GROUPS.items():
             options = RepackOptions(buffer_size=size, to=name)
             try:
-                formats.load(name).plan(self.source.schema, WriteOptions())
+                formats.writable(name).plan(self.source.schema, WriteOptions())
                 estimate = self._grouped_nbytes(options, suffix)
             except UnsupportedError as error:
                 why = error
@@ -314,7 +315,7 @@ class _Deciding:
         return plan_repack(source, target, options).parts[0].job.estimate
 
     def _converted(self, name: str) -> Item:
-        facts, format = self.facts, formats.load(name)
+        facts, format = self.facts, formats.writable(name)
         options = forms.options_of(name, facts.schema, facts.samples)
         estimate = format.plan(facts.schema, options, facts.samples, facts.payload).nbytes
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.core.schema import Field, Schema
-from dsprep.formats.base import Format, Source, WriteOptions
+from dsprep.formats.base import Format, Source
+from dsprep.formats.options import WriteOptions
 from dsprep.sidecar.spec import Content
 from dsprep.source.from_sidecar import SidecarSource
 

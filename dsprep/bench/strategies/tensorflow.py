@@ -14,7 +14,7 @@ from dsprep.bench.strategies.base import Loader
 from dsprep.bench.strategies.samples import Stored
 from dsprep.core.schema import Array, Batch, Column, Field, Ragged, is_extension
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 from dsprep.formats.tfrecord.example import BYTES, FLOAT
 from dsprep.formats.tfrecord.features import is_opaque, plan
 

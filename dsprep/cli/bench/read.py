@@ -17,7 +17,7 @@ from dsprep.cli.report import note, run_bar
 
 if TYPE_CHECKING:
     from dsprep.bench.reading import Runner, Settings, Work
-    from dsprep.formats.base import OpenOptions
+    from dsprep.formats.options import OpenOptions
 
 HOW = "How to measure"
 READERS = "How to read"
@@ -168,7 +168,7 @@ def read(
     from dsprep.bench.strategies import find
     from dsprep.cli.bench.output import check_targets, emit
     from dsprep.cli.report import fail
-    from dsprep.write.plan import parse_nbytes
+    from dsprep.writing.plan import parse_nbytes
 
     if chosen.listed:
         _list()
@@ -226,7 +226,7 @@ def _job(settings: Settings, sweep: str | None) -> Iterator[tuple[Settings, Runn
 def _plan(work: Work) -> None:
     """Print what would be done."""
     from dsprep.cli.report import print_rows
-    from dsprep.write.plan import show_nbytes
+    from dsprep.writing.plan import show_nbytes
 
     first = work.plans[0]
     of = f" of {first.of:,}, the first" if first.of > first.samples else ""

@@ -21,29 +21,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsprep.core.groups import Grouping
-from dsprep.formats.base import (
-    Facts,
-    Format,
-    OpenOptions,
-    State,
-    WriteOptions,
-    WritePlan,
-    Writer,
-    check_options,
-)
+from dsprep.formats.base import Facts, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.hdf5.guard import signature, superblock
+from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 
 if TYPE_CHECKING:
     from dsprep.core.schema import Schema
     from dsprep.formats.base import Source
 
 
-class Hdf5(Format):
+class Hdf5(WritableFormat):
     """The HDF5 format."""
 
     name = "hdf5"
     suffixes = (".h5", ".hdf5", ".hdf", ".he5")
-    open_options = frozenset({"fields", "follow_external", "sample_axis"})
+    open_options = frozenset({"fields", "follow_external", "keys_as", "sample_axis"})
     write_options = frozenset({"compress", "chunk"})
 
     def recognises(self, path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -53,12 +53,17 @@ def read_attributes(
     return values, lost
 
 
-def has_attributes(item: Any) -> bool:
-    """Whether an h5py object has attributes other than dsprep's own, or a damaged header."""
+def has_attributes(names: Iterable[str]) -> bool:
+    """Whether one of these attributes is not dsprep's own."""
+    return not _OWN.issuperset(names)
+
+
+def attribute_names(item: Any) -> tuple[str, ...]:
+    """Return the names of the attributes of an h5py object; of a damaged header, ``("?",)``."""
     try:
-        return not {name.encode() for name in _OWN}.issuperset(_names(item))
+        return tuple(raw.decode("utf-8", "backslashreplace") for raw in _names(item))
     except Exception:  # as in `read_attributes`
-        return True
+        return ("?",)
 
 
 def _names(item: Any) -> list[bytes]:

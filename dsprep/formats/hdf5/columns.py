@@ -1,7 +1,8 @@
-"""The four ways in which an HDF5 file holds a field, each giving columns of samples.
+"""The ways in which an HDF5 file holds a field, each giving columns of samples.
 
-`Fixed`: one row of a dataset per sample. `Indexed`: the rows that index tables give. `Sequences`:
-HDF5's own variable-length types. `PerGroup`: a dataset per sample.
+`Fixed`: one row of a dataset per sample. `Member`: a member of a compound type. `Indexed`: the rows
+that index tables give. `Sequences`: HDF5's own variable-length types. `PerGroup`: a dataset per
+sample. `Given`: what is not in datasets, such as attributes of the samples' groups.
 
 A dataset of sequences holds one descriptor per element: the number of items as a little-endian
 32-bit integer, the address of a heap, and the number of an object in it (the global heap ID of
@@ -20,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dsprep.core.schema import Arena, Array, Attrs, Field, Ints, Ragged, new_array
+from dsprep.core.schema import Arena, Array, Attrs, DType, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
 from dsprep.core.storage import pread_exact
 from dsprep.errors import FormatError
@@ -30,8 +31,10 @@ from dsprep.formats.hdf5.grids import Unlocated, grid_of
 from dsprep.formats.hdf5.guard import library, need_filters
 from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.hdf5.rows import Route, Rows, locate
-from dsprep.layout.laws import Affine, Explicit
+from dsprep.layout import model as layout
+from dsprep.layout.laws import LARGEST, Affine, Explicit
 from dsprep.layout.model import Blocks, Column, Grid
+from dsprep.layout.words import Words
 from dsprep.reading.columns import ColumnReader, Wanted, fetch
 from dsprep.reading.files import File
 
@@ -61,6 +64,15 @@ class FieldColumn(ABC):
     def steps(self) -> int:
         """The steps of `locate`."""
         return 0
+
+    @property
+    def base(self) -> FieldColumn:
+        """The column that is read for this field, which other fields may be parts of too."""
+        return self
+
+    def pick(self, values: Values) -> Values:
+        """Return this field of what was read of `base`."""
+        return values
 
     @abstractmethod
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
@@ -128,6 +140,160 @@ class Fixed(FieldColumn):
     def datasets(self) -> list[Rows]:
         """Return the dataset."""
         return [self.rows]
+
+
+class Member(FieldColumn):
+    """A field that is a member of the rows of a dataset of a compound type.
+
+    Parameters
+    ----------
+    rows
+        All members, as `Fixed` reads them.
+    names
+        The member, and of nested types the members in it.
+    """
+
+    def __init__(self, rows: Fixed, names: tuple[str, ...], name: str, attrs: Attrs) -> None:
+        self._rows, self.names = rows, names
+        self.dataset, self.count = rows.dataset, rows.count
+        self.at, dtype = member(rows.rows.dtype, names)
+        base, inner = dtype.subdtype or (dtype, ())
+        self.field = Field(name, base, (*rows.rows.inner, *inner), attrs=attrs)
+
+    @property
+    def base(self) -> Fixed:
+        """See `FieldColumn`."""
+        return self._rows
+
+    def pick(self, values: Values) -> Values:
+        """See `FieldColumn.pick`."""
+        found: Any = values
+        for name in self.names:
+            found = found[name]
+        chosen: Array = found
+        return chosen
+
+    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
+        """See `FieldColumn.begin`."""
+        wanted = self._rows.begin(start, stop, arena, key)
+        return replace(wanted, done=lambda buffer: self.pick(wanted.done(buffer)))
+
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        """See `FieldColumn.sizes`."""
+        return np.full(stop - start, self.field.row_nbytes, np.int64)
+
+    def locate(self, field: Field, where: str, progress: Progress) -> Column:
+        """Raise `Unlocated`: see `records`."""
+        raise Unlocated("members of one table only have offsets; dsprep convert makes them columns")
+
+    def as_stored(self) -> bool:
+        """Whether the file has the bytes that the library gives."""
+        from h5py import h5t
+
+        found = self.dataset.id.get_type()
+        for name in self.names:
+            found = found.get_member_type(found.get_member_index(name.encode()))
+        dtype = member(self._rows.rows.dtype, self.names)[1]
+        if found.get_class() == h5t.BITFIELD:
+            return dtype.kind == "u" and found.get_order() == h5t.ORDER_LE
+        return bool(found == h5t.py_create(dtype, logical=True))
+
+    def records(self) -> Blocks:
+        """Return where the rows are that have this member, one block each.
+
+        Raises
+        ------
+        Unlocated
+            If they are compressed, or only the library finds them.
+        """
+        rows = self._rows.rows
+        grid = rows.stored()
+        if rows.whole or len(rows.held.shape) != 1 or grid is None or not grid.plain:
+            raise Unlocated(
+                "its rows are encoded with other members; dsprep convert makes them columns"
+            )
+        starts = grid.blocks.offsets.span(0, grid.blocks.count)
+        if int(starts.min()) < 0 or grid.row_nbytes != rows.row_nbytes:
+            raise Unlocated("some of its rows are not stored")
+        number = np.arange(self.count, dtype=np.int64)
+        block, inside = np.divmod(number, grid.chunk[0])
+        offsets = starts[block] + inside * grid.row_nbytes
+        return Blocks(Explicit(offsets), Affine(self.count, grid.row_nbytes))
+
+    def datasets(self) -> Sequence[Rows | Sequences]:
+        """Return the dataset."""
+        return self._rows.datasets()
+
+
+def member(dtype: DType, names: Sequence[str]) -> tuple[int, DType]:
+    """Return where a member of a compound dtype begins, in bytes, and what it is.
+
+    Raises
+    ------
+    LookupError
+        If there is no such member.
+    """
+    at = 0
+    for name in names:
+        if dtype.fields is None:
+            raise LookupError(name)
+        dtype, offset = dtype.fields[name][:2]
+        at += offset
+    return at, dtype
+
+
+class Given(FieldColumn):
+    """A field whose values are in memory, found when the file was opened.
+
+    Parameters
+    ----------
+    values
+        Of all samples.
+    field
+        What they are.
+    dataset
+        An h5py object that has the first of them.
+    place
+        Where they are, for messages: ``"attributes of the groups"``.
+    """
+
+    def __init__(self, values: Values, field: Field, dataset: Any, place: str) -> None:
+        self._values, self.field, self.dataset, self.place = values, field, dataset, place
+        self.count = len(values)
+
+    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
+        """See `FieldColumn.begin`."""
+        values = self._values[start:stop]
+        return Wanted(0, [], lambda _: values)
+
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        """See `FieldColumn.sizes`."""
+        if isinstance(self._values, Ragged):
+            sizes: Ints = self._values.lengths[start:stop] * self.field.row_nbytes
+            return sizes
+        return np.full(stop - start, self.field.row_nbytes, np.int64)
+
+    def locate(self, field: Field, where: str, progress: Progress) -> Column:
+        """Raise `Unlocated`: see `given`."""
+        raise Unlocated(f"it is in {self.place}; dsprep convert makes it addressable")
+
+    def given(self) -> layout.Given:
+        """Return the values as a layout keeps them; `Unlocated` if it cannot."""
+        number = Affine(self.count, 0, 1)
+        if not isinstance(self._values, Ragged):
+            small = self._values.dtype.str == "<i8" and self._values.ndim == 1
+            if small and -LARGEST < int(self._values.min()) <= int(self._values.max()) < LARGEST:
+                return layout.Given(Explicit(self._values))
+            return layout.Given(number, self._values)
+        texts = [self._values[i].encode("utf-8", "surrogateescape") for i in range(self.count)]
+        try:
+            return layout.Given(number, Words.of(texts))
+        except ValueError as error:
+            raise Unlocated(f"{error}; dsprep convert makes it addressable") from error
+
+    def datasets(self) -> Sequence[Rows | Sequences]:
+        """Return nothing."""
+        return []
 
 
 class Indexed(FieldColumn):
@@ -532,32 +698,51 @@ class PerGroup(FieldColumn):
         return rows * self.field.row_nbytes
 
     def locate(self, field: Field, where: str, progress: Progress) -> Column:
-        """Return where all samples are, if they are datasets of one chunk each, all alike."""
-        if self._differ or self.held.vlen:
-            raise Unlocated(
-                "its samples differ in length, and each is in a dataset of its own; dsprep "
-                "convert makes them addressable"
-            )
+        """Return where all samples are, if they are datasets of one chunk each, all alike.
+
+        Those of several lengths are so if they are stored as they are; their rows are bytes.
+        """
+        if self.held.vlen:
+            raise Unlocated("its samples are in heaps; dsprep convert makes them addressable")
         if not field.row_nbytes:
             return Column(None)
-        first: Grid | None = None
-        begins, sizes = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
-        for i in range(self.count):
-            part = self._part(i)
-            grid = part.rows.grid() if isinstance(part, Fixed) else None
-            several = grid is None or grid.blocks.count != 1
-            if grid is None or several or grid.masks is not None or grid.fill is not None:
-                raise Unlocated("each of its samples is in a dataset of several chunks")
-            first = first or grid
-            if (grid.filters, math.prod(grid.chunk)) != (first.filters, math.prod(first.chunk)):
-                raise Unlocated("its samples are in datasets that are not stored alike")
-            begins[i], sizes[i] = grid.blocks.offsets.one(0), grid.blocks.lengths.one(0)
-            progress(1)
-        if first is None or math.prod(first.chunk) * first.itemsize != field.row_nbytes:
+        begins, sizes = np.zeros(self.count, np.int64), np.zeros(self.count, np.int64)
+        first = self._grids(begins, sizes, progress)
+        if first is None:
+            return Column(None, 1, Explicit(begins), Explicit(sizes))
+        if self._differ:
+            end = int((begins + sizes).max())
+            grid = Grid(Blocks(Affine(1, 0), Affine(1, end)), (end,), 1, (end,))
+            return Column(grid, 1, Explicit(begins), Explicit(sizes))
+        if math.prod(first.chunk) * first.itemsize != field.row_nbytes:
             raise Unlocated("its rows are stored with another size than its samples have")
         shape, chunk = (self.count, *self.held.shape), (1, *self.held.shape)
         blocks, itemsize = Blocks(Explicit(begins), _law(sizes)), field.dtype.itemsize
         return Column(replace(first, blocks=blocks, shape=shape, chunk=chunk, itemsize=itemsize))
+
+    def _grids(self, begins: Ints, sizes: Ints, progress: Progress) -> Grid | None:
+        """Note the offset and the bytes of each sample; return where the first with bytes is."""
+        first: Grid | None = None
+        for i in range(self.count):
+            part = self._part(i)
+            grid = part.rows.grid() if isinstance(part, Fixed) else None
+            progress(1)
+            if self._differ and not self._shapes[i].all():
+                continue
+            several = grid is None or grid.blocks.count != 1
+            if grid is None or several or grid.masks is not None or grid.fill is not None:
+                raise Unlocated("each of its samples is in a dataset of several chunks")
+            first = first or grid
+            begins[i], sizes[i] = grid.blocks.offsets.one(0), grid.blocks.lengths.one(0)
+            if self._differ:
+                if grid.filters or grid.chunk != grid.shape:
+                    raise Unlocated(
+                        "its samples differ in length and are encoded, each in a dataset of its "
+                        "own; dsprep convert makes them addressable"
+                    )
+            elif (grid.filters, math.prod(grid.chunk)) != (first.filters, math.prod(first.chunk)):
+                raise Unlocated("its samples are in datasets that are not stored alike")
+        return first
 
     def datasets(self) -> Sequence[Rows | Sequences]:
         """Return those of the first sample."""

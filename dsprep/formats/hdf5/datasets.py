@@ -16,14 +16,15 @@ import glob
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dsprep.core.schema import Kind
-from dsprep.formats.hdf5.attributes import marked
-from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier, plain, read_carrier
+from dsprep.formats.hdf5.attributes import attribute_names, has_attributes, marked
+from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier, overlaps, plain, read_carrier
 from dsprep.formats.hdf5.guard import library, open_file
 
 _DEEPEST = 8
@@ -71,17 +72,21 @@ def _unreadable(dataset: Any) -> str | None:
     return f"it is {kind}, and of variable length (h5repack -l CHUNK=64 changes that)"
 
 
-def held(dataset: Any, where: object) -> Held | str:
-    """Return what an `h5py.Dataset` holds, or why it cannot be a field."""
+def held(dataset: Any, where: object, *, attributed: bool = True) -> Held | str:
+    """Return what an `h5py.Dataset` holds, or why it cannot be a field.
+
+    `attributed` is whether it has attributes.
+    """
     import h5py
 
-    if dataset.shape is None:
+    found = dataset.shape
+    if found is None:
         return "it holds no data"
     try:
         dtype = dataset.dtype
     except (TypeError, ValueError, NotImplementedError) as error:
         return f"its type is unknown to numpy: {error}"
-    shape = tuple(map(int, dataset.shape))
+    shape = tuple(map(int, found))
     string = h5py.check_string_dtype(dtype)
     if string is not None and string.length is None:
         byte = np.dtype(np.uint8)
@@ -93,6 +98,8 @@ def held(dataset: Any, where: object) -> Held | str:
     if element.hasobject or element.itemsize == 0:
         return "its type has parts of variable length"
     element = plain(element)
+    if overlaps(element):
+        return "h5py gives it a type whose members overlap"
     if element.subdtype is not None:
         if base is not None:
             return "its type is a sequence of arrays"
@@ -102,7 +109,7 @@ def held(dataset: Any, where: object) -> Held | str:
         kind: Kind = "bytes" if element.str == "|V1" else "array"
         element = np.dtype(np.uint8) if kind == "bytes" else element
         return _unreadable(dataset) or Held(Carrier(element, element), shape, kind, vlen=True)
-    text = marked(dataset, DTYPE_ATTRIBUTE, where)
+    text = marked(dataset, DTYPE_ATTRIBUTE, where) if attributed else None
     if text is None:
         return Held(Carrier(element, element), shape)
     carrier = read_carrier(text, element, shape, where)
@@ -116,22 +123,44 @@ def held(dataset: Any, where: object) -> Held | str:
 class Contents:
     """What `walk` found, by path without a leading slash: ``""`` is the root.
 
-    The datasets are in the file's order, each with what it holds; for what is left out there is
-    the reason.
+    The datasets are in the file's order, each with what it holds, the groups with the names of
+    their attributes; for what is left out there is the reason. Objects are opened when they are
+    used: each that is open takes kilobytes, and there may be millions.
+
+    Attributes
+    ----------
+    attributed
+        The datasets that have attributes.
     """
 
-    datasets: dict[str, tuple[Any, Held]] = field(default_factory=dict)
-    groups: dict[str, Any] = field(default_factory=dict)
+    file: Any
+    where: object
+    datasets: dict[str, Held] = field(default_factory=dict)
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    attributed: set[str] = field(default_factory=set)
     left_out: dict[str, str] = field(default_factory=dict)
+
+    def open(self, path: str) -> Any:
+        """Return the h5py object at `path`."""
+        with library(f"{self.where}, {path}", "it cannot be opened"):
+            return self.file[path] if path else self.file
+
+    @cached_property
+    def _inside(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for path in self.datasets:
+            found.setdefault(path.rpartition("/")[0], []).append(path)
+        return found
 
     def inside(self, group: str) -> list[str]:
         """Return the paths of the datasets directly in the group called `group`."""
-        prefix = f"{group}/" if group else ""
-        return [
-            path
-            for path in self.datasets
-            if path.startswith(prefix) and "/" not in path[len(prefix) :]
-        ]
+        return self._inside.get(group, [])
+
+    def leave_out(self, path: str, reason: str) -> None:
+        """Leave out a dataset that was found."""
+        del self.datasets[path]
+        self.left_out[path] = reason
+        self.__dict__.pop("_inside", None)
 
 
 def walk(file: Any, where: object, elsewhere: Elsewhere) -> Contents:
@@ -143,53 +172,67 @@ def walk(file: Any, where: object, elsewhere: Elsewhere) -> Contents:
         If a link or an object header is damaged.
     """
     import h5py
-    from h5py import h5o
+    from h5py import h5d, h5g, h5o
 
-    found = Contents()
+    found = Contents(file, where)
+    alike: dict[Held, Held] = {}
     seen: set[tuple[int, int]] = set()
-    stack: list[tuple[str, Any]] = [("", file)]
+    stack: list[tuple[str, Any, bytes | str]] = [("", file.id, b"/")]
     with library(where, "the file cannot be listed"):
         while stack:
-            path, item = stack.pop()
-            if isinstance(item, str):
-                found.left_out[path] = item
+            path, parent, link = stack.pop()
+            if isinstance(link, str):
+                found.left_out[path] = link
                 continue
-            info = h5o.get_info(item.id)
+            item = h5o.open(parent, link)
+            info = h5o.get_info(item)
             address = int(info.fileno), int(info.addr)
             if address in seen:
                 continue
             seen.add(address)
-            if isinstance(item, h5py.Group) and path.rpartition("/")[2].startswith("_i_"):
+            if isinstance(item, h5g.GroupID) and path.rpartition("/")[2].startswith("_i_"):
                 found.left_out[path] = "it is an index that PyTables keeps"
-            elif isinstance(item, h5py.Group):
-                found.groups[path] = item
+            elif isinstance(item, h5g.GroupID):
+                group = h5py.Group(item)
+                found.groups[path] = attribute_names(group) if info.num_attrs else ()
                 # Reversed, because the stack gives back the last one first.
-                stack.extend(reversed([*_members(item, f"{path}/" if path else "")]))
-            elif isinstance(item, h5py.Dataset):
-                what = elsewhere.reason(item) or held(item, f"{where}, field {path}")
+                stack.extend(reversed([*_members(group, f"{path}/" if path else "")]))
+            elif isinstance(item, h5d.DatasetID):
+                dataset = h5py.Dataset(item)
+                known = bool(info.num_attrs)
+                what = elsewhere.reason(dataset) or held(
+                    dataset, f"{where}, field {path}", attributed=known
+                )
                 if isinstance(what, str):
                     found.left_out[path] = what
-                else:
-                    found.datasets[path] = (item, what)
+                    continue
+                found.datasets[path] = alike.setdefault(what, what)
+                if known and has_attributes(attribute_names(dataset)):
+                    found.attributed.add(path)
     return found
 
 
-def _members(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the paths in an `h5py.Group`, each with its object or the reason why it is left out."""
+def _members(group: Any, prefix: str) -> Iterator[tuple[str, Any, bytes | str]]:
+    """Yield the paths in an `h5py.Group`, each with the group and the name, or why it is left out.
+
+    Names are as stored, reasons are texts.
+    """
     import h5py
 
     for raw, hard in _links(group):
         try:
             name = raw.decode("utf-8")
         except UnicodeDecodeError:
-            yield prefix + raw.decode("utf-8", "backslashreplace"), "its name is not UTF-8"
+            path = prefix + raw.decode("utf-8", "backslashreplace")
+            yield path, group.id, "its name is not UTF-8"
             continue
-        item: Any = group[name] if hard else group.get(name, getlink=True)
-        if isinstance(item, h5py.ExternalLink):
-            item = f"it is a link to the file {item.filename}"
-        elif not hard:
-            item = f"it is a link to {item.path}"
-        yield prefix + name, item
+        if hard:
+            yield prefix + name, group.id, raw
+            continue
+        item: Any = group.get(name, getlink=True)
+        external = isinstance(item, h5py.ExternalLink)
+        where = f"the file {item.filename}" if external else item.path
+        yield prefix + name, group.id, f"it is a link to {where}"
 
 
 def _links(group: Any) -> list[tuple[bytes, bool]]:

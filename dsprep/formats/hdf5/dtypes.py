@@ -181,3 +181,21 @@ def plain(dtype: DType) -> DType:
         base, shape = dtype.subdtype
         return np.dtype((plain(base), shape))
     return np.dtype(dtype.str)
+
+
+def overlaps(dtype: DType) -> bool:
+    """Whether members of a compound dtype share bytes, or leave it.
+
+    That is what h5py makes of members that numpy has only in a larger type, such as floats of an
+    unusual exponent; the library then writes beyond what it is given.
+    """
+    if dtype.subdtype is not None:
+        return overlaps(dtype.subdtype[0])
+    if dtype.fields is None:
+        return False
+    end = 0
+    for member, at in sorted((f[:2] for f in dtype.fields.values()), key=lambda f: f[1]):
+        if at < end or overlaps(member):
+            return True
+        end = at + member.itemsize
+    return end > dtype.itemsize

@@ -9,14 +9,16 @@ gives only where samples begin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dsprep.core.schema import Attrs, FieldSpec
+import numpy as np
+
+from dsprep.core.schema import Array, Attrs, Column, DType, Field, FieldSpec, Ragged
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
-from dsprep.formats.base import OpenOptions, missing_field, wanted
+from dsprep.formats.fields import missing_field, wanted
 from dsprep.formats.hdf5 import structure
 from dsprep.formats.hdf5.attributes import (
     KIND_ATTRIBUTE,
@@ -24,12 +26,24 @@ from dsprep.formats.hdf5.attributes import (
     has_attributes,
     read_attributes,
 )
-from dsprep.formats.hdf5.columns import FieldColumn, Fixed, Indexed, PerGroup, Sequences
-from dsprep.formats.hdf5.datasets import Elsewhere, walk
-from dsprep.formats.hdf5.dtypes import has_enum
+from dsprep.formats.hdf5.columns import (
+    FieldColumn,
+    Fixed,
+    Given,
+    Indexed,
+    Member,
+    PerGroup,
+    Sequences,
+    member,
+)
+from dsprep.formats.hdf5.conventions import Stated, stated
+from dsprep.formats.hdf5.datasets import Elsewhere, Held, walk
+from dsprep.formats.hdf5.dtypes import Carrier, has_enum
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.heaps import Descriptors, Heaps
 from dsprep.formats.hdf5.rows import IndexTable, Route, Rows
+from dsprep.formats.options import OpenOptions
+from dsprep.reading.columns import fetch
 from dsprep.reading.files import File
 
 
@@ -57,8 +71,11 @@ class Fields:
 
     def __init__(self, file: Any, disk: File, options: OpenOptions) -> None:
         self._disk, self._path, self._specs = disk, disk.path, options.fields
-        self._mode = options.sample_axis
+        self._mode, self._keys_as = options.sample_axis, options.keys_as
         self._rows: dict[str, Rows] = {}
+        self._members: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._tables: dict[str, Fixed] = {}
+        self._read: frozenset[str] = frozenset()  # groups whose attributes are fields
         self.notes: list[str] = []
         with library(self._path, "the HDF5 file cannot be opened"):
             plist = file.id.get_create_plist()
@@ -67,8 +84,15 @@ class Fields:
             self._own = LAYOUT_ATTRIBUTE in file.attrs
         elsewhere = Elsewhere(self._path, options.follow_external)
         self._contents = walk(file, self._path, elsewhere)
+        self._stated = Stated()
+        if not self._own:
+            self._stated = stated(self._contents, self._read_attributes)
         self._datasets = self._contents.datasets
-        self._arrays = {p: (what.shape, what.nbytes) for p, (_, what) in self._datasets.items()}
+        self._arrays = {
+            p: (what.shape, what.nbytes)
+            for p, what in self._datasets.items()
+            if options.fields or p not in self._stated.aside
+        }
         left_out = [f"{p}: {reason}" for p, reason in self._contents.left_out.items()]
         if elsewhere.read:
             self.notes.append(f"values are in other files: {samples.listed([*elsewhere.read])}")
@@ -81,7 +105,11 @@ class Fields:
         groups = self._sample_groups()
         if groups is not None:
             self.count, columns = len(groups.groups), self._group_columns(groups)
+        elif self._keys_as is not None:
+            raise UsageError("--keys-as applies where each group is a sample", where=self._path)
         else:
+            self._refuse_what_is_stated()
+            self._take_members()
             self.count, columns = self._array_columns()
         specs = [replace(s, path=_spelled(s), index=()) if s.index else s for s in self._specs]
         chosen = wanted(tuple(specs), {name: column.field for name, column in columns.items()})
@@ -103,7 +131,7 @@ class Fields:
             shape, nbytes = self._arrays[path]
             if route is not None:
                 arrays[name] = (route.tables[0].rows,), nbytes
-            elif len(shape) > 1 and self._datasets[path][1].vlen:
+            elif len(shape) > 1 and self._datasets[path].vlen:
                 self._leave_out(path)  # no axis of samples counts these sequences
             else:
                 arrays[name] = shape, nbytes
@@ -113,12 +141,18 @@ class Fields:
         if not arrays:
             raise self._nothing()
         mode = "none" if self._mode == "groups" else self._mode
-        if mode == "auto" and (self._own or any(route for _, route in routes.values())):
+        ragged = any(route for _, route in routes.values())
+        if mode == "auto" and (self._own or ragged):
             mode = "first"
         elif mode == "auto" and frozenset(self._datasets) in samples.WHOLE_FILE:
             mode = "none"
             self.notes.append(samples.ONE_SAMPLE)
         axis = samples.choose(arrays, mode, self._path)
+        if self._mode == "auto" and not self._own and not self._specs:
+            if ragged:
+                reading = f"{axis.count} samples of {samples.listed([*axis.names])}"
+                samples.check_share(arrays, set(axis.names), reading, self._path)
+            samples.check_axis(arrays, axis, self._path)
         for name, (shape, _) in arrays.items() if self._specs else ():
             if name not in axis.names:
                 raise SchemaError(
@@ -148,8 +182,14 @@ class Fields:
             ragged = structure.discover(self._contents, self._open, self._path, own=self._own)
         if not self._specs:
             self.notes += ragged.notes
+            aside = self._stated.aside
+            for reason in dict.fromkeys(aside.values()):
+                paths = [p for p, why in aside.items() if why == reason]
+                self.notes.append(f"left out {samples.listed(paths)}: {reason}")
             skip = ragged.used | ragged.left_out | {path for path, _ in ragged.routes.values()}
-            return {**ragged.routes, **{p: (p, None) for p in self._datasets if p not in skip}}
+            skip |= aside.keys() | {path for path, _ in self._members.values()}
+            found = {n: route for n, route in ragged.routes.items() if route[0] not in aside}
+            return {**found, **{p: (p, None) for p in self._datasets if p not in skip}}
         asked = [spec.path for spec in self._specs if not spec.index]
         routes: dict[str, tuple[str, Route | None]] = {
             path: ragged.routes[path] for path in asked if path in ragged.routes
@@ -157,13 +197,14 @@ class Fields:
         for spec in self._specs:
             if spec.index:
                 self._check_there(spec.path)
-                if self._datasets[spec.path][1].vlen:
+                if self._datasets[spec.path].vlen:
                     raise UsageError(
                         f"{spec.path} holds sequences of variable length, not rows",
                         where=self._path,
                         fix="name it without an index table",
                     )
                 tables = tuple(map(self._table, spec.index))
+                self._check_edges(spec, tables)
                 routes[_spelled(spec)] = spec.path, Route(tables, spec.index)
         for path in asked:
             if path in self._datasets:
@@ -186,11 +227,52 @@ class Fields:
             )
         return table
 
+    def _check_edges(self, spec: FieldSpec, tables: Sequence[IndexTable]) -> None:
+        """Raise `UsageError` if N + 1 numbers do not divide the rows of what comes next."""
+        rows = [*(t.rows for t in tables[1:]), *self._datasets[spec.path].shape[:1]]
+        for entry, table, count in zip(spec.index, tables, rows, strict=False):
+            if table.edges and not table.partitions(count):
+                raise UsageError(
+                    f"{entry} is not an index table of {spec.path}",
+                    where=self._path,
+                    expected=f"numbers that rise from 0 to {count}, or FIRST,COUNT",
+                )
+
+    def _take_members(self) -> None:
+        """Make members of tables fields: where the file states it, or the user names them."""
+        taken: dict[str, Held] = {}
+        for path, what in self._datasets.items():
+            taken[path] = what
+            prefix = f"{path}/"
+            asked = [s.path for s in self._specs if s.path.startswith(prefix)]
+            names = [tuple(a.removeprefix(prefix).split("/")) for a in asked]
+            if what.carrier.dtype.names is None or what.vlen or what.carrier.foreign:
+                continue
+            if not self._specs and path in self._stated.tables:
+                names = _leaves(what.carrier.dtype)
+                del self._arrays[path]
+            for each in names:
+                try:
+                    dtype = member(what.carrier.dtype, each)[1]
+                except LookupError:
+                    continue
+                base, inner = dtype.subdtype or (dtype, ())
+                name = prefix + "/".join(each)
+                taken[name] = Held(Carrier(base, base), (*what.shape, *inner))
+                self._members[name] = path, each
+                self._arrays[name] = taken[name].shape, taken[name].nbytes
+        self._datasets = taken
+
     def _column(self, name: str, path: str, route: Route | None, whole: bool) -> FieldColumn | None:
-        dataset, what = self._datasets[path]
+        if path in self._members:
+            table, names = self._members[path]
+            rows = self._new_rows(table, whole=True) if whole else self._open(table)
+            base = self._tables.setdefault(table, Fixed(rows, table, {}))
+            return Member(base, names, name, {})
+        dataset, what = self._contents.open(path), self._datasets[path]
         if route is not None:
-            group = self._contents.groups.get(name)  # dsprep's own encoding
-            attrs = self._attributes(path, dataset if group is None else group)
+            own = KIND_ATTRIBUTE in self._contents.groups.get(name, ())  # dsprep's own encoding
+            attrs = self._attributes(path, self._contents.open(name) if own else dataset)
             return Indexed(self._open(path), route, name, attrs)
         if what.vlen and len(what.shape) != (0 if whole else 1):
             self._leave_out(path)
@@ -208,11 +290,11 @@ class Fields:
         return self._rows[path]
 
     def _new_rows(self, path: str, *, whole: bool = False) -> Rows:
-        dataset, what = self._datasets[path]
+        dataset, what = self._contents.open(path), self._datasets[path]
         return Rows(dataset, what, self._disk, f"{self._path}, field {path}", whole=whole)
 
     def _sequences(self, path: str, attrs: Attrs, whole: bool) -> Sequences:
-        dataset, what = self._datasets[path]
+        dataset, what = self._contents.open(path), self._datasets[path]
         where = f"{self._path}, field {path}"
         return Sequences(dataset, what, self._disk, self._heaps, where, attrs, whole=whole)
 
@@ -220,7 +302,34 @@ class Fields:
         attrs, lost = read_attributes(item, self._sound)
         if lost:
             self.notes.append(f"left out attributes of {path}: {samples.listed(lost)}")
+        attrs |= self._stated.attrs.get(path, {}) if path in self._datasets else {}
+        attribute, other = self._stated.names.get(path, ("", ""))
+        if other:
+            values = self._names(other)
+            if values is None:
+                self.notes.append(f"left out {other}: too many or no {attribute} for an attribute")
+            else:
+                attrs[attribute] = values
         return attrs
+
+    def _read_attributes(self, path: str) -> Attrs:
+        return read_attributes(self._contents.open(path), self._sound)[0]
+
+    def _names(self, path: str) -> Array | None:
+        """Return the values of a small dataset of one axis, texts as ``U``; None if it is not."""
+        what = self._datasets.get(path)
+        if what is None or len(what.shape) != 1 or not 0 < what.shape[0] <= _MOST_NAMES:
+            return None
+        if not what.vlen:
+            found = self._open(path).read(0, what.shape[0])
+            if found.dtype.kind != "S":
+                return found
+            return np.array([bytes(v).decode("utf-8", "replace") for v in found])
+        if what.kind != "str":
+            return None
+        column = self._sequences(path, {}, False)
+        texts = fetch({"": column.begin(0, what.shape[0], None, "")}, None)[""]
+        return np.array([*texts])
 
     # --- what does not fit ---
 
@@ -236,7 +345,7 @@ class Fields:
         """Note that a dataset of sequences cannot be a field, or raise if it was asked for."""
         reason = "sequences of variable length are read only from one axis of samples"
         if self._specs:
-            shape = self._datasets[path][1].shape
+            shape = self._datasets[path].shape
             raise SchemaError(f"field {path}: {reason}", where=self._path, found=shape)
         self.notes.append(f"left out {path}: {reason}")
 
@@ -247,25 +356,38 @@ class Fields:
     def _note_losses(self) -> None:
         """Note the group attributes and the names of enum members around the chosen fields."""
         enums, around = [], set[str]()
+        tables = {
+            self._members[c.field.name][0]
+            for c, _ in self.columns.values()
+            if isinstance(c, Member)
+        }
+        if lost := sorted(tables & self._contents.attributed):
+            self.notes.append(f"attributes of {samples.listed(lost)} are not kept")
         with library(self._path, "the fields cannot be described"):
             for name, (column, _) in self.columns.items():
-                if has_enum(column.dataset.dtype):
+                if not isinstance(column, Given) and has_enum(column.dataset.dtype):
                     enums.append(name)
                 parts = str(column.dataset.name).strip("/").split("/")
                 around.update("/".join(parts[:k]) for k in range(1, len(parts)))
             groups = [
                 path
-                for path, group in self._contents.groups.items()
+                for path, attributes in self._contents.groups.items()
                 if path
+                and path not in self._read
                 and (path in around or not self._specs)
-                and KIND_ATTRIBUTE not in group.attrs  # those are the field's attributes
-                and has_attributes(group)
+                and KIND_ATTRIBUTE not in attributes  # those are the field's attributes
+                and has_attributes(attributes)
             ]
         if groups:
             several = "group" if len(groups) == 1 else "groups"
             self.notes.append(f"attributes of {several} {samples.listed(groups)} are not kept")
         if enums:
             self.notes.append(f"enum names of {samples.listed(enums)} are not kept")
+
+    def _refuse_what_is_stated(self) -> None:
+        if self._stated.refused and self._mode == "auto" and not self._specs and not self._own:
+            reason, fix = self._stated.refused
+            raise SchemaError(reason, where=self._path, fix=f"{fix}, or name fields: --field NAME")
 
     # --- a group per sample ---
 
@@ -274,13 +396,13 @@ class Fields:
         mode, specs = self._mode, self._specs
         if mode not in ("auto", "groups") or self._own or any(s.index for s in specs):
             return None
-        if mode == "auto" and any(s.path in self._datasets for s in specs):
+        if mode == "auto" and (
+            any(s.path in self._datasets for s in specs) or not self._stated.grouped
+        ):
             return None
         found = structure.sample_groups(self._contents)
         if specs:
-            spelled = mode == "groups" or any("/*/" in f"/{s.path}" for s in specs)
-            fits = [d.samples for d in found if spelled or not d.reason]
-            fits = [f for f in fits if f is not None and f.has(specs)]
+            fits = self._fitting(found)
             if len(fits) == 1:
                 return fits[0]
             if mode == "auto":
@@ -290,11 +412,28 @@ class Fields:
             if mode == "groups" and only is not None:
                 return only
             if mode == "auto" and not found[0].reason:
-                self.notes.append(f"each group is a sample: {only}")
+                self.notes.append(f"each {self._kind(only)} is a sample: {only}")
                 return only
         elif mode == "auto" and not found:
             return None
         raise self._doubtful(found)
+
+    def _fitting(self, found: Sequence[structure.Judged]) -> list[structure.Samples]:
+        """Return the groups whose fields the user named."""
+        paths = [spec.path for spec in self._specs]
+        spelled = self._mode == "groups" or any("*" in path for path in paths)
+        fits = [d.samples for d in found if d.samples is not None and (spelled or not d.reason)]
+        key = () if self._keys_as is None else (self._keys_as,)
+        given = self._contents.groups
+        fits = [f for f in fits if f.has(self._specs, (*given.get(f.groups[0], ()), *key))]
+        every = structure.joined(found)
+        if every is not None and set(paths) <= {*map(every.field, every.members), *key}:
+            structure.check_alike(every, self._contents)
+            fits.append(every)
+        return fits
+
+    def _kind(self, found: structure.Samples | None) -> str:
+        return "dataset" if found is not None and "" in found.members else "group"
 
     def _doubtful(self, found: Sequence[structure.Judged]) -> SchemaError:
         """Return the error for groups that may be samples, with what each reading gives."""
@@ -306,18 +445,22 @@ class Fields:
             )
         ways = []
         reason = "several groups hold such groups"
-        for each in found:
+        for each in found[:_MOST_WAYS]:
             reason = each.reason or reason
             if each.samples is not None:
                 name = each.samples.field(next(iter(each.samples.members)))
-                field = f" --field NAME={name}" if len(found) > 1 else ""
+                field = f" --field NAME={name}" if len(found) > 1 and name != "*" else ""
                 ways.append(f"--sample-axis groups{field}: {each.samples}")
-        first = samples.choose(self._arrays, "first")
+        every = structure.joined(found)
+        if every is not None:
+            name = every.field(next(iter(every.members)))
+            ways.append(f"--field NAME={name}: {every}")
+        first = samples.choose(self._arrays or dict.fromkeys(self._datasets, ((), 0)), "first")
         names = samples.listed(list(first.names))
         ways.append(f"--sample-axis first: {first.count} samples with the fields {names}")
         ways.append("--field takes what is named")
         return SchemaError(
-            f"groups that are alike may be samples, or not: {reason}",
+            f"{self._kind(found[0].samples)}s that are alike may be samples, or not: {reason}",
             where=self._path,
             fix="say what they are: " + "; ".join(ways),
         )
@@ -327,24 +470,25 @@ class Fields:
         columns: dict[str, FieldColumn] = {}
         asked = [s.path for s in self._specs]
         others, more = dict(self._datasets), 0
-        for member, shapes in found.members.items():
-            paths = [f"{group}/{member}" for group in found.groups]
+        for part_of, shapes in found.members.items():
+            paths = [f"{group}/{part_of}".rstrip("/") for group in found.groups]
             for path in paths:
                 del others[path]
-            more += sum(has_attributes(self._datasets[p][0]) for p in paths[1:])
-            dataset, what = self._datasets[paths[0]]
+            more += len(self._contents.attributed.intersection(paths[1:]))
+            what = self._datasets[paths[0]]
             if what.vlen and what.shape:
                 self._leave_out(paths[0])
                 continue
 
             def part(i: int, paths: list[str] = paths) -> FieldColumn:
-                if self._datasets[paths[i]][1].vlen:
+                if self._datasets[paths[i]].vlen:
                     return self._sequences(paths[i], {}, True)
                 return Fixed(self._new_rows(paths[i], whole=True), paths[i], {})
 
-            attrs = self._attributes(paths[0], dataset)
-            name = found.field(member) if found.field(member) in asked else member
+            attrs = self._attributes(paths[0], self._contents.open(paths[0]))
+            name = self._named(found, part_of or structure.VALUES, part_of)
             columns[name] = PerGroup(part, shapes, what, name, attrs)
+        columns |= self._given(found, columns)
         if not asked:
             if more:
                 self.notes.append(
@@ -357,6 +501,76 @@ class Fields:
                 named = samples.listed([*others])
                 self.notes.append(f"left out {named}: not in the samples' groups")
         return columns
+
+    def _named(self, found: structure.Samples, name: str, member: str) -> str:
+        """Return a field of the samples' groups as the user spelled it."""
+        spelled = found.field(member)
+        return spelled if any(s.path == spelled for s in self._specs) else name
+
+    def _given(
+        self, found: structure.Samples, taken: Mapping[str, FieldColumn]
+    ) -> dict[str, FieldColumn]:
+        """Return the fields that are attributes of the samples' groups, and their names."""
+        columns: dict[str, FieldColumn] = {}
+        first = self._contents.open(found.groups[0])
+        if "" not in found.members and any(self._contents.groups[g] for g in found.groups):
+            values, lost = self._attribute_fields(found.groups)
+            self._read = frozenset(found.groups)
+            for attribute, (field, column) in values.items():
+                name = self._named(found, attribute, attribute)
+                if name in taken:
+                    lost.append(attribute)
+                    continue
+                field = replace(field, name=name)
+                columns[name] = Given(column, field, first, "attributes of the samples' groups")
+            if lost:
+                self.notes.append(
+                    f"left out attributes of the samples' groups: {samples.listed(lost)}"
+                )
+        if self._keys_as is not None:
+            field = Field.opaque(self._keys_as, "str")
+            names = Ragged.pack(found.names, field)
+            columns[field.name] = Given(names, field, first, "the names of the samples' groups")
+        elif not found.counting:
+            self.notes.append(
+                f"names such as {found.names[0]} do more than count, and are left out "
+                "(--keys-as key keeps them)"
+            )
+        return columns
+
+    def _attribute_fields(
+        self, groups: Sequence[str]
+    ) -> tuple[dict[str, tuple[Field, Column]], list[str]]:
+        """Return the attributes that all groups have, and of one type; and the others' names."""
+        values: dict[str, list[Any]] = {}
+        for group in groups:
+            for name, value in self._read_attributes(group).items():
+                values.setdefault(name, []).append(value)
+        fields: dict[str, tuple[Field, Column]] = {}
+        names = {n for g in groups for n in self._contents.groups[g]}
+        for name, column in values.items():
+            texts = all(isinstance(v, str) for v in column)
+            alike = len({(np.asarray(v).dtype, np.shape(v)) for v in column}) == 1
+            if len(column) == len(groups) and texts:
+                field = Field.opaque(name, "str")
+                fields[name] = field, Ragged.pack(column, field)
+            elif len(column) == len(groups) and alike and np.asarray(column[0]).dtype.kind != "U":
+                array = np.array(column)
+                fields[name] = Field(name, array.dtype, array.shape[1:]), array
+        return fields, sorted(names - fields.keys())
+
+
+_MOST_NAMES = 4096
+_MOST_WAYS = 4
+
+
+def _leaves(dtype: DType, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the members of a compound dtype that are not compound themselves."""
+    found = []
+    for name in dtype.names or ():
+        inner = dtype[name]
+        found += _leaves(inner, (*before, name)) if inner.names else [(*before, name)]
+    return found
 
 
 def _spelled(spec: FieldSpec) -> str:

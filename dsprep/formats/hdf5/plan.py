@@ -17,12 +17,12 @@ import numpy as np
 from dsprep.core.groups import Grouping, GroupPlan, round_up
 from dsprep.core.schema import Field, Ints, Schema, renamed
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.formats.base import check_options
 from dsprep.formats.hdf5.dtypes import Carrier, carrier_of
 from dsprep.formats.hdf5.guard import import_plugins
+from dsprep.formats.options import check_options
 
 if TYPE_CHECKING:
-    from dsprep.formats.base import Compression, WriteOptions
+    from dsprep.formats.options import Compression, WriteOptions
 
 CHUNK_NBYTES = 1 << 20
 """Large enough for a codec to find repetitions, small enough for HDF5's chunk cache."""

@@ -92,6 +92,11 @@ class Rows:
                 raise grids.Unlocated(self._grid)
             return self._grid
 
+    def stored(self) -> Grid | None:
+        """Return where the rows are, of whatever type, as `grids.locate` with ``raw``."""
+        nbytes = int(self.dataset.id.get_type().get_size())
+        return grids.locate(self.dataset, self._file, self.where, raw=nbytes)
+
     @property
     def reader(self) -> ColumnReader | None:
         """Reads the rows at their offsets; None if the library has to read them."""
@@ -188,6 +193,9 @@ class IndexTable:
         The member of the compound type, the number of the column, or None for a plain dataset.
     capacity
         Rows from the beginning of one group to that of the next; 0: there are no groups.
+    edges
+        Whether `first` has one number more than the table has rows: where each begins, and where
+        the last one ends; `count` is not used then.
     """
 
     first: Rows
@@ -195,11 +203,12 @@ class IndexTable:
     first_member: str | int | None = None
     count_member: str | int | None = None
     capacity: int = 0
+    edges: bool = False
 
     @property
     def rows(self) -> int:
         """The number of rows of the table."""
-        return self.first.count
+        return self.first.count - self.edges
 
     def read(self, start: int, stop: int, target: int, *, gaps: bool = False) -> tuple[Ints, Ints]:
         """Return the first rows and the ends (exclusive) of table rows ``start <= i < stop``.
@@ -207,11 +216,14 @@ class IndexTable:
         Raises `FormatError` if they leave ``0 .. target``, the rows that they point to, or do not
         follow each other without gap; with `gaps`, but between groups.
         """
-        whole = self.first.read(start, stop)
+        whole = self.first.read(start, stop + self.edges)
         low = _integers(whole, self.first_member)
-        if self.count is not self.first:
-            whole = self.count.read(start, stop)
-        size = _integers(whole, self.count_member)
+        if self.edges:
+            low, size = low[:-1], np.diff(low)
+        else:
+            if self.count is not self.first:
+                whole = self.count.read(start, stop)
+            size = _integers(whole, self.count_member)
         if low.size and (min(low.min(), size.min()) < 0 or max(low.max(), size.max()) > target):
             raise self._wrong(start, stop, f"rows 0 to {target}", "rows outside")
         end = low + size

@@ -15,16 +15,27 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Arena, Batch, DType, Field, Ints, Schema, encode_dtype
-from dsprep.formats.base import OpenOptions, Source, retype
+from dsprep.formats.base import Source
+from dsprep.formats.fields import retype
 from dsprep.formats.hdf5 import grids
-from dsprep.formats.hdf5.columns import FieldColumn, Fixed, Indexed, PerGroup, Sequences
+from dsprep.formats.hdf5.columns import (
+    FieldColumn,
+    Fixed,
+    Given,
+    Indexed,
+    Member,
+    PerGroup,
+    Sequences,
+)
 from dsprep.formats.hdf5.dtypes import mislabelled
 from dsprep.formats.hdf5.fields import Fields
 from dsprep.formats.hdf5.grids import Unlocated
 from dsprep.formats.hdf5.guard import library, open_file
+from dsprep.formats.options import OpenOptions
+from dsprep.layout import model as layout
 from dsprep.layout.describe import Chunking, FieldStorage, of_array, show_nbytes
-from dsprep.layout.model import Column, FileLayout
-from dsprep.reading.columns import fetch
+from dsprep.layout.model import Column, FileLayout, Part, Records
+from dsprep.reading.columns import Wanted, fetch
 from dsprep.reading.files import File
 
 
@@ -46,6 +57,8 @@ class Hdf5Source(Source):
         except BaseException:
             self.close()
             raise
+        if "_NCProperties" in found.attrs:  # by netCDF-C since 4.4.1, and by h5netcdf
+            self.version += " (netCDF-4)"
         self._columns, self._count, self.notes = found.columns, found.count, tuple(found.notes)
         self.schema = Schema(tuple(field for _, field in found.columns.values()), found.attrs)
 
@@ -54,18 +67,20 @@ class Hdf5Source(Source):
 
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         """Return samples ``start <= i < stop``; see `Source.read`."""
-        columns = {
-            name: column.begin(start, stop, arena, f"read.{name}")
-            for name, (column, _) in self._columns.items()
-        }
+        columns: dict[str, Wanted] = {}
+        read_as: dict[FieldColumn, str] = {}  # members of a table are read as its rows, once
+        for name, (column, _) in self._columns.items():
+            if column.base not in read_as:
+                columns[name] = column.base.begin(start, stop, arena, f"read.{name}")
+                read_as[column.base] = name
         # Without an arena each field has memory of its own, which lives as long as that field.
         alone = ({name: wanted} for name, wanted in columns.items())
         parts = alone if arena is None else [columns]
         found = {name: c for part in parts for name, c in fetch(part, arena).items()}
         self._disk.check_same()  # the library and what reads heaps do not look
         return {
-            name: retype(found[name], field, self.path, start)
-            for name, (_, field) in self._columns.items()
+            name: retype(column.pick(found[read_as[column.base]]), field, self.path, start)
+            for name, (column, field) in self._columns.items()
         }
 
     def sizes(self, start: int, stop: int) -> Ints | None:
@@ -101,16 +116,45 @@ class Hdf5Source(Source):
                 progress(done, total)
 
         found: dict[str, Column] = {}
+        given: dict[str, layout.Given] = {}
         unlocated: dict[str, str] = {}
+        records = self._records(unlocated)
         for name, (column, field) in self._columns.items():
+            if name in unlocated or (records is not None and name in records.parts):
+                continue
             where = f"{self.path}, field {name}"
             try:
+                if isinstance(column, Given):
+                    given[name] = column.given()
+                    continue
                 with library(where, "the field cannot be located"):
                     found[name] = column.locate(field, where, step)
             except Unlocated as reason:
                 unlocated[name] = str(reason)
         step(total - done)  # chunks that are not stored, or known already, were not stepped over
-        return FileLayout(self._count, columns=found, unlocated=unlocated)
+        return FileLayout(self._count, records, found, unlocated, given=given)
+
+    def _records(self, unlocated: dict[str, str]) -> Records | None:
+        """Return where the fields are that are members of the first table that has offsets.
+
+        Those of it that have none are added to `unlocated`, with the reason.
+        """
+        members = {n: c for n, (c, _) in self._columns.items() if isinstance(c, Member)}
+        for chosen in dict.fromkeys(column.base for column in members.values()):
+            of_it = {n: c for n, c in members.items() if c.base is chosen}
+            try:
+                with library(self.path, "the table cannot be located"):
+                    blocks = next(iter(of_it.values())).records()
+            except Unlocated as reason:
+                unlocated |= dict.fromkeys(of_it, str(reason))
+                continue
+            converted = "the HDF5 library converts its type when it reads"
+            unlocated |= {n: converted for n, c in of_it.items() if not c.as_stored()}
+            parts = {
+                n: Part(c.at, c.field.row_nbytes) for n, c in of_it.items() if n not in unlocated
+            }
+            return Records(blocks, parts) if parts else None
+        return None
 
     def loading_code(self) -> str:
         """Return a program that loads sample 0 with h5py."""
@@ -133,6 +177,11 @@ _SOME = 1024
 
 def _storage(column: FieldColumn, count: int) -> FieldStorage:
     """Return how the field of a column is stored, in a file of `count` samples."""
+    if isinstance(column, Given):
+        return FieldStorage(storage=column.place, access="in memory, since the file was opened")
+    if isinstance(column, Member):
+        rows = _storage(column.base, count)
+        return replace(rows, storage=f"a member of the rows of a table, {rows.storage}")
     if isinstance(column, Sequences):
         form = _chunking(column.dataset, "")
         access = "each sample is in a heap, found through a descriptor of its own: slow at random"
@@ -146,7 +195,7 @@ def _storage(column: FieldColumn, count: int) -> FieldStorage:
             codecs=form.codecs,
             access=f"a dataset of {mean} in a group of its own is looked up and read",
         )
-    assert isinstance(column, Fixed | Indexed)  # the other two of the four
+    assert isinstance(column, Fixed | Indexed)  # the others
     reader = column.rows.reader
     grid = None if reader is None else reader.column.grid
     form = _chunking(column.dataset, "the HDF5 library" if grid is None else "")
@@ -203,7 +252,7 @@ def _program(path: Path, columns: Mapping[str, tuple[FieldColumn, Field]]) -> st
     """Return a Python program that loads sample 0 of every field with h5py, and shows it."""
     readers = [column for column, _ in columns.values()]
     lines = ["import h5py"]
-    plists = [c.dataset.id.get_create_plist() for c in readers]
+    plists = [c.dataset.id.get_create_plist() for c in readers if not isinstance(c, Given)]
     if any(p.get_filter(i)[0] >= 32001 for p in plists for i in range(p.get_nfilters())):
         lines.append("import hdf5plugin  # registers the filters")
     if any(isinstance(c, Fixed | Indexed) and c.rows.held.carrier.foreign for c in readers):
@@ -229,6 +278,9 @@ def rows_of(f, sample, tables):
     """Follow index tables from a sample to its rows."""
 
     def column(path, member):
+        if member == "edges":  # where each row begins, and where the last one ends
+            edges = f[path][start : stop + 1]
+            return edges[:-1], np.diff(edges)
         rows = f[path][start:stop]
         if member is None:
             return rows
@@ -236,7 +288,7 @@ def rows_of(f, sample, tables):
 
     start, stop = sample, sample + 1
     for first, count in tables:
-        first, count = column(*first), column(*count)
+        first, count = column(*first) if count is None else (column(*first), column(*count))
         if not len(first):
             return slice(0, 0)
         start, stop = int(first[0]), int(first[-1]) + int(count[-1])
@@ -254,6 +306,17 @@ def _load(name: str, column: FieldColumn, routes: dict[str, str]) -> list[str]:
     dataset = column.dataset
     path = str(dataset.name).strip("/")
     target = f"sample[{name!r}]"
+    if isinstance(column, Given):
+        group, attribute = f"f[{path or '/'!r}]", column.field.name
+        if attribute in dataset.attrs:
+            return [f"{target} = {group}.attrs[{attribute!r}]"]
+        return [f"{target} = {group}.name"]
+    if isinstance(column, Member):
+        whole = [
+            line.replace(f"[{name!r}]", '["row"]') for line in _load(name, column.base, routes)
+        ]
+        members = "".join(f"[{n!r}]" for n in column.names)
+        return [*whole, f'{target} = sample.pop("row"){members}']
     if isinstance(column, PerGroup):
         return [f"{target} = f[{path!r}][()]"]
     if isinstance(column, Sequences):
@@ -270,8 +333,8 @@ def _load(name: str, column: FieldColumn, routes: dict[str, str]) -> list[str]:
     else:
         tables = [
             (
-                (str(t.first.dataset.name).strip("/"), t.first_member),
-                (str(t.count.dataset.name).strip("/"), t.count_member),
+                (str(t.first.dataset.name).strip("/"), "edges" if t.edges else t.first_member),
+                None if t.edges else (str(t.count.dataset.name).strip("/"), t.count_member),
             )
             for t in column.route.tables
         ]

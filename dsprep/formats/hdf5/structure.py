@@ -1,27 +1,30 @@
 """What the structure of a file means: ragged fields by index tables, and groups that are samples.
 
-Three things name the values of ragged fields and their index tables (`discover`):
+Four things name the values of ragged fields and their index tables (`discover`):
 
 - dsprep's own encoding: a group with the attribute ``dsprep_kind`` and the datasets ``values``,
   ``first`` and ``count``;
 - two datasets of integers in a group that are called ``first`` and ``count`` (``start`` and
   ``length``, ``x_start`` and ``x_len``, ...);
 - a dataset of a compound type with such members, as in larcv3: ``extents(first, N)`` gives each
-  event its rows in ``voxel_extents(first, N, ID)``, which gives each of those its ``voxels``.
+  event its rows in ``voxel_extents(first, N, ID)``, which gives each of those its ``voxels``;
+- a dataset of N + 1 integers called ``indptr``, ``offsets`` or alike, as of sparse matrices in CSR
+  and of lists in Arrow: sample i has the rows ``offsets[i] <= r < offsets[i + 1]``.
 
 A name is a hint only: a table counts if it partitions a dataset of its group, row by row.
 
 Groups side by side are taken for samples (`sample_groups`) where all have the same datasets, and
 their names differ in a number alone or they are many; the fields are the datasets in a group, by
-their paths in it. Where the same structure may as well mean something else, the user is asked
-(`Judged`). That follows from names, shapes and types; no values are read.
+their paths in it. So are datasets side by side that differ in their first axes. Where the same
+structure may as well mean something else, the user is asked (`Judged`). That follows from names,
+shapes and types; no values are read.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.schema import DType, FieldSpec
-from dsprep.errors import FormatError
+from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, marked
 from dsprep.formats.hdf5.datasets import Contents, Held
 from dsprep.formats.hdf5.rows import IndexTable, Route, Rows
@@ -37,6 +40,10 @@ from dsprep.formats.samples import listed, natural_key
 
 _FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
 _COUNT = re.compile(r"(?i)(.*?)_?(?:n|count|length|len|size|num)s?")
+_EDGES = re.compile(
+    r"(?i)(?:.*[_.-])?(?:ind_?ptr|offsets?|row_?splits|(?:row_?)?ptr|crow_indices|cu_seqlens|slices)"
+)
+_VALUES = re.compile(r"(?i)(?:.*[_.-])?(?:data|content|values?|indices|col_indices|cols?|flat)")
 _MOST_DIGITS = 18
 _STEP = 1 << 20
 _MOST_TABLES = 6
@@ -77,9 +84,9 @@ def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -
         If a group states that it is in dsprep's encoding but is not.
     """
     found = RaggedRows()
-    for name, group in contents.groups.items():
-        kind = marked(group, KIND_ATTRIBUTE)
-        if kind is not None:
+    for name, attributes in contents.groups.items():
+        if KIND_ATTRIBUTE in attributes:
+            kind = marked(contents.open(name), KIND_ATTRIBUTE)
             _own_group(name, kind, contents, open_rows, found, f"{where}, field {name}")
         elif not own:
             _group(name, contents, open_rows, found)
@@ -96,7 +103,7 @@ def _own_group(
         if path not in contents.datasets:
             raise FormatError(f"the ragged field lacks its dataset {part}", where=here)
     table = table_of([parts["first"], parts["count"]], contents, open_rows)
-    what = contents.datasets[parts["values"]][1]
+    what = contents.datasets[parts["values"]]
     if table is None or what.vlen or not what.shape:
         raise FormatError("the ragged field has datasets of wrong types", where=here)
     if kind != "array" and (what.carrier.dtype.str != "|u1" or len(what.shape) != 1):
@@ -109,10 +116,10 @@ def _own_group(
 def table_of(paths: list[str], contents: Contents, open_rows: Open) -> IndexTable | None:
     """Return the index table in one or two datasets, or None if they are not a table.
 
-    One dataset has members or two columns, the first rows and the numbers of rows; two have one
-    each.
+    One dataset has members or two columns, the first rows and the numbers of rows, or one column of
+    where each row begins and the last one ends; two have one each.
     """
-    every = [contents.datasets[p][1] for p in paths]
+    every = [contents.datasets[p] for p in paths]
     if any(what.vlen for what in every):
         return None
     shapes, dtypes = [what.shape for what in every], [what.carrier.dtype for what in every]
@@ -122,6 +129,9 @@ def table_of(paths: list[str], contents: Contents, open_rows: Open) -> IndexTabl
             return None
         capacity = _capacity(paths, contents)
         return IndexTable(open_rows(paths[0]), open_rows(paths[1]), capacity=capacity)
+    if whole and len(shapes[0]) == 1 and shapes[0][0]:
+        rows = open_rows(paths[0])
+        return IndexTable(rows, rows, edges=True)
     members: tuple[str | int, str | int] | None = index_members(dtypes[0])
     if whole and shapes[0][1:] == (2,):
         members = (0, 1)
@@ -134,8 +144,10 @@ def table_of(paths: list[str], contents: Contents, open_rows: Open) -> IndexTabl
 def _capacity(paths: list[str], contents: Contents) -> int:
     """Return the rows that dsprep gave each group, or 0 if it wrote no groups."""
     folders = {path.rpartition("/")[0] for path in paths}
-    group = contents.groups.get(folders.pop()) if len(folders) == 1 else None
-    text = None if group is None else marked(group, CAPACITY_ATTRIBUTE)
+    folder = folders.pop() if len(folders) == 1 else ""
+    if CAPACITY_ATTRIBUTE not in contents.groups.get(folder, ()):
+        return 0
+    text = marked(contents.open(folder), CAPACITY_ATTRIBUTE)
     if text is None:
         return 0
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
@@ -161,8 +173,9 @@ def _candidates(paths: list[str], contents: Contents) -> Iterator[list[str]]:
     """Yield the datasets that look like index tables by their names and types."""
     starts: dict[str, str] = {}
     counts: dict[str, str] = {}
+    edges: list[str] = []
     for path in paths:
-        what = contents.datasets[path][1]
+        what = contents.datasets[path]
         if what.vlen or len(what.shape) != 1:
             continue
         if index_members(what.carrier.dtype) is not None:
@@ -173,8 +186,12 @@ def _candidates(paths: list[str], contents: Contents) -> Iterator[list[str]]:
                 starts.setdefault(match[1], path)
             elif match := _COUNT.fullmatch(name):
                 counts.setdefault(match[1], path)
+            if _EDGES.fullmatch(name):
+                edges.append(path)
     for prefix in starts.keys() & counts.keys():
         yield [starts[prefix], counts[prefix]]
+        edges = [path for path in edges if path != starts[prefix]]
+    yield from ([path] for path in edges if contents.datasets[path].shape[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,33 +208,70 @@ def _group(name: str, contents: Contents, open_rows: Open, found: RaggedRows) ->
     """Find the ragged fields among the datasets directly in one group."""
     paths = contents.inside(name)
     tables: dict[str, _Candidate] = {}
-    refused: dict[str, set[str]] = {}
+    refused: dict[str, tuple[set[str], str]] = {}
     for parts in sorted(_candidates(paths, contents), key=lambda p: paths.index(p[0])):
         label = ",".join(parts)
         table = table_of(parts, contents, open_rows)
         total = None if table is None else table.total()
-        targets = tuple(
-            p
-            for p in paths
-            if p not in parts
-            and (shape := contents.datasets[p][1].shape)
-            and shape[0] == total
-            and not contents.datasets[p][1].vlen
-        )
-        if table is None or not targets or total is None:
+        if table is not None and table.edges and total is None:
+            values = {p for p in paths if _VALUES.fullmatch(p.rpartition("/")[2])}
+            refused[label] = ({label} | values, "does not begin at 0") if values else (set(), "")
+        if table is None or total is None:
+            continue
+        targets = _targets(parts, paths, contents, total, table)
+        if not targets and not table.edges:
             continue
         if table.partitions(total):
             tables[label] = _Candidate(label, tuple(parts), table, targets)
-        else:
-            refused[label] = set(targets)
-    _reach(tables, found)
-    for label, targets_ in refused.items():
+        elif targets:
+            whole = {label} if table.edges else set()
+            refused[label] = whole | set(targets), "has gaps or overlaps"
+    for label in _nested([c for c in tables.values() if c.table.edges]):
+        why = "counts lists in lists (--field NAME=VALUES@OUTER@INNER joins those of each sample)"
+        refused[label] = set(tables.pop(label).targets) | {label}, why
+    _reach({label: c for label, c in tables.items() if c.targets}, found)
+    found.used.update(p for c in tables.values() if not c.targets and refused for p in c.parts)
+    for label, (targets_, why) in refused.items():
         lost = [p for p in sorted(targets_) if p not in found.used and p not in found.routes]
-        rows = contents.datasets[label.partition(",")[0]][1].shape[0]
-        lost = [p for p in lost if contents.datasets[p][1].shape[0] != rows]
+        rows = contents.datasets[label.partition(",")[0]].shape[0]
+        lost = [p for p in lost if label in targets_ or contents.datasets[p].shape[0] != rows]
         if lost:
             found.left_out.update(lost)
-            found.notes.append(f"left out {listed(lost)}: {label} has gaps or overlaps")
+            found.notes.append(f"left out {listed(lost)}: {label} {why}")
+
+
+def _targets(
+    parts: list[str], paths: list[str], contents: Contents, total: int, table: IndexTable
+) -> tuple[str, ...]:
+    """Return the datasets among `paths` that have the rows which a table counts.
+
+    Where the rows of what N + 1 numbers count are as many as the samples, only names can say which
+    datasets have the ones and which the others.
+    """
+    unclear = table.edges and total == table.rows
+    return tuple(
+        p
+        for p in paths
+        if p not in parts
+        and (shape := contents.datasets[p].shape)
+        and shape[0] == total
+        and not contents.datasets[p].vlen
+        and not (unclear and not _VALUES.fullmatch(p.rpartition("/")[2]))
+    )
+
+
+def _nested(edges: list[_Candidate]) -> list[str]:
+    """Return those whose rows are what others count: lists in the lists of a sample."""
+    return [
+        inner.name
+        for inner in edges
+        if any(
+            inner is not outer
+            and inner.table.rows == outer.table.total()
+            and (inner.table.rows != outer.table.rows or not outer.targets)
+            for outer in edges
+        )
+    ]
 
 
 def _reach(tables: dict[str, _Candidate], found: RaggedRows) -> None:
@@ -292,16 +346,30 @@ def _same(short: tuple[_Candidate, ...], long: tuple[_Candidate, ...]) -> bool:
 
 
 _NUMBER = re.compile(r"\d+")
+_SPLITS = re.compile(r"(?i)(.*[^a-z])?(train(ing)?|test(ing)?|val(id|idation)?|dev)([^a-z].*)?")
+_PARTS = re.compile(r"(?i)(.*[^a-z])?(batch|part|chunk|shard|fold|split|block)([^a-z].*)?")
 _MANY = 10
 """So many groups that are alike are samples, whatever their names and shapes."""
 
+_ROWS = 100
+"""Rows for each array from which on arrays side by side are columns of a table."""
+
+_SHORT = 64
+"""Numbers below which an array of one axis is no sample, unless there are many more of them."""
+
 _ODD = 0.1
 """Groups that differ from the others, as a share; where there are more, they are not samples."""
+
+VALUES = "values"
+"""The field of samples that are datasets, not groups."""
 
 
 @dataclass(frozen=True)
 class Samples:
     """Groups that are samples: their paths, in natural order, in the group `parent`.
+
+    Or datasets that are samples, of one field whose path in them is ``""``. Where several groups
+    hold them, `parent` is a pattern such as ``*``.
 
     `members` has the shapes of each dataset in all groups by its path there, int64 of
     ``(samples, axes)``.
@@ -313,16 +381,28 @@ class Samples:
 
     def field(self, member: str) -> str:
         """Return how ``--field`` spells a field of these groups, and of no others."""
-        return f"{self.parent}/*/{member}".lstrip("/")
+        return f"{self.parent}/*/{member}".strip("/")
 
-    def has(self, specs: Iterable[FieldSpec]) -> bool:
-        """Whether all fields that the user named are fields of these groups."""
-        known = {*self.members, *map(self.field, self.members)}
+    def has(self, specs: Iterable[FieldSpec], others: Iterable[str]) -> bool:
+        """Whether all fields that the user named are of these groups, or among `others`."""
+        names = {m or VALUES for m in self.members} | set(others)
+        known = names | {self.field(n) for n in (*self.members, *others)}
         return all(spec.path in known for spec in specs)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the groups, behind what all of them have in common."""
+        begin = len(self.parent.partition("*")[0].rstrip("/")) if self.parent else 0
+        return [g[begin:].strip("/") for g in self.groups]
+
+    @property
+    def counting(self) -> bool:
+        """Whether the names of the groups do no more than count them."""
+        return len({_NUMBER.sub("#", n) for n in self.names}) == 1
 
     def __str__(self) -> str:
         first, last = self.groups[0], self.groups[-1]
-        fields = listed(list(self.members))
+        fields = listed([m or VALUES for m in self.members])
         return f"{len(self.groups)} samples, {first} to {last}, with the fields {fields}"
 
 
@@ -340,76 +420,158 @@ def sample_groups(contents: Contents) -> list[Judged]:
         parts = path.split("/")
         for k in range(len(parts) - 1):
             inside["/".join(parts[:k])]["/".join(parts[: k + 1])].add("/".join(parts[k + 1 :]))
+    parents = {*inside, *(path.rpartition("/")[0] for path in contents.datasets)}
     by_depth: dict[int, list[str]] = defaultdict(list)
-    for parent in inside:
+    for parent in parents:
         by_depth[len(parent.split("/")) if parent else 0].append(parent)
+    found: list[Judged] = []
     for depth in sorted(by_depth):
-        judged = (_judge(parent, inside[parent], contents) for parent in by_depth[depth])
-        found = [j for j in judged if j is not None]
-        if found:
-            return found
-    return []
+        for parent in sorted(by_depth[depth], key=natural_key):
+            judged = _judge(parent, inside.get(parent, {}), contents)
+            judged = judged or _judge_datasets(parent, contents)
+            found += [] if judged is None else [judged]
+        # As many groups in each of them may be the samples too.
+        first = [j.samples.groups[0] for j in found if j.samples is not None]
+        if found and not any(len(_family(inside.get(g, {}))[0]) >= _MANY for g in first):
+            break
+    return found
+
+
+def joined(found: Sequence[Judged]) -> Samples | None:
+    """Return the samples that several groups side by side hold, if they are all alike."""
+    every = [j.samples for j in found if j.samples is not None]
+    deepest = max((s.parent.count("/") for s in every), default=0)
+    every = [s for s in every if s.parent.count("/") == deepest and s.parent]
+    parents = {s.parent.rpartition("/")[0] for s in every}
+    first = every[0] if every else None
+    if first is None or len(every) < 2 or len(parents) > 1:
+        return None
+    axes = {m: shapes.shape[1] for m, shapes in first.members.items()}
+    if any({m: shapes.shape[1] for m, shapes in s.members.items()} != axes for s in every):
+        return None
+    members = {m: np.concatenate([s.members[m] for s in every]) for m in first.members}
+    groups = tuple(g for s in every for g in s.groups)
+    return Samples(f"{parents.pop()}/*".lstrip("/"), groups, members)
+
+
+def check_alike(found: Samples, contents: Contents) -> None:
+    """Raise `SchemaError` unless the samples of each field differ in their first axis only."""
+    for member in found.members:
+        held = [contents.datasets[f"{g}/{member}".rstrip("/")] for g in found.groups]
+        reason = _differing(member, found.groups, held)
+        if reason is not None:
+            raise SchemaError(reason, where=contents.where)
 
 
 def _judge(parent: str, children: dict[str, set[str]], contents: Contents) -> Judged | None:
     """Do what `sample_groups` does for the groups directly in one group."""
-    family = _family(children)
-    if len(family) < 2:
-        return None
-    kinds = Counter(frozenset(children[g]) for g in family)
-    members = kinds.most_common(1)[0][0]
+    family, members, odd = _family(children)
     groups = [g for g in family if children[g] == members]
-    odd = [g for g in family if children[g] != members]
-    if len(groups) < 2 or len(odd) > max(1, _ODD * len(family)):
+    if len(groups) < 2 or len(odd) > max(1, _ODD * (len(groups) + len(odd))):
         return None
     order = {path: i for i, path in enumerate(contents.datasets)}
     shapes: dict[str, NDArray[np.int64]] = {}
     reason = None
     for member in sorted(members, key=lambda m: order[f"{groups[0]}/{m}"]):
-        held = [contents.datasets[f"{g}/{member}"][1] for g in groups]
-        differing = next(
-            (k for k, h in enumerate(held) if _same_field(h) != _same_field(held[0])), None
-        )
+        held = [contents.datasets[f"{g}/{member}"] for g in groups]
+        differing = _differing(member, groups, held)
         if differing is None:
             shapes[member] = np.array([h.shape for h in held], np.int64).reshape(len(held), -1)
-        elif reason is None:
-            reason = (
-                f"{member} is {_show(held[0])} in {groups[0]} and {_show(held[differing])} in "
-                f"{groups[differing]}, and samples of a field may differ in their first axis only"
-            )
+        reason = reason or differing
     if reason is None and odd:
         reason = f"{odd[0]} differs from the others in {listed(sorted(members ^ children[odd[0]]))}"
-    if reason is not None and _one_axis(
-        contents, (f"{g}/{m}" for g in family for m in children[g])
-    ):
+    rows = _one_axis(contents, (f"{g}/{m}" for g in groups for m in members))
+    columns = rows is not None and (len(groups) < _MANY or rows >= _ROWS * len(groups))
+    if reason is not None and columns:
         return None  # fields of their own, with as many samples
     samples = Samples(parent, tuple(groups), shapes) if shapes else None
-    if (
-        reason is None
-        and len(groups) < _MANY
-        and all(_one_axis(contents, (f"{g}/{m}" for m in members)) for g in groups)
-    ):
-        reason = "in each of them, the first axis may count samples as well"
+    each = all(_one_axis(contents, (f"{g}/{m}" for m in members)) is not None for g in groups)
+    if reason is None:
+        names = [g.rpartition("/")[2] for g in groups]
+        if each and (len(groups) < _MANY or columns or all(map(_PARTS.fullmatch, names))):
+            reason = "in each of them, the first axis may count samples as well"
+        elif len({m[2].lower() for n in names if (m := _SPLITS.fullmatch(n))}) > 1:
+            reason = "their names are those of splits"
     return Judged(samples, reason)
 
 
-def _family(children: Iterable[str]) -> list[str]:
-    """Return the groups that may be samples by their names, in natural order."""
-    names = {path: path.rpartition("/")[2] for path in children}
-    patterns = Counter(_NUMBER.sub("#", n) for n in names.values() if _NUMBER.search(n))
-    found = list(names)
-    if patterns and patterns.most_common(1)[0][1] >= 2:
-        pattern = patterns.most_common(1)[0][0]
-        found = [p for p, n in names.items() if _NUMBER.sub("#", n) == pattern]
-    elif len(found) < _MANY:
-        return []
-    return sorted(found, key=natural_key)
+def _family(children: dict[str, set[str]]) -> tuple[list[str], set[str], list[str]]:
+    """Return the groups that may be samples, in natural order, what they hold, and the odd ones.
+
+    Odd ones have names like theirs, or some of the same datasets, but not all.
+    """
+    if len(children) < 2:
+        return [], set(), []
+    patterns = {path: _NUMBER.sub("#", path.rpartition("/")[2]) for path in children}
+    numbered = Counter(p for p in patterns.values() if "#" in p)
+    pattern, count = numbered.most_common(1)[0] if numbered else ("", 0)
+    kinds = Counter(frozenset(members) for members in children.values())
+    members, alike = kinds.most_common(1)[0]
+    family = [path for path in children if children[path] == members]
+    if alike < _MANY:
+        if count < 2:
+            return [], set(), []
+        kinds = Counter(frozenset(children[path]) for path in children if patterns[path] == pattern)
+        members = kinds.most_common(1)[0][0]
+        family = [p for p in children if patterns[p] == pattern and children[p] == members]
+        odd = [p for p in children if patterns[p] == pattern and children[p] != members]
+    else:
+        shared = {patterns[path] for path in family}
+        odd = [
+            path
+            for path, held in children.items()
+            if held != members
+            and (held & members or ("#" in patterns[path] and patterns[path] in shared))
+        ]
+    return sorted(family, key=natural_key), set(members), odd
 
 
-def _one_axis(contents: Contents, paths: Iterable[str]) -> bool:
-    """Whether datasets all have a first axis, and of the same length."""
-    lengths = {contents.datasets[path][1].shape[:1] for path in paths}
-    return len(lengths) == 1 and () not in lengths
+def _judge_datasets(parent: str, contents: Contents) -> Judged | None:
+    """Do what `sample_groups` does for the datasets directly in one group."""
+    kinds: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for path in contents.inside(parent):
+        held = contents.datasets[path]
+        if held.shape and not held.vlen:
+            kinds[_same_field(held)].append(path)
+    largest: list[str] = max(kinds.values(), key=len, default=[])
+    paths = sorted(largest, key=natural_key)
+    if len(paths) < _MANY:
+        return None
+    patterns = Counter(_NUMBER.sub("#", p.rpartition("/")[2]) for p in paths)
+    pattern, count = patterns.most_common(1)[0]
+    numbered = "#" in pattern and count >= (1 - _ODD) * len(paths)
+    if not numbered and len(paths) < _MANY**2:
+        return None
+    shapes = np.array([contents.datasets[p].shape for p in paths], np.int64).reshape(len(paths), -1)
+    lengths = np.unique(shapes[:, 0])
+    if len(lengths) == 1:
+        rows, many = int(lengths[0]), len(paths)
+        few = shapes.shape[1] == 1 and rows < _SHORT and many < _MANY * rows
+        if few or rows >= _ROWS * many:
+            return None  # columns of a table
+    samples = Samples(parent, tuple(paths), {"": shapes})
+    reason = None
+    if len(lengths) < 3:
+        reason = "each of these datasets may be a sample, or a field"
+    return Judged(samples, reason)
+
+
+def _one_axis(contents: Contents, paths: Iterable[str]) -> int | None:
+    """Return the length of the first axis of all datasets, if all have one and of one length."""
+    lengths = {contents.datasets[path].shape[:1] for path in paths}
+    return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else None
+
+
+def _differing(member: str, groups: Sequence[str], held: Sequence[Held]) -> str | None:
+    """Return how the datasets of a member differ, if not in their first axis alone."""
+    first = _same_field(held[0])
+    k = next((k for k, h in enumerate(held) if h is not held[0] and _same_field(h) != first), None)
+    if k is None:
+        return None
+    return (
+        f"{member} is {_show(held[0])} in {groups[0]} and {_show(held[k])} in "
+        f"{groups[k]}, and samples of a field may differ in their first axis only"
+    )
 
 
 def _same_field(held: Held) -> tuple[object, ...]:

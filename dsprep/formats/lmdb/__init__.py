@@ -20,22 +20,13 @@ from dsprep.core.groups import Grouping, GroupPlan
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.storage import pread_most
 from dsprep.errors import UsageError
-from dsprep.formats.base import (
-    Facts,
-    Format,
-    OpenOptions,
-    Settled,
-    Source,
-    State,
-    WriteOptions,
-    WritePlan,
-    Writer,
-)
+from dsprep.formats.base import Facts, Settled, Source, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.lmdb.families import KEY, VALUE
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.pages import HEADER, NODE, looks_like, read_meta
 from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
 from dsprep.formats.lmdb.values import Packing, Values
+from dsprep.formats.options import OpenOptions, WriteOptions
 
 DATA = "data.mdb"
 """The file in the directory of an environment."""
@@ -46,7 +37,7 @@ def data_file(path: Path) -> Path:
     return path / DATA if path.is_dir() else path
 
 
-class Lmdb(Format):
+class Lmdb(WritableFormat):
     """LMDB 0.9 environments: a directory with ``data.mdb``, or a single file."""
 
     name: ClassVar[str] = "lmdb"

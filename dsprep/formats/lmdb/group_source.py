@@ -16,11 +16,12 @@ from dsprep.core.pread import packed
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.storage import pread_exact, pread_most
 from dsprep.errors import FormatError, UsageError
-from dsprep.formats.base import OpenOptions, wanted
+from dsprep.formats.fields import wanted
 from dsprep.formats.lmdb.records import Records
 from dsprep.formats.lmdb.snippet import group_loading_code
 from dsprep.formats.lmdb.source import RecordsSource
 from dsprep.formats.lmdb.values import HEAD, MAGIC, MAX_VALUE, Packing, is_group
+from dsprep.formats.options import OpenOptions
 from dsprep.layout import model
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.laws import Affine, Computed, Explicit

@@ -16,7 +16,7 @@ import numpy as np
 
 from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import UsageError
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 
 MAX_KEY = 511
 """LMDB's limit, in bytes."""

@@ -26,7 +26,7 @@ from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import Arena, Batch, Bytes, Column, Field, Ints, Schema
 from dsprep.core.storage import pread_most
 from dsprep.errors import DsprepError, FormatError
-from dsprep.formats.base import retype
+from dsprep.formats.fields import retype
 from dsprep.formats.lmdb.datum import CHANNELS, HEIGHT, WIDTH, Datum, parse
 from dsprep.formats.lmdb.overflow import describe_frame
 from dsprep.formats.lmdb.records import Records

@@ -20,10 +20,10 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import decoders
-from dsprep.formats.base import OpenOptions
 from dsprep.formats.lmdb.families import DIGITS, Keys, fact, maybe_facts, numbers
 from dsprep.formats.lmdb.pages import DATABASE, DUPSORT, P_LEAF, Database, Nodes, Pages
 from dsprep.formats.lmdb.recover import Found
+from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import listed
 from dsprep.layout import model
 from dsprep.layout.laws import Affine, Explicit, Law, Runs, Table, runs

@@ -16,7 +16,8 @@ import numpy as np
 from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Arena, Batch, Column, Field, Ints, Ragged, Schema
 from dsprep.errors import UsageError
-from dsprep.formats.base import OpenOptions, Source, retype, wanted
+from dsprep.formats.base import Source
+from dsprep.formats.fields import retype, wanted
 from dsprep.formats.lmdb import families
 from dsprep.formats.lmdb.datum import Datum, looks_like_datum
 from dsprep.formats.lmdb.families import KEY, VALUE, Family, numbers
@@ -25,6 +26,7 @@ from dsprep.formats.lmdb.overflow import describe_frame
 from dsprep.formats.lmdb.records import Records, shown
 from dsprep.formats.lmdb.snippet import family_loading_code, loading_code
 from dsprep.formats.lmdb.values import Values, is_group
+from dsprep.formats.options import OpenOptions
 from dsprep.layout import model
 from dsprep.layout.describe import FieldStorage, Sizes, of_record
 from dsprep.layout.laws import Affine, Explicit

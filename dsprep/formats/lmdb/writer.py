@@ -38,7 +38,7 @@ from dsprep.core.pread import drain, move_spans, packed, ranges
 from dsprep.core.schema import Arena, Batch, Bytes, Ints, Schema
 from dsprep.core.storage import CALL_NBYTES, pwrite_all, sync, sync_directory
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import OpenOptions, State, WriteOptions
+from dsprep.formats.base import State
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.overflow import overflow_spans
 from dsprep.formats.lmdb.pages import EMPTY, F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF, Meta
@@ -54,6 +54,7 @@ from dsprep.formats.lmdb.values import (
     join,
     total_lengths,
 )
+from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.record_writer import RecordWriter
 from dsprep.reading.files import File
 

@@ -16,20 +16,12 @@ from dsprep.core.groups import Grouping
 from dsprep.core.schema import Schema
 from dsprep.core.storage import pread_most
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import (
-    Format,
-    OpenOptions,
-    Settled,
-    Source,
-    State,
-    WriteOptions,
-    WritePlan,
-    Writer,
-)
+from dsprep.formats.base import Settled, Source, State, WritableFormat, WritePlan, Writer
+from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.samples import listed
 
 
-class TFRecord(Format):
+class TFRecord(WritableFormat):
     """TFRecord as TensorFlow writes it; see `dsprep.formats.tfrecord`."""
 
     name: ClassVar[str] = "tfrecord"

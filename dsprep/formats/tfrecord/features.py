@@ -26,7 +26,8 @@ import numpy as np
 
 from dsprep.core.schema import Field, FieldSpec, Schema, show_dtype
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
-from dsprep.formats.base import FeatureType, WriteOptions, missing_field
+from dsprep.formats.fields import missing_field
+from dsprep.formats.options import FeatureType, WriteOptions
 from dsprep.formats.protobuf import WireError
 from dsprep.formats.samples import listed
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, LARGEST, PADDED_VARINT, TYPES

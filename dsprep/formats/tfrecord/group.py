@@ -23,7 +23,7 @@ import numpy as np
 from dsprep.core.groups import Grouping, GroupPlan, round_up
 from dsprep.core.pread import packed
 from dsprep.core.schema import Ints, Schema
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Assembly, Template
 from dsprep.formats.tfrecord.example import LARGEST

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from dsprep.core.schema import Arena, Batch, Field, Schema, empty_batch
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import decoders
-from dsprep.formats.base import OpenOptions, Source
+from dsprep.formats.base import Source
+from dsprep.formats.options import OpenOptions
 from dsprep.formats.protobuf import WireError
 from dsprep.formats.tfrecord import example, features, framing
 from dsprep.formats.tfrecord.discovery import Discovery

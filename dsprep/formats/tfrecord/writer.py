@@ -20,7 +20,8 @@ from dsprep.core.checksums import crc32c
 from dsprep.core.groups import Grouping, seam
 from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
 from dsprep.core.storage import pwrite_all, sync
-from dsprep.formats.base import State, WriteOptions
+from dsprep.formats.base import State
+from dsprep.formats.options import WriteOptions
 from dsprep.formats.record_writer import RecordWriter
 from dsprep.formats.tfrecord import features, framing
 from dsprep.formats.tfrecord.build import Template, check_size

@@ -25,20 +25,12 @@ from dsprep.core.groups import Grouping
 from dsprep.core.schema import Schema, renamed
 from dsprep.core.storage import pread_most
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import (
-    Facts,
-    Format,
-    OpenOptions,
-    Source,
-    State,
-    WriteOptions,
-    WritePlan,
-    Writer,
-    check_options,
-)
+from dsprep.formats.base import Facts, Source, State, WritableFormat, WritePlan, Writer
+from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.formats.zarr.attributes import to_json
 from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays, show
-from dsprep.formats.zarr.store import MARKERS, ZIP_ERRORS, Zip
+from dsprep.formats.zarr.store import MARKERS, Zip
+from dsprep.formats.zip_members import ZIP_ERRORS
 
 DOCUMENTS = 2048
 """Bytes allowed for the metadata of an array, for `Zarr.plan`."""
@@ -50,7 +42,7 @@ MAX_NAME = 255
 """Bytes of the longest file name."""
 
 
-class Zarr(Format):
+class Zarr(WritableFormat):
     """The format; see `base.Format`."""
 
     name = "zarr"

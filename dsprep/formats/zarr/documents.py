@@ -19,7 +19,7 @@ import numpy as np
 
 from dsprep.core.schema import Array, Schema, encode_dtype
 from dsprep.core.storage import as_bytes
-from dsprep.formats.base import Compression, WriteOptions
+from dsprep.formats.options import Compression, WriteOptions
 from dsprep.formats.zarr.attributes import DTYPE, FIELDS, KIND, to_json
 from dsprep.formats.zarr.plan import ArrayPlan
 

@@ -28,7 +28,7 @@ import numpy as np
 from dsprep.core.groups import Grouping, GroupPlan, round_up
 from dsprep.core.schema import Ints, Schema
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.attributes import CAPACITY, COPY, ROWS
 from dsprep.formats.zarr.chunks import index_nbytes
 from dsprep.formats.zarr.documents import documents

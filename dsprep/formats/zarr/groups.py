@@ -26,7 +26,8 @@ from dsprep.core.checksums import CRC32
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.storage import pread_exact, pwrite_all, remove
-from dsprep.formats.base import State, WriteOptions
+from dsprep.formats.base import State
+from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.chunks import build_index
 from dsprep.formats.zarr.documents import root_key
 from dsprep.formats.zarr.group_plan import Track, plan_grid

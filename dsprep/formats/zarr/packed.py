@@ -22,7 +22,8 @@ from dsprep.core.pread import packed
 from dsprep.core.schema import Arena, Batch, Ints, Schema
 from dsprep.core.storage import pread_into, pwrite_all, remove
 from dsprep.errors import FormatError, UnsupportedError
-from dsprep.formats.base import State, WriteOptions
+from dsprep.formats.base import State
+from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.documents import encode_file, encoder
 from dsprep.formats.zarr.group_plan import PADDING
 from dsprep.formats.zarr.groups import GroupStore, local_header

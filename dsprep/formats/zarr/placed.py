@@ -22,7 +22,8 @@ from dsprep.core.groups import Grouping, seam
 from dsprep.core.schema import Array, Schema
 from dsprep.core.storage import CALL_NBYTES, as_bytes, pwrite_all
 from dsprep.errors import TargetError
-from dsprep.formats.base import State, WriteOptions
+from dsprep.formats.base import State
+from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.group_plan import GroupChunks, Track
 from dsprep.formats.zarr.groups import GroupStore, erase, local_header
 from dsprep.formats.zarr.writer import Piece

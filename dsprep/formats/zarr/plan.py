@@ -20,9 +20,10 @@ import numpy as np
 
 from dsprep.core.schema import DType, Field, Schema, show_dtype
 from dsprep.errors import UsageError
-from dsprep.formats.base import WriteOptions
+from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.attributes import Carrier, carrier
 from dsprep.formats.zarr.chunks import index_nbytes
+from dsprep.formats.zip_members import LOCAL_HEADER
 
 CHUNK = 256 << 10
 SHARD = 256 << 20
@@ -36,8 +37,6 @@ SMALLEST = 64
 """Where samples are compressed, a field with less than 1/64 of the largest one's bytes gets
 files of its own length, lest every 64 MiB of images made a file of 500 bytes of labels."""
 
-LOCAL = 30
-"""Bytes of the local header of a ZIP file's member, without the name."""
 
 LARGEST = 0xFFFFFFFE
 """Bytes of the largest member of a ZIP file; one more means that ZIP64 has the number."""
@@ -208,7 +207,7 @@ def _check(options: WriteOptions) -> None:
 
 def header_nbytes(name: str) -> int:
     """Return the bytes of the local header of a ZIP file's member."""
-    return LOCAL + len(name.encode())
+    return LOCAL_HEADER + len(name.encode())
 
 
 def power_of_two(n: int) -> int:

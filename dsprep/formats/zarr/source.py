@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from dsprep.core.schema import Arena, Attrs, Batch, Field, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats import samples
-from dsprep.formats.base import OpenOptions, Source, missing_field, retype, wanted
+from dsprep.formats.base import Source
+from dsprep.formats.fields import missing_field, retype, wanted
+from dsprep.formats.options import OpenOptions
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import FIELDS, from_json
 from dsprep.formats.zarr.fields import Elements, Fixed, Parts, Reading, program

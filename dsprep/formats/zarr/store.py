@@ -10,10 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import struct
 import threading
 import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +25,7 @@ from dsprep.core.checksums import Members, check_member, read_crc32
 from dsprep.core.marks import status
 from dsprep.core.storage import Inside, let_go, pread_exact
 from dsprep.errors import FormatError
+from dsprep.formats.zip_members import ZIP_ERRORS, begin
 from dsprep.reading.files import File, Files
 
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
@@ -43,9 +42,6 @@ MAX_INFLATED = 1 << 30
 
 KEPT = 8
 """Chunk files of a directory that stay open: there may be many stores in one dataset."""
-
-LOCAL_HEADER = 30
-"""Bytes of a ZIP member's local header, less its name and extra field."""
 
 
 @dataclass(frozen=True)
@@ -453,11 +449,7 @@ class Zip(Store):
         if info.filename in self._starts:
             return self._starts[info.filename]
         where = f"{self.path}, {info.filename}"
-        header = pread_exact(self._file.fileno(), LOCAL_HEADER, info.header_offset, where)
-        if header[:4] != b"PK\3\4":
-            raise FormatError("the local header is wrong", where=where)
-        behind = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-        start = self._starts[info.filename] = info.header_offset + LOCAL_HEADER + behind
+        start = self._starts[info.filename] = begin(self._file.fileno(), info, where)
         return start
 
     def library(self) -> tuple[Any, str]:
@@ -475,21 +467,6 @@ class Zip(Store):
         self._zip.close()
         self._file.close()
         self._whole.close()
-
-
-ZIP_ERRORS = (
-    zipfile.BadZipFile,
-    zipfile.LargeZipFile,
-    zlib.error,
-    struct.error,
-    NotImplementedError,
-    RuntimeError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-)
-"""What `zipfile` raises for files that are damaged or encrypted."""
 
 
 def zip_root(names: list[str], where: object) -> str:

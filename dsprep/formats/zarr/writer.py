@@ -43,7 +43,8 @@ from dsprep.core.storage import (
     sync_directory,
 )
 from dsprep.errors import TargetError
-from dsprep.formats.base import State, WriteOptions, Writer
+from dsprep.formats.base import State, Writer
+from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.chunks import build_index
 from dsprep.formats.zarr.documents import documents, encode_file, encoder, root_key
 from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays

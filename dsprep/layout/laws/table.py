@@ -68,6 +68,7 @@ def narrow(values: Ints) -> Array:
     """Return the values in the smallest integer type that holds them."""
     if not len(values):
         return values
-    return values.astype(
-        np.result_type(np.min_scalar_type(int(values.min())), np.min_scalar_type(int(values.max())))
-    )
+    low, high = int(values.min()), int(values.max())
+    kinds = (np.int8, np.int16, np.int32) if low < 0 else (np.uint8, np.uint16, np.uint32)
+    fits = (k for k in kinds if np.iinfo(k).min <= low and high <= np.iinfo(k).max)
+    return values.astype(next(fits, np.int64))

@@ -253,7 +253,8 @@ class _Session:
         if self._pools is None:
             self._pools = Pools(task.filler, settings, AHEAD)
         stages = tuple(Stage(**each) for each in start["stages"])
-        legs = task.order.legs(self._rank, Start(**{**start, "stages": stages, "done": 0}))
+        own = {"stages": stages, "done": 0, "decided": tuple(start["decided"])}
+        legs = task.order.legs(self._rank, Start(**{**start, **own}))
         self._loop, self._ledger = loop, Ledger()
         pipeline = Pipeline(task.filler, legs, settings, self._pools, self._ledger)
         self._steps = Steps(pipeline, legs, self._ledger)

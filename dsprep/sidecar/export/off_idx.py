@@ -49,7 +49,13 @@ def check(layout: FileLayout, schema: Schema, path: Path) -> str:
     """Return the file below `path` that holds the samples; `UsageError` if not one range each."""
     if not layout.count:
         return ""
-    if layout.records is not None and not layout.columns:
+    if layout.records is not None and layout.records.blocks.names is not None:
+        raise UsageError(
+            "samples are not in one file, but in one each",
+            where=path,
+            fix="repack the dataset, or convert it to tfrecord or lmdb",
+        )
+    if layout.records is not None and not layout.columns and not layout.given:
         return layout.records.blocks.path
     names = schema.names
     if len(names) != 1 or names[0] not in layout.columns:
@@ -60,7 +66,7 @@ def check(layout: FileLayout, schema: Schema, path: Path) -> str:
             fix="convert the dataset to tfrecord or lmdb",
         )
     grid = layout.columns[names[0]].grid
-    if grid is None or not grid.plain or grid.files is not None:
+    if grid is None or not grid.plain or grid.several:
         reason = "it has no bytes" if grid is None else "it is compressed, or cut into chunks"
         raise UsageError(
             f"samples of field {names[0]} are not one range of bytes each: {reason}",

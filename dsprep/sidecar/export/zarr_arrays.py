@@ -59,7 +59,7 @@ class FileArray:
     def free(self) -> bool:
         """Whether rows follow one another from the first to the last."""
         grid = self.grid
-        if grid is None or not grid.plain or grid.files is not None:
+        if grid is None or not grid.plain or grid.several:
             return False
         return grid.chunk == grid.shape and int(grid.blocks.offsets.at(_ONE)[0]) >= 0
 
@@ -269,7 +269,11 @@ def _part(sidecar: Sidecar, number: int, field: Field, first: int) -> FileArray:
     if records is not None and field.name in records.parts:
         if records.parts[field.name].at is None:
             raise Inexpressible("its values have no constant offset in a record")
+        if records.blocks.names is not None:
+            raise Inexpressible("each sample is in a file of its own")
         return FileArray(path, layout, first, None)
+    if field.name in layout.given:
+        raise Inexpressible("its values are in the sidecar, and in no file")
     if column is None or column.grid is None or column.first is not None:
         raise Inexpressible("the sidecar does not locate it")
     grid = column.grid
@@ -324,6 +328,8 @@ def _as_stored(field: Field, parts: tuple[FileArray, ...]) -> ArrayPlan:
         else:
             raise Inexpressible("its chunks cut samples in another shape than theirs")
         kept = _applied(field, part, grid)
+        if any(f["id"] == "deflate" for f in kept):
+            raise Inexpressible("Zarr has no codec for deflated members of ZIP files")
         filters.add(tuple(tuple(sorted(f.items(), key=str)) for f in kept))
     if len(shapes) > 1 or len(filters) > 1:
         raise Inexpressible("its files are not chunked alike")

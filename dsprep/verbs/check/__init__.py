@@ -20,7 +20,7 @@ from typing import TypeAlias
 from dsprep import formats
 from dsprep.core.schema import Schema
 from dsprep.errors import UsageError
-from dsprep.formats.base import OpenOptions
+from dsprep.formats.options import OpenOptions
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader
 from dsprep.reading.files import File
@@ -31,7 +31,7 @@ from dsprep.source.files import find_files
 from dsprep.verbs.check.bounds import file_nbytes, outside
 from dsprep.verbs.check.full import against_files
 from dsprep.verbs.check.problems import CAUGHT, Problem, problem
-from dsprep.write.create_sidecar import THREADS, dataset_of
+from dsprep.writing.create_sidecar import THREADS, dataset_of
 
 __all__ = ["ONLY_TOUCHED", "Problem", "check"]
 
@@ -202,7 +202,7 @@ def _sizes(layout: FileLayout, root: Path) -> tuple[int | None, ...]:
     """Return the sizes of the files on which the check of a layout's extents depends."""
     blocks = [layout.records.blocks] if layout.records is not None else []
     grids = [c.grid for c in layout.columns.values() if c.grid is not None]
-    if any(g.files is not None for g in grids):
+    if any(g.several for g in grids) or any(b.names is not None for b in blocks):
         return (hash(root),)
     names = {b.path for b in (*blocks, *(g.blocks for g in grids))}
     return tuple(file_nbytes(root / n if n else root) for n in sorted(names))

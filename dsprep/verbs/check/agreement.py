@@ -10,6 +10,7 @@ from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.layout.laws import Law
 from dsprep.layout.model import Blocks, Column, FileLayout, Records
+from dsprep.layout.words import Words
 from dsprep.verbs.check.problems import Problem
 
 SLICE = 1 << 18
@@ -26,10 +27,13 @@ def compare(truth: FileLayout, known: FileLayout) -> Iterator[Problem]:
             yield Problem("", "the sidecar has it stored in another way than the file", a, b, name)
         elif name in truth.columns:
             yield from _compare_columns(truth.columns[name], known.columns[name], name)
+        elif name in truth.given:
+            yield from _compare_given(truth, known, name)
 
 
 def _kinds(layout: FileLayout) -> dict[str, str]:
     kinds = dict.fromkeys(layout.columns, "an array")
+    kinds |= dict.fromkeys(layout.given, "in no file")
     kinds |= dict.fromkeys(layout.unlocated, "for the format's own library only")
     if layout.records is not None:
         kinds |= dict.fromkeys(layout.records.parts, "records")
@@ -52,6 +56,8 @@ def _words(a: Any, b: Any, what: str, name: str | None = None) -> Iterator[Probl
 
 def _compare_records(a: Records, b: Records, count: int) -> Iterator[Problem]:
     yield from _words(a.blocks.path, b.blocks.path, "path")
+    if a.blocks.names != b.blocks.names:
+        yield Problem("", "the sidecar gives samples other files than are there")
     yield from _words(a.recipe, b.recipe, "recipe")
     yield from _words(a.frame, b.frame, "frame")
     for name in a.parts:
@@ -106,6 +112,15 @@ def _numbers(
     if wrong:
         text = f"the sidecar gives {wrong:,} of {count:,} {unit} another {what} than the file"
         yield Problem("", text, first[1], first[2], name, sample_of(first[0]))
+
+
+def _compare_given(truth: FileLayout, known: FileLayout, name: str) -> Iterator[Problem]:
+    a, b = truth.given[name], known.given[name]
+    tables = [v.data if isinstance(v, Words) else v for v in (a.values, b.values)]
+    same = [v if v is None or isinstance(v, bytes) else v.tobytes() for v in tables]
+    if same[0] != same[1]:
+        yield Problem("", "the sidecar gives other values than the file", field=name)
+    yield from _numbers(a.which.span, b.which.span, truth.count, "value", name)
 
 
 def _compare_columns(a: Column, b: Column, name: str) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from dsprep.layout.as_json import file_path
 from dsprep.layout.laws import Affine
 from dsprep.layout.locate import locate, rows_of
 from dsprep.layout.model import Column, FileLayout, Records
+from dsprep.layout.words import Words
 from dsprep.verbs.check.problems import Problem
 
 SLICE = 1 << 18
@@ -51,7 +53,9 @@ def outside(layout: FileLayout, schema: Schema, root: Path) -> Iterator[Problem]
     done = False
     for name in schema.names:
         if layout.records is not None and name in layout.records.parts:
-            if not done:
+            if not done and layout.records.blocks.names is not None:
+                yield from _files_outside(layout.records, layout.records.blocks.names, root)
+            elif not done:
                 yield from _records_outside(layout.records, layout.count, size)
             done = True
         elif (column := layout.columns.get(name)) is not None and column.grid is not None:
@@ -125,6 +129,22 @@ def _records_outside(
     yield from short.problem("a record is too short for its fields", least, None)
 
 
+def _files_outside(records: Records, names: Words, root: Path) -> Iterator[Problem]:
+    """Yield the problem of records that do not end where their files end."""
+    tally, where, limit = _Tally(), "", None
+    for indices in _slices(records.blocks.count, False):
+        offset, length = records.extents(indices, root)
+        paths = [root / os.fsdecode(names[i]) for i in indices.tolist()]
+        sizes = np.array([-1 if (n := file_nbytes(p)) is None else n for p in paths], np.int64)
+        bad = (offset < 0) | (length < 0) | (offset + length != sizes)
+        if tally.first is None and bad.any():
+            i = int(bad.argmax())
+            where, limit = str(paths[i]), int(sizes[i]) if sizes[i] >= 0 else None
+        tally.add(bad, indices, offset, length)
+    what = f"the sidecar gives a record that is not the end of its file {where}"
+    yield from tally.problem(what, limit, None)
+
+
 def _column_outside(
     layout: FileLayout, name: str, column: Column, size: Callable[[str], int | None]
 ) -> Iterator[Problem]:
@@ -133,7 +153,7 @@ def _column_outside(
     tally = _Tally()
     limit: int | None = None
     seen = 0
-    one = grid.files is None and grid.block_count == 1 and grid.plain
+    one = not grid.several and grid.block_count == 1 and grid.plain
     linear = column.first is None and one
     for indices in _slices(layout.count, linear):
         first, count = rows_of(column, indices)

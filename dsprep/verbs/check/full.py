@@ -13,7 +13,8 @@ import numpy as np
 from dsprep import formats
 from dsprep.core.packing import from_planes
 from dsprep.core.schema import Schema, differences
-from dsprep.formats.base import OpenOptions, Source
+from dsprep.formats.base import Source
+from dsprep.formats.options import OpenOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.sidecar.spec import Content
@@ -21,7 +22,7 @@ from dsprep.source.many import MultiSource, open_native
 from dsprep.verbs.check.agreement import compare
 from dsprep.verbs.check.problems import CAUGHT, Problem, problem
 from dsprep.verbs.verify import differing_samples
-from dsprep.write.create_sidecar import checksums_of
+from dsprep.writing.create_sidecar import checksums_of
 
 Progress: TypeAlias = Callable[[int, int], None]
 

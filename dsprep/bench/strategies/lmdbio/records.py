@@ -18,9 +18,9 @@ from dsprep.bench.strategies.lmdb_samples import opened
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.storage import as_bytes, pread_into
 from dsprep.errors import FormatError, UsageError
-from dsprep.formats.base import WriteOptions
 from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.keys import plan_keys
+from dsprep.formats.options import WriteOptions
 from dsprep.sidecar.sidecar import Sidecar
 
 NEAR = 256 << 10

@@ -1,0 +1,83 @@
+"""ADIOS2's BP5 and BP4, read without its library: a directory ``x.bp`` of metadata and data.
+
+`metadata`
+    What the metadata say: variables, and the byte range of each of their blocks.
+`bp5`, `bp4`
+    Reading them.
+`columns`
+    Where the samples of one variable are.
+`fields`
+    Which variables are fields, and what a sample is.
+
+What went through operators (compressors), big-endian and column-major arrays, and structs are
+refused by name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsprep.core.packing import digest
+from dsprep.core.schema import Schema
+from dsprep.core.storage import pread_most
+from dsprep.errors import FormatError
+from dsprep.formats.base import Facts, Format, Source
+from dsprep.formats.options import OpenOptions, check_options
+
+INDEX = "md.idx"
+MAGIC = b"ADIOS-BP v"
+
+FACTS = 4096
+"""Bytes of the index at its beginning and at its end of which `Adios.identity` takes a digest."""
+
+FOOTER = 64
+"""Bytes at the end of a file of BP3 or older among which its version is."""
+
+
+class Adios(Format):
+    """The format; see `base.Format`."""
+
+    name = "adios"
+    suffixes = (".bp",)
+    open_options = frozenset({"fields", "follow_external", "sample_axis"})
+
+    def recognises(self, path: Path) -> bool:
+        """See `base.Format.recognises`; also of BP3, which `open` refuses with the way out."""
+        if path.is_dir():
+            index = path / INDEX
+            return index.is_file() and _read(index, len(MAGIC), 0) == MAGIC
+        if not path.is_file():
+            return False
+        nbytes = path.stat().st_size
+        return MAGIC in _read(path, FOOTER, max(0, nbytes - FOOTER))
+
+    def identity(self, path: Path) -> Facts:
+        """Return the size of the index, and a digest of its beginning and its end.
+
+        Each step that is appended makes it longer.
+        """
+        if path.is_file():
+            return Facts()
+        index = path / INDEX
+        nbytes = index.stat().st_size
+        ends = _read(index, FACTS, 0) + _read(index, FACTS, max(0, nbytes - FACTS))
+        return Facts({"index": [nbytes, digest(ends)]})
+
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """See `base.Format.open`."""
+        from dsprep.formats.adios.source import AdiosSource
+
+        check_options(options, self.open_options, self.name)
+        if path.is_file():
+            raise FormatError(
+                "this is BP3 or older, in one file",
+                where=path,
+                expected="BP4 or BP5, in a directory",
+                fix="rewrite it: adios2_reorganize IN OUT.bp BPFile BP5",
+            )
+        return AdiosSource(path, options)
+
+
+def _read(path: Path, nbytes: int, offset: int) -> bytes:
+    with path.open("rb") as file:
+        return pread_most(file.fileno(), nbytes, offset)

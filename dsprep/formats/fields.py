@@ -1,0 +1,89 @@
+"""The fields that a user asks for, among those that a file has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from dsprep.core.schema import Column, Field, FieldSpec, Ragged
+from dsprep.errors import FormatError, SchemaError, UsageError
+
+
+def missing_field(path: str, available: Iterable[str], where: object = None) -> SchemaError:
+    """Return the error for a field that is not there, with the names that are."""
+    names = sorted(available)
+    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+    return SchemaError(f"there is no field {path}", where=where, expected=f"one of {shown}")
+
+
+def wanted(specs: tuple[FieldSpec, ...], available: Mapping[str, Field]) -> list[tuple[str, Field]]:
+    """Return ``(path, field)`` for each field that the user asked for, or for all.
+
+    A spec without a dtype keeps the type that was found. One with a dtype gives `bytes` fields
+    (and only those) that type; `retype` converts their columns.
+
+    Raises
+    ------
+    SchemaError
+        If a path is not in `available`, or a type is asked for that the field does not have.
+    """
+    if not specs:
+        return list(available.items())
+    chosen = []
+    for spec in specs:
+        found = available.get(spec.path)
+        if found is None:
+            raise missing_field(spec.path, available)
+        asked = Field(spec.name, found.dtype, found.shape, found.kind, found.attrs)
+        if spec.dtype is not None:
+            asked = spec.to_field(found.attrs)
+            same = (asked.dtype, asked.shape, asked.kind) == (found.dtype, found.shape, found.kind)
+            if not same and found.kind != "bytes":
+                raise UsageError(
+                    f"field {spec.name} already has a type",
+                    expected=str(found),
+                    found=str(asked),
+                    fix="leave the type out, or convert with --cast",
+                )
+        chosen.append((spec.path, asked))
+    return chosen
+
+
+def retype(column: Column, field: Field, where: object, start: int) -> Column:
+    """Return a `bytes` column as the type that the user gave it.
+
+    Parameters
+    ----------
+    column
+        A `Ragged` of ``uint8``, or any column that already has the type.
+    field
+        The field as asked for.
+    where, start
+        The file, and the number of the first sample, for messages.
+
+    Raises
+    ------
+    FormatError
+        If a sample's bytes do not fill whole elements of that type and shape.
+    """
+    if not isinstance(column, Ragged) or column.kind != "bytes" or field.kind == "bytes":
+        return column
+    if field.kind == "str":
+        return Ragged(column.values, column.offsets, "str")
+    lengths = column.lengths
+    nbytes = field.row_nbytes
+    bad = lengths % nbytes != 0 if field.ragged and nbytes else lengths != nbytes
+    if bad.any():
+        i = int(bad.argmax())
+        unit = f"a multiple of {nbytes} bytes" if field.ragged else f"{nbytes} bytes"
+        raise FormatError(
+            f"the bytes do not fit {field}",
+            where=f"{where}, sample {start + i}, field {field.name}",
+            expected=unit,
+            found=f"{lengths[i]} bytes",
+        )
+    flat = np.ascontiguousarray(column.values).view(field.dtype)
+    if field.ragged:
+        return Ragged(flat.reshape(-1, *field.inner), column.offsets // max(1, nbytes))
+    return flat.reshape(len(column), *field.inner)

@@ -1,0 +1,69 @@
+"""Folders of images: a file per sample, and a folder per class or a table of labels.
+
+``root/cat/1.png`` and ``root/dog/2.jpg`` are two samples of two classes, numbered as
+``torchvision.datasets.ImageFolder`` numbers them: by the names of the folders in the order of their
+characters. Images are never decoded.
+
+`folder`
+    The files and classes of a folder.
+`table`
+    A CSV of labels.
+`source`
+    A folder opened for reading.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsprep.core.schema import Schema
+from dsprep.errors import SchemaError
+from dsprep.formats.base import Facts, Format, Settled, Source
+from dsprep.formats.options import OpenOptions, check_options
+
+
+class Images(Format):
+    """The format; see `base.Format`."""
+
+    name = "images"
+    suffixes = ()
+    open_options = frozenset({"fields", "follow_external", "labels"})
+    infers = True
+    named_only = True
+
+    def recognises(self, path: Path) -> bool:
+        """See `base.Format.recognises`."""
+        from dsprep.formats.images.recognise import is_image_folder
+
+        return path.is_dir() and is_image_folder(path)
+
+    def identity(self, path: Path) -> Facts:
+        """Return digests of the names of the files, and of a table beside the folder."""
+        from dsprep.formats.images.folder import facts
+
+        return Facts(facts(path))
+
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """See `base.Format.open`."""
+        from dsprep.formats.images.source import ImageSource
+
+        check_options(options, self.open_options, self.name)
+        return ImageSource(path, options)
+
+    def settle(
+        self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
+    ) -> Settled | None:
+        """See `base.Format.settle`; folders with other classes are not one dataset."""
+        found = [f.attrs["classes"] for s in schemas for f in s if "classes" in f.attrs]
+        for other in found[1:]:
+            if other != found[0]:
+                here, there = (json.loads(str(words)) for words in (found[0], other))
+                raise SchemaError(
+                    "the folders have different classes, so the same label would mean two things",
+                    expected=f"{len(here)} classes: {', '.join(here[:4])}, ...",
+                    found=f"{len(there)}: {', '.join(there[:4])}, ...",
+                    fix="read them one by one, or without labels: --labels none",
+                )
+        return super().settle(schemas, options, hint)

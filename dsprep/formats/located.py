@@ -1,0 +1,128 @@
+"""A source whose samples all have offsets: what parsing a file gives is also how it is read.
+
+A format that only says where its samples are gives a `Parsed`, and needs nothing else to be read.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.core.schema import Arena, Attrs, Batch, Field, Ints, Schema
+from dsprep.formats import decoders
+from dsprep.formats.base import Source
+from dsprep.formats.fields import wanted
+from dsprep.formats.options import OpenOptions
+from dsprep.layout.describe import FieldStorage, of_layout
+from dsprep.layout.locate import sizes
+from dsprep.layout.model import FileLayout
+from dsprep.reading.files import File
+from dsprep.reading.layout_reader import LayoutReader
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsed:
+    """What a file holds, and where.
+
+    Attributes
+    ----------
+    version
+        The format and its version, for a person.
+    fields
+        What every sample has, by the names that the file and the layout give them.
+    layout
+        Where the samples are. All fields are located.
+    attrs
+        Attributes of the dataset.
+    notes
+        What was assumed or left out, one clause each.
+    """
+
+    version: str
+    fields: Mapping[str, Field]
+    layout: FileLayout
+    attrs: Attrs = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class LocatedSource(Source):
+    """One file, or one directory, that is read as its layout says.
+
+    Parameters
+    ----------
+    path
+        The file or directory.
+    parsed
+        What it holds.
+    options
+        Which of the fields are wanted, and by what names and types.
+    open_file
+        Opens a file by the path that the layout gives it; see `LayoutReader`.
+
+    Raises
+    ------
+    SchemaError, UsageError
+        If a field is wanted that is not there, or that has another type.
+    """
+
+    random_access = True
+
+    def __init__(
+        self, path: Path, parsed: Parsed, options: OpenOptions, open_file: Callable[[str], File]
+    ) -> None:
+        self.path, self.version, self.notes = path, parsed.version, parsed.notes
+        chosen = wanted(options.fields, parsed.fields)
+        self.names = {f.name: name for name, f in chosen}
+        """What the file calls each field."""
+        self.schema = Schema(tuple(f for _, f in chosen), parsed.attrs)
+        self._layout = _chosen(parsed.layout, self.names)
+        self._reader = LayoutReader(self._layout, self.schema, open_file, path, decoders)
+
+    def __len__(self) -> int:
+        return self._layout.count
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop``; see `Source.read`."""
+        indices = np.arange(start, stop, dtype=np.int64)
+        return self._reader.read(indices, self.schema.names, arena=arena)
+
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        """Return the payload bytes of each sample; see `Source.sizes`."""
+        total = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
+        for f in (f for f in self.schema if f.ragged):
+            found = sizes(self._layout, f, np.arange(start, stop, dtype=np.int64))
+            if found is None:
+                return None
+            total += found
+        return total
+
+    def resident_nbytes(self) -> int:
+        """Return what reading holds besides the samples; see `Source.resident_nbytes`."""
+        return self._reader.resident_nbytes()
+
+    def storage(self) -> dict[str, FieldStorage]:
+        """Return how each field is stored."""
+        return of_layout(self._layout, self.schema)
+
+    def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
+        """Return where every sample is; see `Source.extents`."""
+        return self._layout
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files."""
+
+
+def _chosen(layout: FileLayout, names: Mapping[str, str]) -> FileLayout:
+    """Return the layout of some fields, by new names: new name to the one in the layout."""
+    records = layout.records
+    if records is not None:
+        parts = {new: records.parts[old] for new, old in names.items() if old in records.parts}
+        records = replace(records, parts=parts) if parts else None
+    columns = {new: layout.columns[old] for new, old in names.items() if old in layout.columns}
+    given = {new: layout.given[old] for new, old in names.items() if old in layout.given}
+    return replace(layout, records=records, columns=columns, given=given)

@@ -1,0 +1,54 @@
+"""The classic formats of netCDF: CDF-1, CDF-2 (64-bit offset) and CDF-5 (64-bit data). Only read.
+
+A file is a header, the variables without record dimension one behind another, and then the
+records: each holds one row of every variable with that dimension. All numbers are big-endian.
+netCDF-4 files are HDF5 and are read as such, so a name that ends in ``.nc`` says nothing.
+
+References
+----------
+"netCDF Classic and 64-bit Offset File Formats", appendix B of the NetCDF Users Guide, and "CDF-5
+File Format Specification" of PnetCDF.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsprep.core.storage import pread_most
+from dsprep.formats.base import Facts, Format, Source
+from dsprep.formats.options import OpenOptions, check_options
+
+if TYPE_CHECKING:
+    from dsprep.core.schema import Schema
+
+MAGIC = b"CDF"
+
+
+class NetCdf(Format):
+    """The classic formats of netCDF."""
+
+    name = "netcdf"
+    suffixes = (".nc3", ".nc5")
+    open_options = frozenset({"fields", "sample_axis"})
+
+    def recognises(self, path: Path) -> bool:
+        """Whether it begins with ``CDF``; which version follows is looked at when it is opened."""
+        return path.is_file() and _head(path, 3) == MAGIC
+
+    def identity(self, path: Path) -> Facts:
+        """Return the version, and how many records there are as the header says."""
+        head = _head(path, 12)
+        return Facts({"version": head[3:4].hex(), "records": head[4:].hex()})
+
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """Open `path`; see `Format.open`. Files keep all types themselves, `hint` is not needed."""
+        from dsprep.formats.netcdf.source import NetCdfSource
+
+        check_options(options, self.open_options, self.name)
+        return NetCdfSource(path, options)
+
+
+def _head(path: Path, nbytes: int) -> bytes:
+    with path.open("rb") as file:
+        return pread_most(file.fileno(), nbytes, 0)

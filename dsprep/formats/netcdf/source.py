@@ -1,0 +1,217 @@
+"""A classic netCDF file as samples.
+
+Where variables have the records' dimension, a record is a sample, and its fields lie side by side.
+Otherwise variables that share their first dimension are fields, each an array of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.core.schema import DType, Field
+from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.formats import samples
+from dsprep.formats.fields import missing_field
+from dsprep.formats.located import LocatedSource, Parsed
+from dsprep.formats.netcdf.header import Header, Variable, read_header
+from dsprep.formats.options import OpenOptions
+from dsprep.formats.samples import SampleAxis, listed
+from dsprep.layout.laws import Affine
+from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part, Records
+from dsprep.reading.files import File
+
+CONVENTIONS = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+"""Attributes by which other programs change values when they read them."""
+
+MAX_STRING = 1 << 20
+"""Characters along the last axis up to which they are one string."""
+
+Variables = Mapping[str, Variable]
+
+
+class NetCdfSource(LocatedSource):
+    """A classic netCDF file opened for reading."""
+
+    def __init__(self, path: Path, options: OpenOptions) -> None:
+        self._file = File(path)
+        try:
+            header = read_header(self._file)
+            variables = _asked(header, options, path)
+            axis = _sample_axis(header, variables, options, path)
+            variables = {name: variables[name] for name in axis.names}
+            self._whole = axis.whole_file
+            parsed = Parsed(
+                version=f"netCDF classic, CDF-{header.version}",
+                fields={name: _field(header, v, self._whole) for name, v in variables.items()},
+                layout=_layout(header, variables, axis),
+                attrs=header.attrs,
+                notes=(*header.notes, *axis.notes, *_unkept(header, variables)),
+            )
+            super().__init__(path, parsed, options, self._file.itself)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def loading_code(self) -> str:
+        """Return a program that loads sample 0 with netCDF4."""
+        lines = [
+            "import netCDF4",
+            "import numpy as np",
+            "",
+            f'with netCDF4.Dataset({str(self.path)!r}, "r") as f:',
+            "    f.set_auto_maskandscale(False)",
+            "    f.set_auto_chartostring(False)",
+            "    sample = {}",
+        ]
+        for f in self.schema:
+            index = "..." if self._whole else "0"
+            load = f"f.variables[{self.names[f.name]!r}][{index}]"
+            if f.dtype.kind == "S" and f.dtype.itemsize > 1:
+                load = f'np.asarray({load}).view("S{f.dtype.itemsize}")[..., 0]'
+            lines.append(f"    sample[{f.name!r}] = {load}")
+        lines += [
+            "",
+            "for name, value in sample.items():",
+            "    value = np.asarray(value)",
+            "    print(name, value.dtype, value.shape)",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+# --- which variables are fields ----------------------------------------------------------------
+
+
+def _asked(header: Header, options: OpenOptions, path: Path) -> dict[str, Variable]:
+    """Return the variables that the user named, or all, by their names."""
+    if any(spec.index for spec in options.fields):
+        raise UsageError("netCDF has no index tables: name fields without @", where=path)
+    if options.sample_axis == "groups":
+        raise UsageError("--sample-axis groups applies to hdf5", where=path)
+    found = {v.name: v for v in header.variables}
+    if not found:
+        raise FormatError("the file holds no variables", where=path)
+    asked = {spec.path for spec in options.fields}
+    for name in sorted(asked - found.keys()):
+        raise missing_field(name, found, path)
+    return {name: v for name, v in found.items() if name in asked or not asked}
+
+
+def _sample_axis(
+    header: Header, variables: Variables, options: OpenOptions, path: Path
+) -> SampleAxis:
+    """Return which variables are fields, and how many samples they hold."""
+    mode, named = options.sample_axis, bool(options.fields)
+    assert mode != "groups"  # see `_asked`
+    # Where there are no records yet, one is judged.
+    rows = {name: max(1, header.records) if v.record else 1 for name, v in variables.items()}
+    arrays = {n: (header.shape(v), rows[n] * v.nbytes) for n, v in variables.items()}
+    inside = tuple(name for name, v in variables.items() if v.record)
+    if inside and mode != "none":
+        others = [name for name, v in variables.items() if not v.record]
+        note = f"left out {listed(others)}: no dimension of records (--field takes them)"
+        axis = SampleAxis(header.records, False, inside, (note,) if others else ())
+    else:
+        axis = samples.choose(arrays, mode, path)
+        if not axis.whole_file and not named:
+            axis = _of_one_dimension(header, variables, axis, arrays)
+    for name in sorted(variables.keys() - set(axis.names)) if named else ():
+        raise SchemaError(
+            f"field {name} has another number of samples than {axis.names[0]}",
+            where=path,
+            expected=axis.count,
+            found="no dimension of records" if inside else (*arrays[name][0], "no axis")[0],
+            fix="leave one of them out, or take the file as one sample with --sample-axis none",
+        )
+    if mode == "auto":
+        reading = f"{axis.count} samples of {listed([*axis.names])}"
+        samples.check_share(arrays, set(axis.names), reading, path)
+    return axis
+
+
+def _of_one_dimension(
+    header: Header,
+    variables: Variables,
+    axis: SampleAxis,
+    arrays: Mapping[str, tuple[tuple[int, ...], int]],
+) -> SampleAxis:
+    """Return the fields of one dimension, among those whose first axes are of one length."""
+    by_dimension: dict[int, list[str]] = {}
+    for name in axis.names:
+        by_dimension.setdefault(variables[name].dimensions[0], []).append(name)
+    best = max(by_dimension, key=lambda d: sum(arrays[n][1] for n in by_dimension[d]))
+    notes = [
+        f"left out {listed(names)}: first axis {header.dimensions[d]}, not "
+        f"{header.dimensions[best]} (--field takes them)"
+        for d, names in by_dimension.items()
+        if d != best
+    ]
+    return replace(axis, names=tuple(by_dimension[best]), notes=(*axis.notes, *notes))
+
+
+def _unkept(header: Header, variables: Variables) -> list[str]:
+    """Return notes on what the file says of its variables and the samples do not."""
+    dimensions = {d: header.dimensions[d] for v in variables.values() for d in v.dimensions}
+    notes = []
+    if dimensions:
+        notes.append(f"names of dimensions are not kept: {listed([*dimensions.values()])}")
+    names = [n for n, v in variables.items() if not v.attrs.keys().isdisjoint(CONVENTIONS)]
+    if names:
+        words = [c for c in CONVENTIONS if any(c in variables[n].attrs for n in names)]
+        what = f"{listed(words)} of {listed(names)}"
+        notes.append(f"values are as stored: {what} are kept as attributes, not applied")
+    return notes
+
+
+# --- what they are, and where they lie ---------------------------------------------------------
+
+
+def _form(shape: tuple[int, ...], dtype: DType) -> tuple[tuple[int, ...], DType]:
+    """Return shape and dtype of a value; characters along its last axis are a string."""
+    if dtype.kind == "S" and shape and 0 < shape[-1] <= MAX_STRING:
+        return shape[:-1], np.dtype(f"S{shape[-1]}")
+    return shape, dtype
+
+
+def _field(header: Header, v: Variable, whole: bool) -> Field:
+    shape = header.shape(v)
+    shape, dtype = _form(shape if whole else shape[1:], v.dtype)
+    return Field(v.name, dtype, shape, attrs=v.attrs)
+
+
+def _layout(header: Header, variables: Variables, axis: SampleAxis) -> FileLayout:
+    """Return where samples lie: as records, or as arrays of their own."""
+    if axis.whole_file or not any(v.record for v in variables.values()):
+        columns = {n: _column(header, v, axis.whole_file) for n, v in variables.items()}
+        return FileLayout(axis.count, columns=columns)
+    base = min(v.begin for v in variables.values())
+    end = max(v.begin + v.nbytes for v in variables.values())
+    parts = {n: Part(v.begin - base, v.nbytes) for n, v in variables.items()}
+    offsets = Affine(header.records, base, header.stride)
+    blocks = Blocks(offsets, Affine(header.records, end - base))
+    return FileLayout(header.records, Records(blocks, parts))
+
+
+def _column(header: Header, v: Variable, whole: bool) -> Column:
+    """Return a variable as an array in chunks: a chunk for each record, or one in all."""
+    shape = header.shape(v)
+    if 0 in shape:
+        return Column(None)
+    inner, dtype = _form(shape[1:], v.dtype)
+    rows, apart = (*shape, 1)[0], v.record and header.stride > v.nbytes
+    count, stride = (rows, header.stride) if apart else (1, 0)
+    nbytes = v.nbytes if apart or not v.record else v.nbytes * rows
+    grid = Grid(
+        blocks=Blocks(Affine(count, v.begin, stride), Affine(count, nbytes)),
+        shape=(rows, *inner),
+        itemsize=dtype.itemsize,
+        chunk=(1 if apart else rows, *inner),
+    )
+    return Column(grid, lines=rows if whole else 1)

@@ -1,0 +1,132 @@
+"""NumPy's array files: ``.npy``, ``.npz``, and directories of them. Only read.
+
+A file
+    One field, called as the file is; samples along the first axis.
+A ZIP file
+    Its members are fields. Those that are stored are read in place, deflated ones are decoded
+    as a whole.
+A directory
+    Its files are fields, unless they are alike and their names differ in a number alone: then
+    each is a file of the dataset, and ``sample_axis`` says whether it is one sample (whose first
+    axis may vary from file to file) or holds samples along its first axis.
+
+Nothing is unpickled: arrays of Python objects are refused by their header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from dsprep.core.schema import Field, Schema
+from dsprep.core.storage import pread_most
+from dsprep.errors import FormatError, SchemaError
+from dsprep.formats.base import Facts, Format, Settled, Source
+from dsprep.formats.options import OpenOptions, check_options
+
+_NUMBER = re.compile(r"[-_. ]*[0-9]+$")
+
+
+class Numpy(Format):
+    """The format; see `base.Format`."""
+
+    name: ClassVar[str] = "numpy"
+    suffixes: ClassVar[tuple[str, ...]] = (".npy", ".npz")
+    open_options: ClassVar[frozenset[str]] = frozenset({"fields", "follow_external", "sample_axis"})
+    infers: ClassVar[bool] = True
+
+    def recognises(self, path: Path) -> bool:
+        """Whether it is an array, a ZIP file of arrays alone, or a directory of fields."""
+        from dsprep.formats.npy import archive, arrays, header
+
+        if path.is_dir():
+            return arrays.are_fields(path)
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            head = pread_most(file.fileno(), len(header.MAGIC), 0)
+        if head == header.MAGIC or not head.startswith(b"PK"):
+            return head == header.MAGIC
+        if path.name.lower().endswith(".npz"):
+            return True
+        try:
+            names = archive.names(path)
+        except FormatError:
+            return False
+        return bool(names) and all(name.endswith(arrays.SUFFIX) for name in names)
+
+    def identity(self, path: Path) -> Facts:
+        """Return the checksums of the members of a ZIP file; see `base.Format.identity`."""
+        from dsprep.formats.npy import archive
+
+        if path.is_dir():
+            return Facts()
+        with path.open("rb") as file:
+            zipped = pread_most(file.fileno(), 2, 0) == b"PK"
+        return Facts({}, partial(archive.checksums, path)) if zipped else Facts()
+
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """See `base.Format.open`; `hint` names the array of a file, and says what varies."""
+        from dsprep.formats.npy.source import NumpySource
+
+        check_options(options, self.open_options, self.name)
+        return NumpySource(path, options, hint)
+
+    def settle(
+        self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
+    ) -> Settled | None:
+        """Return the common names of files of one array each, and which first axes vary.
+
+        Raises
+        ------
+        SchemaError
+            If it is doubtful whether each file of one array is a sample, or holds some.
+        """
+        schema = schemas[0]
+        for other in schemas[1:]:
+            if len(schema) == len(other) == 1:
+                if options.sample_axis == "auto":
+                    raise SchemaError(
+                        "it is doubtful whether each file is one sample, or holds several",
+                        found=f"{schema} and {other}",
+                        fix="say which: --sample-axis none takes each file as one sample, "
+                        "--sample-axis first takes the first axis of each as samples",
+                    )
+                name = common_name(schema.names[0], other.names[0])
+                schema, other = (
+                    s.replace(replace(s.fields[0], name=name)) for s in (schema, other)
+                )
+            merged = _together(schema, other, whole=options.sample_axis == "none")
+            if merged is None:
+                return None
+            schema = merged
+        return Settled(schema, options, schema)
+
+
+def common_name(a: str, b: str) -> str:
+    """Return what the arrays of two files are called: as both without a number at the end.
+
+    >>> common_name("img_0001", "img_0002"), common_name("0001", "0002")
+    ('img', 'array')
+    """
+    a, b = _NUMBER.sub("", a), _NUMBER.sub("", b)
+    return a if a == b and a else "array"
+
+
+def _together(a: Schema, b: Schema, *, whole: bool) -> Schema | None:
+    """Return the fields of two files, of which first axes may vary if each is a `whole` sample."""
+    if a.names != b.names:
+        return None
+    fields: list[Field] = []
+    for f, g in zip(a, b, strict=True):
+        if (f.dtype, f.shape) == (g.dtype, g.shape):
+            fields.append(f)
+        elif whole and f.dtype == g.dtype and f.shape and g.shape and f.shape[1:] == g.shape[1:]:
+            fields.append(replace(f, shape=(None, *f.shape[1:])))
+        else:
+            return None
+    return a.replace(*fields)

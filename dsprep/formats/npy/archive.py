@@ -1,0 +1,156 @@
+"""Where the members of a ZIP file of NumPy arrays (``.npz``) lie.
+
+The central directory is read by Python's own parser, ZIP64 included. Where the bytes of a member
+begin only its local header says. What a member holds that is stored as it is can be read in place;
+a deflated one is a chunk that is decoded as a whole.
+
+Source: APPNOTE.TXT, ".ZIP File Format Specification", sections 4.3.7, 4.3.12 and 4.4.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.core.checksums import Members
+from dsprep.core.storage import pread_most
+from dsprep.errors import FormatError, UnsupportedError
+from dsprep.formats.zip_members import ZIP_ERRORS, begin
+from dsprep.reading.files import File
+
+MAX_INFLATED = 1 << 30
+"""Bytes of the largest deflated member that is read: it is decoded as a whole."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member that is stored, or deflated.
+
+    Attributes
+    ----------
+    name
+        As the central directory has it.
+    offset, stored
+        Where its bytes are, and how many.
+    nbytes, crc32
+        Of what it holds.
+    deflated
+        Whether it is compressed.
+    """
+
+    name: str
+    offset: int
+    stored: int
+    nbytes: int
+    crc32: int
+    deflated: bool
+
+    def head(self, file: File, nbytes: int) -> bytes:
+        """Return the first bytes of what it holds, fewer than `nbytes` only at its end."""
+        data = pread_most(file.fd, min(nbytes, self.stored), self.offset)
+        if not self.deflated:
+            return data
+        try:
+            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, nbytes)
+        except zlib.error as error:
+            raise FormatError(
+                f"the ZIP member cannot be decoded: {error}", where=f"{file.path}, {self.name}"
+            ) from error
+
+
+def members(file: File) -> tuple[list[Member], dict[str, UnsupportedError]]:
+    """Return the members in their order in the file, and why some cannot be read.
+
+    Raises
+    ------
+    FormatError
+        If the file is truncated or damaged, or members overlap.
+    """
+    found: list[Member] = []
+    refused: dict[str, UnsupportedError] = {}
+    with _opened(file.path) as archive:
+        for info in archive.NameToInfo.values():
+            where = f"{file.path}, {info.filename}"
+            why = _refused(info)
+            if why:
+                refused[info.filename] = UnsupportedError(
+                    f"the ZIP member {why}", where=where, fix=f"unpack it: unzip {file.path} -d DIR"
+                )
+            elif not info.is_dir():
+                found.append(_located(file, info, where))
+    found.sort(key=lambda m: m.offset)
+    for before, after in pairwise(found):
+        if before.offset + before.stored > after.offset:
+            raise FormatError(
+                "two ZIP members overlap", where=f"{file.path}, {before.name} and {after.name}"
+            )
+    return found, refused
+
+
+def checksums(path: Path) -> Members:
+    """Return the checksums of the members that are stored as they are."""
+    file = File(path)
+    try:
+        plain = [m for m in members(file)[0] if not m.deflated]
+    finally:
+        file.close()
+    return Members(
+        tuple(m.name for m in plain),
+        np.array([m.offset for m in plain], np.int64),
+        np.array([m.nbytes for m in plain], np.int64),
+        np.array([m.crc32 for m in plain], np.int64),
+    )
+
+
+def names(path: Path) -> list[str]:
+    """Return the names of the members."""
+    with _opened(path) as archive:
+        return archive.namelist()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except ZIP_ERRORS as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError("the ZIP file is truncated or damaged", where=path) from error
+
+
+def _refused(info: zipfile.ZipInfo) -> str:
+    if info.flag_bits & 1:
+        return "is encrypted"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return f"is compressed by method {info.compress_type}"
+    if info.compress_type == zipfile.ZIP_DEFLATED and info.file_size > MAX_INFLATED:
+        return f"is deflated and has {info.file_size} bytes, more than {MAX_INFLATED}"
+    return ""
+
+
+def _located(file: File, info: zipfile.ZipInfo, where: str) -> Member:
+    member = Member(
+        name=info.filename,
+        offset=begin(file.fd, info, where),
+        stored=info.compress_size,
+        nbytes=info.file_size,
+        crc32=info.CRC,
+        deflated=info.compress_type == zipfile.ZIP_DEFLATED,
+    )
+    same = member.deflated or member.stored == member.nbytes
+    if not same or member.offset + member.stored > file.nbytes:
+        raise FormatError(
+            "a ZIP member leaves the file",
+            where=where,
+            expected=f"{member.nbytes} bytes at {member.offset}",
+            found=f"{member.stored} bytes, of {file.nbytes} in all",
+        )
+    return member

@@ -1,0 +1,296 @@
+"""The arrays of a dataset: of one file, of the members of a ZIP file, or of a directory's files."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.schema import DType
+from dsprep.core.storage import HIDDEN, SIDECARS, pread_most
+from dsprep.errors import DsprepError, FormatError, UnsupportedError
+from dsprep.formats.npy import archive
+from dsprep.formats.npy.header import MAGIC, Header, parse
+from dsprep.formats.samples import is_file, listed, natural_key
+from dsprep.layout.laws import Affine, Explicit
+from dsprep.layout.model import Blocks, Column, Grid
+from dsprep.reading.files import File
+
+SUFFIX = ".npy"
+
+MAX_COLUMNS, MAX_COLUMNS_NBYTES = 1 << 16, 256 << 20
+"""Values of a sample, and bytes of an array in Fortran order, up to which it is read: as a whole,
+since every sample is spread over all of it."""
+
+MAX_FIELDS = 256
+"""Files of a directory from which on they are not taken for fields."""
+
+LOOKED_AT = 16
+"""Files of a directory of which the headers say whether they are alike."""
+
+_PLACEHOLDER = re.compile(r"\{[0-9]+\}")
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array, and where its values are.
+
+    Attributes
+    ----------
+    dtype, shape
+        Of the array.
+    offset, stored
+        Of its bytes in the file, or of the deflated member.
+    path
+        The file: ``""``, or its name in the directory.
+    filters
+        What is undone when it is read.
+    columns
+        Whether it is in Fortran order.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    stored: int
+    path: str = ""
+    filters: tuple[Mapping[str, Any], ...] = ()
+    columns: bool = False
+
+    def column(self, *, whole: bool, ragged: bool = False) -> Column:
+        """Return its layout: a row for each sample, or (`whole`) all of it as the only one."""
+        shape = self.shape or (1,)
+        if 0 in shape:
+            none = Affine(1, 0)
+            return Column(None, first=none, count=none) if ragged else Column(None)
+        size, chunk = self.dtype.itemsize, shape
+        blocks = Blocks(Affine(1, self.offset), Affine(1, self.stored), self.path)
+        if self.columns:  # a chunk holds one value of each row, and the first inner axis runs first
+            inner, nbytes = shape[1:], shape[0] * size
+            count, chunk = math.prod(inner), (shape[0], *(1 for _ in inner))
+            numbers = np.arange(count, dtype=np.int64).reshape(inner, order="F").reshape(-1)
+            offsets = Explicit(self.offset + nbytes * numbers)
+            blocks = Blocks(offsets, Affine(count, nbytes), self.path)
+        grid = Grid(blocks, shape, size, chunk, filters=self.filters)
+        return Column(grid, shape[0] if whole else 1)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """What a dataset holds.
+
+    Attributes
+    ----------
+    version
+        What it is, for a person.
+    names
+        Of all arrays.
+    arrays
+        Those that are wanted, by name: in the order of members, in natural order of files.
+    refused
+        The errors for arrays that cannot be read, by name.
+    members
+        Of a ZIP file: those that are stored as they are, by field.
+    zipped
+        Whether it is a ZIP file.
+    notes
+        What was left out, one clause each.
+    """
+
+    version: str
+    names: list[str]
+    arrays: dict[str, StoredArray] = field(default_factory=dict)
+    refused: dict[str, UnsupportedError] = field(default_factory=dict)
+    members: dict[str, archive.Member] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    zipped: bool = False
+
+
+def name_of(path: str) -> str:
+    """Return what a file or a member is called as a field."""
+    return path.removesuffix(SUFFIX)
+
+
+def of_file(file: File, name: str) -> Arrays:
+    """Return the array of a file.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        If it is damaged, or of a kind that is not read.
+    """
+    notes: list[str] = []
+    return Arrays("NumPy array", [name], {name: _in_file(file, "", notes)}, notes=notes)
+
+
+def _in_file(file: File, path: str, notes: list[str]) -> StoredArray:
+    header = parse(partial(_head, file.fd), file.path)
+    _check_size(header, file.nbytes, file.path)
+    end = header.begin + header.nbytes
+    if end < file.nbytes:
+        another = pread_most(file.fd, len(MAGIC), end) == MAGIC
+        notes.append(
+            f"left out the last {file.nbytes - end:,} bytes{f' of {path}' if path else ''}: "
+            + ("another array, of which a file has one" if another else "behind the array")
+        )
+    _check_order(header, file.path)
+    place = header.begin, header.nbytes, path
+    return StoredArray(header.dtype, header.shape, *place, columns=header.columns)
+
+
+def _head(fd: int, nbytes: int) -> bytes:
+    return pread_most(fd, nbytes, 0)
+
+
+def _check_size(header: Header, nbytes: int, where: object) -> None:
+    """Raise `FormatError` unless all values fit into so many bytes, the header's own included."""
+    if header.begin + header.nbytes > nbytes:
+        raise FormatError(
+            "the array is truncated",
+            where=where,
+            expected=f"{header.nbytes} bytes at {header.begin}",
+            found=f"{max(0, nbytes - header.begin)} bytes",
+        )
+    if not header.nbytes and max(header.shape, default=0) > nbytes:
+        raise FormatError(
+            "the array has no values", where=where, found=f"shape {header.shape}"[:80]
+        )
+
+
+def _check_order(header: Header, where: object, *, deflated: bool = False) -> None:
+    """Raise `UnsupportedError` for an array in Fortran order that is not small and open."""
+    large = header.nbytes > MAX_COLUMNS_NBYTES or math.prod(header.shape[1:]) > MAX_COLUMNS
+    if header.columns and (deflated or large):
+        raise UnsupportedError(
+            "the array is in Fortran order: every sample is spread over all of it",
+            where=where,
+            fix="save it in C order: numpy.save(FILE, numpy.ascontiguousarray(array))",
+        )
+
+
+def of_archive(file: File, names: Collection[str]) -> Arrays:
+    """Return the arrays of a ZIP file.
+
+    Parameters
+    ----------
+    names
+        The fields that are wanted; all if empty.
+
+    Raises
+    ------
+    FormatError
+        If it is damaged.
+    """
+    members, lost = archive.members(file)
+    others = [m.name for m in members if not m.name.endswith(SUFFIX)]
+    every = [name_of(m.name) for m in members if m.name not in others]
+    found = Arrays("NumPy arrays in a ZIP file", every, zipped=True)
+    found.refused.update({name_of(name): error for name, error in lost.items()})
+    if others:
+        found.notes.append(f"left out {listed(others)}: no arrays")
+    for member in members:
+        name = name_of(member.name)
+        if member.name in others or (names and name not in names):
+            continue
+        try:
+            found.arrays[name] = _in_member(file, member)
+        except UnsupportedError as error:
+            found.refused[name] = error
+        if not member.deflated:
+            found.members[name] = member
+    return found
+
+
+def _in_member(file: File, member: archive.Member) -> StoredArray:
+    where = f"{file.path}, {member.name}"
+    header = parse(lambda nbytes: member.head(file, nbytes), where)
+    _check_size(header, member.nbytes, where)
+    if header.begin + header.nbytes != member.nbytes:
+        raise FormatError(
+            "there are bytes behind the array",
+            where=where,
+            expected=f"{header.begin + header.nbytes} bytes",
+            found=member.nbytes,
+        )
+    _check_order(header, where, deflated=member.deflated)
+    if not member.deflated:
+        place = member.offset + header.begin, header.nbytes
+        return StoredArray(header.dtype, header.shape, *place, columns=header.columns)
+    filters = ({"id": "deflate", "crc32": member.crc32, "skip": header.begin},)
+    return StoredArray(header.dtype, header.shape, member.offset, member.stored, filters=filters)
+
+
+# --- directories -------------------------------------------------------------------------------
+
+
+def in_directory(path: Path) -> tuple[list[str], list[str]]:
+    """Return the array files right in a directory, in natural order, and all else that is there."""
+    arrays, others = list[str](), list[str]()
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.name.startswith((".", *HIDDEN)) or entry.name.endswith(SIDECARS):
+                continue
+            regular = entry.name.lower().endswith(SUFFIX) and is_file(entry)
+            (arrays if regular else others).append(entry.name)
+    return sorted(arrays, key=natural_key), sorted(others, key=natural_key)
+
+
+def are_fields(path: Path) -> bool:
+    """Whether a directory is one dataset, each of whose files is a field.
+
+    That is so if most of what is in it are array files, at least two, unless these are alike and
+    have names that differ in a number alone, or are very many: they are shards, or samples.
+    """
+    arrays, others = in_directory(path)
+    if len(arrays) < 2 or len(arrays) <= len(others):
+        return False
+    numbered = len({re.sub("[0-9]+", "0", name) for name in arrays}) == 1
+    if not numbered and len(arrays) <= MAX_FIELDS:
+        return True
+    return not _alike(path, arrays) and len(arrays) <= MAX_FIELDS
+
+
+def _alike(path: Path, names: list[str]) -> bool:
+    """Whether the first of some files have rows of one kind; damaged ones do not tell."""
+    kinds = set()
+    for name in names[:LOOKED_AT]:
+        with suppress(DsprepError, OSError), (path / name).open("rb") as file:
+            header = parse(partial(_head, file.fileno()), name)
+            kinds.add((header.dtype.str, header.shape[1:], len(header.shape)))
+    return len(kinds) < 2
+
+
+def of_directory(path: Path, names: Collection[str], open_file: Callable[[str], File]) -> Arrays:
+    """Return the arrays of the files of a directory; see `of_archive`.
+
+    Parameters
+    ----------
+    open_file
+        Opens a file by its name.
+    """
+    inside, others = in_directory(path)
+    found = Arrays("NumPy arrays in a directory", [file[: -len(SUFFIX)] for file in inside])
+    if others:
+        found.notes.append(f"left out {listed(others)}: no arrays")
+    for file in inside:
+        name = file[: -len(SUFFIX)]
+        if names and name not in names:
+            continue
+        if _PLACEHOLDER.search(file):
+            fix = "rename it"
+            error = UnsupportedError("its name has braces", where=path / file, fix=fix)
+            found.refused[name] = error
+            continue
+        try:
+            found.arrays[name] = _in_file(open_file(file), file, found.notes)
+        except UnsupportedError as error:
+            found.refused[name] = error
+    return found

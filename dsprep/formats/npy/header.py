@@ -1,0 +1,171 @@
+"""The header of an array file of NumPy, parsed strictly and without executing it.
+
+A file begins with a magic string, a version, the length of the header and the header: the text of
+a Python dictionary with the keys ``descr``, ``fortran_order`` and ``shape``, padded by spaces. The
+values of the array follow. Versions 1.0, 2.0 and 3.0 differ in the width of the length (2 bytes,
+then 4) and in the text's encoding (Latin-1, from 3.0 on UTF-8).
+
+Source: NumPy Enhancement Proposal 1, and the documentation of ``numpy.lib.format``.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.schema import LARGEST, DType, decode_dtype, encode_dtype
+from dsprep.errors import FormatError, SchemaError, UnsupportedError
+
+MAGIC = b"\x93NUMPY"
+
+MAX_NBYTES = 64 << 10
+"""Bytes of the longest header that is parsed. Those of plain types have 118 bytes."""
+
+MAX_AXES = 32
+"""Axes of an array, at most."""
+
+_FIRST = 4096
+_STRING = r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\""
+_LITERAL = re.compile(rf"(?:{_STRING}|[0-9]++L?|True|False|[ \n{{}}()\[\],:])*+")
+_LONG = re.compile(rf"({_STRING})|([0-9]++)L")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the header of an array states.
+
+    Attributes
+    ----------
+    dtype, shape
+        Of the array.
+    begin
+        The offset of the first value from the beginning of the header's magic string.
+    columns
+        Whether values are in Fortran order, and that is not C order as well.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    begin: int
+    columns: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def parse(read: Callable[[int], bytes], where: object) -> Header:
+    """Return what a header states.
+
+    Parameters
+    ----------
+    read
+        Returns the first bytes of the file, as many as it is asked for, or all that there are.
+    where
+        The file, for messages.
+
+    Raises
+    ------
+    FormatError
+        If there is no header, or it is damaged or cut off.
+    UnsupportedError
+        If the array holds Python objects or values without a width, or has more than `MAX_AXES`
+        axes; the message says what helps.
+    """
+    head = read(_FIRST)
+    if not head.startswith(MAGIC):
+        raise FormatError(
+            "this is not an array file of NumPy", where=where, expected=MAGIC, found=head[:6]
+        )
+    if len(head) < 12:
+        raise FormatError("the header is cut off", where=where, found=f"{len(head)} bytes")
+    version, width = (head[6], head[7]), 2 if head[6] == 1 else 4
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise FormatError(
+            "the header is of an unknown version",
+            where=where,
+            expected="1.0, 2.0 or 3.0",
+            found=f"{version[0]}.{version[1]}",
+        )
+    begin = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
+    if begin > MAX_NBYTES:
+        raise FormatError(
+            "the header is too long", where=where, expected=f"<= {MAX_NBYTES}", found=begin
+        )
+    if begin > len(head):
+        head = read(begin)
+    if begin > len(head):
+        raise FormatError(
+            "the header is cut off", where=where, expected=f"{begin} bytes", found=len(head)
+        )
+    return _header(_values(head[8 + width : begin], version[0], where), begin, where)
+
+
+def _values(text: bytes, version: int, where: object) -> dict[str, Any]:
+    """Return the dictionary that a header spells."""
+    try:
+        words = text.decode("utf-8" if version == 3 else "latin-1")
+        if _LITERAL.fullmatch(words) is None:
+            raise ValueError("it is not a literal")
+        values = ast.literal_eval(_LONG.sub(lambda m: m[1] or m[2], words).strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise _damaged(where, text) from error
+    if not isinstance(values, dict) or set(values) != {"descr", "fortran_order", "shape"}:
+        raise _damaged(where, text)
+    return values
+
+
+def _damaged(where: object, found: object) -> FormatError:
+    return FormatError(
+        "the header is damaged",
+        where=where,
+        expected="a dictionary of descr, fortran_order and shape",
+        found=repr(found)[:80],
+    )
+
+
+def _header(values: dict[str, Any], begin: int, where: object) -> Header:
+    shape, fortran = values["shape"], values["fortran_order"]
+    if not isinstance(shape, tuple) or not all(type(n) is int for n in shape):
+        raise _damaged(where, shape)
+    if not isinstance(fortran, bool):
+        raise _damaged(where, fortran)
+    columns = fortran and sum(n > 1 for n in shape) > 1 and 0 not in shape
+    header = Header(_dtype(values["descr"], where), shape, begin, columns)
+    if len(shape) > MAX_AXES:
+        raise UnsupportedError(
+            "the array has too many axes", where=where, expected=f"<= {MAX_AXES}", found=len(shape)
+        )
+    if header.nbytes >= LARGEST or max(shape, default=0) >= LARGEST:
+        raise FormatError("no array has this shape", where=where, found=repr(shape)[:80])
+    return header
+
+
+def _dtype(descr: Any, where: object) -> DType:
+    """Return the type that ``descr`` means, without the titles of members."""
+    if not isinstance(descr, str | list):
+        raise _damaged(where, descr)
+    try:
+        found = np.lib.format.descr_to_dtype(descr)  # type: ignore[arg-type]
+    except Exception as error:  # numpy raises any of a dozen, a SystemError among them
+        raise _damaged(where, descr) from error
+    if found.hasobject:
+        raise UnsupportedError(
+            "the array holds Python objects, and nothing is unpickled",
+            where=where,
+            fix="save numbers, or strings of a fixed width: "
+            "numpy.save(FILE, array.astype('U20')); or write samples from Python: dsprep.write",
+        )
+    if found.itemsize == 0 or found.subdtype is not None:
+        raise UnsupportedError(f"the values, of type {found}, have no width", where=where)
+    try:
+        return decode_dtype(encode_dtype(found))
+    except SchemaError as error:
+        raise _damaged(where, descr) from error

@@ -1,0 +1,203 @@
+"""NumPy arrays as samples: which axis counts them, and what is compared before they are read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from dsprep.core.checksums import check_member, read_crc32
+from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema, show_shape
+from dsprep.core.storage import Inside, pread_most
+from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.formats.fields import missing_field
+from dsprep.formats.located import LocatedSource, Parsed
+from dsprep.formats.npy.archive import Member
+from dsprep.formats.npy.arrays import (
+    SUFFIX,
+    Arrays,
+    StoredArray,
+    name_of,
+    of_archive,
+    of_directory,
+    of_file,
+)
+from dsprep.formats.options import OpenOptions
+from dsprep.formats.samples import SampleAxis, choose, listed
+from dsprep.layout.model import FileLayout
+from dsprep.reading.files import File, Files
+
+PROVED = 64 << 20
+"""Bytes of a stored ZIP member up to which its CRC-32 is compared when it is first read."""
+
+
+class NumpySource(LocatedSource):
+    """A file of one array, a ZIP file of several, or a directory whose files are fields."""
+
+    def __init__(self, path: Path, options: OpenOptions, hint: Schema | None) -> None:
+        self._file = None if path.is_dir() else File(path)
+        self._files = Files(Inside(path, options.follow_external))
+        self.path = path
+        try:
+            found = self._arrays(options, hint)
+            specs = tuple(_known(s, found) for s in options.fields)
+            axis = _axis(found, options, path)
+            parsed = _parsed(found, axis, specs, hint, path)
+            super().__init__(path, parsed, replace(options, fields=specs), self._open)
+        except BaseException:
+            self.close()
+            raise
+        self._paths = {name: found.arrays[name].path for name in self.names.values()}
+        self._zipped, self._whole = found.zipped, axis.whole_file
+        self._proving = threading.Lock()
+        self._unproved = [
+            found.members[name]
+            for name in self._paths
+            if name in found.members and found.members[name].nbytes <= PROVED
+        ]
+
+    def _arrays(self, options: OpenOptions, hint: Schema | None) -> Arrays:
+        names = {n for s in options.fields for n in (s.path, name_of(s.path))}
+        if self._file is None:
+            return of_directory(self.path, names, self._open)
+        if pread_most(self._file.fd, 2, 0) == b"PK":
+            return of_archive(self._file, names)
+        alone = None if hint is None or len(hint) != 1 else hint.names[0]
+        return of_file(self._file, alone or name_of(self.path.name) or self.path.name)
+
+    def _open(self, path: str) -> File:
+        return self._file or self._files.get(0, path, lambda _: self.path)
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop``; see `Source.read`."""
+        if self._unproved and stop > start and self._file is not None:
+            self._prove(self._file)
+        return super().read(start, stop, arena)
+
+    def _prove(self, file: File) -> None:
+        """Compare stored members of a ZIP file with their CRC-32, once; see `PROVED`."""
+        with self._proving:
+            while self._unproved:
+                member = self._unproved[-1]
+                file.check_same()
+                _check(file, member)
+                self._unproved.pop()
+
+    def loading_code(self) -> str:
+        """Return a program that loads sample 0 with NumPy."""
+        lines = ["import numpy as np", ""]
+        for name, own in self.names.items():
+            at = str(self.path / self._paths[own])
+            load = f"np.load({at!r}, mmap_mode='r')"
+            if self._zipped:
+                load = f"np.load({str(self.path)!r})[{own!r}]"
+            lines += [f"value = {load}{'' if self._whole else '[0]'}"]
+            lines += [f"print({name!r}, value.dtype, value.shape)"]
+        return "\n".join(lines) + "\n"
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def _check(file: File, member: Member) -> None:
+    where = f"{file.path}, {member.name}"
+    found = read_crc32(file.fd, member.offset, member.offset + member.nbytes, where)
+    check_member(found, member.crc32, where)
+
+
+def _known(spec: FieldSpec, found: Arrays) -> FieldSpec:
+    """Return what is asked for by the name of an array where it is given as that of its file."""
+    if spec.index:
+        raise UsageError("fields of NumPy arrays have no @INDEX", found=str(spec))
+    names = {*found.arrays, *found.refused}
+    return spec if spec.path in names else replace(spec, path=name_of(spec.path))
+
+
+def _parsed(
+    found: Arrays,
+    axis: SampleAxis,
+    specs: tuple[FieldSpec, ...],
+    hint: Schema | None,
+    path: Path,
+) -> Parsed:
+    for name in (s.path for s in specs) if specs or found.arrays else found.refused:
+        if name in found.refused:
+            raise found.refused[name]
+        if name not in found.arrays:
+            raise missing_field(name, found.names, path)
+    if not found.arrays:
+        raise FormatError("it holds no arrays", where=path)
+    others = [s.path for s in specs if s.path not in axis.names]
+    if others:
+        raise SchemaError(
+            f"field {others[0]} has not the length of the others",
+            where=path,
+            expected=f"{axis.count} samples along its first axis",
+            found=show_shape(found.arrays[others[0]].shape) or "no axis",
+        )
+    known = {} if hint is None or not axis.whole_file else {f.name: f for f in hint}
+    fields = {n: _field(n, found.arrays[n], known.get(n), axis.whole_file) for n in axis.names}
+    columns = {
+        n: found.arrays[n].column(whole=axis.whole_file, ragged=f.ragged) for n, f in fields.items()
+    }
+    refused = [f"left out {name}: {error.what}" for name, error in found.refused.items()]
+    return Parsed(
+        version=found.version,
+        fields=fields,
+        layout=FileLayout(axis.count, columns=columns),
+        notes=(*found.notes, *refused, *axis.notes),
+    )
+
+
+def _field(name: str, array: StoredArray, hint: Field | None, whole: bool) -> Field:
+    """Return the field of an array; of a whole one as in `hint`, where its first axis varies."""
+    shape: tuple[int | None, ...] = array.shape if whole else array.shape[1:]
+    if hint is not None and hint.ragged and array.shape and hint.inner == array.shape[1:]:
+        shape = hint.shape
+    return Field(name, array.dtype, shape)
+
+
+def _axis(found: Arrays, options: OpenOptions, path: Path) -> SampleAxis:
+    """Return which axis counts the samples.
+
+    Raises
+    ------
+    SchemaError
+        If it is doubtful: of several arrays no two have the same length, or all of the files of a
+        directory are the same kind of array, so that each may be a sample.
+    """
+    if options.sample_axis == "groups":
+        raise UsageError("--sample-axis groups does not apply to NumPy", expected="first or none")
+    arrays = found.arrays
+    if not arrays:
+        return SampleAxis(0, False, ())
+    if options.sample_axis == "auto" and len(arrays) > 1:
+        lengths = [a.shape[0] for a in arrays.values() if a.shape]
+        kinds = {(a.dtype.str, a.shape) for a in arrays.values()}
+        same = path.is_dir() and len(kinds) == 1 and len(max(kinds)[1]) > 1
+        if same or (lengths and len(set(lengths)) == len(lengths)):
+            raise _doubtful(arrays, path, same)
+    shapes = {name: (a.shape, a.stored) for name, a in arrays.items()}
+    return choose(shapes, options.sample_axis, path)
+
+
+def _doubtful(arrays: Mapping[str, StoredArray], path: Path, same: bool) -> SchemaError:
+    """Return the error for a dataset of which it is not clear what the samples are."""
+    what = "each file may be a sample" if same else "no two arrays have the same length"
+    fix = (
+        "say which: --sample-axis first counts the first axis of the arrays, --sample-axis none "
+        "takes all of them as one sample, --field NAME the arrays that are named"
+    )
+    if same:
+        fix += f"; a sample per file is read by naming the files: '{path}/*{SUFFIX}'"
+        fix += " --sample-axis none"
+    return SchemaError(
+        f"which axis counts the samples is doubtful: {what}",
+        where=path,
+        found=listed([f"{name} {show_shape(a.shape) or '[]'}" for name, a in arrays.items()]),
+        fix=fix,
+    )

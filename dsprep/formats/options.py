@@ -1,0 +1,248 @@
+"""How a dataset is read and written: options, of which each format knows some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_type_hints
+
+from dsprep.core.schema import FieldSpec
+from dsprep.errors import FormatError, UsageError
+
+Codec: TypeAlias = Literal["gzip", "zlib", "zstd", "blosc"]
+FeatureType: TypeAlias = Literal["bytes", "float", "int64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenOptions:
+    """How to read a dataset. Each format knows some of these; the others must be left alone.
+
+    Attributes
+    ----------
+    fields
+        The fields wanted; all that are found when empty.
+    sample_axis
+        hdf5, netcdf, numpy, zarr: ``"first"``: every array's first axis counts samples;
+        ``"none"``: a file is one sample; ``"groups"`` (hdf5): each of the groups that are alike is
+        one; ``"auto"``: decide from names and shapes.
+    order
+        lmdb: number the samples by key (``"key"``), by offset in the file (``"file"``) or by the
+        decimal number that the key spells (``"numeric"``).
+    values
+        lmdb: ``"opaque"`` byte strings, or Caffe ``"datum"`` messages.
+    database
+        lmdb: the named database; the main one when None.
+    skip_keys
+        lmdb: keys that are not samples, such as ``length``.
+    keys_as
+        lmdb, webdataset: also give each sample's key, as a `bytes` field of this name; hdf5, where
+        each group is a sample: the group's name, as a `str` field.
+    records
+        tfrecord: ``"auto"``: discover the features; ``"opaque"``: whole records as `bytes`.
+    check_crc
+        tfrecord: compare the CRCs of all that is read.
+    labels
+        images: what labels them: ``"folders"``, ``"none"``, or the name of a CSV in the folder or
+        beside it; ``"auto"``: folders, or else the only CSV.
+    follow_external
+        hdf5, images, numpy, zarr: also read what the dataset refers to outside of its directory.
+    """
+
+    fields: tuple[FieldSpec, ...] = ()
+    sample_axis: Literal["auto", "first", "none", "groups"] = "auto"
+    order: Literal["key", "file", "numeric"] = "key"
+    values: Literal["opaque", "datum"] = "opaque"
+    database: str | None = None
+    skip_keys: tuple[bytes, ...] = ()
+    keys_as: str | None = None
+    records: Literal["auto", "opaque"] = "auto"
+    check_crc: bool = True
+    labels: str = "auto"
+    follow_external: bool = False
+
+    @property
+    def meaning(self) -> OpenOptions:
+        """The options that decide what the samples are; the rest is up to whoever reads them."""
+        return replace(self, **{name: getattr(OpenOptions(), name) for name in UNRECORDED})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is not as by default, without `UNRECORDED`; `from_json` is the inverse."""
+        json: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value != getattr(OpenOptions(), f.name) and f.name not in UNRECORDED:
+                json[f.name] = value
+        if self.fields:
+            json["fields"] = [str(s) for s in self.fields]
+        if self.skip_keys:
+            json["skip_keys"] = [k.decode("utf-8", "surrogateescape") for k in self.skip_keys]
+        return json
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> OpenOptions:
+        """Return the options that `to_json` wrote.
+
+        Raises
+        ------
+        FormatError
+            If they are no such options.
+        """
+        lists = {name: json.get(name, []) for name in ("fields", "skip_keys")}
+        if (
+            not json.keys() <= {f.name for f in fields(cls)} - UNRECORDED
+            or not all(isinstance(x, list) for x in lists.values())
+            or not all(isinstance(s, str) for x in lists.values() for s in x)
+            or not all(isinstance(json[name], str) for name in json.keys() - lists.keys())
+            or not all(json.get(name, choices[0]) in choices for name, choices in CHOICES.items())
+        ):
+            raise FormatError("the reading options of a sidecar are damaged", found=str(json)[:80])
+        decoded = {
+            "fields": tuple(map(FieldSpec.parse, lists["fields"])),
+            "skip_keys": tuple(k.encode("utf-8", "surrogateescape") for k in lists["skip_keys"]),
+        }
+        return cls(**{**json, **decoded})
+
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    name: get_args(hint)
+    for name, hint in get_type_hints(OpenOptions).items()
+    if get_origin(hint) is Literal
+}
+"""What those of `OpenOptions` may be that have one of few values."""
+
+UNRECORDED = frozenset({"check_crc", "follow_external"})
+"""Options that no sidecar keeps: what is checked and allowed is decided by whoever reads."""
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How values are compressed.
+
+    Attributes
+    ----------
+    codec
+        ``"gzip"``, ``"zstd"`` or ``"blosc"``.
+    level
+        The codec's level; None: its default.
+    """
+
+    codec: Codec
+    level: int | None = None
+
+    LEVELS: ClassVar[Mapping[str, range]] = {
+        "gzip": range(10),
+        "zlib": range(10),
+        "zstd": range(1, 23),
+        "blosc": range(10),
+    }
+
+    def __post_init__(self) -> None:
+        if self.codec not in self.LEVELS:
+            raise UsageError(
+                f"{self.codec!r} is not a codec", expected="one of " + ", ".join(self.LEVELS)
+            )
+        levels = self.LEVELS[self.codec]
+        if self.level is not None and self.level not in levels:
+            raise UsageError(
+                f"{self.codec} has no level {self.level}",
+                expected=f"{levels.start} to {levels.stop - 1}",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Compression | None:
+        """Return what ``--compress`` asks for.
+
+        Parameters
+        ----------
+        text
+            ``"none"``, ``"CODEC"`` or ``"CODEC:LEVEL"``.
+
+        Returns
+        -------
+        Compression or None
+            None for ``"none"``.
+
+        Raises
+        ------
+        UsageError
+            If the level is not a number; which codecs and levels there are depends on the format.
+
+        Examples
+        --------
+        >>> Compression.parse("zstd:5")
+        Compression(codec='zstd', level=5)
+        """
+        if text == "none":
+            return None
+        name, _, level = text.partition(":")
+        if level and not level.isdecimal():
+            raise UsageError(f"--compress {text!r}: {level!r} is not a level")
+        return cls(name, int(level) if level else None)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return self.codec if self.level is None else f"{self.codec}:{self.level}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """How to write a dataset. Each format knows some of these; the others must be left alone.
+
+    Attributes
+    ----------
+    compress
+        hdf5, tfrecord, zarr: None writes raw bytes.
+    chunk
+        hdf5, zarr: samples per chunk; None lets the format choose.
+    zarr_format
+        zarr: 2 or 3.
+    zarr_shard
+        zarr: samples per shard file, a multiple of `chunk`; None lets the format choose, 0 means
+        one file per chunk.
+    key_format
+        lmdb: a format string for the keys with the one field ``index``.
+    features
+        tfrecord: field name to the feature list that carries it.
+    group_values
+        lmdb, in groups: one value per group instead of one per sample.
+    """
+
+    compress: Compression | None = None
+    chunk: int | None = None
+    zarr_format: int = 3
+    zarr_shard: int | None = None
+    key_format: str = "{index:08d}"
+    features: Mapping[str, FeatureType] = field(default_factory=dict)
+    group_values: bool = False
+
+
+FLAGS = {
+    "fields": "--field",
+    "database": "--db",
+    "skip_keys": "--skip-key",
+    "records": "--raw-records",
+    "check_crc": "--no-crc",
+    "features": "--feature",
+}
+"""How the command line calls an option, where that is not its name."""
+
+
+def flag(name: str) -> str:
+    """Return how the command line calls an attribute of `OpenOptions` or `WriteOptions`."""
+    return FLAGS.get(name, "--" + name.replace("_", "-"))
+
+
+def check_options(options: OpenOptions | WriteOptions, known: frozenset[str], format: str) -> None:
+    """Raise `UsageError` if an option is set that `format` does not know, or to no such value."""
+    default = type(options)()
+    for f in fields(options):
+        value = getattr(options, f.name)
+        if f.name not in known and value != getattr(default, f.name):
+            raise UsageError(
+                f"{flag(f.name)} does not apply to {format}",
+                expected="only " + ", ".join(sorted(map(flag, known))),
+            )
+        choices = CHOICES.get(f.name, (value,))
+        if value not in choices:
+            raise UsageError(
+                f"{flag(f.name)} {value} is not possible", expected="one of " + ", ".join(choices)
+            )

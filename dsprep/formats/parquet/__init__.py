@@ -1,0 +1,64 @@
+"""Apache Parquet: read through pyarrow (the extra ``parquet``), row group by row group.
+
+Columns of a fixed width are fields; a list is a ragged field, a list of fixed size a shape; the
+members of a struct are fields called ``image.bytes`` and ``image.path``. Directories of parts are
+read as one dataset, and what directories are called (``label=3``) is a field, too. Pages are
+encoded, so samples have no offsets.
+
+Specification: https://parquet.apache.org/docs/file-format/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from dsprep.core.schema import Schema
+from dsprep.core.storage import pread_most
+from dsprep.formats.base import Format, Settled, Source
+from dsprep.formats.options import OpenOptions, check_options
+
+PARTITION = "partition"
+"""The attribute of a field that is a part of the file's path."""
+
+
+class Parquet(Format):
+    """The format; see `base.Format`."""
+
+    name: ClassVar[str] = "parquet"
+    suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
+    infers: ClassVar[bool] = True
+
+    def recognises(self, path: Path) -> bool:
+        """Whether it begins as a file of rows does; ``_metadata`` holds none of its own."""
+        from dsprep.formats.parquet.footer import ENCRYPTED, MAGIC
+
+        if not path.is_file() or path.name.startswith("_"):
+            return False
+        with path.open("rb") as file:
+            return pread_most(file.fileno(), len(MAGIC), 0) in (MAGIC, ENCRYPTED)
+
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """See `base.Format.open`; `hint` says of which type fields are that the path gives."""
+        from dsprep.formats.parquet.source import ParquetSource
+
+        check_options(options, self.open_options, self.name)
+        return ParquetSource(path, options, hint)
+
+    def settle(
+        self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
+    ) -> Settled | None:
+        """Return the fields; one that paths give is an integer if it is in all files."""
+        schema = schemas[0]
+        for other in schemas[1:]:
+            if schema.names != other.names:
+                return None
+            fields = []
+            for f, g in zip(schema, other, strict=True):
+                if f != g and not (PARTITION in f.attrs and PARTITION in g.attrs):
+                    return None
+                fields.append(g if g.kind == "str" else f)
+            schema = replace(schema, fields=tuple(fields))
+        return Settled(schema, options, schema)

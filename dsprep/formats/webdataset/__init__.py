@@ -1,0 +1,38 @@
+"""WebDataset: tar archives whose members are the fields of samples, read in place.
+
+`headers` knows tar archives, `samples` which members are a sample, `source` reads them. Neither
+``tarfile`` nor the package ``webdataset`` is needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from dsprep.core.schema import Schema
+from dsprep.core.storage import pread_most
+from dsprep.formats.base import Format, Source
+from dsprep.formats.options import OpenOptions
+
+
+class WebDataset(Format):
+    """WebDataset, one archive of it; see `dsprep.formats.webdataset`."""
+
+    name: ClassVar[str] = "webdataset"
+    suffixes: ClassVar[tuple[str, ...]] = (".tar",)
+    open_options: ClassVar[frozenset[str]] = frozenset({"fields", "keys_as"})
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the file begins with the header of a member, with its checksum."""
+        from dsprep.formats.webdataset.headers import BLOCK, is_header
+
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return is_header(pread_most(file.fileno(), BLOCK, 0))
+
+    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+        """Open one archive for reading; see `Format.open`."""
+        from dsprep.formats.webdataset.source import WebDatasetSource
+
+        return WebDatasetSource(path, options)

@@ -1,0 +1,304 @@
+"""From the members of an archive to samples: which bytes are which field of which sample.
+
+Source: the WebDataset format, as the package ``webdataset`` reads it: the key of a sample is the
+name of a member up to the first dot of its last part, the field is what follows that dot, in small
+letters; the members of a sample follow one another.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsprep.core.schema import Ints
+from dsprep.errors import FormatError, SchemaError, UnsupportedError
+from dsprep.formats.fields import missing_field
+from dsprep.formats.samples import listed
+from dsprep.formats.webdataset.headers import Archive, Members, show
+from dsprep.layout.laws import Affine, Explicit, Law
+
+MOST = 256
+"""Fields of a sample, at most."""
+
+_PARTS = re.compile(rb"(?:((?:[^\0]*/)?[^./\0]+)\.([^/\0]+)|[^\0]*)\0")
+_META = re.compile(rb"\0__[^/\0]*__[/\0]")
+_OUTSIDE = re.compile(rb"\0/|[\0/]\.\.[/\0]")
+
+
+class Numbers:
+    """Numbers that arrive in parts: as few as a law allows are kept."""
+
+    def __init__(self) -> None:
+        self._parts: list[Law] = []
+
+    def add(self, values: Ints) -> None:
+        """Take further ones, at least one."""
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, Affine):
+            end = last.base + (last.count - 1) * last.stride
+            steps = np.diff(values, prepend=end)
+            stride = last.stride if last.count > 1 else int(steps[0])
+            if bool((steps == stride).all()):
+                self._parts[-1] = Affine(last.count + len(values), last.base, stride)
+                return
+        steps = np.diff(values)
+        stride = int(steps[0]) if len(steps) else 0
+        even = bool((steps == stride).all())
+        self._parts.append(
+            Affine(len(values), int(values[0]), stride) if even else Explicit(values)
+        )
+
+    def law(self) -> Law:
+        """Return all numbers."""
+        if len(self._parts) == 1:
+            return self._parts[0]
+        return Explicit(np.concatenate([part.span(0, part.count) for part in self._parts]))
+
+
+class Extents(NamedTuple):
+    """Where a field of every sample is stored."""
+
+    offsets: Law
+    lengths: Law
+
+
+class Samples:
+    """The samples of an archive, which is gone through once.
+
+    Parameters
+    ----------
+    archive
+        The archive.
+    wanted
+        The fields that are looked for; empty: all, which every sample has to have.
+    keys
+        Whether the keys of samples are looked for.
+
+    Attributes
+    ----------
+    count
+        How many there are.
+    fields
+        Where the fields are, by name, in alphabetical order.
+    keys
+        Where the keys are, if they are looked for.
+    notes
+        What was left out.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        As by `Archive.members`; if there are no samples, or a name leads out of the archive.
+    SchemaError
+        If a sample lacks a field, or has one more.
+    """
+
+    def __init__(self, archive: Archive, wanted: Iterable[str], keys: bool) -> None:
+        self._archive, self._where = archive, archive.file.path
+        self._wanted = frozenset(wanted)
+        self._codes = _Codes(())
+        self._names: list[str] = []
+        self._columns: list[tuple[Numbers, Numbers]] = []
+        self._keys = (Numbers(), Numbers()) if keys else None
+        self.count = 0
+        self._go_through()
+        self.fields = {
+            self._names[k]: Extents(a.law(), b.law())
+            for k, (a, b) in sorted(enumerate(self._columns), key=lambda x: self._names[x[0]])
+        }
+        self.keys = None if self._keys is None else Extents(*(n.law() for n in self._keys))
+        self.notes = [
+            f"left out {count:,} {kind}: {show(first)}" + (", ..." if count > 1 else "")
+            for kind, (count, first) in archive.skipped.items()
+        ]
+
+    def _go_through(self) -> None:
+        held = _Batch.empty()
+        for members in self._archive.members():
+            batch = held.and_(self._taken_apart(members))
+            begin = int(np.flatnonzero(batch.new)[-1]) if batch.keys else 0
+            if len(batch.keys) - begin > MOST:
+                raise FormatError(
+                    "a sample has impossibly many members",
+                    where=f"{self._where}, sample {show(batch.keys[begin])}",
+                    expected=f"<= {MOST}",
+                )
+            self._take(batch.part(0, begin))
+            held = batch.part(begin, len(batch.keys))
+        self._take(held)
+        if not self.count:
+            raise FormatError(
+                "the archive holds no samples",
+                where=self._where,
+                expected="members named KEY.FIELD, such as 000017.jpg",
+                fix="if it holds a dataset, unpack it: tar -xf FILE",
+            )
+
+    def _taken_apart(self, members: Members) -> _Batch:
+        """Return keys and fields of members, without those that are not of samples."""
+        joined = b"\0".join((b"", *members.names, b""))
+        outside = _OUTSIDE.search(joined)
+        if outside is not None:
+            name = joined[outside.start() :].strip(b"\0").partition(b"\0")[0]
+            raise FormatError(
+                "the name of a member leads out of the archive",
+                where=self._where,
+                found=show(name[:200]),
+                fix="write the archive again with relative names: tar -C FOLDER -cf NEW.tar .",
+            )
+        keys, names = (list(column) for column in zip(*_PARTS.findall(joined, 1), strict=True))
+        batch = _Batch(keys, names, members.named, members.offsets, members.lengths)
+        if all(keys) and _META.search(joined) is None:
+            return batch
+        kept = []
+        for i, (key, name) in enumerate(zip(keys, members.names, strict=True)):
+            if _META.match(b"\0" + name + b"\0"):
+                self._archive.note("members of metadata", name)
+            elif not key:
+                self._archive.note("members without an extension", name)
+            else:
+                kept.append(i)
+        return _Batch(
+            [keys[i] for i in kept], [names[i] for i in kept], *(c[kept] for c in batch[2:])
+        )
+
+    def _take(self, batch: _Batch) -> None:
+        """Take in whole samples."""
+        if not batch.keys:
+            return
+        new = batch.new
+        starts = np.flatnonzero(new)
+        if not self.count:
+            stop = int(starts[1]) if len(starts) > 1 else len(new)
+            self._begin(batch.part(0, stop))
+        n, width = len(starts), len(self._names) + 1
+        code = np.fromiter(map(self._codes.__getitem__, batch.fields), np.int64, len(new))
+        place = (np.cumsum(new) - 1) * width + code
+        table = np.bincount(place, minlength=n * width).reshape(n, width)
+        wrong = (table[:, :-1] != 1).any(axis=1)
+        if not self._wanted:
+            wrong |= table[:, -1] != 0
+        if wrong.any():
+            i = int(wrong.argmax())
+            stop = int(starts[i + 1]) if i + 1 < n else len(new)
+            raise self._differs(batch.part(int(starts[i]), stop))
+        member = np.empty(n * width, np.int64)
+        member[place] = np.arange(len(new))
+        for k, (offsets, lengths) in enumerate(self._columns):
+            chosen = member[k::width]
+            offsets.add(batch.offsets[chosen])
+            lengths.add(batch.lengths[chosen])
+        if self._keys is not None:
+            self._take_keys(
+                self._keys, [batch.keys[i] for i in starts.tolist()], batch.named[starts]
+            )
+        self.count += n
+
+    def _begin(self, sample: _Batch) -> None:
+        """Note which fields there are: those of the first sample."""
+        found = sorted({_name(field, self._where) for field in sample.fields})
+        for name in sorted(self._wanted):
+            if name not in found:
+                raise missing_field(name, found, f"{self._where}, sample {show(sample.keys[0])}")
+        self._names = sorted(self._wanted) or found
+        self._columns = [(Numbers(), Numbers()) for _ in self._names]
+        self._codes = _Codes(self._names)
+
+    def _take_keys(self, columns: tuple[Numbers, Numbers], keys: list[bytes], named: Ints) -> None:
+        if int(named.min()) < 0:
+            raise UnsupportedError(
+                "the key of a sample is stored in two parts, the directory behind the name",
+                where=f"{self._where}, sample {show(keys[int(named.argmin())])}",
+                fix="leave --keys-as out, or write the archive again in the format posix of tar",
+            )
+        columns[0].add(named)
+        columns[1].add(np.fromiter(map(len, keys), np.int64, len(keys)))
+
+    def _differs(self, sample: _Batch) -> FormatError | SchemaError:
+        """Return the error for a sample that does not have the fields that it should."""
+        names = sorted(_name(field, self._where) for field in sample.fields)
+        where = f"{self._where}, sample {show(sample.keys[0])}"
+        twice = [a for a, b in pairwise(names) if a == b and (a in self._names)]
+        if twice:
+            return FormatError(
+                "a sample has a field twice",
+                where=where,
+                found=twice[0],
+                fix="every member needs a name of its own",
+            )
+        if self._wanted:
+            return SchemaError(
+                "a sample lacks a field",
+                where=where,
+                expected=listed(self._names),
+                found=listed(names),
+            )
+        return SchemaError(
+            "a sample has other fields than those before it",
+            where=where,
+            expected=listed(self._names),
+            found=listed(names),
+            fix="choose the fields that all samples have (--field NAME); the members of a sample "
+            "must follow one another",
+        )
+
+
+class _Batch(NamedTuple):
+    """Members in the order of the archive: keys and fields as in their names, and `Members`."""
+
+    keys: list[bytes]
+    fields: list[bytes]
+    named: Ints
+    offsets: Ints
+    lengths: Ints
+
+    @classmethod
+    def empty(cls) -> _Batch:
+        return cls([], [], *(np.zeros(0, np.int64) for _ in range(3)))
+
+    @property
+    def new(self) -> NDArray[np.bool_]:
+        """Which members begin a sample."""
+        differ = map(operator.ne, self.keys[1:], self.keys)
+        return np.fromiter(chain((True,) if self.keys else (), differ), bool, len(self.keys))
+
+    def part(self, start: int, stop: int) -> _Batch:
+        cut = slice(start, stop)
+        columns = (column[cut] for column in self[2:])
+        return _Batch(self.keys[cut], self.fields[cut], *columns)
+
+    def and_(self, other: _Batch) -> _Batch:
+        both = zip(self[2:], other[2:], strict=True)
+        columns = (np.concatenate(pair) for pair in both)
+        return _Batch(self.keys + other.keys, self.fields + other.fields, *columns)
+
+
+class _Codes(dict[bytes, int]):
+    """The number of a field, by what is behind the first dot; of others, that behind the last."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._known = {name.encode(): i for i, name in enumerate(names)}
+
+    def __missing__(self, extension: bytes) -> int:
+        code = self._known.get(extension.lower())
+        if code is None:
+            return len(self._known)
+        self[extension] = code
+        return code
+
+
+def _name(extension: bytes, where: object) -> str:
+    """Return the name of a field."""
+    try:
+        return extension.lower().decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            "the name of a field is not UTF-8", where=where, found=show(extension[:200])
+        ) from error

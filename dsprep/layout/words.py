@@ -1,0 +1,93 @@
+"""Many byte strings as one array: the names of files, and values that a layout itself gives.
+
+A million names take their bytes and 8 more each, not an object each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.packing import Tables
+from dsprep.core.pread import move_spans, packed
+from dsprep.core.schema import Bytes, Ints
+from dsprep.layout.laws.base import damaged, integer
+
+
+class Words:
+    """Byte strings without NUL, numbered from 0.
+
+    Parameters
+    ----------
+    data
+        The strings, each with a NUL behind it.
+
+    Raises
+    ------
+    ValueError
+        If the last one has no NUL behind it.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        if data and data[-1]:
+            raise ValueError("a string is cut off")
+        self.data = data
+        self._flat: Bytes = np.frombuffer(data, np.uint8)
+        self._ends: Ints = np.flatnonzero(self._flat == 0)
+
+    @classmethod
+    def of(cls, words: Iterable[bytes]) -> Words:
+        """Return the strings, none of which holds a NUL; `ValueError` if one does."""
+        words = list(words)
+        found = cls(b"".join([word + b"\0" for word in words]))
+        if len(found) != len(words):
+            raise ValueError("a string holds a NUL")
+        return found
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, number: int) -> bytes:
+        begin = int(self._ends[number - 1]) + 1 if number else 0
+        return self.data[begin : int(self._ends[number])]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Words) and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash(self.data)
+
+    def lengths(self, numbers: Ints) -> Ints:
+        """Return the bytes of some strings, int64 of shape ``(n,)``."""
+        found: Ints = self._ends[numbers] - self._begins(numbers)
+        return found
+
+    def take(self, numbers: Ints) -> tuple[Bytes, Ints]:
+        """Return some strings back to back, uint8, and where each begins and the last ends."""
+        places = packed(self.lengths(numbers))
+        out = np.empty(int(places[-1]), np.uint8)
+        move_spans(self._flat, self._begins(numbers), np.diff(places), out, places[:-1])
+        return out, places
+
+    def _begins(self, numbers: Ints) -> Ints:
+        found: Ints = np.where(numbers > 0, self._ends[numbers - 1] + 1, 0)
+        return found
+
+    def to_json(self, tables: Tables) -> Any:
+        """``{"count": how many, "data": packed}``."""
+        return {"count": len(self), "data": tables.put(self.data)}
+
+    @classmethod
+    def from_json(cls, json: Any, tables: Tables) -> Words:
+        """Return what `to_json` wrote; `FormatError` if it is something else."""
+        if not isinstance(json, dict):
+            raise damaged("a table of strings is damaged", tables, found=json)
+        try:
+            found = cls(tables.get(json.get("data")))
+        except ValueError as error:
+            raise damaged("a table of strings is damaged", tables, found=error) from error
+        if len(found) != integer(json, "count", tables, 0):
+            raise damaged("a table has another number of strings", tables, json["count"])
+        return found

@@ -1,0 +1,81 @@
+"""Mini-epochs whose repeats are decided as training goes on: the same by all ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from dsprep.errors import UsageError
+from dsprep.reader.mini_epochs import Policy
+from dsprep.reader.ranks import Place
+
+MOST = 1 << 24
+"""Mini-epochs beyond which a saved state is damaged."""
+
+
+class Adaptive:
+    """What has been decided, and what was reported of the mini-epoch that is under way.
+
+    Attributes
+    ----------
+    decided
+        The repeats of the mini-epochs that are over.
+    reports
+        The metrics of each pass of the one that is not.
+    """
+
+    def __init__(self, policy: Policy, place: Place, comm: Any) -> None:
+        self._policy, self._place, self._comm = policy, place, comm
+        self.decided: tuple[int, ...] = ()
+        self.reports: list[dict[str, float]] = []
+
+    @property
+    def reported(self) -> int:
+        """Passes of which metrics were reported."""
+        return sum(self.decided) + len(self.reports)
+
+    def report(self, metrics: Mapping[str, float]) -> bool:
+        """Take the metrics of a pass; return whether it was the last one of its mini-epoch.
+
+        Rank 0 decides, by its own metrics.
+        """
+        reports = [*self.reports, {name: float(value) for name, value in metrics.items()}]
+        enough = self._agreed(self._place.rank == 0 and self._policy.enough(reports))
+        self.reports = [] if enough else reports
+        if enough:
+            self.decided = (*self.decided, len(reports))
+        return enough
+
+    def _agreed(self, enough: bool) -> bool:
+        """Return what rank 0 says."""
+        if self._place.world_size == 1:
+            return enough
+        if self._comm is not None:
+            return bool(self._comm.bcast(enough, root=0))
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.distributed.is_available():
+            distributed = torch.distributed
+            if distributed.is_initialized():
+                found = [enough]
+                distributed.broadcast_object_list(found, src=0)
+                return bool(found[0])
+        raise UsageError(
+            f"the {self._place.world_size} ranks have no way to agree on repeats",
+            fix="give comm= an mpi4py communicator, or call torch.distributed.init_process_group",
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return what `load` takes, as JSON."""
+        return {"repeats": list(self.decided), "reports": self.reports}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was called; raise `UsageError` if it is damaged."""
+        try:
+            decided = tuple(map(int, state["repeats"]))
+            reports = [{str(k): float(v) for k, v in r.items()} for r in state["reports"]]
+            if min(decided, default=1) < 1 or len(decided) > MOST:
+                raise ValueError("numbers of passes are out of range")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"the state of the reader is damaged: {error}") from error
+        self.decided, self.reports = decided, reports

@@ -1,0 +1,153 @@
+"""Mini-epochs: parts of an epoch that are passed several times before the next one begins.
+
+A fast tier of storage holds two parts at a time: one is read again and again while the next one is
+copied, so that the tier with the whole dataset has to give each sample once in so many passes.
+Source: S002, "mini-epoch training", sections III and V.
+
+The groups of an epoch are cut into parts of about as many samples each. A part is divided among
+**pools**, one for each cache that holds a share of it, and every pass draws the order within each
+pool anew: the samples of a pool stay where they were copied to, whatever the pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dsprep.core.permutation import Permutation
+from dsprep.core.pread import packed
+from dsprep.core.schema import Ints
+
+
+def derive(*words: object) -> int:
+    """Return a number below 2**63 that depends on all words; the same everywhere."""
+    text = " ".join(map(str, words)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass through one part.
+
+    Attributes
+    ----------
+    number
+        Of all passes of the training, from 0.
+    epoch, part, turn
+        Which pass of which part of which epoch, each from 0.
+    """
+
+    number: int
+    epoch: int
+    part: int
+    turn: int
+
+
+class Policy(Protocol):
+    """Decides how often a part is passed; see `dsprep.repeats`."""
+
+    def enough(self, reports: Sequence[Mapping[str, float]]) -> bool:
+        """Return whether the passes of a part that gave these metrics are enough."""
+
+
+@dataclass(frozen=True)
+class MiniEpochs:
+    """How epochs are cut into parts, and how often each of them is passed.
+
+    Attributes
+    ----------
+    parts
+        Of an epoch: nm in the paper.
+    repeats
+        Passes of each part, the parts counted over all epochs: rf in the paper. The last number
+        holds for all further parts. Empty: decided as training goes on, see `Policy`.
+    recompose
+        Whether every epoch draws its parts anew; if not, only in which order they come.
+    pools
+        Caches among which a part is divided.
+    """
+
+    parts: int
+    repeats: tuple[int, ...]
+    recompose: bool = True
+    pools: int = 1
+
+    def facts(self) -> list[object]:
+        """Return what decides the passes, as JSON."""
+        return [self.parts, list(self.repeats), self.recompose, self.pools]
+
+    def first(self, epoch: int) -> int:
+        """Return the number of the first pass of an epoch, where repeats are known beforehand."""
+        parts, known = epoch * self.parts, len(self.repeats)
+        return sum(self.repeats[:parts]) + max(0, parts - known) * self.repeats[-1]
+
+    def at(self, number: int, decided: tuple[int, ...] = ()) -> Pass:
+        """Return the pass that has this number.
+
+        `decided` are the repeats of the parts that are over, where they are not known beforehand;
+        all further passes are of the next part.
+        """
+        known = self.repeats or decided
+        ends = packed(np.array(known, np.int64))
+        rest = number - int(ends[-1])
+        if rest < 0:
+            part = int(np.searchsorted(ends, number, "right")) - 1
+            turn = number - int(ends[part])
+        else:
+            more, turn = divmod(rest, self.repeats[-1]) if self.repeats else (0, rest)
+            part = len(known) + more
+        return Pass(number, *divmod(part, self.parts), turn)
+
+    def groups(self, edges: Ints, seed: int, which: Pass, *, shuffled: bool) -> Ints:
+        """Return the groups of a pass, in their order.
+
+        Parameters
+        ----------
+        edges
+            int64, shape ``(groups + 1,)``: where groups begin, and the number of samples. There
+            are at least as many groups as parts.
+        seed
+            What the order is drawn from.
+        which
+            The pass.
+        shuffled
+            Whether groups come in random order.
+
+        Returns
+        -------
+        array
+            int64, shape ``(n,)``.
+        """
+        count, part = len(edges) - 1, which.part
+        if not shuffled:
+            order = np.arange(count, dtype=np.int64)
+            return order[_cut(np.diff(edges), self.parts, part)]
+        drawn = which.epoch if self.recompose else "always"
+        order = Permutation(derive(seed, drawn, "parts"), count).all()
+        if not self.recompose:
+            turns = Permutation(derive(seed, which.epoch, "order of parts"), self.parts)
+            part = int(turns.all()[part])
+        found = order[_cut(np.diff(edges)[order], self.parts, part)]
+        pools = []
+        for pool in range(self.pools):
+            inside = found[_cut(np.diff(edges)[found], self.pools, pool)]
+            words = (seed, which.epoch, which.part, which.turn, pool)
+            pools.append(inside[Permutation(derive(*words), len(inside)).all()])
+        return np.concatenate(pools)
+
+
+def _cut(sizes: Ints, parts: int, part: int) -> slice:
+    """Return which groups of these sizes a part has: about as many samples as the others.
+
+    At least one group, where there are enough of them.
+    """
+    ends, count = packed(sizes), len(sizes)
+    wanted = np.arange(parts + 1, dtype=np.int64) * int(ends[-1]) // parts
+    near = np.searchsorted(ends, wanted, "left")
+    least = np.arange(parts + 1, dtype=np.int64)
+    edges = np.minimum(np.maximum(near, least), np.maximum(count - parts + least, 0))
+    return slice(int(edges[part]), count if part == parts - 1 else int(edges[part + 1]))

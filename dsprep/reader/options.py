@@ -1,0 +1,101 @@
+"""What a `Reader` is told, and whether it makes sense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.schema import Batch
+from dsprep.errors import UsageError
+from dsprep.reader.engines import NAMES
+from dsprep.reader.memory import Allocate, anonymous
+from dsprep.reader.mini_epochs import Policy
+from dsprep.reader.order import SHUFFLES, Remainder, Shuffle
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ReaderOptions:
+    """The parameters of a `Reader`, which are described there, checked."""
+
+    path: str | Path
+    batch_size: int
+    _: KW_ONLY
+    buffer_size: int | str | None = None
+    seed: int = 0
+    rank: int | None = None
+    world_size: int | None = None
+    epochs: int | None = 1
+    shuffle: Shuffle = "group"
+    drop_last: bool = False
+    pad: bool = False
+    fields: Sequence[str] = ()
+    buffers: int | None = None
+    buffers_mixed: int | None = None
+    mini_epochs: int | None = None
+    repeats: int | Sequence[int] | Policy = 1
+    recompose: bool = True
+    io_threads: int | None = None
+    transfer_size: int | None = None
+    engine: str = "buffered"
+    verify: bool = False
+    transform: Callable[[Batch], Any] | None = None
+    transform_threads: int = 1
+    readers_per_node: int | None = None
+    stagger: int | None = None
+    comm: Any = None
+    node_key: str | None = None
+    data: str | Path | None = None
+    check_order: bool = True
+    follow_external: bool = False
+    allocate: Allocate = anonymous
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, (str, Path)):
+            raise UsageError(f"path is {self.path!r}", expected="one dataset, or its sidecar")
+        if isinstance(self.fields, str):
+            raise UsageError(f"fields is {self.fields!r}", expected="a sequence of names")
+        if self.transform is not None and not callable(self.transform):
+            raise UsageError(f"transform is {self.transform!r}", expected="a function of a batch")
+        if self.drop_last and self.pad:
+            raise UsageError("drop_last and pad exclude each other", fix="give one of them")
+        needed = ("seed", "batch_size", "transform_threads")
+        optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
+        for name in (*needed, *optional, "buffers", "buffers_mixed", "mini_epochs"):
+            value = getattr(self, name)
+            if value is not None or name in needed:
+                object.__setattr__(self, name, at_least(name, value, int(name != "seed")))
+        object.__setattr__(self, "repeats", self._repeats())
+        for name, known in (("shuffle", SHUFFLES), ("engine", NAMES)):
+            value = getattr(self, name)
+            if value not in known:
+                raise UsageError(f"{name} is {value!r}", expected="one of " + ", ".join(known))
+
+    def _repeats(self) -> int | tuple[int, ...] | Policy:
+        given = self.repeats
+        found: int | tuple[int, ...] | Policy
+        if hasattr(given, "enough"):
+            found = given
+        elif isinstance(given, Sequence) and given and not isinstance(given, str):
+            found = tuple(at_least("repeats", n, 1) for n in given)
+        else:
+            found = at_least("repeats", given, 1)
+        if self.mini_epochs is None and found != 1:
+            raise UsageError("repeats are those of mini-epochs", fix="give mini_epochs, too")
+        return found
+
+    @property
+    def remainder(self) -> Remainder:
+        """What happens to samples that do not fill a batch on every rank."""
+        return "drop" if self.drop_last else "pad" if self.pad else "ragged"
+
+
+def at_least(name: str, value: Any, least: int) -> int:
+    """Return an option as a number; raise `UsageError` unless it is a whole one from `least` on."""
+    number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not number or value < least:
+        raise UsageError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
+    return int(value)

@@ -1,0 +1,461 @@
+"""Writing samples that a program gives: `write` and `Writer`.
+
+The output is that of `dsprep.repack`: grouped, aligned, with a sidecar, and there at once or not at
+all. With `length` and without ragged fields or a shuffle, samples are written while they come.
+Otherwise they are kept in a temporary file without a name until all are known, and then written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack, cast
+
+from dsprep.core.schema import Batch, Schema, batch_nbytes
+from dsprep.errors import SchemaError, UsageError
+from dsprep.executors import THREADS
+from dsprep.formats.options import WriteOptions
+from dsprep.source.files import check_replaceable
+from dsprep.verbs.convert import named_target, writing
+from dsprep.verbs.repack import RepackOptions, plan_repack
+from dsprep.verbs.write_items import ItemsOptions, write_items
+from dsprep.writing.given.assemble import Assembler, checked_batch
+from dsprep.writing.given.feed import Abandoned, FedSource
+from dsprep.writing.given.spool import Spool
+from dsprep.writing.given.values import Declared, declared, infer, infer_batch
+from dsprep.writing.items.calls import Telling
+from dsprep.writing.items.tasks import Function
+from dsprep.writing.job import Job, Progress, Report, RunOptions
+from dsprep.writing.plan import PIECE_NBYTES, Cut
+from dsprep.writing.run import making, run_job
+from dsprep.writing.staging import check_target
+
+MOST = 1 << 16
+"""Samples that are packed together at most."""
+
+
+class Options(TypedDict, total=False):
+    """The options of `Writer`, all of them by name."""
+
+    schema: Declared | None
+    length: int | None
+    to: str | None
+    buffer_size: str | int
+    stripe_size: str | int | None
+    compress: str | None
+    shuffle: int | None
+    samples_per_file: int | None
+    shard_size: str | int | None
+    write_options: WriteOptions | None
+    workers: int | None
+    memory: str | int | None
+    overwrite: bool
+    durable: bool
+    progress: Progress | Telling | None
+
+
+class Writer:
+    """A dataset that is written sample by sample; it appears when the ``with`` block ends.
+
+    An exception inside the block, also `KeyboardInterrupt`, leaves nothing behind. One thread at a
+    time may append.
+
+    Parameters
+    ----------
+    target
+        The file or directory to make; of HDF5 if neither its suffix nor `to` says otherwise.
+    schema
+        The fields: a `Schema`, or a mapping of field name to what it is, such as
+        ``{"points": "float32[None,3]"}``; fields that a mapping leaves out, and all if it is None,
+        are those of the first sample. Ragged arrays have to be given so: one sample does not show
+        that its first axis varies.
+    length
+        How many samples will come, if that is known. Another number is an error.
+    to, buffer_size, stripe_size, compress, shuffle, samples_per_file, shard_size, write_options
+        As in `dsprep.repack`; groups are as large as ``"auto"`` makes them by default.
+    workers, memory, overwrite, durable
+        As in `dsprep.convert`; at least two workers, so that one writes while samples come.
+    progress
+        Called with (samples, payload bytes) written so far.
+
+    Attributes
+    ----------
+    report
+        What was written, as of `dsprep.convert`; after the ``with`` block.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If the target exists, options contradict each other, or a sample does not fit the others.
+
+    Examples
+    --------
+    >>> with dsprep.Writer("train.h5") as writer:  # doctest: +SKIP
+    ...     writer.append({"image": image, "label": 3})
+    """
+
+    report: Report
+
+    def __init__(self, target: str | Path, **options: Unpack[Options]) -> None:
+        unknown = options.keys() - Options.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"{min(unknown)!r} is not an option of dsprep.write")
+        self._target = named_target(Path(target))
+        schema = options.get("schema")
+        self._given, self._all_given = declared(schema), isinstance(schema, Schema)
+        self._length = options.get("length")
+        self._progress = cast("Progress | None", options.get("progress"))
+        if self._length is not None and self._length < 0:
+            raise UsageError(f"length={self._length} is not possible")
+        self._options, self._run = _repacking(options), _running(options)
+        check_target(self._target, self._run.overwrite)
+        if self._run.overwrite:
+            check_replaceable(self._target)
+        self._count = self._room = self._nbytes = 0
+        self._packed: Assembler | None = None
+        self._stream: _Stream | None = None
+        self._spool: Spool | None = None
+        self._open = False
+
+    def __enter__(self) -> Self:
+        self._open = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.report = self._finish()
+        finally:
+            self._open, self._packed = False, None
+            if self._stream is not None:
+                self._stream.close()
+            if self._spool is not None:
+                self._spool.close()
+
+    def append(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample.
+
+        Parameters
+        ----------
+        sample
+            Field name to value: an array, a number, `bytes`, `str`, or a list of rows. It may be
+            changed afterwards.
+
+        Raises
+        ------
+        SchemaError
+            If it does not fit the samples before; the message names its number and the field. The
+            sample is not added.
+        UsageError
+            If there are more samples than `length`.
+        DsprepError, OSError
+            If writing fails.
+        """
+        packed = self._packed
+        if packed is None:
+            packed = self._begin(self._schema_of(sample, infer))
+        if self._room <= 0:
+            self._next(packed)
+        packed.add(sample, self._count)
+        self._count += 1
+        self._room -= 1
+        if packed.ragged and packed.nbytes >= PIECE_NBYTES:
+            self._room = 0
+
+    def extend(self, batch: Mapping[str, Any]) -> None:
+        """Add the samples of a batch.
+
+        Parameters
+        ----------
+        batch
+            Field name to an array with an axis of samples before the axes of the field, to a
+            `dsprep.Ragged`, or to a list with one value per sample.
+
+        Raises
+        ------
+        SchemaError
+            If it does not fit the samples before, or columns are of unequal length.
+        UsageError, DsprepError, OSError
+            As of `append`.
+        """
+        packed = self._packed
+        if packed is None:
+            packed = self._begin(self._schema_of(batch, infer_batch))
+        columns, count = checked_batch(batch, packed.schema, self._count)
+        step = count
+        if packed.ragged:
+            step = max(1, count * PIECE_NBYTES // max(1, batch_nbytes(columns)))
+        done = 0
+        while done < count:
+            if self._room <= 0:
+                self._next(packed)
+            some = min(self._room, step, count - done)
+            packed.extend(columns, done, done + some)
+            done, self._count, self._room = done + some, self._count + some, self._room - some
+            if packed.ragged and packed.nbytes >= PIECE_NBYTES:
+                self._room = 0
+
+    def _schema_of(self, first: Any, seen: Any) -> Schema:
+        if self._all_given and self._given is not None:
+            return self._given
+        found: Schema = seen(first, self._given)
+        return found
+
+    def _begin(self, schema: Schema) -> Assembler:
+        """Prepare for samples of these fields; whatever is wrong with the target shows now."""
+        if not self._open:
+            raise UsageError("a Writer is open inside its with block only")
+        length = self._length
+        if length and not schema.ragged and self._options.shuffle is None:
+            source = FedSource(self._target, schema, length)
+            job = plan_repack(source, self._target, self._options, self._run).parts[0].job
+            self._stream = _Stream(job, source, self._run, self._progress)
+            self._packed = Assembler(schema, 1)
+        else:
+            plan_repack(FedSource(self._target, schema, 0), self._target, self._options, self._run)
+            self._spool = Spool(self._target, schema)
+            room = min(MOST, max(1, PIECE_NBYTES // max(1, schema.fixed_nbytes)))
+            self._packed = Assembler(schema, room)
+        return self._packed
+
+    def _next(self, packed: Assembler) -> None:
+        """Give away the samples that are packed, and make room for more."""
+        if self._length is not None and self._count >= self._length:
+            raise UsageError(
+                "more samples came than length says", where=self._target, expected=self._length
+            )
+        if self._stream is not None:
+            self._room = self._stream.next(packed)
+            return
+        self._flush(packed)
+        self._room = packed.room if self._length is None else self._length - self._count
+        self._room = min(packed.room, self._room)
+
+    def _flush(self, packed: Assembler) -> None:
+        if self._spool is None or not len(packed):
+            return
+        batch: Batch = packed.take()
+        self._nbytes += batch_nbytes(batch)
+        self._spool.put(batch)
+        if self._progress is not None:
+            self._progress(self._count, self._nbytes)
+
+    def _finish(self) -> Report:
+        """Write what is missing, and publish."""
+        if self._length is not None and self._count != self._length:
+            raise UsageError(
+                "fewer samples came than length says",
+                where=self._target,
+                expected=self._length,
+                found=self._count,
+            )
+        if self._packed is None:
+            if self._given is None:
+                raise SchemaError(
+                    "there are no samples, so the fields are not known",
+                    where=self._target,
+                    fix="give schema= to write an empty dataset",
+                )
+            self._begin(self._given)
+        assert self._packed is not None
+        if self._stream is not None:
+            return self._stream.finish()
+        assert self._spool is not None
+        self._flush(self._packed)
+        self._spool.finish()
+        part = plan_repack(self._spool, self._target, self._options, self._run).parts[0]
+        return run_job(part.job, part.source, self._run)
+
+
+class _Stream:
+    """A job that runs on a thread of its own, and takes samples while they come."""
+
+    def __init__(
+        self, job: Job, source: FedSource, run: RunOptions, progress: Progress | None
+    ) -> None:
+        self._job, self._source, self._run, self._progress = job, source, run, progress
+        self._at = self._end = 0  # the samples that are being filled in, half-open
+        self._made, self._allowed = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self._report: Report | None = None
+        self._thread = threading.Thread(target=self._make, name="dsprep-write", daemon=True)
+        self._thread.start()
+
+    def _make(self) -> None:
+        try:
+            with making(self._job, self._source, self._run, self._progress) as output:
+                self._made.set()
+                self._allowed.wait()
+                if self._source.abandoned:
+                    raise Abandoned
+                report = output.publish()
+                self._report = replace(report, notes=(*report.notes, *output.discard()))
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._source.end()
+            self._made.set()
+
+    def next(self, packed: Assembler) -> int:
+        """Give away what is filled in, and have the next samples put where they are wanted.
+
+        Returns
+        -------
+        How many there is room for.
+        """
+        if self._end > self._at:
+            self._source.filled(self._at)
+        self._at = self._end
+        arrays = self._source.next(self._at)
+        if arrays is None:
+            self._thread.join()
+            raise self._error or Abandoned()
+        packed.use(arrays)
+        count = len(next(iter(arrays.values())))
+        self._end = self._at + count
+        return count
+
+    def finish(self) -> Report:
+        """Publish the output, when it has been made."""
+        if self._end > self._at:
+            self._source.filled(self._at)
+        self._made.wait()
+        self._allowed.set()
+        self._thread.join()
+        if self._report is None:
+            raise self._error or Abandoned()
+        return self._report
+
+    def close(self) -> None:
+        """End the job; nothing is left of what has not been published."""
+        self._source.abandon()
+        self._allowed.set()
+        self._thread.join()
+
+
+def _repacking(options: Options) -> RepackOptions:
+    stripe = options.get("stripe_size")
+    return RepackOptions(
+        buffer_size=str(options.get("buffer_size", "auto")),
+        stripe_size=f"{stripe}B" if isinstance(stripe, int) else stripe,
+        to=options.get("to"),
+        write=writing(options.get("write_options"), compress=options.get("compress")),
+        shuffle=options.get("shuffle"),
+        cut=Cut.of(options.get("samples_per_file"), options.get("shard_size")),
+        check_order=False,
+    )
+
+
+def _running(options: Options) -> RunOptions:
+    return RunOptions.of(
+        workers=options.get("workers"),
+        memory=options.get("memory"),
+        overwrite=options.get("overwrite", False),
+        durable=options.get("durable", True),
+    )
+
+
+def write(
+    target: str | Path,
+    samples: Iterable[Any],
+    *,
+    batched: bool = False,
+    function: Function | None = None,
+    executor: str | Executor = THREADS,
+    errors: str = "raise",
+    restart: bool = False,
+    **options: Unpack[Options],
+) -> Report:
+    """Write samples that a program gives, such as those of a generator, or of a function of items.
+
+    Parameters
+    ----------
+    target
+        The file or directory to make, as in `Writer`.
+    samples
+        Any iterable of dicts: field name to an array, a number, `bytes`, `str` or a list of rows.
+        It is read once, in order, on the thread that calls. If it has a length, that is taken for
+        `length`.
+    batched
+        Whether `samples` gives whole batches, as `Writer.extend` takes them.
+    function
+        Makes the samples; `samples` are then *items* for it, a sequence of paths, numbers or
+        tuples. Of an item it gives a sample, an iterable of several, or None, which leaves it out.
+        The samples come in the order of the items. The same call continues an interrupted run.
+    executor
+        Who calls the function: ``"threads"`` (`workers` of this process), ``"processes"`` (so many
+        of this machine), ``"mpi"``, ``"dask"``, or an executor that is open. For processes and MPI
+        it is defined at the top level of a module.
+    errors
+        ``"raise"``: an item that fails ends the run; what is complete stays for the next call.
+        ``"skip"``: such items are left out, and listed in the report.
+    restart
+        Discard what an interrupted run of a function left, instead of continuing it.
+    **options
+        Those of `Writer`, `length` and `schema` among them. With a function there is no `length`,
+        and `progress` is called with one object, how far items, then samples are; as text it is a
+        line with rate and time left: ``progress=print``.
+
+    Returns
+    -------
+    Report
+        As of `dsprep.convert`: `target`, `sidecar`, `samples`, `files`, bytes, `seconds`, `notes`.
+        With a function an `ItemsReport`, which also has `items`, `left_out`, `failures`, `failed`.
+
+    Raises
+    ------
+    SchemaError
+        If a sample does not fit those before it; the message names its number and the field.
+    ItemError
+        If the function fails, from what it raised; the message names the item.
+    DsprepError, OSError
+        If the target exists, options contradict each other, or writing fails.
+
+    Notes
+    -----
+    What `samples` raises comes out as it is, and nothing is left under the name `target` or beside
+    it. What a function has made stays beside the target until the same call continues: see
+    `dsprep.verbs.write_items.write_items`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> samples = ({"x": np.full(3, i, np.float32), "label": i} for i in range(10))
+    >>> dsprep.write("train.h5", samples, length=10).samples  # doctest: +SKIP
+    10
+    """
+    if function is not None:
+        if batched or options.get("length") is not None:
+            raise UsageError("length= and batched= are of samples, not of the items of a function")
+        how = ItemsOptions(
+            repack=_repacking(options),
+            run=replace(_running(options), restart=restart),
+            schema=declared(options.get("schema")),
+            executor=executor,
+            errors=errors,
+            progress=cast("Telling | None", options.get("progress")),
+        )
+        return write_items(target, cast("Sequence[Any]", samples), function, how)
+    if executor != THREADS or errors != "raise" or restart:
+        raise UsageError("executor=, errors= and restart= are of a function of items: function=")
+    if isinstance(samples, Mapping):
+        raise UsageError(
+            "samples are one dict, not several",
+            fix="give all samples as one batch: write(target, [samples], batched=True)",
+        )
+    if options.get("length") is None and isinstance(samples, Sized) and not batched:
+        options["length"] = len(samples)
+    with Writer(target, **options) as writer:
+        take = writer.extend if batched else writer.append
+        for sample in samples:
+            take(sample)
+    return writer.report

@@ -1,0 +1,418 @@
+"""Making sidecars: each file's own structure, and the smallest laws that give exactly that.
+
+The verb `dsprep.verbs.provenance` makes the sidecar of any dataset, a writer that of its output.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dsprep import __version__, executors, formats
+from dsprep.core.groups import Grouping
+from dsprep.core.marks import Mark, unchanged
+from dsprep.core.packing import Tables, digest, to_planes
+from dsprep.core.schema import Schema
+from dsprep.core.storage import data_files
+from dsprep.errors import TargetError, UnsupportedError, UsageError
+from dsprep.formats.base import Format, Source, WritableFormat
+from dsprep.formats.options import OpenOptions, WriteOptions
+from dsprep.layout import as_json, fit
+from dsprep.layout.model import Column, FileLayout, Groups
+from dsprep.reading.files import KEPT, File
+from dsprep.reading.records import RecordReader
+from dsprep.sidecar import identity, spec
+from dsprep.sidecar.proofs import rest_of
+from dsprep.sidecar.spec import Content, FileEntry, Identity
+from dsprep.source.many import MultiSource, NativeOpening, open_native
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+THREADS = 8
+
+
+class ReadOnlyError(TargetError):
+    """The directory of a sidecar cannot be written to."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A sidecar that was made.
+
+    Attributes
+    ----------
+    content
+        What it says.
+    companion
+        The bytes of its companion; empty if it has none.
+    dataset
+        What it describes.
+    path
+        Where it lies, or would.
+    """
+
+    content: Content
+    companion: bytes
+    dataset: Path
+    path: Path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sidecar and its companion."""
+        return len(spec.dump(self.content).encode()) + len(self.companion)
+
+    def save(self, *, durable: bool = True) -> None:
+        """Write it; what was there is replaced at once.
+
+        Raises
+        ------
+        ReadOnlyError
+            If this process may not write there.
+        """
+        try:
+            spec.write(self.content, self.path, self.companion, durable=durable)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            data = shlex.quote(str(self.dataset))
+            raise ReadOnlyError(
+                f"the sidecar cannot be written: {os.strerror(error.errno)}",
+                where=self.path,
+                fix=f"write it elsewhere with dsprep provenance {data} --out F, and name it where "
+                "it is used: --out F (--locate, --show, --check), --sidecar F (audit, inspect), "
+                "dsprep.Reader(F, data=DATA)",
+            ) from error
+
+
+def describe(
+    format: WritableFormat,
+    schema: Schema,
+    options: WriteOptions,
+    files: Sequence[tuple[Path, int | Grouping]],
+    dataset: Path,
+    lineage: Mapping[str, Any],
+    groups: Sequence[Groups] = (),
+    executor: Executor | None = None,
+) -> Made:
+    """Return the sidecar of a dataset that has just been written.
+
+    The files are looked through where their layout does not follow from what was written. Where
+    samples have no offsets the sidecar says nothing of their places.
+
+    Parameters
+    ----------
+    options
+        With which they were written.
+    files
+        Path and samples of each file, or their groups.
+    groups
+        The groups of each file, if it was written in groups.
+    executor
+        Who looks at the files, if there are several; None: threads of this process.
+    """
+    paths, path = [p for p, _ in files], spec.sidecar_path(dataset)
+    marks = tuple(replace(Mark.of(p.absolute()), locked=True) for p in paths)
+    subject = Subject(format, paths, dataset, path, schema, lineage, groups=groups)
+    counts = [n if isinstance(n, int) else int(n.edges[-1]) for _, n in files]
+    planned = [format.plan(schema, options, n).layout for _, n in files]
+    known = [layout for layout in planned if layout is not None]
+    if len(known) == len(files) and all(counts):
+        found: list[Looked] = []
+        for p, mark, layout in zip(paths, marks, known, strict=True):
+            with unchanged((mark,)):
+                found.append((fit.fit(layout(p)), identity.take(p, format.name), None))
+        return _made(subject, found)
+    try:
+        with open_native(format, paths, OpenOptions(), schema, marks=marks) as source:
+            return _made(subject, _look(source, subject, Looks(executor=executor)))
+    except UnsupportedError:
+        entries = tuple(
+            FileEntry(os.path.relpath(p, dataset), n, identity.take(p, format.name))
+            for p, n in zip(paths, counts, strict=True)
+        )
+        return Made(Content(format.name, schema, entries, lineage), b"", dataset, path)
+
+
+def dataset_of(files: Sequence[Path]) -> Path:
+    """Return what a sidecar of `files` lies beside: the only file, or their common directory."""
+    common = Path(os.path.commonpath(files))
+    if common == Path(common.anchor):
+        raise UsageError(
+            "the files have no directory in common that could have a sidecar",
+            found=f"{files[0]} and {files[-1]}",
+        )
+    return common
+
+
+def made_by(function: str) -> dict[str, Any]:
+    """Return what runs, for a lineage: the command as it was typed, or else `function`."""
+    program = Path(sys.argv[0]).parts[-2:] if sys.argv else ()
+    typed = program[-1:] == ("dsprep",) or program == ("dsprep", "__main__.py")
+    return {
+        "command": shlex.join(["dsprep", *sys.argv[1:]]) if typed else function,
+        "version": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+# --- making ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a sidecar is to describe.
+
+    Attributes
+    ----------
+    format, files
+        The files, and their format.
+    dataset, path
+        What they are together, and where the sidecar is to be.
+    schema
+        The fields, with the attributes that the files may have no place for.
+    lineage
+        Who made them, and from what.
+    options
+        How they are read.
+    groups
+        The groups of each file, which no file gives by itself.
+    """
+
+    format: Format
+    files: Sequence[Path]
+    dataset: Path
+    path: Path
+    schema: Schema
+    lineage: Mapping[str, Any]
+    options: OpenOptions = field(default_factory=OpenOptions)
+    groups: Sequence[Groups] = ()
+
+
+@dataclass(frozen=True)
+class Looks:
+    """How files are looked at; the attributes are parameters of `provenance`."""
+
+    law: str | None = None
+    checksums: bool = False
+    progress: Progress | None = None
+    executor: Executor | None = None
+
+
+def make(source: Source, subject: Subject, looks: Looks) -> Made:
+    """Return the sidecar of a dataset that the format's own library has opened."""
+    return _made(subject, _look(source, subject, looks), source.notes)
+
+
+def _made(subject: Subject, found: Sequence[Looked], notes: Sequence[str] = ()) -> Made:
+    """Return the sidecar of files that have been looked at."""
+    tables = Tables()
+    layouts: dict[str, int] = {}
+    entries = []
+    for i, (file, (layout, who, crcs)) in enumerate(zip(subject.files, found, strict=True)):
+        if subject.groups and layout.count:
+            layout = replace(layout, groups=fit.fit_groups(subject.groups[i]))
+            layout = _with_rest(layout, file)
+        text = json.dumps(as_json.to_json(layout, subject.schema, tables))
+        number = layouts.setdefault(text, len(layouts))
+        relative = os.path.relpath(file, subject.dataset)
+        crc32c = {"block": CRC_BLOCK, "data": tables.put(crcs)} if crcs is not None else None
+        entries.append(FileEntry(relative, layout.count, who, number, crc32c))
+    companion = bytes(tables.written)
+    known = {"nbytes": len(companion), "blake2b": digest(companion)} if companion else None
+    content = Content(
+        subject.format.name,
+        subject.schema,
+        tuple(entries),
+        subject.lineage,
+        layouts=tuple(json.loads(text) for text in layouts),
+        reading=subject.options.to_json(),
+        companion=known,
+        notes=tuple(notes),
+    )
+    return Made(content, companion, subject.dataset, subject.path)
+
+
+def _with_rest(layout: FileLayout, path: Path) -> FileLayout:
+    """Return a layout with the checksums of what lies outside the ranges of its groups."""
+    files: dict[str, File] = {}
+
+    def opened(below: str) -> File:
+        if below not in files:
+            if len(files) >= KEPT:
+                files.clear()
+            files[below] = File(path / below if below else path)
+        return files[below]
+
+    rest = rest_of(layout, opened)
+    if rest is None or layout.groups is None:
+        return layout
+    return replace(layout, groups=fit.fit_groups(replace(layout.groups, rest=rest)))
+
+
+Looked: TypeAlias = tuple[FileLayout, Identity, bytes | None]
+
+
+@dataclass(frozen=True)
+class _FileTask:
+    """One file to be looked at, perhaps by another process.
+
+    Attributes
+    ----------
+    number
+        Its place among all.
+    path, format, marks
+        The file, its format, and what it was when the dataset was opened.
+    opening
+        How another process opens it; None: it is open.
+    schema
+        The fields of the dataset.
+    law, checksums
+        As in `Looks`.
+    """
+
+    number: int
+    path: Path
+    format: str
+    marks: tuple[Mark, ...]
+    opening: NativeOpening | None
+    schema: Schema
+    law: str | None
+    checksums: bool
+
+
+def _looked(
+    task: _FileTask,
+    opened: Callable[[], AbstractContextManager[Source]],
+    progress: Progress | None = None,
+) -> Looked:
+    """Return layout, identity and checksums of a file."""
+    with unchanged(task.marks):
+        who = identity.take(task.path, task.format)
+        with opened() as source:
+            layout = _fitted(source, task.schema, task.law, progress)
+        crcs = None
+        if task.checksums:
+            crcs = _summed(formats.load(task.format), task.path, layout, task.schema)
+    return layout, who, crcs
+
+
+def _fitted(
+    source: Source, schema: Schema, law: str | None, progress: Progress | None
+) -> FileLayout:
+    """Return the layout of one file, by the smallest laws."""
+    if not len(source):
+        return FileLayout(0, None, {name: Column(None) for name in schema.names})
+    return fit.fit(source.extents(progress), law)
+
+
+def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
+    """Return layout, identity and checksums of every file, several files at a time."""
+    marks, files = source.marks(), len(subject.files)
+
+    def task(i: int, opening: NativeOpening | None) -> _FileTask:
+        return _FileTask(
+            i,
+            subject.files[i],
+            subject.format.name,
+            marks[i : i + 1],
+            opening,
+            source.schema,
+            looks.law,
+            looks.checksums,
+        )
+
+    if not isinstance(source, MultiSource):
+        return [_looked(task(0, None), lambda: nullcontext(source), looks.progress)]
+    found: dict[int, Looked] = {}
+    with ExitStack() as stack:
+        if looks.executor is None:
+            threads = min(THREADS, len(os.sched_getaffinity(0)))
+            pool: Executor = stack.enter_context(ThreadPoolExecutor(threads))
+            tasks = (task(i, None) for i in range(files))
+            look: Callable[[_FileTask], Looked] = partial(_look_here, source)
+        else:
+            pool = looks.executor
+            tasks = (task(i, opening) for i, opening in enumerate(source.openings()))
+            look = _look_apart
+        for done, looked in executors.run(pool, look, tasks, count=files):
+            found[done.number] = looked
+            if looks.progress is not None:
+                looks.progress(len(found), files)
+    return [found[i] for i in range(files)]
+
+
+def _look_here(source: MultiSource, task: _FileTask) -> Looked:
+    """Look at a file that is open, or opened again, by this process."""
+    return _looked(task, lambda: source.file(task.number))
+
+
+def _look_apart(task: _FileTask) -> Looked:
+    """Look at a file that this process has to open."""
+    opening, format = task.opening, formats.load(task.format)
+    assert opening is not None  # of every task that travels
+    (path,) = opening.paths
+    return _looked(
+        replace(task, path=path),
+        lambda: open_native(format, [path], opening.options, opening.hint),
+    )
+
+
+# --- checksums -------------------------------------------------------------------------------
+
+CRC_BLOCK = 16 << 20
+
+
+def _summed(format: Format, path: Path, layout: FileLayout, schema: Schema) -> bytes:
+    """Return the checksums of a file, which agrees with those that it keeps itself.
+
+    Raises
+    ------
+    FormatError
+        If it does not: new checksums would make damaged data look sound.
+    """
+    members = format.identity(path).members()
+    records = layout.records
+    reader = None if records is None else RecordReader(records, schema, formats.decoders)
+    if members is not None:
+        file = File(path)
+        for i in range(len(members.offsets)):
+            members.check(file.fd, i, path)
+    elif reader is not None and reader.has_crcs:
+        below = reader.records.blocks.path
+        reader.prove(File(path / below if below else path), np.arange(layout.count))
+    return checksums_of(path)
+
+
+def checksums_of(path: Path, block: int = CRC_BLOCK) -> bytes:
+    """Return the CRC-32C of each `block` bytes of a file, or of a directory's data files.
+
+    Those of a directory are taken back to back, in the order of their paths.
+    """
+    from google_crc32c import extend
+
+    crcs: list[int] = []
+    crc = filled = 0
+    for file in sorted(data_files(path)):
+        with file.open("rb", buffering=0) as opened:
+            while data := opened.read(min(CRC_BLOCK, block - filled)):
+                crc = int(extend(crc, data))
+                filled += len(data)
+                if filled == block:
+                    crcs.append(crc)
+                    crc = filled = 0
+    if filled:
+        crcs.append(crc)
+    return to_planes(np.array(crcs, np.int64))

@@ -1,0 +1,306 @@
+"""Samples put together to batches, each one checked against the fields of all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.schema import Array, Batch, Column, Field, Ragged, Schema
+from dsprep.errors import SchemaError
+from dsprep.writing.given.values import checked, checked_column, misnamed, told
+
+FIRST = 64
+"""Samples for which there is room at first, where nothing says how many will come."""
+
+
+class Assembler:
+    """Packs samples into a `Batch`; values are copied, so that the caller may change them after.
+
+    Parameters
+    ----------
+    schema
+        The fields of every sample.
+    count
+        For how many samples there is room at first; it grows when more come.
+
+    Examples
+    --------
+    >>> from dsprep.writing.given.values import infer
+    >>> packed = Assembler(infer({"x": np.zeros(3, np.float32), "label": 1}))
+    >>> packed.add({"x": np.ones(3, np.float32), "label": 7}, 0)
+    >>> packed.take()["label"]
+    array([7])
+    """
+
+    def __init__(self, schema: Schema, count: int = FIRST) -> None:
+        self.schema, self.ragged, self._room = schema, schema.ragged, max(1, count)
+        self._names = frozenset(schema.names)
+        self._fixed = [_Fixed(f, self._room) for f in schema if not f.ragged]
+        self._ragged = [_Rows(f) if f.kind == "array" else _Strings(f) for f in schema if f.ragged]
+        self._count = 0
+        self._each = schema.fixed_nbytes
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def room(self) -> int:
+        """For how many samples there is memory; it grows when more come."""
+        return self._room
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of the samples that are there."""
+        return self._each * self._count + sum(c.nbytes for c in self._ragged)
+
+    def use(self, arrays: Mapping[str, Array]) -> None:
+        """Begin with no samples, and put those that come into these arrays; none is ragged.
+
+        Parameters
+        ----------
+        arrays
+            Of every field one of shape ``(count, *field.shape)``, for as many samples as come.
+        """
+        for column in self._fixed:
+            column.out = arrays[column.field.name]
+        self._room = len(next(iter(arrays.values())))
+        self._count = 0
+
+    def add(self, sample: Mapping[str, Any], number: object) -> None:
+        """Add a sample.
+
+        Parameters
+        ----------
+        sample
+            Field name to value.
+        number
+            Its number, or words for it such as ``"item 7"``: for messages.
+
+        Raises
+        ------
+        SchemaError
+            If it has other fields, or a value is not of its field; the batch is as before.
+        """
+        at = self._count
+        if at == self._room:
+            self._grow(at + 1)
+        try:
+            if len(sample) != len(self._names):
+                raise KeyError
+            for column in self._fixed:
+                value = sample[column.name]
+                if (
+                    type(value) is np.ndarray
+                    and value.dtype == column.dtype
+                    and value.shape == column.shape
+                ) or type(value) in column.plain:
+                    column.out[at] = value
+                else:
+                    column.out[at] = checked(value, column.field, number)
+            if self._ragged:
+                for rows in self._ragged:
+                    rows.put(sample[rows.name], number)
+        except BaseException as error:
+            for rows in self._ragged:
+                rows.cut(at)
+            if isinstance(error, KeyError | TypeError) and not _named(sample, self._names):
+                raise misnamed(sample, self.schema, number) from None
+            if isinstance(error, OverflowError):  # an int is too large
+                for column in self._fixed:
+                    checked(sample[column.name], column.field, number)
+            raise
+        self._count = at + 1
+
+    def extend(self, columns: Mapping[str, Column], start: int, stop: int) -> None:
+        """Add samples ``start <= i < stop`` of a batch that `checked_batch` has looked at."""
+        at, end = self._count, self._count + stop - start
+        if end > self._room:
+            self._grow(end)
+        for column in self._fixed:
+            column.out[at:end] = columns[column.name][start:stop]
+        for rows in self._ragged:
+            part = columns[rows.name][start:stop]
+            assert isinstance(part, Ragged)  # the schema says so
+            rows.join(part)
+        self._count = end
+
+    def _grow(self, least: int) -> None:
+        self._room = max(least, 2 * self._room)
+        for column in self._fixed:
+            column.grow(self._count, self._room)
+
+    def take(self) -> Batch:
+        """Return the samples that were added since the last call, in memory of their own."""
+        found: dict[str, Column] = {c.name: c.out[: self._count] for c in self._fixed}
+        found |= {c.name: c.take() for c in self._ragged}
+        self._count = 0
+        for column in self._fixed:
+            column.out = np.empty((self._room, *column.field.inner), column.dtype)
+        return {name: found[name] for name in self.schema.names}
+
+
+def checked_batch(batch: object, schema: Schema, number: object) -> tuple[Batch, int]:
+    """Return the columns of a batch that a program gives, and its number of samples.
+
+    Parameters
+    ----------
+    batch
+        Field name to an array with an axis of samples before the field's own, to a `Ragged`, or to
+        a list with a value per sample.
+    schema
+        The fields.
+    number
+        The number of the first sample, or words for the batch.
+
+    Raises
+    ------
+    SchemaError
+        If it has other fields, a column is not of its field, or columns are of unequal length.
+    """
+    if not _named(batch, frozenset(schema.names)):
+        raise misnamed(batch, schema, number)
+    given: Mapping[str, Any] = batch  # type: ignore[assignment]
+    found: Batch = {}
+    count = -1
+    for f in schema:
+        column = checked_column(given[f.name], f, number)
+        if count not in (-1, len(column)):
+            raise SchemaError(
+                "the columns of a batch differ in their number of samples",
+                where=f"{told(number)}, field {f.name}",
+                expected=f"{count} as of {schema.names[0]}",
+                found=len(column),
+            )
+        count = len(column)
+        found[f.name] = _joined(column, f, number) if isinstance(column, list) else column
+    return found, count
+
+
+def _joined(values: list[Any], field: Field, number: object) -> Column:
+    """Return a column of which every sample's value is given."""
+    one = Assembler(Schema((field,)), len(values))
+    for i, value in enumerate(values):
+        where = number + i if isinstance(number, int) else f"{number}, sample {i}"
+        one.add({field.name: value}, where)
+    return one.take()[field.name]
+
+
+def _named(sample: object, names: frozenset[str]) -> bool:
+    return isinstance(sample, Mapping) and sample.keys() == names
+
+
+def _plain_types(field: Field) -> frozenset[type]:
+    """Return the types of scalars that numpy puts into an array of a field as they are.
+
+    Or refuses: an `int` that is too large.
+    """
+    dtype = field.dtype
+    if field.shape or dtype.kind not in "biufc" or not dtype.isnative:
+        return frozenset()
+    python = {"b": bool, "i": int, "u": int}.get(dtype.kind, float)
+    same = dtype.kind in "biu" or dtype == np.float64
+    return frozenset({dtype.type, python} if same else {dtype.type})
+
+
+class _Fixed:
+    """The column of a field of fixed shape; `out` has room for more samples than there are."""
+
+    __slots__ = ("dtype", "field", "name", "out", "plain", "shape")
+
+    def __init__(self, field: Field, room: int) -> None:
+        self.field, self.name, self.dtype, self.shape = field, field.name, field.dtype, field.inner
+        self.out: Array = np.empty((room, *field.inner), field.dtype)
+        self.plain = _plain_types(field)
+
+    def grow(self, count: int, room: int) -> None:
+        """Make room, and keep the samples that are there."""
+        out = np.empty((room, *self.shape), self.dtype)
+        out[:count] = self.out[:count]
+        self.out = out
+
+
+class _Rows:
+    """The column of a ragged field."""
+
+    def __init__(self, field: Field) -> None:
+        self.field, self.name = field, field.name
+        self._lengths: list[int] = []
+        self._used = 0
+        self._rows: Array = np.empty((0, *field.inner), field.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes."""
+        return self._used * self.field.row_nbytes
+
+    def put(self, value: Any, number: object) -> None:
+        """Add a sample's value."""
+        rows = checked(value, self.field, number)
+        self._append(rows)  # type: ignore[arg-type]  # not of kind bytes
+        self._lengths.append(len(rows))
+
+    def join(self, part: Ragged) -> None:
+        """Add the values of several samples."""
+        self._append(part.values)
+        self._lengths += part.lengths.tolist()
+
+    def cut(self, count: int) -> None:
+        """Forget what comes after so many samples."""
+        self._used -= sum(self._lengths[count:])
+        del self._lengths[count:]
+
+    def _append(self, rows: Array) -> None:
+        end = self._used + len(rows)
+        if end > len(self._rows):
+            grown = np.empty((max(end, 2 * len(self._rows)), *self.field.inner), self.field.dtype)
+            grown[: self._used] = self._rows[: self._used]
+            self._rows = grown
+        self._rows[self._used : end] = rows
+        self._used = end
+
+    def take(self) -> Ragged:
+        """Return the values that are there, and begin with none."""
+        lengths = np.array(self._lengths, np.int64)
+        found = Ragged.from_lengths(self._rows[: self._used], lengths)
+        self._rows = np.empty((len(self._rows), *self.field.inner), self.field.dtype)
+        self._lengths, self._used = [], 0
+        return found
+
+
+class _Strings:
+    """The column of a `bytes` or `str` field."""
+
+    def __init__(self, field: Field) -> None:
+        self.field, self.name = field, field.name
+        self._parts: list[bytes] = []
+        self.nbytes = 0
+
+    def put(self, value: Any, number: object) -> None:
+        """Add a sample's value."""
+        data = value if type(value) is bytes and self.field.kind == "bytes" else None
+        if data is None:
+            data = bytes(checked(value, self.field, number))
+        self._parts.append(data)
+        self.nbytes += len(data)
+
+    def join(self, part: Ragged) -> None:
+        """Add the values of several samples."""
+        data = part.values.tobytes()
+        edges = part.offsets.tolist()
+        self._parts += [data[a:b] for a, b in itertools.pairwise(edges)]
+        self.nbytes += len(data)
+
+    def cut(self, count: int) -> None:
+        """Forget what comes after so many samples."""
+        self.nbytes -= sum(map(len, self._parts[count:]))
+        del self._parts[count:]
+
+    def take(self) -> Ragged:
+        """Return the values that are there, and begin with none."""
+        lengths = np.fromiter(map(len, self._parts), np.int64, len(self._parts))
+        values = np.frombuffer(b"".join(self._parts), np.uint8)
+        self._parts, self.nbytes = [], 0
+        return Ragged.from_lengths(values, lengths, self.field.kind)

@@ -1,0 +1,154 @@
+"""Samples that are kept until all are known, in a file without a name.
+
+Where groups begin depends on how many samples there are and, if they are ragged, on their sizes.
+The file has what came at a time, field by field, as raw bytes. It is never waited for: it is of use
+to this process only, and goes with it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
+from dsprep.core.storage import pread_into, punch, pwrite_all, write_error
+from dsprep.formats.base import Source
+from dsprep.layout.describe import FieldStorage
+from dsprep.writing.given.feed import GIVEN
+
+WAITING = 2
+"""Batches that are in memory until they are written, at most."""
+
+
+class Spool(Source):
+    """Samples written to a temporary file, and then read from it, in any order.
+
+    Parameters
+    ----------
+    path
+        What they are for: the file is in the same directory.
+    schema
+        The fields.
+    """
+
+    repeatable = False
+    random_access = True
+
+    def __init__(self, path: Path, schema: Schema) -> None:
+        self.path, self.schema, self.version = path, schema, GIVEN
+        self._file = tempfile.TemporaryFile(dir=path.parent, buffering=0)  # noqa: SIM115 (`close`)
+        self._fd, self._end, self._released = self._file.fileno(), 0, 0
+        self._pool = ThreadPoolExecutor(1, "dsprep-spool")
+        self._writing: deque[Future[int]] = deque()
+        self._firsts = [0]  # the first sample of each batch, and the number of all
+        self._offsets: list[dict[str, int]] = []  # by field, where a batch begins
+        self._parts: dict[str, list[Ints]] = {f.name: [] for f in schema if f.ragged}
+        self._edges: dict[str, Ints] = {}
+
+    def put(self, batch: Batch) -> None:
+        """Add samples; the batch is not changed afterwards."""
+        count = len(next(iter(batch.values())))
+        at, buffers, offsets = self._end, [], {}
+        for f in self.schema:
+            column = batch[f.name]
+            if isinstance(column, Ragged):
+                self._parts[f.name].append(column.lengths)
+            values = column.values if isinstance(column, Ragged) else column
+            offsets[f.name] = self._end
+            self._end += values.nbytes
+            if values.nbytes:
+                buffers.append(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+        while len(self._writing) >= WAITING:
+            self._writing.popleft().result()
+        self._writing.append(self._pool.submit(pwrite_all, self._fd, buffers, at))
+        self._firsts.append(self._firsts[-1] + count)
+        self._offsets.append(offsets)
+
+    def finish(self) -> None:
+        """Have all samples in the file; from then on they are read.
+
+        Raises
+        ------
+        OSError
+            If the file system has no space for them.
+        """
+        while self._writing:
+            self._writing.popleft().result()
+        self._pool.shutdown()
+        for name, parts in self._parts.items():
+            lengths = np.concatenate([np.zeros(1, np.int64), *parts])
+            parts.clear()
+            self._edges[name] = np.cumsum(lengths, out=lengths)
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop``; see `Source.read`."""
+        found: Batch = {}
+        for f in self.schema:
+            edges = self._edges.get(f.name)
+            low, high = (start, stop) if edges is None else (int(edges[start]), int(edges[stop]))
+            out = new_array(arena, f"given.{f.name}", (high - low, *f.inner), f.dtype)
+            if out.nbytes:
+                self._read_rows(f, edges, (start, stop), out.reshape(-1).view(np.uint8))
+            found[f.name] = out
+            if edges is not None:
+                found[f.name] = Ragged(out, edges[start : stop + 1] - low, f.kind)
+        write_error(self._fd)  # the system may drop what it failed to bring to the disk
+        return found
+
+    def _read_rows(
+        self, field: Field, edges: Ints | None, samples: tuple[int, int], out: Bytes
+    ) -> None:
+        """Fill `out` with the bytes of a field of some samples, batch by batch."""
+        start, stop = samples
+        part = int(np.searchsorted(self._firsts, start, "right")) - 1
+        done = 0
+        while start < stop:
+            first, end = self._firsts[part], min(stop, self._firsts[part + 1])
+            low, at, high = (first, start, end) if edges is None else edges[[first, start, end]]
+            nbytes = int(high - at) * field.row_nbytes
+            offset = self._offsets[part][field.name] + int(at - low) * field.row_nbytes
+            pread_into(self._fd, out[done : done + nbytes], offset, f"{self.path}, temporary file")
+            done, start, part = done + nbytes, end, part + 1
+
+    def rows(self, name: str) -> Ints | None:
+        """Return the rows of a ragged field in every sample; see `Source.rows`."""
+        return np.diff(self._edges[name])
+
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        """Return the payload bytes of each sample; see `Source.sizes`."""
+        out = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
+        for name, edges in self._edges.items():
+            out += np.diff(edges[start : stop + 1]) * self.schema[name].row_nbytes
+        return out
+
+    def release(self, first: int) -> None:
+        """Give back the space of the samples before this one; see `Source.release`."""
+        part = int(np.searchsorted(self._firsts, first, "right")) - 1
+        end = self._end if part == len(self._offsets) else min(self._offsets[part].values())
+        if end > self._released:
+            punch(self._fd, self._released, end - self._released)
+            self._released = end
+
+    def files(self) -> list[Path]:
+        """Return nothing: the file has no name."""
+        return []
+
+    def storage(self) -> dict[str, FieldStorage]:
+        """Return nothing, as `files` does."""
+        return {}
+
+    def loading_code(self) -> str:
+        """Return nothing, as `files` does."""
+        return ""
+
+    def close(self) -> None:
+        """Close the file, with which it goes."""
+        self._pool.shutdown(cancel_futures=True)
+        self._file.close()

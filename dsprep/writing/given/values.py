@@ -1,0 +1,380 @@
+"""Values that a program gives: which fields they have, and whether they are of these fields.
+
+=========================================== ==================================================
+value                                       field
+=========================================== ==================================================
+array (of numpy, or what gives one)         its dtype and shape
+numpy scalar                                its dtype, scalar
+``bool``, ``int``, ``float``, ``complex``   ``bool``, ``int64``, ``float64``, ``complex128``
+``list``, ``tuple``                         ragged: rows of numbers or of arrays of one shape
+``bytes``, ``bytearray``, ``memoryview``    `bytes`
+``str``                                     `str`
+=========================================== ==================================================
+
+A field whose values are arrays with a first axis that varies has to be declared; nothing in one
+sample shows it. Python's own numbers have no dtype: they become that of the field if they fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dsprep.core.schema import (
+    Array,
+    Column,
+    DType,
+    Field,
+    FieldSpec,
+    Ragged,
+    Schema,
+    is_extension,
+    show_dtype,
+    show_shape,
+)
+from dsprep.errors import DsprepError, SchemaError, UsageError
+from dsprep.writing.plan import Cast
+
+Declared: TypeAlias = Schema | Mapping[str, Any]
+"""A `Schema`, or field name to what the field is: ``"float32[None,3]"``, a `Field` or a dtype."""
+
+_BYTES = (bytes, bytearray, memoryview)
+_NUMBERS = (bool, int, float, complex)
+
+
+def declared(schema: Declared | None) -> Schema | None:
+    """Return the fields that a user declares, None if there are none.
+
+    Raises
+    ------
+    UsageError, SchemaError
+        If it is not a declaration.
+    """
+    if schema is None or isinstance(schema, Schema):
+        return schema
+    if not isinstance(schema, Mapping):
+        raise UsageError(
+            f"a schema cannot be {_kind(schema)}",
+            expected='dsprep.Schema, or a mapping such as {"x": "float32[None,3]"}',
+        )
+    return Schema(tuple(_declared_field(name, what) for name, what in schema.items()))
+
+
+def _declared_field(name: object, what: object) -> Field:
+    if not isinstance(name, str):
+        raise UsageError(f"{name!r} is not a field name", expected="a str")
+    if isinstance(what, Field):
+        return replace(what, name=name)
+    try:
+        if isinstance(what, str):
+            return replace(FieldSpec.parse(f"x:{what}").to_field(), name=name)
+        return Field(name, np.dtype(what or "none"))  # type: ignore[call-overload]
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"schema: field {name} cannot be {what!r}",
+            expected='a type and a shape such as "float32", "int16[128,4]", "float32[None,3]", '
+            '"bytes" or "str"',
+        ) from error
+
+
+def infer(sample: object, given: Schema | None = None, number: object = 0) -> Schema:
+    """Return the fields of a sample, in its order.
+
+    Parameters
+    ----------
+    sample
+        Field name to value.
+    given
+        Fields that are declared; those of the sample that it names are taken from it.
+    number
+        The sample's number, or words for it.
+
+    Raises
+    ------
+    SchemaError
+        If it is not a sample, a value has no type, or it lacks a field that is declared.
+    """
+    names = _names(sample, number)
+    for f in given or ():
+        if f.name not in names:
+            raise SchemaError(f"field {f.name} is missing", where=told(number), found=_list(names))
+    known = {f.name: f for f in given or ()}
+    values: Mapping[str, Any] = sample  # type: ignore[assignment]
+    fields = [known.get(n) or _field_of(n, values[n], told(number)) for n in names]
+    return Schema(tuple(fields), {} if given is None else given.attrs)
+
+
+def infer_batch(batch: object, given: Schema | None = None, number: object = 0) -> Schema:
+    """Return the fields of a batch: of its first sample, and of `Ragged` columns; see `infer`."""
+    names = _names(batch, number)
+    columns: Mapping[str, Any] = batch  # type: ignore[assignment]
+    first: dict[str, Any] = {}
+    known = {f.name: f for f in given or ()}
+    for name in names:
+        column = columns[name]
+        if name in known:
+            first[name] = None
+        elif isinstance(column, Ragged):
+            kind, values = column.kind, column.values
+            known[name] = (
+                Field(name, values.dtype, (None, *values.shape[1:]))
+                if kind == "array"
+                else Field.opaque(name, kind)
+            )
+            first[name] = None
+        else:
+            first[name] = _first(column, f"{told(number)}, field {name}")
+    schema = infer(first, Schema(tuple(known.values())), number)
+    return replace(schema, attrs={} if given is None else given.attrs)
+
+
+def _first(column: Any, where: str) -> Any:
+    """Return the value of the first sample of a column of a batch."""
+    if isinstance(column, list | tuple):
+        if not column:
+            raise SchemaError("an empty list has no type", where=where, fix="give schema=")
+        return column[0]
+    array = as_array(column, where)
+    if array.ndim == 0:
+        raise SchemaError(
+            "a value in a batch has no axis of samples", where=where, found=show_value(column)
+        )
+    return np.empty(array.shape[1:], array.dtype)
+
+
+def told(number: object) -> str:
+    """Return the words for a sample: of a number, or those that are given."""
+    return f"sample {number}" if isinstance(number, int) else str(number)
+
+
+def _names(sample: object, number: object) -> list[str]:
+    if not isinstance(sample, Mapping):
+        raise SchemaError(
+            "this is not a sample",
+            where=told(number),
+            expected="a dict of field name to value",
+            found=_kind(sample),
+        )
+    for name in sample:
+        if not isinstance(name, str):
+            raise SchemaError(f"{name!r} is not a field name", where=told(number), expected="a str")
+    if not sample:
+        raise SchemaError("it has no fields", where=told(number))
+    return list(sample)
+
+
+def _field_of(name: str, value: Any, where: str) -> Field:
+    """Return the field that a value is of."""
+    where = f"{where}, field {name}"
+    if isinstance(value, str):
+        return Field.opaque(name, "str")
+    if isinstance(value, _BYTES):
+        return Field.opaque(name)
+    array = as_array(value, where)
+    shape: tuple[int | None, ...] = array.shape
+    if isinstance(value, list | tuple):
+        if array.dtype.kind in "SU" or not array.shape[0]:
+            raise SchemaError(
+                f"the type of {show_value(value)} cannot be seen",
+                where=where,
+                expected="a list of numbers, or of arrays of one shape",
+                fix=f'declare it: schema={{"{name}": "float32[None]"}}, or as it is',
+            )
+        shape = (None, *array.shape[1:])
+    try:
+        return Field(name, array.dtype, shape)
+    except SchemaError as error:
+        raise SchemaError(error.what, where=where, expected=error.expected) from error
+
+
+def as_array(value: Any, where: str) -> Array:
+    """Return what numpy makes of a value.
+
+    Raises
+    ------
+    SchemaError
+        If it is not an array, not numbers, or has values that are masked.
+    """
+    known = isinstance(value, (np.ndarray, np.generic, list, tuple, *_NUMBERS))
+    if not known and not any(hasattr(value, n) for n in ("__array__", "__array_interface__")):
+        raise SchemaError(
+            f"{_kind(value)} is not a value that is written",
+            where=where,
+            expected="an array, a number, bytes, str, or a list of rows",
+            fix="flatten what is nested: one field for each value"
+            if isinstance(value, Mapping)
+            else None,
+        )
+    if isinstance(value, np.ma.MaskedArray):
+        raise SchemaError("masks are not written", where=where, fix="fill it: x.filled(VALUE)")
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise SchemaError(
+            f"{_kind(value)} cannot be made an array: {error}",
+            where=where,
+            expected="rows of one shape" if isinstance(value, list | tuple) else None,
+        ) from error
+    if array.dtype.hasobject:
+        raise SchemaError(
+            f"{show_value(value)} has no fixed-width dtype", where=where, found=f"{array.dtype}"
+        )
+    return array
+
+
+def checked(value: Any, field: Field, number: object) -> Array | bytes:
+    """Return a sample's value of a field as it is written.
+
+    Returns
+    -------
+    An array of the field's dtype and of its shape, or the bytes of a `bytes` or `str` field.
+
+    Raises
+    ------
+    SchemaError
+        If it is not such a value.
+    """
+    where = f"{told(number)}, field {field.name}"
+    if field.kind == "str":
+        if not isinstance(value, str):
+            raise _wrong(where, field, value)
+        try:
+            return value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise SchemaError(f"the text is not Unicode: {error}", where=where) from error
+    if field.kind == "bytes":
+        if isinstance(value, _BYTES):
+            return bytes(value)
+        if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
+            return value.tobytes()
+        raise _wrong(where, field, value)
+    if isinstance(value, (str, *_BYTES)) and field.dtype.kind not in "SU":
+        raise _wrong(where, field, value)
+    return _fitting(np.asarray(value) if isinstance(value, str | bytes) else value, field, where)
+
+
+def _fitting(value: Any, field: Field, where: str) -> Array:
+    array = as_array(value, where)
+    if field.ragged and not array.size and array.ndim and not array.shape[0]:
+        array = array.reshape(0, *field.inner) if isinstance(value, list | tuple) else array
+    inner = array.shape[1:] if field.ragged else array.shape
+    if inner != field.inner or array.ndim != len(field.shape):
+        raise _wrong(where, field, array)
+    return _cast(array, field, _without_dtype(value), where)
+
+
+def _cast(array: Array, field: Field, free: bool, where: str) -> Array:
+    """Return values with the dtype of the field; only those without one of their own change."""
+    dtype = field.dtype
+    if array.dtype == dtype:
+        return array
+    if array.dtype.newbyteorder("=") == dtype.newbyteorder("="):
+        return array.astype(dtype)
+    numbers = _is_number(array.dtype) and _is_number(dtype)
+    text = array.dtype.kind in "SU" and array.dtype.kind == dtype.kind
+    if text and array.dtype.itemsize <= dtype.itemsize:
+        return array.astype(dtype)
+    if not free or not numbers or (array.dtype.kind == "c" and dtype.kind != "c"):
+        raise _wrong(where, field, array)
+    try:
+        cast = Cast(Field(field.name, array.dtype), dtype).apply(array.reshape(1, -1), 0)
+    except SchemaError as error:
+        raise SchemaError(error.what, where=where, fix="declare a wider type: schema=") from error
+    return np.asarray(cast).reshape(array.shape)
+
+
+def _without_dtype(value: Any) -> bool:
+    """Whether values are Python's own numbers."""
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return isinstance(value, (list, tuple, *_NUMBERS)) and not isinstance(value, np.generic)
+
+
+def _is_number(dtype: DType) -> bool:
+    return dtype.names is None and (dtype.kind in "biufc" or is_extension(dtype))
+
+
+def checked_column(column: Any, field: Field, number: object) -> Column | list[Any]:
+    """Return a field's column of a batch: an array or a `Ragged`, or a list of a value per sample.
+
+    Raises
+    ------
+    SchemaError
+        If it is not of the field. What a list holds is not looked at.
+    """
+    where = f"{told(number)}, field {field.name}"
+    if isinstance(column, list | tuple):
+        return list(column)
+    if isinstance(column, Ragged):
+        values = column.values
+        if (
+            not field.ragged
+            or column.kind != field.kind
+            or (values.dtype, values.shape[1:]) != (field.dtype, field.inner)
+        ):
+            shape = (None, *values.shape[1:])
+            found = f"Ragged of {show_dtype(values.dtype)}{show_shape(shape)}"
+            raise _wrong(where, field, column, found)
+        offsets = column.offsets
+        if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
+            raise SchemaError(
+                "the offsets of a Ragged do not rise from 0 to its number of rows", where=where
+            )
+        return column
+    array = as_array(column, where)
+    if array.ndim == 0:
+        raise SchemaError("a value in a batch has no axis of samples", where=where)
+    if field.kind != "array" or field.ragged or array.shape[1:] != field.inner:
+        raise _wrong(where, field, np.empty(array.shape[1:], array.dtype))
+    return _cast(array, field, False, where)
+
+
+def _wrong(where: str, field: Field, value: Any, found: str | None = None) -> SchemaError:
+    """Return the error for a sample's value that is not of its field."""
+    fix = None
+    alike = isinstance(value, np.ndarray) and value.ndim and field.kind == "array"
+    if alike and value.dtype == field.dtype and value.shape[1:] == field.shape[1:]:
+        text = f"{show_dtype(field.dtype)}{show_shape((None, *value.shape[1:]))}"
+        fix = f'if its first axis varies, declare that: schema={{"{field.name}": "{text}"}}'
+    return SchemaError(
+        "the value is not of this field",
+        where=where,
+        expected=str(field).partition(": ")[2],
+        found=found or show_value(value),
+        fix=fix,
+    )
+
+
+def show_value(value: Any) -> str:
+    """Return what a value is, for a person: the dtype and shape of an array, else its type."""
+    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, str | bytes):
+        return f"{show_dtype(value.dtype)}{show_shape(value.shape)}"
+    return _kind(value)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:8]) + ", ..." * (len(names) > 8)
+
+
+def misnamed(sample: object, schema: Schema, number: object) -> DsprepError:
+    """Return the error for a sample that has not the fields of the schema."""
+    names = _names(sample, number)
+    lacking = [n for n in schema.names if n not in names]
+    what = f"field {lacking[0]} is missing" if lacking else ""
+    if not what:
+        more = [n for n in names if n not in schema.names]
+        what = f"field {more[0]} is in none of the samples before" if more else "fields differ"
+    return SchemaError(
+        what,
+        where=told(number),
+        expected=_list(list(schema.names)),
+        found=_list(names),
+        fix="every sample has the same fields",
+    )

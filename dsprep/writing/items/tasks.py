@@ -1,0 +1,352 @@
+"""Calling the user's function for some consecutive items, and writing its samples as a part.
+
+A task may be done twice, by two workers at the same time if one of them is taken for dead: each
+writes into a directory of its own, in one that is of this run alone, and the first part that is
+complete gets the name.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import multiprocessing
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from dsprep.core.schema import Schema
+from dsprep.core.storage import node, remove, sync_directory, wait_for
+from dsprep.errors import ItemError, SchemaError, UsageError
+from dsprep.writing.given.assemble import Assembler
+from dsprep.writing.given.values import infer
+from dsprep.writing.items.parts import BLOCK_NBYTES, LISTED, Failed, Part, PartWriter
+
+Function: TypeAlias = Callable[[Any], Any]
+"""Of an item: gives a sample, an iterable of samples, or None."""
+
+SHOWN = 200
+"""Characters that are shown of an item, and five times as many of what went wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Consecutive items, as they travel.
+
+    Attributes
+    ----------
+    function, items
+        What is called on each of which.
+    start
+        The number of the first item among all.
+    declared, schema
+        Fields that the user declares; and those of all samples, None: of the first one here.
+    skip
+        Whether an item that fails is left out, and not raised.
+    directory, attempts
+        Where the part gets its name; and a directory of this run, where it is made: workers of an
+        earlier run find theirs gone.
+    durable
+        Whether to wait for the disk.
+    apart
+        Whether another process does it, so that what is raised there has to travel.
+    node
+        Where the directories were made; see `storage.node`.
+    """
+
+    function: Function
+    items: tuple[Any, ...]
+    start: int
+    declared: Schema | None
+    schema: Schema | None
+    skip: bool
+    directory: Path
+    attempts: Path
+    durable: bool
+    apart: bool
+    node: str
+
+
+class Outcome(NamedTuple):
+    """What became of a task.
+
+    Attributes
+    ----------
+    part
+        The part, of fewer items if one failed or the work was stopped.
+    schema
+        The fields of its samples; None if it has none.
+    error, cause
+        If an item failed: the error that names it, and what was raised.
+    seconds, node
+        How long it took, and where it was done.
+    """
+
+    part: Part
+    schema: Schema | None
+    error: ItemError | SchemaError | None
+    cause: BaseException | None
+    seconds: float
+    node: str
+
+
+class Stopped(BaseException):
+    """The work is not to go on; raised between two items."""
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads of this process, which stop between two items."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers, "dsprep-item")
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Have all threads stop when they have done their item."""
+        self._stopped.set()
+
+    def unless_stopped(self, function: Function) -> Function:
+        """Return a function that raises `Stopped` instead of being called when all is to stop."""
+
+        def call(item: Any) -> Any:
+            if self._stopped.is_set():
+                raise Stopped
+            return function(item)
+
+        return call
+
+
+def do(task: Task) -> Outcome:
+    """Call the function for the items of a task, and write a part."""
+    for directory in (task.attempts, task.directory):
+        wait_for(directory, task.node)
+    began = time.monotonic()
+    own = Path(tempfile.mkdtemp(prefix=f"{task.start}-", dir=task.attempts))
+    with closing(_Making(task, own)) as making:
+        stop, error = task.start, None
+        try:
+            for item in task.items:
+                making.add(stop, item)
+                stop += 1
+        except (ItemError, SchemaError) as failed:
+            making.undo()
+            error = failed
+        except Stopped:
+            pass
+        part = making.finish(stop)
+    if stop > task.start:
+        _put(own, task.directory / part.name)
+        if task.durable:
+            sync_directory(task.directory)
+    remove(own)
+    cause = None if error is None else error.__cause__
+    if cause is not None and task.apart:
+        cause = _travelling(cause)
+    return Outcome(part, making.schema, error, cause, time.monotonic() - began, node())
+
+
+def _put(own: Path, path: Path) -> None:
+    """Give a complete part its name, if another attempt has not done so."""
+    try:
+        own.rename(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+class _Making:
+    """A part that is being made.
+
+    Attributes
+    ----------
+    schema
+        The fields of its samples; None as long as there is none.
+    """
+
+    def __init__(self, task: Task, directory: Path) -> None:
+        self._task, self._directory, self.schema = task, directory, task.schema
+        self._packed: Assembler | None = None
+        self._writer: PartWriter | None = None
+        self._none = self._failures = 0
+        self._failed: list[Failed] = []
+        self._before = self._blocks = 0  # samples in memory, and blocks, before the item
+
+    def add(self, number: int, item: Any) -> None:
+        """Add the samples of an item, all or none.
+
+        Raises
+        ------
+        ItemError, SchemaError
+            If the function fails, or gives what is not a sample of the schema.
+        """
+        self._before = 0 if self._packed is None else len(self._packed)
+        self._blocks = self._writer.blocks if self._writer is not None else 0
+        count = 0
+        try:
+            for sample in _samples(self._task.function, number, item):
+                where = _Where(number, item, count)
+                packed = self._packed if self._packed is not None else self._begin(sample, where)
+                if packed.nbytes >= BLOCK_NBYTES:
+                    self._write(packed)
+                packed.add(sample, where)
+                count += 1
+        except (ItemError, SchemaError) as error:
+            if not self._task.skip:
+                raise
+            self.undo()
+            self._failures += 1
+            if len(self._failed) < LISTED:
+                cause = error.__cause__ or error
+                text = cut(f"{type(cause).__name__}: {cause}", 5 * SHOWN)
+                self._failed.append(Failed(number, show_item(item), text))
+        else:
+            self._none += not count
+
+    def _begin(self, sample: Any, where: _Where) -> Assembler:
+        if self.schema is None:
+            self.schema = infer(sample, self._task.declared, where)
+        self._packed = Assembler(self.schema)
+        self._writer = PartWriter(self._directory, self.schema)
+        return self._packed
+
+    def _write(self, packed: Assembler) -> None:
+        """Write what is in memory; what is of the item that is being added, as its own block."""
+        assert self._writer is not None
+        count, before, batch = len(packed), self._before, packed.take()
+        if before:
+            self._writer.append({name: column[:before] for name, column in batch.items()})
+            self._blocks, self._before = self._writer.blocks, 0
+        if count > before:
+            self._writer.append({name: column[before:] for name, column in batch.items()})
+
+    def undo(self) -> None:
+        """Forget the samples of the item that was added last."""
+        if self._writer is not None and self._writer.blocks > self._blocks:
+            self._writer.take_back(self._blocks)
+        if self._packed is not None and len(self._packed) > self._before:
+            batch = self._packed.take()
+            self._packed.extend(batch, 0, self._before)
+
+    def finish(self, stop: int) -> Part:
+        """Complete the part, which has the items up to `stop`."""
+        if self._packed is not None and len(self._packed):
+            self._before = len(self._packed)
+            self._write(self._packed)
+        part = Part(
+            start=self._task.start,
+            stop=stop,
+            samples=0,
+            nbytes=0,
+            none=self._none,
+            failures=self._failures,
+            failed=tuple(self._failed),
+        )
+        self._writer = self._writer or PartWriter(self._directory, Schema(()))
+        return self._writer.finish(part, self._task.durable)
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _samples(function: Function, number: int, item: Any) -> Iterator[Any]:
+    """Yield what a function gives of an item, as samples."""
+    try:
+        found = function(item)
+        if isinstance(found, Mapping | str | bytes | np.ndarray) or not isinstance(found, Iterable):
+            found = () if found is None else (found,)
+        yield from found
+    except Exception as error:
+        raise ItemError(
+            f"the function failed: {cut(f'{type(error).__name__}: {error}', 5 * SHOWN)}",
+            where=str(_Where(number, item, 0)),
+            fix="correct it and make the same call again, which continues; or leave out such "
+            "items: errors='skip'",
+        ) from error
+
+
+class _Where(NamedTuple):
+    """Words for a sample of an item, made when they are needed."""
+
+    number: int
+    item: Any
+    sample: int
+
+    def __str__(self) -> str:
+        several = f", sample {self.sample}" if self.sample else ""
+        return f"item {self.number} ({show_item(self.item)}){several}"
+
+
+def show_item(item: Any) -> str:
+    """Return the `repr` of an item in one line, cut to `SHOWN` characters."""
+    try:
+        return cut(repr(item), SHOWN)
+    except Exception as error:
+        return f"<{type(item).__name__}, whose repr fails: {type(error).__name__}>"
+
+
+def cut(text: str, most: int) -> str:
+    """Return the first line or so of a text, of at most so many characters."""
+    text = " ".join(text.split()) if len(text) < 16 * most else text[: 16 * most]
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _travelling(error: BaseException) -> BaseException:
+    """Return an exception as it can be sent to another process, with where it was raised."""
+    trace = "".join(traceback.format_exception(error))
+    try:
+        again = copy.copy(error)  # as it is made again there
+        ForkingPickler.dumps(again)
+    except Exception:
+        again = RuntimeError(cut(f"{type(error).__name__}: {error}", 5 * SHOWN))
+    again.add_note(f"In the function:\n{trace}")
+    return again
+
+
+def check_function(function: Function) -> None:
+    """Raise `UsageError` if other processes cannot be told which function to call."""
+    reason = ""
+    try:
+        ForkingPickler.dumps(function)
+    except Exception as error:
+        reason = cut(str(error), SHOWN)
+    main = getattr(sys.modules["__main__"], "__file__", None) or ""
+    inner = getattr(function, "func", function)
+    if not reason and getattr(inner, "__module__", "") == "__main__" and not Path(main).is_file():
+        reason = "it is not in a file that they could import"
+    if reason:
+        raise UsageError(
+            f"the function cannot be called by other processes: {reason}",
+            found=name_of(function),
+            fix="define it at the top level of a module, or take executor='threads'",
+        )
+
+
+def check_main() -> None:
+    """Raise `UsageError` if a worker process is here only because it imports the main script."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UsageError(
+            "a worker process called it again, when it imported the script",
+            fix="put the call under: if __name__ == '__main__':",
+        )
+
+
+def name_of(function: Function) -> str:
+    """Return the module and qualified name of a function; of a `partial` also its arguments."""
+    inner = getattr(function, "func", None)
+    if callable(inner):
+        given = f"{getattr(function, 'args', ())!r}, {getattr(function, 'keywords', {})!r}"
+        return f"partial({name_of(inner)}, {given})"
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -1,0 +1,350 @@
+"""What is to be made: a job, whether it may be done here, and what decides its bytes.
+
+A job is made by `dsprep.verbs.convert` or `dsprep.verbs.repack` and done by `dsprep.writing.run`.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import dsprep
+from dsprep.core.atomic import partial_path
+from dsprep.core.groups import Grouping
+from dsprep.core.marks import Mark, sample
+from dsprep.core.schema import Schema
+from dsprep.core.storage import data_files, free_memory, free_nbytes, tree_nbytes
+from dsprep.errors import TargetError, UsageError
+from dsprep.formats.base import Source, WritableFormat
+from dsprep.formats.options import WriteOptions
+from dsprep.writing.create_sidecar import made_by
+from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard, as_nbytes, show_asked, show_nbytes
+from dsprep.writing.shuffle import ShuffledSource
+from dsprep.writing.staging import STATUS
+
+COPIES_PER_WORKER = 4
+"""A worker holds a piece as read, as encoded, and what compression needs besides."""
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with (samples, payload bytes) done so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a conversion will do; deciding is over, nothing has been written.
+
+    Attributes
+    ----------
+    target
+        The file or directory that will appear.
+    format
+        The target's format.
+    schema
+        The fields written, after casts.
+    casts
+        Changes of dtype by field name.
+    options
+        How to write.
+    shards
+        The output files; one named as `target` itself when the output is not sharded.
+    sharded
+        Whether `target` is a directory of shards.
+    stored
+        How each field will be stored, by name.
+    losses
+        What the target cannot keep, one clause each.
+    payload
+        Bytes of all values, estimated where they cannot be told without reading all.
+    estimate
+        Bytes on disk that the output will take.
+    scratch
+        Bytes that working files take besides while it is made.
+    largest
+        Bytes of the largest sample, as far as known; when whole groups are written, of a group.
+    unit
+        Samples that stay together, when no groups are written.
+    files
+        Files and directories that one shard consists of.
+    groupings
+        The groups of each shard, when the output is written in groups; else empty.
+    recipe
+        What was done to the order and choice of samples, for the lineage.
+    """
+
+    target: Path
+    format: WritableFormat
+    schema: Schema
+    casts: Mapping[str, Cast]
+    options: WriteOptions
+    shards: tuple[Shard, ...]
+    sharded: bool
+    stored: Mapping[str, str]
+    losses: tuple[str, ...]
+    payload: int
+    estimate: int
+    scratch: int
+    largest: int
+    unit: int = 1
+    files: int = 1
+    groupings: tuple[Grouping, ...] = ()
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """Samples that will be written."""
+        return self.shards[-1].stop - self.shards[0].start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a conversion did.
+
+    Attributes
+    ----------
+    target
+        The output.
+    sidecar
+        Its sidecar.
+    samples, files
+        Samples and files written.
+    bytes_in
+        Bytes of the source's files.
+    payload
+        Bytes of all values.
+    copied
+        Bytes of the values that this run copied.
+    bytes_out
+        Bytes of the output's files.
+    seconds
+        Wall time of this run.
+    resumed
+        Samples that an earlier, interrupted run had written.
+    notes
+        What was assumed when reading, and what the target could not keep.
+    """
+
+    target: Path
+    sidecar: Path
+    samples: int
+    files: int
+    bytes_in: int
+    payload: int
+    copied: int
+    bytes_out: int
+    seconds: float
+    resumed: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How an output is made. Its bytes do not depend on it.
+
+    Attributes
+    ----------
+    workers
+        Threads; None: one per core, at most 8.
+    memory
+        Bytes that buffers may take; None: a quarter of what is free.
+    overwrite
+        Replace an existing target once the new one is complete.
+    restart
+        Discard what an interrupted run left, instead of continuing it.
+    durable
+        Wait for the disk before names appear and positions are recorded. Without, a crash of the
+        machine (not of the process) can lose data, and interrupted runs start over.
+    executor
+        Who writes the files, or parts of a large one (see `dsprep.executors`); None: threads here.
+    """
+
+    workers: int | None = None
+    memory: int | None = None
+    overwrite: bool = False
+    restart: bool = False
+    durable: bool = True
+    executor: Executor | None = None
+
+    @classmethod
+    def of(cls, *, memory: str | int | None, **options: Any) -> RunOptions:
+        """Return the options that a user means; `memory`: bytes, or text such as ``"4GiB"``."""
+        return cls(memory=None if memory is None else as_nbytes(memory), **options)
+
+
+def admit(job: Job, source: Source, workers: int | None, memory: int | None) -> int:
+    """Return how many workers a job may have; nothing is written.
+
+    Raises
+    ------
+    UsageError
+        If the target is a place of the source, or the job does not fit in the memory.
+    """
+    _check_not_source(job.target, source)
+    taken = source.resident_nbytes()
+    most = job.payload + job.samples if isinstance(source, ShuffledSource) else 0
+    return count_workers(job, workers, memory, taken, most)
+
+
+def count_workers(
+    job: Job, workers: int | None, memory: int | None, resident: int = 0, most: int = 0
+) -> int:
+    """Return how many workers may run at once within `memory` bytes, `resident` of them taken.
+
+    `most`: what would be taken of any memory, though never more than half of it.
+
+    Raises
+    ------
+    UsageError
+        If not even one fits.
+    """
+    if workers is not None and workers < 1:
+        raise UsageError(f"{workers} workers are not possible", expected="at least 1")
+    if workers is None:
+        workers = min(8, len(os.sched_getaffinity(0)))
+    if memory is None:
+        memory = max(256 << 20, free_memory() // 4)
+    unit = 0
+    if not job.groupings:
+        unit = min(job.unit, max(map(len, job.shards)))
+        unit = unit * job.payload // max(1, job.samples)
+    each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
+    if each + resident > memory:
+        least = each + max(resident, min(each, most))
+        step = 10 ** max(0, (len(str(least)) - 1) // 3 * 3 - 1)  # as many digits as are shown
+        raise UsageError(
+            "one worker does not fit in the memory allowed",
+            expected=f"--memory of at least {show_nbytes(-(-least // step) * step)}",
+            found=show_asked(memory),
+            fix="raise --memory, or make chunks smaller with --chunk"
+            if not job.groupings
+            else "raise --memory, or lower --buffer-size",
+        )
+    return min(workers, (memory - resident) // each)
+
+
+def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
+    """Raise `TargetError` if what is missing of some outputs, made in turn, surely does not fit.
+
+    `restart`: what earlier runs left is discarded.
+    """
+    needed = most = 0
+    for job in jobs:
+        root = partial_path(job.target)
+        complete = recorded_state(root).get("complete") and not restart
+        if job.options.compress is not None or complete:
+            continue  # the estimate is an upper bound, or all has been written
+        needed += job.estimate - (tree_nbytes(root) if root.is_dir() else 0)
+        most = max(most, needed + job.scratch)
+    at = jobs[0].target.parent
+    free = free_nbytes(at)
+    if most > free:
+        raise TargetError(
+            "there is not enough space",
+            where=at,
+            expected=f"about {show_nbytes(most)}",
+            found=f"{show_nbytes(free)} free",
+        )
+
+
+def recorded_state(root: Path) -> dict[str, Any]:
+    """Return how far a run came that worked in `root`; empty if it left no word."""
+    try:
+        state = json.loads((root / "state.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _check_not_source(target: Path, source: Source) -> None:
+    final = Path(os.path.realpath(target))  # allows links that lead in circles
+    for path in source.files():
+        used = path.resolve()
+        if used == final or final in used.parents or used in final.parents:
+            raise UsageError(
+                "the target is or holds the source", where=target, fix="choose another path"
+            )
+    for name in source.named:
+        if _would_name(name, final):
+            raise UsageError(
+                f"the target is in {name}, and would be part of the source next time",
+                where=target,
+                fix="choose a path outside",
+            )
+
+
+def _would_name(name: str, path: Path) -> bool:
+    """Whether a directory or pattern would mean `path`, too, if that existed."""
+    if Path(name).is_dir():
+        return Path(name).resolve() in path.parents
+    parts, pattern = path.parts, (Path(name).parent.resolve() / Path(name).name).parts
+    recursive = "**" in pattern
+    if not glob.has_magic(name) or (len(parts) != len(pattern) and not recursive):
+        return False
+    if recursive:
+        return fnmatch(str(path), str(Path(*pattern)).replace("**/", "*"))
+    return all(map(fnmatch, parts, pattern))
+
+
+def fingerprint(job: Job, source: Source, marks: Sequence[Mark]) -> dict[str, Any]:
+    """Return what decides every byte of the output, as JSON.
+
+    Data that look as they did, but were replaced or written to, have another `STATUS`; on another
+    node or mount that says nothing.
+    """
+    data, exact = hashlib.sha256(), hashlib.sha256()
+    files: list[tuple[Path, int]] = []
+    places = set[str]()
+    paths = source.files()
+    for mark in marks[: len(paths)]:
+        files += [(p, p.stat().st_size) for p in data_files(mark.path)]
+        line = f"{mark.path}\0{mark.lasting}\n"
+        data.update(line.encode("utf-8", "surrogateescape"))
+        exact.update(f"{mark.exact}\0{mark.sampled}\n".encode())
+        places.add(mark.at)
+    data.update(sample(files).encode())
+    nbytes = sum(size for _, size in files)
+    shards = hashlib.sha256(repr(job.shards).encode()).hexdigest()
+    return {
+        "version": dsprep.__version__,
+        "format": job.format.name,
+        "source": f"{paths[0]}, {nbytes} bytes in all" if paths else source.version,
+        "source as it was": data.hexdigest(),
+        STATUS: [*sorted(places), exact.hexdigest()],
+        "read as": [f"{f}" for f in source.schema],
+        "fields": job.schema.to_json(),
+        "options": {k: str(v) for k, v in asdict(job.options).items()},
+        "samples": [job.shards[0].start, job.shards[-1].stop],
+        "files": [len(job.shards), shards],
+        **({"groups": _told(job.groupings), "recipe": dict(job.recipe)} if job.groupings else {}),
+    }
+
+
+def _told(groupings: Sequence[Grouping]) -> dict[str, Any]:
+    """Return groups as a person would tell them, with what tells all their edges."""
+    digest = hashlib.sha256()
+    for grouping in groupings:
+        digest.update(f"{grouping.align}\0".encode() + grouping.edges.tobytes())
+    return {
+        "number": sum(g.count for g in groupings),
+        "samples": max(g.samples for g in groupings),
+        "stripe": groupings[0].align,
+        "edges": digest.hexdigest(),
+    }
+
+
+def lineage(job: Job, source: Source) -> dict[str, Any]:
+    """Return from what the output is made, and by what."""
+    paths = source.files()
+    function = "repack" if job.groupings else "convert"
+    return {
+        "source": [str(p.absolute()) for p in paths[:8]],
+        "source_files": len(paths),
+        **made_by(f"dsprep.{function if source.repeatable else 'write'}"),
+    }

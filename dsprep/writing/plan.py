@@ -1,0 +1,422 @@
+"""Deciding what a conversion does, before anything is written. Nothing here does I/O on targets.
+
+A dataset is cut into shards (output files), and a shard into pieces (what one worker reads,
+encodes and writes at a time). Both cuts depend only on the samples and the options, so that the
+output is the same whatever the number of workers and interruptions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dsprep.core.groups import Grouping
+from dsprep.core.schema import Array, Batch, DType, Field, Ints, Ragged, Schema, show_dtype
+from dsprep.errors import SchemaError, UsageError
+from dsprep.formats.base import Source
+from dsprep.layout.describe import show_nbytes as show_nbytes
+from dsprep.source.derived import probe_nbytes
+
+PIECE_NBYTES = 8 << 20
+"""Payload of a piece: large enough for full speed, small enough to stay near the caches."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One output file.
+
+    Attributes
+    ----------
+    name
+        Its file name.
+    start, stop
+        The samples of the source that it holds, half-open.
+    """
+
+    name: str
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Into which files an output is cut; one if nothing is given.
+
+    Attributes
+    ----------
+    samples_per_file
+        Samples of a file, at most.
+    shard_nbytes
+        Bytes of values of a file, at most.
+
+    Raises
+    ------
+    UsageError
+        If both are given.
+    """
+
+    samples_per_file: int | None = None
+    shard_nbytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples_per_file is not None and self.shard_nbytes is not None:
+            raise UsageError("give either --samples-per-file or --shard-size")
+
+    @classmethod
+    def of(cls, samples_per_file: int | None, shard_size: str | int | None) -> Cut:
+        """Return the cut that a user means; `shard_size`: bytes, or text such as ``"4GiB"``."""
+        nbytes = None if shard_size is None else as_nbytes(shard_size)
+        return cls(samples_per_file=samples_per_file, shard_nbytes=nbytes)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the output is a directory of files."""
+        return self.samples_per_file is not None or self.shard_nbytes is not None
+
+
+def shard_names(stem: str, suffix: str, count: int) -> list[str]:
+    """Return ``stem-00000-of-00064.suffix`` and so on."""
+    digits = max(5, len(str(count)))
+    return [f"{stem}-{i:0{digits}d}-of-{count:0{digits}d}{suffix}" for i in range(count)]
+
+
+def shards_by_samples(start: int, stop: int, per_shard: int) -> list[tuple[int, int]]:
+    """Return ranges of `per_shard` samples; the last may be shorter. One if there are none."""
+    if per_shard < 1:
+        raise UsageError(f"{per_shard} samples per file is not possible", expected="at least 1")
+    edges = [*range(start, stop, per_shard), stop]
+    return list(itertools.pairwise(edges)) or [(start, stop)]
+
+
+def shards_by_bytes(source: Source, start: int, stop: int, limit: int) -> list[tuple[int, int]]:
+    """Return ranges of samples with at most `limit` bytes of payload, or of one sample."""
+    if limit < 1:
+        raise UsageError(f"a shard of {limit} bytes is not possible", expected="at least 1")
+    edges = [start, *cuts(source, start, stop, 1, limit, start)]
+    return list(itertools.pairwise(edges)) or [(start, stop)]
+
+
+def cuts(
+    source: Source, start: int, stop: int, unit: int, limit: int, origin: int
+) -> Iterator[int]:
+    """Yield where ranges of at most `limit` bytes end, the last at `stop`; see `ends_by_bytes`.
+
+    Parameters
+    ----------
+    unit
+        Samples that stay together.
+    origin
+        Where the dataset or shard begins: sizes that are unknown are estimated over all of it.
+    """
+    block = max(1, (1 << 18) // unit) * unit
+
+    def sizes() -> Iterator[Ints]:
+        guess: int | None = None
+        for at in range(start, stop, block):
+            end = min(stop, at + block)
+            found = source.sizes(at, end) if guess is None else None
+            if found is None:
+                guess = guess or probe_nbytes(source, origin, stop)
+                found = np.full(end - at, guess, np.int64)
+            yield found
+
+    return (start + end for end in ends_by_bytes(sizes(), limit, unit))
+
+
+def ends_by_bytes(sizes: Iterable[Ints], limit: int, unit: int = 1) -> Iterator[int]:
+    """Yield where ranges of at most `limit` bytes end, the last where the samples do.
+
+    A range is as many whole units as fit, at least one. Where it ends depends only on where it
+    began, so the ends are the same from any of them on.
+
+    Parameters
+    ----------
+    sizes
+        Bytes of the samples: slices of int64, of whole units but the last, one after another.
+    unit
+        Samples that stay together.
+    """
+    at = last = held = 0  # samples before this slice, the last end, bytes of the range since
+    for part in sizes:
+        ends = (
+            np.cumsum(np.add.reduceat(part, np.arange(0, len(part), unit))) if len(part) else part
+        )
+        i, base = 0, -held  # units of this slice, and their bytes, in ranges that have ended
+        while True:
+            j = int(np.searchsorted(ends, base + limit, "right"))
+            if j == i and at + i * unit == last:
+                j += 1  # one unit is larger than the limit
+            if j >= len(ends):
+                held = int(ends[-1]) - base if len(ends) else held
+                break
+            last = at + j * unit
+            yield last
+            i, base = j, int(ends[j - 1]) if j else 0
+        at += len(part)
+    if at > last:
+        yield at
+
+
+def pieces(
+    source: Source, shard: Shard, unit: int, target: int = PIECE_NBYTES, after: int = 0
+) -> Iterator[tuple[int, int]]:
+    """Yield the pieces of a shard, as ranges of source samples.
+
+    Parameters
+    ----------
+    unit
+        Every piece but the last has a multiple of this many samples.
+    target
+        Payload bytes that a piece should not pass, unless one unit does.
+    after
+        Samples of the shard that are done already; must be where a piece ended.
+    """
+    first = shard.start + after
+    if source.schema.ragged:
+        ends = cuts(source, first, shard.stop, unit, target, shard.start)
+    else:
+        nbytes = max(1, source.schema.fixed_nbytes)
+        step = unit * max(1, min(target // (nbytes * unit), (1 << 20) // unit))
+        whole = range(first + step, shard.stop, step)
+        ends = itertools.chain(whole, [shard.stop] if first < shard.stop else [])
+    yield from itertools.pairwise(itertools.chain([first], ends))
+
+
+def group_pieces(
+    grouping: Grouping,
+    shard: Shard,
+    nbytes: int,
+    *,
+    whole: bool,
+    target: int = PIECE_NBYTES,
+    after: int = 0,
+    until: int | None = None,
+) -> Iterator[tuple[int, int]]:
+    """Yield the pieces of a shard that is written in groups, as ranges of source samples.
+
+    Parameters
+    ----------
+    nbytes
+        Payload of a sample, about.
+    whole
+        Every piece is a group; otherwise a piece is a part of one, or a whole one.
+    target
+        Payload bytes that a part should not pass, unless one sample does.
+    after, until
+        The samples of the shard between which they are, by default all. If every piece is a group,
+        these are edges of groups.
+    """
+    step = max(1, min(target // max(1, nbytes), 1 << 20))
+    until = int(grouping.edges[-1]) if until is None else until
+    for g in range(grouping.of(after) if after else 0, grouping.count):
+        first, last = max(after, int(grouping.edges[g])), min(until, int(grouping.edges[g + 1]))
+        for start in range(first, last, max(1, last - first) if whole else step):
+            yield shard.start + start, shard.start + (last if whole else min(start + step, last))
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A change of one field's dtype that refuses values which the new dtype cannot hold."""
+
+    field: Field
+    dtype: DType
+
+    @property
+    def result(self) -> Field:
+        """The field after the cast."""
+        return replace(self.field, dtype=self.dtype)
+
+    def apply(self, column: Array | Ragged, start: int) -> Array | Ragged:
+        """Return `column` with the new dtype.
+
+        Raises
+        ------
+        SchemaError
+            If a finite value would become infinite or wrap around, or if a value that is no
+            whole number would become an integer. Floats are rounded to floats.
+        """
+        if isinstance(column, Ragged):
+            return Ragged(self._cast(column.values, start, column.offsets), column.offsets)
+        return self._cast(column, start, None)
+
+    def _cast(self, values: Array, start: int, offsets: Array | None) -> Array:
+        with np.errstate(all="ignore"):
+            out = values.astype(self.dtype)
+            back = out.astype(values.dtype)
+            if _is_float(self.dtype):
+                bad = ~np.isfinite(out) & np.isfinite(values)
+            elif _is_float(values.dtype):
+                bad = ~np.isfinite(values) | (back != values)
+            else:
+                bad = (back != values) | ((out < 0) != (values < 0))
+        if bad.any():
+            at = int(np.argmax(bad.reshape(-1)))
+            value = values.reshape(-1)[at]
+            rows = values.reshape(len(values), -1).shape[1]
+            row = at // max(1, rows)
+            sample = row if offsets is None else int(np.searchsorted(offsets, row, "right")) - 1
+            raise SchemaError(
+                f"{value} does not fit {show_dtype(self.dtype)}",
+                where=f"sample {start + sample}, field {self.field.name}",
+                fix="choose a wider dtype, or leave the field out of --cast",
+            )
+        return out
+
+
+def _is_float(dtype: DType) -> bool:
+    return dtype.kind in "fc" or "float" in dtype.name
+
+
+def make_casts(schema: Schema, wanted: Mapping[str, DType]) -> dict[str, Cast]:
+    """Return the casts by field name.
+
+    Raises
+    ------
+    SchemaError, UsageError
+        If a field does not exist, or either type is not numeric.
+    """
+    casts = {}
+    for name, dtype in wanted.items():
+        f = schema[name]
+        numeric = all(
+            d.names is None and (d.kind in "biufc" or _is_float(d)) for d in (f.dtype, dtype)
+        )
+        if f.kind != "array" or not numeric or (f.dtype.kind == "c") > (dtype.kind == "c"):
+            raise UsageError(
+                f"--cast cannot turn {f} into {show_dtype(dtype)}", expected="numbers into numbers"
+            )
+        casts[name] = Cast(f, dtype)
+    return casts
+
+
+def cast_schema(schema: Schema, casts: Mapping[str, Cast]) -> Schema:
+    """Return the schema after the casts."""
+    return schema.replace(*(casts[f.name].result if f.name in casts else f for f in schema))
+
+
+def apply_casts(batch: Batch, casts: Mapping[str, Cast], start: int) -> Batch:
+    """Return the batch whose first sample is `start` after the casts."""
+    if not casts:
+        return batch
+    return {n: casts[n].apply(c, start) if n in casts else c for n, c in batch.items()}
+
+
+def parse_range(text: str, count: int) -> tuple[int, int]:
+    """Return the samples that ``START:STOP`` means, half-open; negative ones count from the end.
+
+    >>> parse_range("-10:", 100)
+    (90, 100)
+
+    Raises
+    ------
+    UsageError
+        If it is something else, ends before it begins, or reaches beyond the samples there are.
+    """
+    start, colon, stop = text.partition(":")
+    try:
+        first, last = int(start) if start else 0, int(stop) if stop else count
+    except ValueError:
+        colon = ""
+    if not colon:
+        raise UsageError(f"{text!r} is not a range of samples", expected="START:STOP")
+    for bound in (first, last):
+        if not -count <= bound <= count:
+            raise UsageError(
+                f"the range {text} reaches beyond the dataset",
+                expected=f"bounds of at most {count}",
+                found=bound,
+                fix="leave the bound out to take all samples up to the end",
+            )
+    first, last = (b + count if b < 0 else b for b in (first, last))
+    if first > last:
+        raise UsageError(f"the range {text} ends before it begins", expected="START:STOP")
+    return first, last
+
+
+_UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_BINARY_UNITS = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+def parse_nbytes(text: str) -> int:
+    """Return the bytes that a size such as ``256MiB``, ``4GB`` or ``4096B`` means.
+
+    >>> parse_nbytes("1.5KiB")
+    1536
+
+    Raises
+    ------
+    UsageError
+        If it is something else, such as a number without a unit: 4 could be bytes as well as GiB.
+    """
+    whole = text.strip().lower()
+    word = whole.removesuffix("b")
+    number = word.rstrip("kmgti")
+    unit = word[len(number) :]
+    factor = 1 if unit == "" else {**_UNITS, **_BINARY_UNITS}.get(unit)
+    try:
+        value = float(number) * (factor or 0)
+    except ValueError:
+        factor = None
+        value = 0
+    if word == whole and not unit and value > 0:
+        raise UsageError(
+            f"the size {text} has no unit", expected=f"such as {text.strip()}MiB or {text.strip()}B"
+        )
+    if factor is None or not 0 < value < 1 << 62:
+        raise UsageError(f"{text!r} is not a size", expected="a size such as 256MiB or 4GB")
+    return int(value)
+
+
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds that a time such as ``12ms`` means.
+
+    >>> parse_seconds("12ms")
+    0.012
+
+    Raises
+    ------
+    UsageError
+        If it is something else, or none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s)", text, re.ASCII)
+    if found is None or not float(found[1]):
+        raise UsageError(f"{text!r} is not a time", expected="a time such as 12ms")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def as_nbytes(size: int | str) -> int:
+    """Return the bytes of a size in words, or of a number, which counts bytes in Python."""
+    return parse_nbytes(f"{size}B" if isinstance(size, int) else size)
+
+
+def show_asked(nbytes: float) -> str:
+    """Return a size that somebody chose, in the units in which people choose them.
+
+    >>> show_asked(64 << 20), show_asked(1536 << 20), show_asked(64_000_000)
+    ('64 MiB', '1536 MiB', '64.0 MB')
+    """
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size and nbytes % size == 0 and nbytes % 1000:
+            return f"{nbytes // size:.0f} {unit}"
+    return show_nbytes(nbytes)
+
+
+def one_each(shards: Sequence[Shard]) -> list[str]:
+    """Return a warning where every one of several output files has one sample only."""
+    if len(shards) < 2 or max(map(len, shards)) > 1:
+        return []
+    text = (
+        f"each of the {len(shards):,} output files has one sample: opening a file costs more than "
+        "reading a sample, so a larger --shard-size or --samples-per-file is better"
+    )
+    return [text]

@@ -1,0 +1,335 @@
+"""Doing what a job says: copy shard by shard, publish, and write the sidecar.
+
+Shards are written one after another by threads of this process, or by the workers of an executor
+(`dsprep.writing.apart`). ``state.json`` has the number of the shards that are complete from the
+first one on, and the position in the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dsprep.core.atomic import partial_path
+from dsprep.core.marks import Mark, unchanged
+from dsprep.core.storage import tree_nbytes
+from dsprep.formats.base import Source, State
+from dsprep.sidecar import spec
+from dsprep.source.files import check_replaceable
+from dsprep.writing.apart import clean_apart, parts_of, write_apart, write_parts
+from dsprep.writing.create_sidecar import Made, describe
+from dsprep.writing.job import (
+    Job,
+    Progress,
+    Report,
+    RunOptions,
+    admit,
+    check_space,
+    fingerprint,
+    lineage,
+)
+from dsprep.writing.shards import (
+    START,
+    complete,
+    continue_writer,
+    copying,
+    create_writer,
+    need,
+    ranges_of,
+    samples_of,
+    saved_groups,
+    shard_path,
+    while_written,
+)
+from dsprep.writing.shuffle import ShuffledSource
+from dsprep.writing.staging import Staging, check_target, discard, published
+from dsprep.writing.transfer import Done
+
+
+def run_job(
+    job: Job, source: Source, options: RunOptions | None = None, progress: Progress | None = None
+) -> Report:
+    """Do what `job` says; see `making`."""
+    with making(job, source, options, progress) as output:
+        report = output.publish()
+        return replace(report, notes=(*report.notes, *output.discard()))
+
+
+@contextmanager
+def making(
+    job: Job, source: Source, options: RunOptions | None = None, progress: Progress | None = None
+) -> Iterator[Output]:
+    """Make the whole output, not yet under its name, and lock it.
+
+    The first pass of a shuffled source begins when the target is locked and there is enough space;
+    its temporary files are removed when the output is complete.
+
+    Parameters
+    ----------
+    job, source
+        What is made of which samples.
+    options
+        How.
+    progress
+        Called with (samples, payload bytes) done so far.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If the target exists or is busy, space or memory do not suffice, or data are damaged.
+    """
+    options = options or RunOptions()
+    threads = admit(job, source, options.workers, options.memory)
+    before = source.marks() or tuple(Mark.of(p.absolute()) for p in source.files())
+    if options.overwrite:
+        check_replaceable(job.target)
+    with Staging(
+        job.target,
+        fingerprint(job, source, before),
+        overwrite=options.overwrite,
+        restart=options.restart,
+        durable=options.durable,
+        lasting=source.repeatable,
+    ) as staging:
+        yield make_in(staging, job, source, (threads, options.executor), before, progress)
+
+
+def make_in(
+    staging: Staging,
+    job: Job,
+    source: Source,
+    by: tuple[int, Executor | None],
+    marks: Sequence[Mark] = (),
+    progress: Progress | None = None,
+) -> Output:
+    """Make the whole output in a directory that is locked, or what an earlier run left of it.
+
+    Parameters
+    ----------
+    staging
+        Where.
+    job, source, progress
+        As of `making`.
+    by
+        So many threads, or the workers of an executor.
+    marks
+        What the files of `source` were.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If there is not enough space, or data are damaged or have changed.
+    """
+    began = time.monotonic()
+    threads, executor = by
+    check_space([job])
+    shuffled = source if isinstance(source, ShuffledSource) else None
+    with unchanged(marks):
+        if shuffled is not None and not (staging.state or {}).get("complete"):
+            _shuffle(shuffled, staging, executor)
+        pieces = _write(job, source, staging, executor, threads)
+        resumed, copied = _count(job, staging, pieces, progress)
+    made = None
+    if not published(job.target):
+        made = _described(job, source, staging, executor)
+    if shuffled is not None:
+        shuffled.clean()
+    report = Report(
+        target=job.target,
+        sidecar=spec.sidecar_path(job.target),
+        samples=job.samples,
+        files=len(job.shards),
+        bytes_in=sum(tree_nbytes(p) for p in source.files()),
+        payload=copied + round(job.payload * resumed / max(1, job.samples)),
+        copied=copied,
+        bytes_out=0,
+        seconds=time.monotonic() - began,
+        resumed=resumed,
+        notes=(*source.notes, *job.losses, *staging.notes),
+    )
+    return Output(staging, made, report)
+
+
+def _described(job: Job, source: Source, staging: Staging, executor: Executor | None) -> Made:
+    """Write the sidecar of a complete output that has not got its name, and return it."""
+    made = describe(
+        job.format,
+        job.schema,
+        job.options,
+        [(shard_path(job, staging.data, i), samples_of(job, i)) for i in range(len(job.shards))],
+        staging.made,
+        {**lineage(job, source), **job.recipe},
+        [saved_groups(staging, i) for i in range(len(job.groupings))],
+        executor,
+    )
+    spec.write(made.content, staging.sidecar, made.companion, durable=staging.durable)
+    return made
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output that is complete; under its name when it has been published.
+
+    Attributes
+    ----------
+    staging
+        Where it was made; locked.
+    made
+        Its sidecar; None if an earlier run has published the output.
+    report
+        What was done.
+    """
+
+    staging: Staging
+    made: Made | None
+    report: Report
+
+    def publish(self) -> Report:
+        """Put the output in place, then its sidecar; return what was done in all."""
+        began, before = time.monotonic(), len(self.staging.notes)
+        self.staging.publish()
+        if self.made is not None:
+            self.staging.write_sidecar(self.made.content, self.made.companion)
+        return replace(
+            self.report,
+            notes=(*self.report.notes, *self.staging.notes[before:]),
+            bytes_out=tree_nbytes(self.report.target),
+            seconds=self.report.seconds + time.monotonic() - began,
+        )
+
+    def discard(self) -> tuple[str, ...]:
+        """Remove what the output replaced, and the record that it is complete; return notes."""
+        before = len(self.staging.notes)
+        self.staging.discard()
+        return self.staging.notes[before:]
+
+
+def _shuffle(shuffled: ShuffledSource, staging: Staging, executor: Executor | None) -> None:
+    """Do the first pass of a shuffle, or what earlier runs left of it."""
+    shuffled.durable = staging.durable
+    if staging.durable and shuffled.how == "buckets" and staging.state is None:
+        staging.save(START)  # a rerun goes on with the first pass
+    shuffled.prepare(executor)
+
+
+def check_targets(targets: Sequence[Path], *, overwrite: bool, restart: bool) -> None:
+    """Raise `TargetError` if one of several outputs may not be made, before any of them is."""
+    done = [published(t) for t in targets]
+    if done[-1] and not all(done):
+        # Outputs are made, and in the end their records removed, in this order: all are complete,
+        # and a run was killed while it removed the records.
+        _discard_kept([t for t, p in zip(targets, done, strict=True) if p])
+        done = [False for _ in targets]
+    for target, made in zip(targets, done, strict=True):
+        if restart or not made:
+            check_target(target, overwrite)
+
+
+def _discard_kept(targets: Sequence[Path]) -> None:
+    """Remove the records that these outputs are complete."""
+    for target in targets:
+        discard(partial_path(target))
+
+
+def _write(
+    job: Job, source: Source, staging: Staging, executor: Executor | None, threads: int
+) -> Generator[Done, None, None]:
+    """Write what is not there yet: by so many threads here, or by the workers of an executor.
+
+    Yields what earlier runs have written, then every piece or part.
+    """
+    if len(job.shards) == 1:
+        parts = parts_of(job, source, staging, executor)
+        if parts is not None:
+            return write_parts(job, source, staging, parts, (executor, threads))
+        executor = None
+    state = staging.state or START
+    first, begun = int(state["shard"]), state["writer"] is not None
+    if executor is not None and (begun or (staging.durable and not state.get("complete"))):
+        # A rerun continues with other shards, and in none of which the files are removed now.
+        staging.save({**START, "shard": first})
+    continued = first if executor is None and begun else None
+    done = set(range(first))
+    if job.sharded:
+        done |= clean_apart(job, staging, continued)
+    missing = [i for i in range(len(job.shards)) if i not in done]
+    if job.sharded and missing:
+        (staging.data / job.target.name).mkdir(exist_ok=True)
+    before = sum(len(job.shards[i]) for i in done)
+    if executor is not None:
+        return write_apart(job, source, staging, (before, missing), executor)
+    begin = (0, None)
+    if missing[:1] == [continued]:
+        begin = int(state["samples"]), state["writer"]
+    return _write_here(job, source, staging, (before, missing), threads, begin)
+
+
+def _count(
+    job: Job, staging: Staging, pieces: Generator[Done, None, None], progress: Progress | None
+) -> tuple[int, int]:
+    """Count what `_write` yields, and record that the output is complete.
+
+    Returns
+    -------
+    Samples that an earlier run had written, and payload bytes that this one copied.
+    """
+    with closing(pieces):
+        resumed = samples = next(pieces).samples
+        copied, before = 0, round(resumed * job.payload / max(1, job.samples))
+        if progress is not None:
+            progress(samples, before)
+        for piece in pieces:
+            samples, copied = samples + piece.samples, copied + piece.nbytes
+            if progress is not None:
+                progress(samples, before + copied)
+    staging.save({"shard": len(job.shards), "samples": 0, "writer": None, "complete": True})
+    return resumed, copied
+
+
+def _write_here(
+    job: Job,
+    source: Source,
+    staging: Staging,
+    todo: tuple[int, Sequence[int]],
+    threads: int,
+    begin: tuple[int, State | None],
+) -> Generator[Done, None, None]:
+    """Write shards one after another; yield what is there already, then every piece.
+
+    `todo`: the samples of shards that are there, and the shards that are missing. `begin`: the
+    samples that the first of these has, and the position of its writer, None at its start.
+    """
+    done, writer = 0, None
+    before, missing = todo
+    try:
+        for index in missing:
+            path = shard_path(job, staging.data, index)
+            if index == missing[0]:
+                writer, done = continue_writer(job, path, index, *begin)
+                need(source, job.shards[index].start + done)
+                yield Done(before + done, 0)
+            else:
+                writer, done = create_writer(job, path, index, None), 0
+
+            def save(samples: int, position: State, index: int = index) -> None:
+                staging.save({"shard": index, "samples": samples, "writer": position})
+                source.release(job.shards[index].start + samples)
+
+            ranges = ranges_of(job, source, writer, index, done)
+            saved = save if staging.durable else None
+            with while_written(path.name):
+                yield from copying(job, source, writer, index, ranges, threads, saved)
+                complete(writer, staging.root / f"groups-{index}.json", staging.durable)
+                if staging.durable:
+                    staging.save({"shard": index + 1, "samples": 0, "writer": None})
+                    source.release(job.shards[index].stop)
+                writer.clean()
+        if not missing:
+            yield Done(before, 0)
+    finally:
+        if writer is not None:
+            writer.close()

@@ -1,0 +1,427 @@
+"""Output that appears whole or not at all, and that an interrupted run can continue.
+
+While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/``:
+
+``job.json``
+    What is being made from what; a rerun with another job is refused, not mixed in.
+``state.json``
+    How far it has come: replaced as a whole after the data up to there are durable.
+``lock``, ``lock.owner``
+    Held while a process works on it, and which process that is; see `dsprep.core.locking`.
+``data/``
+    The output itself, under its final name, renamed to ``DIR/NAME`` when it is complete; after
+    that what it replaced, until that is removed.
+``old``
+    What is replaced, where two names cannot be exchanged.
+``NAME.dsprep.json``, ``NAME.dsprep.bin``
+    Its sidecar, there before the output gets its name: so nobody sees the one without the other.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dsprep.core import atomic
+from dsprep.core.atomic import made_path, partial_path
+from dsprep.core.locking import Lock
+from dsprep.core.marks import ChangedError, Mark, is_coarse, place, sample, status
+from dsprep.core.storage import HIDDEN, remove, revalidate, sync_directory
+from dsprep.errors import DsprepError, FormatError, TargetError
+from dsprep.sidecar import spec
+from dsprep.sidecar.spec import Content, write_json
+
+STATUS = "status of the source"
+"""The key of a job that does not count by itself: if only it differs, a run begins anew."""
+
+ANEW = (
+    "started over, not continued: the source was replaced or written to since, though its size, "
+    "time stamps and sampled blocks are unchanged"
+)
+
+RENAMES = (
+    "replaced by two renames, since this file system cannot exchange two names: between them there "
+    "was neither dataset, for a moment"
+)
+
+UNSYNCED = (
+    "this file system syncs no directories: data are synced, names are as durable as its server "
+    "keeps them"
+)
+
+AGAIN = "run the same command again to continue"
+
+LEFT = (
+    "files that were replaced are still open in another process, and stay until it ends; then "
+    "remove"
+)
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+class Staging:
+    """The directory in which `target` is made, locked for this process.
+
+    Parameters
+    ----------
+    target
+        The path of the output.
+    job
+        What is being made, as JSON: equal jobs give equal bytes.
+    overwrite
+        Whether an existing `target` may be replaced when the new one is complete.
+    restart
+        Whether to discard what an interrupted run left, whatever its job.
+    durable
+        Whether to wait for the disk before anything is renamed or recorded.
+    lasting
+        Whether a later run can continue. Otherwise nothing is left of one that fails, and what one
+        of the same source has left that was killed is discarded.
+
+    Attributes
+    ----------
+    state
+        How far an interrupted run of the same job came; None: this one begins anew.
+    notes
+        Why it does, if there is something to continue; whose lock was taken over, whether two
+        renames replaced what was there, and whether that could not be removed.
+
+    Raises
+    ------
+    TargetError
+        If `target` exists, another process is making it, or a run with another job was
+        interrupted.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        job: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        restart: bool = False,
+        durable: bool = True,
+        lasting: bool = True,
+    ) -> None:
+        self.target, self.durable, self._overwrite = target, durable, overwrite
+        self._lasting = lasting
+        self.root, self.made = partial_path(target), made_path(target)
+        self.data = self.made.parent
+        atomic.restore(target)
+        if restart or not published(target):
+            check_target(target, overwrite)
+        self._lock: Lock | None = None
+        self._gone = False
+        self.notes: tuple[str, ...] = ()
+        try:
+            self._take_lock()
+            self.put_sidecar()
+            self.state = self._continue(job, restart)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_lock(self) -> None:
+        for last in (False, True):
+            self.root.mkdir(exist_ok=True)
+            try:
+                self._lock = atomic.lock(self.root)
+            except FileNotFoundError:  # another process has just ended, and removed it
+                if last:
+                    raise
+            except BlockingIOError as error:
+                raise TargetError(
+                    "another process is making it",
+                    where=self.target,
+                    found=f"its working directory is {error.strerror}",
+                    fix="wait for it to end",
+                ) from error
+            else:
+                self.notes = self._lock.notes
+                return
+
+    def _continue(self, job: Mapping[str, Any], restart: bool) -> dict[str, Any] | None:
+        """Return the state that an interrupted run of the same job left, or None."""
+        recorded, state = self._load("job.json", restart), self._load("state.json", restart)
+        if not self._lasting and recorded is not None and recorded.get("source") == job["source"]:
+            check_target(self.target, self._overwrite)
+            state = None
+        if recorded is not None and state is not None:
+            differing = sorted(
+                k for k in {*recorded, *job} if recorded.get(k) != _plain(job.get(k))
+            )
+            if differing == [STATUS] and _same_place(recorded[STATUS], _plain(job[STATUS])):
+                self._begin_anew(job)
+                return None
+            differing = [k for k in differing if k != STATUS]  # another key says more
+            if differing:
+                first = differing[0]
+                before, now = _told(recorded.get(first)), _told(_plain(job.get(first)))
+                raise TargetError(
+                    "an interrupted run was making it from something else: "
+                    f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'}",
+                    where=self.target,
+                    expected=_short(before) if before != now else None,
+                    found=_short(now) if before != now else None,
+                    fix="repeat the command of that run, with its options and on unchanged data, "
+                    "to continue it; or add --restart to discard what it left and start over",
+                )
+            return state
+        self._begin(job)
+        return None
+
+    def _begin_anew(self, job: Mapping[str, Any]) -> None:
+        """Begin, since the data from which an interrupted run made it were replaced."""
+        check_target(self.target, self._overwrite)
+        self._begin(job)
+        self.notes += (ANEW,)
+
+    def _begin(self, job: Mapping[str, Any]) -> None:
+        """Discard what is left of other runs, and record the job."""
+        for path in self.root.iterdir():
+            kept = path.name in atomic.KEPT or path.name.startswith(HIDDEN)
+            if not kept and not remove(path):
+                raise TargetError(
+                    "files that an earlier run left or replaced are still open",
+                    where=path,
+                    fix="repeat the command when the processes that read them have ended",
+                )
+        self.data.mkdir()
+        write_json(job, self.root / "job.json", durable=self.durable)
+
+    def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
+        if ignore:
+            return None
+        try:
+            content = json.loads((self.root / name).read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise FormatError(
+                "the record of an interrupted run is damaged",
+                where=self.root / name,
+                fix="add --restart to start over",
+            ) from error
+        return content if isinstance(content, dict) else None
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Record how far the work has come; the caller has made the data durable."""
+        if published(self.target) or not (self._lasting or state.get("complete")):
+            return  # all was recorded before, or nothing is continued
+        self._check_lock()
+        if state.get("complete"):
+            mark, files = Mark.with_files(self.made)
+            state = {**state, "made": replace(mark, sampled=sample(files)).to_json()}
+        write_json(state, self.root / "state.json", durable=self.durable)
+
+    def _check_lock(self) -> None:
+        """Raise `TargetError` if another process works here now, as this one was taken for dead."""
+        if self._lock is not None:
+            self._lock.check()
+
+    @property
+    def sidecar(self) -> Path:
+        """Where the output's sidecar is before the output has its name."""
+        return spec.staged_path(self.target)
+
+    def publish(self) -> None:
+        """Give the complete output its name, in place of an old one if allowed."""
+        if published(self.target):
+            return
+        check_target(self.target, self._overwrite)
+        if self.durable:
+            sync_directory(self.data)
+            if self.made.is_dir():
+                sync_directory(self.made)
+        self._check_lock()
+        try:
+            mark = _complete(self.target)
+            fine = mark is None or not is_coarse(mark.status)
+            aside = atomic.old_path(self.target)
+            if not atomic.put(self.made, self.target, aside, exchanging=fine):
+                self.notes += (RENAMES,)
+        except FileExistsError as error:
+            raise TargetError(
+                "another node has made it meanwhile, which this one does not see yet",
+                where=self.target,
+                fix="look at it after a minute; to replace it, repeat the command with --overwrite",
+            ) from error
+        if self.durable and not sync_directory(self.target.parent):
+            self.notes += (UNSYNCED,)
+
+    def put_sidecar(self) -> None:
+        """Put the sidecar beside the output that has been published, if it is not there."""
+        if not published(self.target) or spec.beside(self.target) != self.sidecar:
+            return
+        content, companion = spec.read(self.sidecar), b""
+        if content.companion is not None:
+            name = spec.companion_name(self.sidecar)
+            companion = self.sidecar.with_name(name).read_bytes()
+        self.write_sidecar(content, companion)
+
+    def write_sidecar(self, content: Content, companion: bytes) -> None:
+        """Write the sidecar beside the output."""
+        path = spec.sidecar_path(self.target)
+        spec.write(content, path, companion, durable=self.durable, within=self.root)
+
+    def discard(self) -> None:
+        """Remove the working directory, and release the lock, which is in it."""
+        gone = _clear(self.root)
+        self.close()  # what is removed while it is open stays, where clients give it another name
+        self._gone = True
+        if not (_remove_empty(self.root) and gone):
+            self.notes += (f"{LEFT} {self.root}",)
+
+    def close(self) -> None:
+        """Release the lock; the working directory stays for the next run."""
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or self._gone:
+            self.close()
+            return
+        with suppress(OSError):  # the error that is under way says more
+            useless = isinstance(error, ChangedError) or not self._lasting
+            if (useless and not published(self.target)) or not (self.root / "state.json").exists():
+                self.discard()  # there is nothing to continue
+            elif isinstance(error, KeyboardInterrupt):
+                error.add_note(AGAIN)
+            elif isinstance(error, OSError) and not isinstance(error, DsprepError):
+                error.add_note(f"when that is over, {AGAIN}")
+        with suppress(OSError):
+            self.close()
+
+
+def published(target: Path) -> bool:
+    """Whether a run has given its complete output the name `target`, and left the record of it."""
+    mark, made = _complete(target), made_path(target)
+    if mark is None:
+        return False
+    try:
+        staged = os.path.lexists(made)
+        if staged and is_coarse(mark.status):
+            return False  # names are not exchanged there
+        for path in (target, made):
+            if os.path.lexists(path) and _is_renamed(path, mark):
+                return path == target
+        return _is_content(mark) and not (staged and _is_content(replace(mark, path=made)))
+    except OSError:
+        return False
+
+
+def _complete(target: Path) -> Mark | None:
+    """Return what the output of `target` was when it was complete; None if no record says that."""
+    try:
+        state = json.loads((partial_path(target) / "state.json").read_bytes())
+        return Mark.from_json(state["made"], target) if state.get("complete") else None
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return None
+
+
+def _is_content(mark: Mark) -> bool:
+    """Whether what lies there now has the sizes, times and sampled blocks of a mark."""
+    return mark.is_alike(Mark.with_files(mark.path)[0]) and mark.has_sampled()
+
+
+def _is_renamed(path: Path, mark: Mark) -> bool:
+    """Whether `path` is what was marked under another name, since its inode is; mostly it is."""
+    found = path.lstat()
+    inode, nbytes, mtime, _ = status(found)
+    if mark.at != place(found) or is_coarse(mark.status) or inode != mark.status[0]:
+        return False  # or inodes say nothing
+    return path.is_dir() or (nbytes, mtime) == mark.status[1:3]
+
+
+def discard(root: Path) -> None:
+    """Remove a working directory of which this process has not the lock."""
+    _clear(root)
+    _remove_empty(root)
+
+
+def _clear(root: Path) -> bool:
+    """Remove what is in a working directory, the record that all is complete last.
+
+    Returns
+    -------
+    Whether it is gone; see `storage.remove`.
+    """
+    names = ("state.json", *atomic.KEPT)
+    gone = [remove(path) for path in root.iterdir() if path.name not in names]
+    return remove(root / "state.json") and all(gone)
+
+
+def _remove_empty(root: Path) -> bool:
+    """Remove a working directory of which nothing but the lock is left.
+
+    Returns
+    -------
+    Whether it is gone, or another process works there already.
+    """
+    lock, record = (root / name for name in atomic.KEPT)
+    if record.exists():
+        return True
+    remove(lock)
+    try:
+        root.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return any(not p.name.startswith(HIDDEN) for p in root.iterdir())
+    return True
+
+
+def _same_place(before: Any, now: Any) -> bool:
+    """Whether two values of `STATUS` are of the same node and mounts; else they say nothing."""
+    return not isinstance(before, list) or before[:-1] == now[:-1]
+
+
+def check_target(target: Path, overwrite: bool) -> None:
+    """Raise `TargetError` if `target` exists and may not be replaced, or has no directory."""
+    revalidate(target)  # a client may not have seen what another node has made
+    if not target.parent.is_dir():
+        raise TargetError("there is no such directory", where=target.parent, fix="create it first")
+    if not os.path.lexists(target):
+        return
+    if not overwrite:
+        raise TargetError("it exists already", where=target, fix="add --overwrite to replace it")
+    if not (target.is_file() or target.is_dir() or target.is_symlink()):
+        raise TargetError("it is neither a file nor a directory", where=target)
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` as it comes back from JSON."""
+    return json.loads(json.dumps(value))
+
+
+def _told(value: Any) -> Any:
+    """Return what of a JSON value tells something to a person: not its digests."""
+    if isinstance(value, dict):
+        return {k: v for k, v in value.items() if _told(v) is not None}
+    if isinstance(value, list):
+        return [v for v in value if _told(v) is not None]
+    return None if isinstance(value, str) and _DIGEST.fullmatch(value) else value
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 120 else text[:117] + "..."

@@ -1,0 +1,183 @@
+"""The only copy loop: pieces from a source to a writer, on threads, in bounded memory.
+
+Each worker reads a piece, encodes it, waits for its turn to get a place, and writes it. Reading,
+compressing, checksumming and writing release the GIL; only giving places is serial. Every so many
+bytes the data are made durable and the position is recorded, from which a later run continues.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from dsprep.core.schema import Arena, batch_nbytes
+from dsprep.formats.base import Source, State, Writer
+from dsprep.writing.plan import Cast, Shard, apply_casts
+
+CHECKPOINT_NBYTES = 256 << 20
+"""Payload between two records of the position."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A piece that has been written.
+
+    Attributes
+    ----------
+    samples, nbytes
+        How many samples it had, and their payload bytes.
+    """
+
+    samples: int
+    nbytes: int
+
+
+class _Stopped(Exception):
+    """Another worker has failed."""
+
+
+class ShardCopy:
+    """Copies one shard's samples from `source` to `writer`.
+
+    Parameters
+    ----------
+    shard
+        The samples to copy.
+    ranges
+        The pieces still to be copied, in order, as ranges of source samples.
+    casts
+        Changes of dtype on the way.
+    workers
+        Threads.
+    save
+        Called with (samples done, writer state) when a position is durable; None: no position is
+        recorded, and nothing waits for the disk.
+    checkpoint_nbytes
+        Payload between two calls of `save`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        writer: Writer,
+        shard: Shard,
+        ranges: Iterator[tuple[int, int]],
+        casts: Mapping[str, Cast],
+        workers: int,
+        save: Callable[[int, State], None] | None = None,
+        checkpoint_nbytes: int = CHECKPOINT_NBYTES,
+    ) -> None:
+        self._source, self._writer, self._shard, self._casts = source, writer, shard, casts
+        self._workers, self._save, self._checkpoint_nbytes = workers, save, checkpoint_nbytes
+        self._pieces = enumerate(ranges)
+        self._take = threading.Lock()
+        self._turn = threading.Condition()
+        self._next_turn = 0
+        self._stopped = False
+        self._reports: SimpleQueue[tuple[int, Done] | BaseException | None] = SimpleQueue()
+        # Positions from which a run could continue: (pieces before it, samples, writer state).
+        self._positions: deque[tuple[int, int, State]] = deque()
+        self._since_position = 0
+
+    def run(self) -> Iterator[Done]:
+        """Copy, yielding each piece when it has been written.
+
+        Raises whatever a worker raised first, after all workers have ended.
+        """
+        threads = [
+            threading.Thread(target=self._work, name=f"dsprep-copy-{i}", daemon=True)
+            for i in range(self._workers)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield from self._collect(len(threads))
+        finally:
+            self._stop()
+            for thread in threads:
+                thread.join()
+
+    def complete(self) -> Generator[Done, None, None]:
+        """Copy as `run` does, and complete the output; the writer is closed in any case."""
+        try:
+            yield from self.run()
+            self._writer.finish()
+        finally:
+            self._writer.close()
+
+    def _collect(self, running: int) -> Iterator[Done]:
+        written: set[int] = set()
+        prefix = 0  # pieces ``0 <= i < prefix`` have been written
+        while running:
+            report = self._reports.get()
+            if report is None:
+                running -= 1
+            elif isinstance(report, BaseException):
+                raise report
+            else:
+                index, done = report
+                written.add(index)
+                while prefix in written:
+                    written.remove(prefix)
+                    prefix += 1
+                self._record(prefix)
+                yield done
+
+    def _record(self, prefix: int) -> None:
+        """Make the last position that lies within the written prefix durable, and save it."""
+        last = None
+        with self._turn:
+            while self._positions and self._positions[0][0] <= prefix:
+                last = self._positions.popleft()
+        if last is not None and self._save is not None:
+            self._writer.sync()
+            self._save(last[1], last[2])
+
+    def _work(self) -> None:
+        arena = Arena()
+        try:
+            while not self._stopped:
+                with self._take:
+                    index, (start, stop) = next(self._pieces, (-1, (0, 0)))
+                if index < 0:
+                    break
+                self._copy(index, start, stop, arena)
+        except _Stopped:
+            pass
+        except BaseException as error:
+            self._stop()
+            self._reports.put(error)
+        self._reports.put(None)
+
+    def _copy(self, index: int, start: int, stop: int, arena: Arena) -> None:
+        batch = apply_casts(self._source.read(start, stop, arena), self._casts, start)
+        nbytes = batch_nbytes(batch)
+        piece: Any = self._writer.encode(batch, start - self._shard.start, arena)
+        with self._turn:
+            self._turn.wait_for(lambda: self._stopped or self._next_turn == index)
+            if self._stopped:
+                raise _Stopped
+            self._writer.reserve(piece)
+            self._note_position(index + 1, stop - self._shard.start, nbytes)
+            self._next_turn += 1
+            self._turn.notify_all()
+        self._writer.write(piece)
+        if self._save is not None:
+            self._writer.start_sync()
+        self._reports.put((index, Done(stop - start, nbytes)))
+
+    def _note_position(self, pieces_before: int, samples: int, nbytes: int) -> None:
+        self._since_position += nbytes
+        if self._save is None or self._since_position < self._checkpoint_nbytes:
+            return
+        self._since_position = 0
+        self._positions.append((pieces_before, samples, self._writer.checkpoint()))
+
+    def _stop(self) -> None:
+        with self._turn:
+            self._stopped = True
+            self._turn.notify_all()

@@ -1,0 +1,701 @@
+"""Folders of images: a file per sample, labels by folders or tables, and nothing decoded."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from format_contract import COUNT, ReadOnlyContract
+from test_cli import fails, run
+
+import dsprep
+from dsprep import formats
+from dsprep.core.marks import ChangedError
+from dsprep.core.schema import Field, Ragged, Schema
+from dsprep.errors import DsprepError, FormatError, SchemaError, TargetError, UsageError
+from dsprep.formats.images.folder import natural_order
+from dsprep.formats.images.recognise import is_image
+from dsprep.formats.options import OpenOptions
+from dsprep.formats.samples import natural_key
+from dsprep.reading import each
+from dsprep.sidecar.export import KINDS, export
+from dsprep.sidecar.sidecar import StaleError
+from dsprep.source.dataset import open_dataset
+from dsprep.verbs.check import check
+
+SCHEMA = Schema(
+    (
+        Field.opaque("image"),
+        Field("label", np.dtype("<i8")),
+        Field.opaque("class", "str"),
+        Field.opaque("name", "str"),
+    )
+)
+
+
+def png(seed: int, side: int = 2) -> bytes:
+    """A valid PNG of gray noise, by the specification alone."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        crc = zlib.crc32(kind + data).to_bytes(4, "big")
+        return len(data).to_bytes(4, "big") + kind + data + crc
+
+    rows = np.random.default_rng(seed).integers(0, 256, (side, side + 1), dtype=np.uint8)
+    rows[:, 0] = 0  # the filter of each row
+    header = side.to_bytes(4, "big") * 2 + b"\x08\x00\x00\x00\x00"
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows.tobytes()))
+    return b"\x89PNG\r\n\x1a\n" + body + chunk(b"IEND", b"")
+
+
+def fill(root: Path, *names: str | bytes) -> Path:
+    """Make images by these paths below `root`, of which each has other bytes."""
+    root.mkdir(exist_ok=True)
+    for i, name in enumerate(names):
+        path = Path(os.fsdecode(os.path.join(os.fsencode(root), os.fsencode(name))))  # noqa: PTH118
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(i, 2 + i % 5))
+    return root
+
+
+def assert_same(a: Path, b: Path) -> None:
+    with open_dataset(a) as one, open_dataset(b) as other:
+        assert dsprep.verify(one, other).same
+
+
+def read(path: Path, **options) -> tuple[list[dict], tuple[str, ...]]:
+    with open_dataset(path, OpenOptions(**options), through="library") as source:
+        return list(source), source.notes
+
+
+class TestImages(ReadOnlyContract):
+    """The library is the file system: what `open` and `read` give."""
+
+    format, suffix, schema, simple = "images", ".folder", SCHEMA, False
+
+    @pytest.fixture(autouse=True)
+    def _samples(self, tmp_path):
+        self.known = formats.load(self.format)
+        self.target = tmp_path / f"out{self.suffix}"
+        classes = ["Zebra", "cat", "dog 1", "dog 2"]  # capitals come first
+        names = [f"{classes[i * 4 // COUNT]}/{i}.{'PNG' if i % 3 else 'jpg'}" for i in range(COUNT)]
+        label = np.array([i * 4 // COUNT for i in range(COUNT)])
+        self.take(
+            {
+                "image": Ragged.pack([png(i, 3 + i) for i in range(COUNT)], SCHEMA["image"]),
+                "label": label,
+                "class": Ragged.pack([classes[k] for k in label], SCHEMA["class"]),
+                "name": Ragged.pack(names, SCHEMA["name"]),
+            }
+        )
+
+    def write(self, path, batch):
+        for name, data in zip(batch["name"], batch["image"], strict=True):
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(data)
+
+
+# --- which files, in which order, of which class ---------------------------------------------
+
+
+def test_numbers_of_classes_are_those_of_torchvision(tmp_path):
+    datasets = pytest.importorskip("torchvision.datasets")
+    names = ["b/2.png", "b/10.png", "B/x.png", "a10/1.png", "a9/sub/2.PNG", "a9/1.jpeg", "é/1.png"]
+    root = fill(tmp_path / "set", *names)
+    known = datasets.ImageFolder(str(root))
+    expected = {os.path.relpath(path, root): label for path, label in known.samples}
+    samples, _ = read(root)
+    assert {s["name"]: s["label"] for s in samples} == expected
+    with open_dataset(root) as source:
+        assert json.loads(source.schema["label"].attrs["classes"]) == known.classes
+
+
+def test_order(tmp_path):
+    root = fill(tmp_path / "set", "b/10.png", "b/9.png", "B/1.png", "b/z/1.png", "a10/x.png")
+    fill(root, "a9/x.png", "b/a.JPG", "b/A.jpg")
+    samples, notes = read(root)
+    found = [(s["label"], s["class"], s["name"]) for s in samples]
+    classes = ["B", "a10", "a9", "b"]
+    inside = ["b/9.png", "b/10.png", "b/A.jpg", "b/a.JPG", "b/z/1.png"]
+    names = ["B/1.png", "a10/x.png", "a9/x.png", *inside]
+    assert found == [(classes.index(n.split("/")[0]), n.split("/")[0], n) for n in names]
+    assert [s["image"] for s in samples] == [(root / n).read_bytes() for n in names]
+    assert not notes
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a2", "a10", "a1"],
+        ["x01.png", "x10.png", "x02.png"],
+        ["1a2", "12a", "1b2", "02a"],
+        ["a1é", "a2e", "a1z"],
+        ["a.png", "a1.png", "A1.png", "b1.png", "B0.png", "a-b/1", "a/2"],
+        [f"n{i % 7}/{i * 7919 % 1000}.png" for i in range(200)],
+    ],
+)
+def test_natural_order(names):
+    found = [names[i] for i in natural_order([n.encode() for n in names])]
+    assert found == sorted(names, key=natural_key)
+
+
+def test_without_folders_there_are_no_labels(tmp_path):
+    samples, notes = read(fill(tmp_path / "set", "10.png", "9.png"))
+    assert [list(s) for s in samples] == [["image", "name"]] * 2
+    assert [s["name"] for s in samples] == ["9.png", "10.png"]
+    assert any("no labels" in note for note in notes)
+
+
+def test_one_image(tmp_path):
+    samples, _ = read(fill(tmp_path / "set", "only/1.png"))
+    assert samples[0]["label"] == 0
+    dsprep.convert(tmp_path / "set", tmp_path / "out.zarr")
+    assert_same(tmp_path / "set", tmp_path / "out.zarr")
+
+
+def test_what_is_left_out_is_named(tmp_path):
+    root = fill(tmp_path / "set", "a/1.png", "a/.2.png", ".hidden/3.png", "b/4.png")
+    (root / "a" / "Thumbs.db").write_bytes(b"\0")
+    (root / "readme.txt").write_bytes(b"words")
+    (root / "c").mkdir()
+    os.mkfifo(root / "a" / "pipe.png")
+    (root / "b" / "5.png").touch()
+    samples, notes = read(root)
+    assert [s["name"] for s in samples] == ["a/1.png", "b/4.png", "b/5.png"]
+    assert samples[2]["image"] == b""
+    text = "\n".join(notes)
+    for word in ("a/.2.png", ".hidden", "Thumbs.db", "readme.txt", "pipe.png", "1 file is empty"):
+        assert word in text, word
+    assert "no images in c" in text
+    with open_dataset(root) as source:
+        assert json.loads(source.schema["label"].attrs["classes"]) == ["a", "b", "c"]
+
+
+def test_doubtful_folders_are_refused(tmp_path):
+    splits = fill(tmp_path / "splits", "train/cat/1.png", "val/cat/1.png")
+    with pytest.raises(UsageError, match=r"parts of a dataset.*--labels none"):
+        read(splits)
+    assert [s["name"] for s in read(splits, labels="none")[0]] == [
+        "train/cat/1.png",
+        "val/cat/1.png",
+    ]
+    assert [s["class"] for s in read(splits, labels="folders")[0]] == ["train", "val"]
+    assert [s["class"] for s in read(splits / "train")[0]] == ["cat"]
+    mixed = fill(tmp_path / "mixed", "1.png", "cat/2.png")
+    with pytest.raises(UsageError, match="1 images are beside folders"):
+        read(mixed)
+    assert len(read(mixed, labels="none")[0]) == 2
+    samples, notes = read(mixed, labels="folders")
+    assert [s["name"] for s in samples] == ["cat/2.png"]
+    assert any("1.png" in note for note in notes)
+    with pytest.raises(UsageError, match="no folders with images"):
+        read(fill(tmp_path / "flat", "1.png"), labels="folders")
+    with pytest.raises(UsageError, match=r"no table x\.csv"):
+        read(mixed, labels="x.csv")
+
+
+def test_folders_beside_other_datasets(tmp_path):
+    """Pictures beside a dataset do not make a dataset of images of it."""
+    root = fill(tmp_path / "run", "plot.png", "plots/1.png", "plots/2.png")
+    data = root / "data.tfrecord"
+    dsprep.convert(fill(tmp_path / "set", "1.png", "2.png"), data)
+    Path(f"{data}.dsprep.json").unlink()
+    with open_dataset(root) as source:
+        assert source.files() == [data]
+        assert any("plot.png" in note for note in source.notes)
+    data.rename(root / "data.bin")  # of which only the first bytes say what it is
+    with open_dataset(root) as source:
+        assert len(source) == 2
+    deep = fill(tmp_path / "deep", *(f"a/{i}.png" for i in range(4)))
+    (root / "data.bin").rename(deep / "a" / "b.tfrecord")
+    with open_dataset(deep) as source:
+        assert source.files() == [deep / "a" / "b.tfrecord"]
+
+
+def test_names_alone_do_not_make_images(tmp_path):
+    root = tmp_path / "set"
+    root.mkdir()
+    for i in range(3):
+        (root / f"{i}.png").write_bytes(b"text, no image")
+    with pytest.raises(FormatError, match="holds no dataset"):
+        read(root)
+    (root / "3.png").write_bytes(png(0))
+    with pytest.raises(FormatError, match="holds no dataset"):
+        read(root)
+    fill(root, "4.png", "5.png")
+    assert len(read(root)[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        (png(0)[:16], True),
+        (b"\xff\xd8\xff\xe1\0\0Exif\0\0\0\0\0\0", True),
+        (b"GIF89a" + bytes(10), True),
+        (b"RIFF\1\2\3\4WEBPVP8 ", True),
+        (b"RIFF\1\2\3\4WAVEfmt ", False),
+        (b"MM\0*" + bytes(12), True),
+        (b"\0\0\0\x1cftypavif\0\0\0\0", True),
+        (b"\0\0\0\x18ftypmp42\0\0\0\0", False),
+        (b"P6\n2 2\n255\n......", True),
+        (b"PK\3\4............", False),
+        (b"", False),
+    ],
+)
+def test_first_bytes(head, found):
+    assert is_image(head) is found
+
+
+# --- names and links -------------------------------------------------------------------------
+
+
+def test_hostile_names(tmp_path):
+    names = ["a/new\nline.png", "a/x..png", "a/ .png", "a/\\.png", "a/'; rm.png", "a../b.. /x.png"]
+    names += ["a/" + "x" * 251 + ".png", "{0}/{1}.png"]
+    root = fill(tmp_path / "set", *names)
+    samples, _ = read(root)
+    assert sorted(s["name"] for s in samples) == sorted(names)
+    dsprep.provenance(root)
+    with open_dataset(root, through="strict") as source:
+        for sample in source:
+            assert (root / sample["name"]).read_bytes() == sample["image"]
+    assert not check(root, full=True)
+    dsprep.convert(root, tmp_path / "out.h5")
+    assert_same(root, tmp_path / "out.h5")
+
+
+def test_names_that_are_not_utf8(tmp_path):
+    root = fill(tmp_path / "set", b"a/\xff.png", b"\xfe/1.png")
+    samples, notes = read(root)
+    assert [(s["class"], s["name"]) for s in samples] == [
+        (b"a", b"a/\xff.png"),
+        (b"\xfe", b"\xfe/1.png"),
+    ]
+    assert any("not UTF-8" in note for note in notes)
+    dsprep.provenance(root)
+    with open_dataset(root, through="strict") as source:
+        assert [s["image"] for s in source] == [s["image"] for s in samples]
+        exec(compile(source.loading_code(), "x", "exec"), {})
+    dsprep.convert(root, tmp_path / "out.tfrecord")
+    assert_same(root, tmp_path / "out.tfrecord")
+
+
+def test_links(tmp_path):
+    (tmp_path / "here").mkdir()
+    root = fill(tmp_path / "here" / "set", "a/1.png")
+    (root / "a" / "2.png").symlink_to("1.png")
+    assert [s["image"] for s in read(root)[0]] == [(root / "a" / "1.png").read_bytes()] * 2
+    outside = fill(tmp_path / "outside", "3.png")
+    (root / "a" / "3.png").symlink_to(outside / "3.png")
+    with pytest.raises(FormatError, match=r"leads out of the directory.*follow-external"):
+        read(root)
+    assert len(read(root, follow_external=True)[0]) == 3
+    dsprep.provenance(root, options=OpenOptions(follow_external=True))
+    with dsprep.Sidecar.open(root) as sidecar:
+        assert len(sidecar.read([0], ["image"])["image"][0])
+        with pytest.raises(FormatError, match="leads out of"):
+            sidecar.read([2], ["image"])
+    (root / "a" / "3.png").unlink()
+    (tmp_path / "here" / "set.dsprep.json").unlink()
+    (root / "a" / "4.png").symlink_to("nothing.png")
+    with pytest.raises(FormatError, match="leads nowhere"):
+        read(root)
+    (root / "a" / "4.png").unlink()
+    (root / "b").symlink_to(outside)
+    with pytest.raises(FormatError, match="a folder is a symbolic link"):
+        read(root)
+
+
+def test_unreadable(tmp_path, monkeypatch):
+    root = fill(tmp_path / "set", "a/1.png", "a/2.png")
+    dsprep.provenance(root)
+    real = os.open
+
+    def refuse(path, flags, *rest, **named):
+        if os.fsdecode(path).endswith("2.png"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with dsprep.Sidecar.open(root, check=False) as sidecar:
+        for samples in (1, [0, 1]):
+            with pytest.raises(PermissionError):
+                sidecar.read(samples)
+        assert sidecar.read(1, ["name"])["name"][0] == "a/2.png"
+    with pytest.raises(PermissionError):
+        open_dataset(root, through="library")
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+ROWS = (
+    "file,label,weight,split\nb.png,3,0.5,train\na.png,-1,nan,test\nc.jpg,9007199254740993,1e3,\n"
+)
+
+
+def test_a_table_in_the_folder_or_beside_it(tmp_path):
+    root = fill(tmp_path / "set", "a.png", "b.png", "c.jpg", "d.png")
+    for path in (root / "labels.csv", tmp_path / "set.csv"):
+        path.write_text(ROWS)
+        samples, notes = read(root)
+        assert [s["name"] for s in samples] == ["a.png", "b.png", "c.jpg"]
+        assert [s["label"] for s in samples] == [-1, 3, 2**53 + 1]
+        assert [s["split"] for s in samples] == ["test", "train", ""]
+        assert np.isnan(samples[0]["weight"])
+        assert [s["weight"] for s in samples[1:]] == [0.5, 1000.0]
+        assert list(samples[0]) == ["image", "label", "weight", "split", "name"]
+        text = "\n".join(notes)
+        assert "column file names the files" in text
+        assert "left out d.png: not in" in text
+        dsprep.provenance(root)
+        with open_dataset(root, through="strict") as source:
+            for one, other in zip(source, samples, strict=True):
+                assert {n: repr(v) for n, v in one.items()} == {
+                    n: repr(v) for n, v in other.items()
+                }
+        assert not check(root, full=True)
+        dsprep.convert(root, tmp_path / "out.zarr", overwrite=True)
+        assert_same(root, tmp_path / "out.zarr")
+        before = path.stat()
+        path.write_text(ROWS.replace("test", "tset"))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with pytest.raises(StaleError, match="table"):
+            dsprep.Sidecar.open(root)
+        path.unlink()
+        (tmp_path / "set.dsprep.json").unlink()
+    assert list(read(root)[0][0]) == ["image", "name"]
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["x/1.png", "x/2.png"], "id;y\nx/2.png;7\nx/1.png;8\n"),
+        (["x/1.png", "x/2.png"], "\ufeffid\ty\r\n1\t8\r\n2\t7\r\n"),
+        (["1.png", "2.png"], 'y,"id"\n7,"2"\n\n8,1\n'),
+        (["1.png", "2.png"], ",id,y\n0,./2.png,7\n1,1.png,8\n"),
+    ],
+)
+def test_ways_to_name_files(tmp_path, names, text):
+    root = fill(tmp_path / "set", *names)
+    (root / "t.csv").write_text(text)
+    samples, _ = read(root, labels="t.csv")
+    assert [(s["name"], int(s["y"])) for s in samples] == [(names[0], 8), (names[1], 7)]
+
+
+def test_several_tables_are_doubtful(tmp_path):
+    root = fill(tmp_path / "set", "1.png")
+    (root / "a.csv").write_text("id,y\n1,2\n")
+    (root / "b.csv").write_text("id,y\n1,3\n")
+    with pytest.raises(UsageError, match=r"--labels NAME\.csv"):
+        read(root)
+    assert read(root, labels="b.csv")[0][0]["y"] == 3
+    assert list(read(root, labels="none")[0][0]) == ["image", "name"]
+    fill(root, "cat/2.png", "dog/3.png")
+    (root / "1.png").unlink()
+    with pytest.raises(UsageError, match="both folders and a table"):
+        read(root)
+    assert [s["class"] for s in read(root, labels="folders")[0]] == ["cat", "dog"]
+    dsprep.provenance(root, options=OpenOptions(labels="folders"))
+    with open_dataset(root) as source:  # as the sidecar was made
+        assert source.schema.names == ("image", "label", "class", "name")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (b"id,y\n1,2\n3,4\n", "names no file.*row 2: '3'"),
+        (b"id,y\nx,7\ny,8\n", "no column of the table"),
+        (b"id,y\n1,2\n1,3\n", "two rows name the same file"),
+        (b"id,y\n1,2,3\n", "another number of cells"),
+        (b"id,y\n", "no rows"),
+        (b"", "no rows"),
+        (b"1.png,2.png\n1.png,2.png\n", "several columns|two rows|no header"),
+        (b"id,y,y\n1,2,3\n", "one name"),
+        (b"id,name\n1,cat\n", "name of another field"),
+        (b'id,y\n1,"2\n', "damaged"),
+        (b"id,y\n1,\xff\n", "not UTF-8"),
+        (b"id,other\n1,2\n2,1\n", "not the same ones"),
+        (b"id,y\n1,a\0b\n", "NUL|damaged"),
+    ],
+)
+def test_damaged_tables(tmp_path, text, match):
+    root = fill(tmp_path / "set", "1.png", "2.png")
+    (root / "t.csv").write_bytes(text)
+    with pytest.raises(DsprepError, match=match):
+        read(root)
+
+
+def test_types_of_columns(tmp_path):
+    columns = {
+        "int": ["0", "-5", "999999999999999999"],
+        "wide": ["1152921504606846976", "0", "-9223372036854775808"],
+        "long": ["9223372036854775808", "0.5", "1"],
+        "zeros": ["007", "1", "2"],
+        "float": ["1", ".5", "-2.e-3"],
+        "text": ["1", "", "x"],
+        "under": ["1_0", "2", "3"],
+    }
+    root = fill(tmp_path / "set", "1.png", "2.png", "3.png")
+    rows = [",".join(["id", *columns])]
+    rows += [",".join([str(i + 1), *(c[i] for c in columns.values())]) for i in range(3)]
+    (root / "t.csv").write_text("\n".join(rows))
+    with open_dataset(root) as source:
+        kinds = {f.name: f.dtype.str if f.kind == "array" else f.kind for f in source.schema}
+        samples = list(source)
+    assert kinds["int"] == "<i8"
+    assert kinds["float"] == "<f8"
+    assert kinds["wide"] == "<i8"
+    assert {kinds[n] for n in ("long", "zeros", "text", "under")} == {"str"}
+    assert [str(s["wide"]) for s in samples] == columns["wide"]
+    assert [s["long"] for s in samples] == columns["long"]
+    assert [s["float"] for s in samples] == [1, 0.5, -0.002]
+
+
+# --- changes ---------------------------------------------------------------------------------
+
+
+def test_changes_are_noticed(tmp_path):
+    root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
+    dsprep.provenance(root)
+    away, one = tmp_path / "away", root / "a" / "1.png"
+
+    def add():
+        fill(root, "a/99.png")
+        return (root / "a" / "99.png").unlink
+
+    def remove():
+        one.rename(away)
+        return lambda: away.rename(one)
+
+    def rename():
+        one.rename(root / "b" / "9.png")
+        return lambda: (root / "b" / "9.png").rename(one)
+
+    def replace():
+        data = one.read_bytes()
+        one.write_bytes(data[:-1])
+        return lambda: one.write_bytes(data)
+
+    for change in (add, remove, rename, replace):
+        back = change()
+        with pytest.raises(StaleError):
+            dsprep.Sidecar.open(root)
+        assert check(root)
+        back()
+        dsprep.Sidecar.open(root).close()
+
+
+@pytest.mark.parametrize("through", ["strict", "library"])
+def test_changes_after_it_was_opened(tmp_path, through):
+    root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
+    dsprep.provenance(root)
+    for change in (
+        lambda path: path.write_bytes(path.read_bytes() + b"x"),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    ):
+        fill(root, *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
+        dsprep.provenance(root)
+        with open_dataset(root, through=through) as source:
+            before = source.read(0, 3)
+            change(root / "a" / "3.png")
+            for start, stop in ((3, 4), (2, 5), (0, 10)):
+                with pytest.raises(ChangedError, match=re.escape("a/3.png")):
+                    source.read(start, stop)
+            again = source.read(0, 3)
+            assert list(before["image"]) == list(again["image"])
+    (root / "a" / "3.png").unlink()
+    with dsprep.Sidecar.open(root, check=False) as sidecar, pytest.raises(FileNotFoundError):
+        sidecar.read([3])
+
+
+def test_folders_of_other_classes_are_not_one_dataset(tmp_path):
+    parts = [fill(tmp_path / f"part{i}", "cat/1.png", f"{d}/2.png") for i, d in enumerate("xxy")]
+    with open_dataset(parts[:2]) as source:
+        assert source[:]["label"].tolist() == [0, 1, 0, 1]
+    with pytest.raises(SchemaError, match="different classes"):
+        open_dataset(parts)
+    with open_dataset(parts, OpenOptions(labels="none")) as source:
+        assert len(source) == 6
+
+
+def test_photos_are_never_replaced(tmp_path):
+    data = fill(tmp_path / "set", "cat/1.png")
+    photos = fill(tmp_path / "photos", "1.png", "2.png")
+    with pytest.raises(TargetError, match="not replaced"):
+        dsprep.convert(data, photos, to="zarr", overwrite=True)
+    assert len(list(photos.iterdir())) == 2
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def test_fields_are_chosen(tmp_path):
+    root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
+    fields = tuple(map(dsprep.FieldSpec.parse, ("y=label", "path=name")))
+    for _ in range(2):
+        with open_dataset(root, OpenOptions(fields=fields)) as source:
+            assert source.schema.names == ("y", "path")
+            assert source[7] == {"y": 1, "path": "b/2.png"}
+        dsprep.provenance(root)
+    with pytest.raises(UsageError, match="cannot have a type"):
+        read(root, fields=(dsprep.FieldSpec.parse("image:uint8[3]"),))
+    with dsprep.Reader(root, batch_size=4, fields=["label"], seed=0) as reader:
+        assert sorted(np.concatenate([b["label"] for b in reader])) == [0] * 5 + [1] * 5
+
+
+def test_reading_in_parts(tmp_path, monkeypatch):
+    """What is taken before the files have been seen is bounded."""
+    root = fill(tmp_path / "set", *(f"a/{i}.png" for i in range(30)))
+    expected = [s["image"] for s in read(root)[0]]
+    monkeypatch.setattr(each, "TRUSTED", 200)
+    assert [s["image"] for s in read(root)[0]] == expected
+    dsprep.provenance(root)
+    order = np.random.default_rng(0).integers(0, 30, 100)
+    with dsprep.Sidecar.open(root) as sidecar:
+        found = sidecar.read(order, ["image", "name"])
+        assert list(found["image"]) == [expected[i] for i in order]
+        assert list(found["name"]) == [f"a/{i}.png" for i in order]
+
+
+def test_reader_and_samples(tmp_path):
+    root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "abc" for i in range(70)))
+    dsprep.provenance(root)
+    known = {s["name"]: s for s in read(root)[0]}
+    for options in ({"io_threads": 2}, {"engine": "direct"}, {"shuffle": "global"}):
+        seen = []
+        with dsprep.Reader(root, batch_size=16, seed=2, **options) as reader:
+            for batch in reader:
+                for i, name in enumerate(batch["name"]):
+                    assert batch["image"][i] == known[name]["image"]
+                    assert batch["label"][i] == known[name]["label"]
+                    seen.append(name)
+        assert sorted(seen) == sorted(known)
+    assert dsprep.audit(root, ranks=2, batch_size=5, epochs=2).kept
+
+
+def test_torch(tmp_path):
+    pytest.importorskip("torch")
+    from dsprep.torch import Samples
+
+    root = fill(tmp_path / "set", "a/1.png", "b/2.png")
+    dsprep.provenance(root)
+    samples = Samples(root)
+    assert samples[1]["name"] == "b/2.png"
+    assert bytes(samples[1]["image"]) == (root / "b" / "2.png").read_bytes()
+
+
+def test_no_file_stays_open(tmp_path):
+    root = fill(tmp_path / "set", *(f"a/{i}.png" for i in range(300)))
+    dsprep.provenance(root)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (names alone)
+    with dsprep.Sidecar.open(root) as sidecar, open_dataset(root, through="library") as source:
+        sidecar.read(slice(None))
+        assert len(os.listdir("/proc/self/fd")) <= before + 70  # noqa: PTH208
+        source.read(0, 300)
+        assert len(os.listdir("/proc/self/fd")) <= before + 72  # noqa: PTH208
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_exports_say_what_they_cannot_express(tmp_path):
+    root = fill(tmp_path / "set", "a/1.png", "b/2.png")
+    dsprep.provenance(root)
+    with dsprep.Sidecar.open(root) as sidecar:
+        for kind in KINDS:
+            with pytest.raises(UsageError):
+                export(sidecar, kind, tmp_path / kind)
+
+
+# --- the sidecar -----------------------------------------------------------------------------
+
+
+def test_hostile_sidecars(tmp_path):
+    root = fill(tmp_path / "set", *(f"a/{i}.png" for i in range(9)))
+    dsprep.provenance(root)
+    path = tmp_path / "set.dsprep.json"
+    from dsprep.core.packing import Tables
+
+    known = json.loads(path.read_text())
+
+    def with_names(data: bytes, count: int = 9):
+        changed = json.loads(json.dumps(known))
+        tables = Tables()
+        changed["layouts"][0]["records"]["names"] = {"count": count, "data": tables.put(data)}
+        return changed
+
+    for name in (b"/etc/passwd", b"../x", b"a/../../x", b"..", b".", b"", b"a//b", b"a/", b"a/."):
+        changed = with_names(b"".join(b"a/%d.png\0" % i for i in range(8)) + name + b"\0")
+        path.write_text(json.dumps(changed))
+        with pytest.raises(FormatError, match="leaves the dataset"):
+            dsprep.Sidecar.open(root).layout(0)
+    for changed in (with_names(b"a/0.png\0" * 8), with_names(b"a" * 9), with_names(b"a\0" * 9, 8)):
+        path.write_text(json.dumps(changed))
+        with pytest.raises(FormatError, match=r"names|strings|damaged"):
+            dsprep.Sidecar.open(root).layout(0)
+
+    def read_all():
+        with dsprep.Sidecar.open(root) as sidecar:
+            sidecar.layout(0)
+            sidecar.read(slice(None))
+
+    def without(edit):
+        changed = json.loads(json.dumps(known))
+        edit(changed["layouts"][0])
+        path.write_text(json.dumps(changed))
+        with pytest.raises(FormatError):
+            read_all()
+
+    without(lambda j: j["records"].update(lengths=1 << 50))
+    without(lambda j: j["records"].update(lengths=-1))
+    without(lambda j: j["records"].update(offsets=1))
+    without(lambda j: j["records"].update(order=0))
+    without(lambda j: j["given"]["class"].update(which=7))
+    without(lambda j: j["given"]["class"].update(which=-1))
+    without(lambda j: j["given"]["class"].pop("words"))
+    without(lambda j: j["given"]["label"].update(values={"count": 1, "data": ""}))
+    without(lambda j: j["given"].update(more={"which": 0}))
+    without(lambda j: j["given"].pop("label"))
+    without(lambda j: j.update(given=3))
+
+
+def test_memory_and_objects_do_not_grow_with_the_files(tmp_path):
+    root = fill(tmp_path / "set", *(f"{i % 3}/{i:05}.png" for i in range(2000)))
+    dsprep.provenance(root)
+    gc.collect()
+    before = len(gc.get_objects())
+    with dsprep.Sidecar.open(root) as sidecar, open_dataset(root, through="library") as source:
+        sidecar.read(0), source[0]
+        gc.collect()
+        assert len(gc.get_objects()) < before + 1000
+
+
+def test_a_page_of_help():
+    assert "--labels" in run("convert", "--help", "images").out
+
+
+def test_commands(tmp_path):
+    root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
+    assert "image folder, 2 classes" in run("inspect", root).out
+    assert run("provenance", root).code == 0
+    assert "a file for each sample" in run("provenance", root, "--show").out
+    assert "set/b/2.png" in run("provenance", root, "--locate", "7").out
+    assert "valid" in run("provenance", root, "--check", "full").out
+    assert run("convert", root, tmp_path / "o.h5", "--field", "image", "--field", "label").code == 0
+    assert run("repack", root, tmp_path / "o.lmdb", "-b", "4").code == 0
+    assert "same: all 10" in run("verify", root, tmp_path / "o.lmdb").out
+    splits = fill(tmp_path / "x", "train/1.png")
+    assert "--labels none" in fails("inspect", splits, code=None)
+    assert "no table y" in fails("inspect", splits, "--labels", "y", code=None)
+
+
+def test_a_sidecar_is_small(tmp_path):
+    root = fill(tmp_path / "set", *(f"{i % 3}/{i:05}.png" for i in range(999)))
+    made = dsprep.provenance(root)
+    assert made.nbytes < 999 * 5

@@ -1,0 +1,552 @@
+"""Classic netCDF files: what netCDF's own library writes and reads, and what no library writes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from format_contract import ReadOnlyContract
+from netcdf_files import Classic, Var
+from support import raw
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep import formats
+from dsprep.bench.reading import usual
+from dsprep.cli import app
+from dsprep.core.schema import Field, Schema
+from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
+from dsprep.formats.options import OpenOptions
+
+MODELS = {1: "NETCDF3_CLASSIC", 2: "NETCDF3_64BIT_OFFSET", 5: "NETCDF3_64BIT_DATA"}
+TYPES = ("i1", "S1", ">i2", ">i4", ">f4", ">f8", "u1", ">u2", ">u4", ">i8", ">u8")
+
+
+def types(version):
+    return TYPES if version == 5 else TYPES[:6]
+
+
+def values(dtype, shape, seed=0):
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "S":
+        return rng.integers(97, 123, shape).astype("u1").view("S1")
+    return rng.integers(0, 100, shape).astype(dtype)
+
+
+def opened(path, **options):
+    return dsprep.open(path, OpenOptions(**options))
+
+
+def fields(*texts):
+    return tuple(map(dsprep.FieldSpec.parse, texts))
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def assert_as_netcdf4(path, **options):
+    """All fields have the bits that netCDF's own library reads."""
+    netcdf4 = pytest.importorskip("netCDF4")
+    with netcdf4.Dataset(path) as file, opened(path, **options) as source:
+        file.set_auto_maskandscale(False)
+        file.set_auto_chartostring(False)
+        batch = source[:]
+        for name, column in batch.items():
+            expected = np.asarray(file.variables[name][...])
+            stored = expected.astype(expected.dtype.newbyteorder(">"))
+            assert column.dtype == stored.dtype or column.dtype.kind == "S"
+            assert raw(column) == raw(stored), name
+        return source.schema.names
+
+
+# --- the contract ------------------------------------------------------------------------------
+
+
+class Written(ReadOnlyContract):
+    """Files that netCDF's own library wrote."""
+
+    format = "netcdf"
+    version = 1
+    records = True
+
+    def write(self, path, batch):
+        netcdf4 = pytest.importorskip("netCDF4")
+        with netcdf4.Dataset(path, "w", format=MODELS[self.version]) as file:
+            count = len(next(iter(batch.values())))
+            file.createDimension("n", None if self.records else count)
+            for f in self.schema:
+                column, axes = batch[f.name], ["n"]
+                if f.dtype.kind == "S" and f.dtype.itemsize > 1:
+                    column = column.view("S1").reshape(*column.shape, f.dtype.itemsize)
+                for n in column.shape[1:]:
+                    axes.append(f"d{n}")
+                    if axes[-1] not in file.dimensions:
+                        file.createDimension(axes[-1], n)
+                variable = file.createVariable(f.name, column.dtype.str[1:], axes)
+                variable.set_auto_maskandscale(False)
+                variable.set_auto_chartostring(False)
+                variable[:] = column
+
+
+class TestCdf1(Written):
+    schema = Schema(
+        (
+            Field("x", np.dtype(">f4"), (5, 3)),
+            Field("odd", np.dtype(">i2"), (3,)),
+            Field("name", np.dtype("S7")),
+            Field("y", np.dtype(">f8")),
+        )
+    )
+
+
+class TestCdf2One(Written):
+    version, suffix = 2, ".nc"
+    schema = Schema((Field("odd", np.dtype(">i2"), (3, 5)),))
+
+
+class TestCdf5(Written):
+    version, suffix = 5, ".nc5"
+    schema = Schema(tuple(Field(f"v{i}", np.dtype(t), (3,)) for i, t in enumerate(TYPES) if i != 1))
+
+
+class TestFixed(Written):
+    version, records = 5, False
+    schema = Schema(
+        (
+            Field("x", np.dtype(">f4"), (600,)),
+            Field("y", np.dtype("u1")),
+            Field("c", np.dtype("S1")),
+        )
+    )
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", MODELS)
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("several", [False, True])
+def test_every_type(version, count, several, tmp_path):
+    """Alone the rows of a variable are not padded; with others they are."""
+    known = types(version)
+    for chosen in [known] if several else [(t,) for t in known]:
+        arrays = {f"v{t[-2:]}": values(t, (count, 3), seed=i) for i, t in enumerate(chosen)}
+        arrays |= {"k": values(chosen[0], (count,))} if several else {}
+        dims = {1: ["records"], 2: ["records", "x"]}
+        file = Classic({n: Var(a, dims[a.ndim]) for n, a in arrays.items()}, version)
+        path = file.write(tmp_path / "a.nc")
+        with dsprep.open(path) as source:
+            assert source.version == f"netCDF classic, CDF-{version}"
+            assert len(source) == count
+            for name, column in source[:].items():
+                assert raw(column) == raw(arrays[name].astype(column.dtype.newbyteorder(">"))) or (
+                    column.dtype.kind == "S" and raw(column) == raw(arrays[name])
+                )
+        assert_as_netcdf4(path)
+        assert_as_netcdf4(path, sample_axis="none")
+
+
+def test_nan_payloads_are_kept(tmp_path):
+    bits = np.array([[0x7FA00001, 0xFFC12345], [0x80000000, 1]], ">u4")
+    path = Classic({"x": Var(bits.view(">f4"), ["records", "x"])}).write(tmp_path / "a.nc")
+    with dsprep.open(path) as source:
+        assert raw(source[:]["x"]) == bits.tobytes()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("version", MODELS)
+def test_random_files_of_the_library(version, seed, tmp_path):
+    netcdf4 = pytest.importorskip("netCDF4")
+    rng = np.random.default_rng([seed, version])
+    path = tmp_path / "a.nc"
+    with netcdf4.Dataset(path, "w", format=MODELS[version]) as file:
+        (file.set_fill_on if seed % 2 else file.set_fill_off)()
+        sizes = {"t": None, **{d: int(rng.integers(1, 6)) for d in "xyz"}}
+        for name, n in sizes.items():
+            file.createDimension(name, n)
+        for i in range(7):
+            axes = [str(a) for a in rng.permutation(list("xyz"))[: rng.integers(0, 3)]]
+            shape = [sizes[a] for a in axes]
+            if i < 5:
+                axes, shape = ["t", *axes], [4, *shape]
+            dtype = str(rng.choice(types(version)))
+            variable = file.createVariable(f"v{i}", dtype.lstrip(">"), axes)
+            variable.set_auto_maskandscale(False)
+            variable[...] = values(dtype, shape, seed=i) if shape else values(dtype, (1,))[0]
+    assert len(assert_as_netcdf4(path, sample_axis="first")) == 5
+    assert len(assert_as_netcdf4(path, sample_axis="none")) == 7
+
+
+@pytest.mark.parametrize("version", MODELS)
+@pytest.mark.parametrize("beyond", [0, 1, 33])
+def test_streams_have_as_many_records_as_fit(version, beyond, tmp_path):
+    arrays = {"x": values(">f4", (5, 7)), "c": values("i1", (5, 3))}
+    stream = (1 << (64 if version == 5 else 32)) - 1
+    file = Classic({n: Var(a, ["records", n]) for n, a in arrays.items()}, version, numrecs=stream)
+    path = tmp_path / "a.nc"
+    # Of the last record the padding may be missing, and of the next one there may be some.
+    path.write_bytes(file.to_bytes()[: -1 if not beyond else None] + bytes(max(0, beyond - 1)))
+    with dsprep.open(path) as source:
+        assert len(source) == 5 + (beyond > 31)
+        assert "leaves the number of records open" in source.notes[0]
+        assert raw(source[:5]["c"]) == raw(arrays["c"])
+
+
+def test_large_variables_in_files_with_holes(tmp_path):
+    """Sizes over 4 GB do not fit into the header of CDF-2, nor records over 2**31 into that."""
+    row = 1 << 20
+    one = np.zeros((1, row), "i1")
+    for name, dims, version in (("fix", "n", 2), ("records", "records", 2), ("five", "n", 5)):
+        count = 5000
+        file = Classic({"x": Var(one, [dims, "k"])}, version, numrecs=count)
+        file.dims = {dims: 0 if dims == "records" else count, "k": row}
+        at = file.begins()["x"]
+        path = tmp_path / f"{name}.nc"
+        path.write_bytes(file.header({"x": at}))
+        os.truncate(path, at + count * row)
+        with path.open("r+b") as out:
+            out.seek(at + 4999 * row + 17)
+            out.write(b"\x05")
+        with dsprep.open(path) as source:
+            assert len(source) == count
+            assert source[4999]["x"][17] == 5
+    file = Classic({"x": Var(one[:, 0], ["records"])}, 5, numrecs=3 << 31)
+    at = file.begins()["x"]
+    path = tmp_path / "many.nc"
+    path.write_bytes(file.header({"x": at}))
+    os.truncate(path, at + (3 << 31))
+    with path.open("r+b") as out:
+        out.seek(at + (3 << 31) - 2)
+        out.write(b"\x05")
+    dsprep.provenance(path)
+    with dsprep.open(path, through="strict") as source:
+        assert len(source) == 3 << 31
+        assert source[-2]["x"] == 5
+
+
+# --- which variables are fields ----------------------------------------------------------------
+
+
+def forecast(count=4, **options):
+    """A file as models write them: records, coordinates, a scalar."""
+    return Classic(
+        {
+            "time": Var(np.arange(count, dtype="f8"), ["records"], {"units": "days since 2000"}),
+            "lat": Var(np.arange(3, dtype="f4"), ["lat"]),
+            "crs": Var(np.array(7, "i4"), [], {"kind": "grid"}),
+            "t2m": Var(
+                values("i2", (count, 3, 5)),
+                ["records", "lat", "lon"],
+                {"scale_factor": 0.5, "add_offset": 1.0, "_FillValue": np.int16(-1)},
+            ),
+        },
+        **options,
+    )
+
+
+def test_records_are_samples(tmp_path):
+    path = forecast(attrs={"title": "all", "n": np.arange(2, dtype="i2")}).write(tmp_path / "a.nc")
+    with dsprep.open(path) as source:
+        assert source.schema.names == ("time", "t2m")
+        assert source.schema.attrs["title"] == "all"
+        assert source.schema.attrs["n"].tolist() == [0, 1]
+        assert source.schema["time"].attrs == {"units": "days since 2000"}
+        assert source.schema["t2m"].attrs["scale_factor"] == 0.5
+        assert type(source.schema["t2m"].attrs["_FillValue"]) is np.int16
+        assert len(source.notes) == 3
+        for words in (
+            "left out lat, crs: no dimension of records",
+            "names of dimensions are not kept: records, lat, lon",
+            "scale_factor, add_offset, _FillValue of t2m are kept as attributes, not applied",
+        ):
+            assert any(words in note for note in source.notes), words
+        assert source.storage()["time"].storage.startswith("records of 38 bytes, all fields")
+    with opened(path, sample_axis="none") as source:
+        assert len(source) == 1
+        assert source[0]["crs"] == 7
+        assert source.schema["t2m"].shape == (4, 3, 5)
+    with opened(path, fields=fields("latitude=lat")) as source:
+        assert source.schema.names == ("latitude",)
+        assert len(source) == 3
+    with opened(path, fields=fields("t=t2m")) as source:
+        assert len(source) == 4
+        assert len(source.notes) == 2
+    with pytest.raises(SchemaError, match="field lat has another number of samples than"):
+        opened(path, fields=fields("lat", "t2m"))
+    with pytest.raises(SchemaError, match="there is no field nosuch"):
+        opened(path, fields=fields("nosuch"))
+    for options in ({"sample_axis": "groups"}, {"fields": fields("x=t2m@lat")}, {"order": "file"}):
+        with pytest.raises(UsageError):
+            opened(path, **options)
+
+
+def test_no_records_yet(tmp_path):
+    with dsprep.open(forecast(0).write(tmp_path / "a.nc")) as source:
+        assert len(source) == 0
+        assert source.schema.names == ("time", "t2m")
+        assert source[:]["t2m"].shape == (0, 3, 5)
+    with opened(tmp_path / "a.nc", sample_axis="none") as source:
+        assert source[0]["t2m"].shape == (0, 3, 5)
+
+
+def test_most_of_the_file_is_not_in_records(tmp_path):
+    file = forecast()
+    file.variables["mesh"] = Var(np.zeros((90, 9), "f8"), ["cell", "edge"])
+    path = file.write(tmp_path / "a.nc")
+    with pytest.raises(SchemaError, match=r"doubtful.*4 samples of time, t2m, without lat"):
+        dsprep.open(path)
+    with opened(path, sample_axis="first") as source:
+        assert source.schema.names == ("time", "t2m")
+
+
+def test_the_first_dimension_is_shared(tmp_path):
+    """Variables of another dimension are no fields, even if it has the same length."""
+    path = Classic(
+        {
+            "lon": Var(np.arange(5, dtype="f4"), ["lon"]),
+            "lat": Var(np.arange(5, dtype="f4"), ["lat"]),
+            "z": Var(values("f4", (5, 5)), ["lat", "lon"]),
+            "k": Var(np.arange(2, dtype="i4"), ["k"]),
+        }
+    ).write(tmp_path / "a.nc")
+    with dsprep.open(path) as source:
+        assert source.schema.names == ("lat", "z")
+        assert any("left out lon: first axis lon, not lat" in n for n in source.notes)
+        assert any("left out k: first axis 2, not 5" in n for n in source.notes)
+    with opened(path, fields=fields("lon", "z")) as source:
+        assert source.schema.names == ("lon", "z")
+
+
+def test_characters_are_strings(tmp_path):
+    words = np.array([b"storm", b"", b"a\0b\0c"], "S5").view("S1").reshape(3, 5)
+    pairs = np.array([[b"ab", b"c"]] * 3, "S2").view("S1").reshape(3, 2, 2)
+    path = Classic(
+        {
+            "name": Var(words, ["records", "length"]),
+            "pair": Var(pairs, ["records", "two", "two"]),
+            "mark": Var(np.array([b"x", b"y", b""], "S1"), ["records"]),
+        }
+    ).write(tmp_path / "a.nc")
+    with dsprep.open(path) as source:
+        assert [str(f) for f in source.schema] == ["name: S5", "pair: S2[2]", "mark: S1"]
+        assert source[0]["name"] == b"storm"
+        assert raw(source[:]["name"]) == raw(words)
+        assert source[2]["pair"].tolist() == [b"ab", b"c"]
+    with opened(path, sample_axis="none") as source:
+        assert source.schema["name"].dtype == "S5"
+        assert source.schema["name"].shape == (3,)
+        assert source.schema["mark"].dtype == "S3"
+        assert source[0]["mark"] == b"xy"
+
+
+def test_only_scalars_are_one_sample(tmp_path):
+    path = Classic({"a": Var(np.array(7, "i4"), []), "b": Var(np.array(1.5), [])}).write(
+        tmp_path / "a.nc"
+    )
+    with dsprep.open(path) as source:
+        assert len(source) == 1
+        assert source[0] == {"a": 7, "b": 1.5}
+
+
+# --- headers that are wrong --------------------------------------------------------------------
+
+X = values("f4", (4, 3))
+WRONG = {
+    "unknown version": (Classic({"x": Var(X, "nk")}, 3), "unknown version"),
+    "no variables": (Classic({}), "no variables"),
+    "name with a slash": (Classic({"x": Var(X, "nk", name=b"../x")}), "not one that netCDF allows"),
+    "empty name": (Classic({"x": Var(X, "nk", name=b"")}), "not one that netCDF allows"),
+    "control character": (Classic({"x": Var(X, "nk", name=b"a\n")}), "not one that netCDF allows"),
+    "name of other bytes": (Classic({"x": Var(X, "nk", name=b"\xe9")}), "not UTF-8"),
+    "the same name": (Classic({"x": Var(X, "nk"), "y": Var(X, "nk", name=b"x")}), "same name"),
+    "in the header": (Classic({"x": Var(X, "nk", begin=16)}), "the header and x overlap"),
+    "over another": (
+        Classic({"x": Var(X, "nk"), "y": Var(X, "nk", begin=200), "z": Var(X, "nk", begin=220)}),
+        "y and z overlap",
+    ),
+    "in the padding": (
+        Classic({"x": Var(values("i1", (3,)), "m", begin=300), "y": Var(X, "nk", begin=303)}),
+        "x and y overlap",
+    ),
+    "records in records": (
+        Classic({"x": Var(X, ["records"], begin=1000), "y": Var(X, ["records", "k"], begin=1000)}),
+        "overlap",
+    ),
+    "far away": (Classic({"x": Var(X, "nk", begin=(1 << 63) + 5)}, 2), "truncated"),
+    "many records": (Classic({"x": Var(X, ["records", "k"])}, 1, numrecs=1 << 31), "truncated"),
+    "most records": (
+        Classic({"x": Var(X, ["records", "k"])}, 5, numrecs=(1 << 64) - 2),
+        "truncated",
+    ),
+    "long axes": (
+        Classic({"x": Var(X, "nk")}, 5, dims={"n": (1 << 64) - 1, "k": (1 << 64) - 1}),
+        "truncated",
+    ),
+    "two of records": (
+        Classic({"x": Var(X, "nk")}, dims={"n": 0, "k": 0}),
+        "two dimensions have no length",
+    ),
+    "records second": (
+        Classic({"x": Var(X, "nk")}, dims={"n": 4, "k": 0}),
+        "another place than the first",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_headers_are_refused(kind, tmp_path):
+    file, message = WRONG[kind]
+    if kind == "records in records":
+        file.variables["x"].array = X[:, 0]
+    path = tmp_path / "a.nc"
+    begins = dict.fromkeys(file.variables, 200)
+    begins |= file.begins() if kind != "over another" else {"x": 1000}
+    path.write_bytes(file.header(begins).ljust(2000, b"\0"))
+    with pytest.raises(FormatError, match=message) as caught:
+        dsprep.open(path)
+    assert str(path) in str(caught.value)
+    assert run("inspect", path).stderr.count("dsprep: error:") == 1
+
+
+def test_every_cut_is_refused(tmp_path):
+    data = forecast(attrs={"title": "all"}).to_bytes()
+    path = tmp_path / "a.nc"
+    for n in range(4, len(data) - 2):  # the last two bytes are padding
+        path.write_bytes(data[:n])
+        with pytest.raises(FormatError):
+            dsprep.open(path)
+    path.write_bytes(data[:-2])
+    with dsprep.open(path) as source:
+        assert len(source) == 4
+
+
+@pytest.mark.parametrize("count", [1 << 16, 1 << 31, (1 << 32) - 1])
+def test_counts_that_are_wrong_take_no_memory(count, tmp_path):
+    """Any word of the header may be a large number."""
+    data = forecast(attrs={"title": "all"}).to_bytes()
+    path = tmp_path / "a.nc"
+    for at in range(4, 400, 4):
+        path.write_bytes(data[:at] + count.to_bytes(4, "big") + data[at + 4 :])
+        try:
+            with dsprep.open(path) as source:
+                source[:]
+        except DsprepError:
+            pass
+
+
+def test_attributes_that_cannot_be_kept_are_named(tmp_path):
+    x = Var(X, "nk", {"a": "1", "b/c": "2", "latin": b"\xe9", "text": "zwölf\0", "none": ""})
+    data = Classic({"x": x}, attrs={"aa": "1", "bb": "2"}).to_bytes().replace(b"bb", b"aa")
+    path = tmp_path / "a.nc"
+    path.write_bytes(data)
+    with dsprep.open(path) as source:
+        assert source.schema.attrs == {"aa": "1"}
+        found = {"a": "1", "latin": b"\xe9", "text": "zwölf", "none": ""}
+        assert source.schema["x"].attrs == found
+        assert "left out attributes of the file: the name aa comes twice" in source.notes
+        assert any("left out attributes of x: the name 'b/c'" in n for n in source.notes)
+
+
+def test_names_may_end_as_in_c(tmp_path):
+    """So does a file of netCDF-C's own tests."""
+    with dsprep.open(Classic({"x": Var(X, "nk", name=b"yy\0")}).write(tmp_path / "a.nc")) as source:
+        assert source.schema.names == ("yy",)
+
+
+def test_many_variables(tmp_path):
+    many = {f"v{i}": Var(values("i2", (3, 3), i), ["records", "k"]) for i in range(3000)}
+    with dsprep.open(Classic(many).write(tmp_path / "a.nc")) as source:
+        assert len(source.schema) == 3000
+        assert raw(source[2]["v2999"]) == raw(many["v2999"].stored[2])
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def test_names_say_nothing(tmp_path):
+    """A file is of the format of its first bytes, also in directories."""
+    (tmp_path / "classic").mkdir()
+    (tmp_path / "four").mkdir()
+    for name in ("a.nc", "b.cdf", "c.nc5", "d"):
+        forecast().write(tmp_path / "classic" / name)
+    with h5py.File(tmp_path / "four" / "a.nc", "w") as file:
+        file["x"] = np.arange(6).reshape(3, 2)
+    with dsprep.open(tmp_path / "classic") as source:
+        assert len(source) == 16
+    with dsprep.open(tmp_path / "four") as source:
+        assert source.version.startswith("HDF5")
+    with pytest.raises(FormatError, match="mixes formats"):
+        dsprep.open([tmp_path / "classic", tmp_path / "four"])
+
+
+def test_several_files_are_one_along_the_records(tmp_path):
+    for i, count in enumerate((4, 0, 3)):
+        forecast(count).write(tmp_path / f"day{i}.nc")
+    with dsprep.open(str(tmp_path / "day*.nc")) as source:
+        assert len(source) == 7
+        assert source[:]["time"].tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert run("provenance", f"{tmp_path}/day*.nc", "--out", tmp_path / "s.json").exit_code == 0
+
+
+def test_the_walk_of_a_user(tmp_path):
+    path = forecast(40).write(tmp_path / "a.nc")
+    shown = run("inspect", path)
+    assert shown.exit_code == 0
+    assert "netCDF classic, CDF-1" in shown.stdout
+    assert "t2m: >i2[3,5]" in shown.stdout
+    for suffix in ("h5", "zarr", "tfrecord", "lmdb"):
+        target = tmp_path / f"out.{suffix}"
+        assert run("convert", path, target).exit_code == 0
+        assert "same: all 40 samples" in run("verify", path, target).stdout
+    assert run("repack", path, tmp_path / "p.h5", "-b", "8", "--no-measure").exit_code == 0
+    assert "same: all 40 samples" in run("verify", path, tmp_path / "p.h5").stdout
+    assert run("provenance", path).exit_code == 0
+    assert run("provenance", path, "--check", "full").exit_code == 0
+    located = run("provenance", path, "--locate", "7", "--field", "time")
+    offset = int(located.stdout.split()[-2])
+    assert np.frombuffer(path.read_bytes(), ">f8", 1, offset) == 7
+    with dsprep.Reader(path, batch_size=7) as reader:
+        found = np.sort(np.concatenate([batch["time"] for batch in reader]))
+    assert found.tolist() == list(range(40))
+    assert run("convert", path, tmp_path / "b.nc3").exit_code == 2
+
+
+def test_what_was_written_to_is_noticed(tmp_path):
+    path = forecast(6).write(tmp_path / "a.nc")
+    dsprep.provenance(path)
+    forecast(7).write(path)
+    with pytest.raises(dsprep.StaleError):
+        dsprep.open(path, through="strict")
+
+
+def test_netcdf4_is_hdf5_and_says_so(tmp_path):
+    netcdf4 = pytest.importorskip("netCDF4")
+    path, x = tmp_path / "a.nc", values("f4", (6, 3))
+    with netcdf4.Dataset(path, "w") as file:
+        file.createDimension("n", None)
+        file.createDimension("k", 3)
+        file.createVariable("x", "f4", ("n", "k"))[:] = x
+        file.createVariable("n", "i4", ("n",))[:] = np.arange(6)
+    with dsprep.open(path) as source:
+        assert source.version.endswith("(netCDF-4)")
+        assert source[:]["x"].tolist() == x.tolist()
+        assert len(source) == 6
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["x"] = x
+    with dsprep.open(tmp_path / "b.h5") as source:
+        assert "netCDF" not in source.version
+
+
+def test_first_bytes_are_enough(tmp_path: Path):
+    (tmp_path / "a").write_bytes(b"CDF")
+    with pytest.raises(FormatError, match="the header is damaged"):
+        dsprep.open(tmp_path / "a")
+
+
+def test_what_is_measured_for_formats_that_only_dsprep_reads():
+    for name in formats.FORMATS:
+        assert usual(name)[-1] == "dsprep"

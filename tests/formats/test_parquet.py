@@ -1,0 +1,330 @@
+"""Parquet, as pyarrow, Hugging Face and Spark lay it out: values as pyarrow gives them."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from format_contract import COUNT, ReadOnlyContract
+from support import assert_same_batch
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep import formats
+from dsprep.cli import app
+from dsprep.core.schema import Field, FieldSpec, Ragged, Schema
+from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError, UsageError
+from dsprep.formats.options import OpenOptions
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def ragged(column):
+    inner = column.values.shape[1:]
+    items = pa.array(column.values.reshape(-1))
+    for n in reversed(inner):
+        items = pa.FixedSizeListArray.from_arrays(items, n)
+    return pa.ListArray.from_arrays(pa.array(column.offsets.astype("i4")), items)
+
+
+def table_of(batch, schema):
+    columns = {}
+    for f in schema:
+        column = batch[f.name]
+        if f.kind != "array":
+            columns[f.name] = pa.array(
+                list(column), pa.string() if f.kind == "str" else pa.binary()
+            )
+        elif f.ragged:
+            columns[f.name] = ragged(column)
+        else:
+            items = pa.array(np.ascontiguousarray(column).reshape(-1))
+            for n in reversed(f.shape):
+                items = pa.FixedSizeListArray.from_arrays(items, n)
+            columns[f.name] = items
+    return pa.table(columns)
+
+
+class TestParquet(ReadOnlyContract):
+    format, located, simple = "parquet", (False, False), False
+    schema = Schema(
+        (
+            Field("x", np.dtype("<f4"), (5, 3)),
+            Field("y", np.dtype("<i8")),
+            Field("r", np.dtype("<u2"), (None, 2)),
+            Field.opaque("b"),
+            Field.opaque("s", "str"),
+        )
+    )
+
+    def write(self, path, batch):
+        pq.write_table(table_of(batch, self.schema), path, row_group_size=10)
+
+    def damaged(self, change):
+        """There is no sidecar to check; reading gives an error, or data."""
+        data = self.target.read_bytes()
+        self.target.write_bytes(change(bytearray(data)))
+        try:
+            with dsprep.open(self.target) as source:
+                source[:]
+        except (DsprepError, OSError):
+            pass
+        finally:
+            self.target.write_bytes(data)
+
+    def test_closed(self, grouped):
+        self.make(grouped)
+        with dsprep.open(self.target) as source:
+            source[3], source[:]
+        assert self.files_open() == []
+
+
+def written(path, **columns):
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+TYPES = [
+    *((pa.from_numpy_dtype(d), np.dtype(d)) for d in ("i1", "u8", "f2", "f4", "f8", "?")),
+    *((pa.timestamp(u), np.dtype(f"M8[{u}]")) for u in ("ms", "us", "ns")),
+    (pa.timestamp("us", "Europe/Paris"), np.dtype("M8[us]")),
+    (pa.date32(), np.dtype("M8[D]")),
+    (pa.time32("ms"), np.dtype("m8[ms]")),
+    (pa.time64("ns"), np.dtype("m8[ns]")),
+    (pa.duration("us"), np.dtype("m8[us]")),
+    (pa.binary(3), np.dtype("V3")),
+]
+
+
+@pytest.mark.parametrize(("of", "dtype"), TYPES, ids=lambda t: str(t))
+def test_every_type(tmp_path, of, dtype):
+    """Bit for bit, alone, in lists and in lists of a fixed size."""
+    rng = np.random.default_rng(1)
+    width = 1 if of == pa.bool_() else of.bit_width // 8
+    count = 12
+    data = rng.integers(0, 256, (count, width), np.uint8)
+    if of == pa.bool_():
+        values = pa.array(data[:, 0] % 2 == 1)
+        expected = data[:, 0] % 2 == 1
+    else:
+        values = pa.Array.from_buffers(of, count, [None, pa.py_buffer(data.tobytes())])
+        raw = data.view("V3" if width == 3 else f"<i{width}").reshape(-1)
+        expected = raw.astype("<i8") if dtype.kind in "mM" and width == 4 else raw
+    if of == pa.time64("ns") or of == pa.time32("ms"):
+        values = pa.array(np.arange(count), pa.int64()).cast(pa.int32() if width == 4 else "int64")
+        values, expected = values.view(of), np.arange(count)
+    nested = pa.ListArray.from_arrays(pa.array([0, 2, 2, 5, 7, 12], pa.int32()), values)
+    boxes = pa.FixedSizeListArray.from_arrays(values, 3)
+    written(tmp_path / "a.parquet", x=values)
+    written(tmp_path / "b.parquet", x=nested)
+    written(tmp_path / "c.parquet", x=boxes)
+    with dsprep.open(tmp_path / "a.parquet") as source:
+        assert source.schema["x"] == Field("x", dtype)
+        assert source[:]["x"].tobytes() == expected.tobytes()
+        assert source[3:7]["x"].tobytes() == expected[3:7].tobytes()
+    with dsprep.open(tmp_path / "b.parquet") as source:
+        assert source.schema["x"] == Field("x", dtype, (None,))
+        assert source[1:4]["x"].values.tobytes() == expected[2:7].tobytes()
+        assert source[1:4]["x"].lengths.tolist() == [0, 3, 2]
+    with dsprep.open(tmp_path / "c.parquet") as source:
+        assert source.schema["x"] == Field("x", dtype, (3,))
+        assert source[2]["x"].tobytes() == expected[6:9].tobytes()
+
+
+def test_text(tmp_path):
+    words = ["", "ä", "b" * 40] * 5
+    types = {"large_string", "string", "large_binary", "binary", "string_view", "binary_view"}
+    for of in sorted(types):
+        plain = pa.array(words) if "string" in of else pa.array([w.encode() for w in words])
+        made = getattr(pa, of)()
+        for array in (plain.cast(made), plain.dictionary_encode()):
+            written(tmp_path / "a.parquet", x=array)
+            with dsprep.open(tmp_path / "a.parquet") as source:
+                assert list(source[:]["x"]) == plain.to_pylist()
+                assert source[7]["x"] == plain[7].as_py()
+
+
+def test_what_is_not_a_field_is_named(tmp_path):
+    from decimal import Decimal
+
+    path = tmp_path / "a.parquet"
+    odd = {
+        "d": pa.array([Decimal("1.5")] * 3),
+        "m": pa.array([[("a", 1)]] * 3, pa.map_(pa.string(), pa.int64())),
+        "ll": pa.array([[[1], [2, 3]]] * 3),
+        "ls": pa.array([["a"]] * 3),
+        "n": pa.array([None] * 3),
+    }
+    written(path, x=pa.array([1, 2, 3]), **odd)
+    with dsprep.open(path) as source:
+        assert source.schema.names == ("x",)
+        assert [n.split()[2] for n in source.notes] == ["d:", "m:", "ll:", "ls:", "n:"]
+    for name in odd:
+        with pytest.raises(UnsupportedError, match=f"column {name} is not a field"):
+            dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(name),)))
+    written(path, d=odd["d"])
+    with pytest.raises(UnsupportedError, match=r"no column is a field.*decimal"):
+        dsprep.open(path)
+
+
+def test_nulls(tmp_path):
+    """Known from the footer where it counts them, and met while reading where it does not."""
+    path = tmp_path / "a.parquet"
+    for values in (pa.array([1, None, 3] * 9), pa.array(["a", None] * 9)):
+        for statistics in (True, False):
+            other = pa.array(range(len(values)))
+            table = pa.table({"x": values, "y": other})
+            pq.write_table(table, path, write_statistics=statistics, row_group_size=12)
+            with pytest.raises(FormatError, match=r"row group [01], column x: there are nulls"):
+                dsprep.open(path)[:]
+            with dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("y"),))) as source:
+                assert source[:]["y"].tolist() == other.to_pylist()
+    for values in ([[1], None], [[1, None], []], [{"a": None}, {"a": 2}], [None, {"a": 2}]):
+        written(path, x=pa.array(values))
+        with pytest.raises(FormatError, match="nulls"), dsprep.open(path) as source:
+            source[:]
+
+
+def test_structs_and_all_nulls(tmp_path):
+    path = tmp_path / "a.parquet"
+    images = [{"bytes": b"1" * i, "path": None, "size": {"h": i}} for i in range(30)]
+    of = pa.struct(
+        {"bytes": pa.binary(), "path": pa.string(), "size": pa.struct({"h": pa.int64()})}
+    )
+    written(path, image=pa.array(images, of), label=pa.array(range(30)))
+    with dsprep.open(path) as source:
+        assert source.schema.names == ("image.bytes", "image.size.h", "label")
+        assert "left out image.path: it has only nulls" in source.notes
+        assert list(source[4:9]["image.bytes"]) == [b"1" * i for i in range(4, 9)]
+        assert source[4:9]["image.size.h"].tolist() == [4, 5, 6, 7, 8]
+    with dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("i=image.bytes"),))) as source:
+        assert source.schema.names == ("i",)
+    with pytest.raises(SchemaError, match="there is no field z"):
+        dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("z"),)))
+    with pytest.raises(UsageError):
+        dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("label@x"),)))
+
+
+def test_tensors(tmp_path):
+    path = tmp_path / "a.parquet"
+    values = np.arange(48, dtype="f4").reshape(4, 3, 4)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    written(path, x=tensors)
+    with dsprep.open(path) as source:
+        assert source.schema["x"].shape == (3, 4)
+        np.testing.assert_array_equal(source[:]["x"], values)
+    lists = pa.array(values.tolist(), pa.list_(pa.list_(pa.float32())))
+    for shape, good in (
+        ("[[3, 4]", True),
+        ("[[null, 4]", True),
+        ("[[4, 3]", False),
+        ("[[3]", False),
+    ):
+        name = b"datasets.features.features.Array2DExtensionType"
+        metadata = {
+            b"ARROW:extension:name": name,
+            b"ARROW:extension:metadata": f'{shape}, "float32"]'.encode(),
+        }
+        field = pa.field("x", lists.type, metadata=metadata)
+        pq.write_table(
+            pa.table([lists, pa.array(range(4))], pa.schema([field, ("y", "int64")])), path
+        )
+        with dsprep.open(path) as source:
+            if shape == "[[3]":
+                assert source.schema.names == ("y",)
+            elif good:
+                found = source[:]["x"]
+                found = found.values if isinstance(found, Ragged) else found
+                np.testing.assert_array_equal(found.reshape(4, 3, 4), values)
+            else:
+                with pytest.raises(FormatError, match="shape of the column"):
+                    source[:]
+
+
+def test_directories_of_parts(tmp_path):
+    """Spark's layout: partitions, a marker, checksums and files without rows."""
+    root = tmp_path / "out"
+    for year, word in ((2019, "a b"), (2020, "ü"), (2020, "7")):
+        folder = root / f"year={year}" / f"word={word.replace(' ', '%20')}"
+        folder.mkdir(parents=True)
+        x = np.arange(5) + year
+        pq.write_table(pa.table({"x": x}), folder / "part-00000-1.c000.snappy.parquet")
+        (folder / ".part-00000-1.c000.snappy.parquet.crc").write_bytes(b"crc")
+    empty = root / "year=2021" / "word=z"
+    empty.mkdir(parents=True)
+    pq.write_table(pa.table({"x": pa.array([], "int64")}), empty / "part-00000.parquet")
+    (root / "_SUCCESS").touch()
+    pq.write_metadata(pa.schema([("x", "int64")]), root / "_common_metadata")
+    with dsprep.open(root) as source:
+        assert [str(f) for f in source.schema] == ["x: int64", "year: int64", "word: str"]
+        batch = source[:]
+        assert batch["year"].tolist() == [2019] * 5 + [2020] * 10
+        assert list(batch["word"]) == ["a b"] * 5 + ["7"] * 5 + ["ü"] * 5
+        assert batch["x"].tolist() == [*range(2019, 2024), *(list(range(2020, 2025)) * 2)]
+        assert any("_SUCCESS" in note for note in source.notes)
+    dsprep.convert(root, tmp_path / "out.h5")
+    with dsprep.open(root) as a, dsprep.open(tmp_path / "out.h5") as b:
+        assert dsprep.verify(a, b).same
+    (root / "year=2021").rename(root / "year=__HIVE_DEFAULT_PARTITION__")
+    with pytest.raises(FormatError, match="nulls"):
+        dsprep.open(root)
+
+
+def test_many_threads_and_large_row_groups(tmp_path, monkeypatch):
+    """A large row group is decoded in steps, never as a whole."""
+    path = tmp_path / "a.parquet"
+    x = np.random.default_rng(0).integers(0, 1 << 40, (5000, 20))
+    batch = {"x": x, "r": Ragged.from_lengths(np.arange(12_500) % 77, np.arange(5000) % 6)}
+    schema = Schema((Field("x", np.dtype("<i8"), (20,)), Field("r", np.dtype("<i8"), (None,))))
+    batch["r"] = Ragged.from_lengths(np.arange(int(batch["r"].lengths.sum())), np.arange(5000) % 6)
+    pq.write_table(table_of(batch, schema), path, row_group_size=3000)
+    for small in (1 << 30, 1 << 10):
+        monkeypatch.setattr("dsprep.formats.parquet.groups.SMALL", small)
+        monkeypatch.setattr("dsprep.formats.parquet.groups.STEP_NBYTES", 1 << 14)
+        with dsprep.open(path) as source, ThreadPoolExecutor(4) as pool:
+            barrier = threading.Barrier(4)
+
+            def read(seed, source=source, barrier=barrier):
+                barrier.wait(10)
+                for start in np.random.default_rng(seed).integers(0, 4990, 12):
+                    stop = int(min(5000, start + 700))
+                    found = source.read(int(start), stop)
+                    expected = {n: c[int(start) : stop] for n, c in batch.items()}
+                    assert_same_batch(found, expected, schema)
+
+            list(pool.map(read, range(4)))
+            assert_same_batch(source[:], batch, schema)
+
+
+def test_reader_says_what_to_do(tmp_path):
+    path = written(tmp_path / "a.parquet", x=pa.array(range(20)))
+    with pytest.raises(DsprepError, match=r"dsprep repack"):
+        dsprep.provenance(path)
+    with pytest.raises(DsprepError):
+        dsprep.Reader(path, 4)
+    dsprep.repack(path, tmp_path / "a.h5", buffer_size="5")
+    with dsprep.Reader(tmp_path / "a.h5", 4) as reader:
+        assert sorted(int(i) for batch in reader for i in batch["x"]) == list(range(20))
+
+
+def test_a_missing_extra_is_named(tmp_path, monkeypatch):
+    path = written(tmp_path / "a.parquet", x=pa.array(range(20)))
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(DsprepError, match=r"dsprep\[parquet\]"):
+        dsprep.open(path)
+    assert formats.recognise(path).name == "parquet"
+
+
+def test_walk(tmp_path):
+    path = written(tmp_path / "a.parquet", x=pa.array(range(COUNT)), s=pa.array(["a"] * COUNT))
+    for words in (
+        ("inspect", path, "--head", "2"),
+        ("convert", path, tmp_path / "a.h5", "--field", "x"),
+        ("repack", path, tmp_path / "b.tfrecord", "-b", "8"),
+        ("verify", path, tmp_path / "b.tfrecord"),
+    ):
+        done = CliRunner().invoke(app, list(map(str, words)))
+        assert done.exit_code == 0, (words, done.output)

@@ -1,0 +1,260 @@
+"""Samples that a program gives: their fields, their checks, and batches of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dsprep.core.schema import Field, Ragged, Schema
+from dsprep.errors import SchemaError, UsageError
+from dsprep.writing.given.assemble import Assembler, checked_batch
+from dsprep.writing.given.values import declared, infer, infer_batch
+
+
+def schema_of(**sample):
+    return infer(sample)
+
+
+def test_fields_are_seen_in_the_first_sample():
+    found = schema_of(
+        x=np.zeros((2, 3), ">f4"),
+        s=np.int16(3),
+        b=True,
+        i=3,
+        f=0.5,
+        c=1j,
+        rows=[1.5, 2.5],
+        points=[np.zeros(3, np.float32)],
+        data=b"abc",
+        view=memoryview(b"x"),
+        text="é",
+        pair=np.zeros((), [("a", "<i4"), ("b", "<f8")]),
+    )
+    assert str(found) == (
+        "x: >f4[2,3], s: int16, b: bool, i: int64, f: float64, c: complex128, rows: float64[None], "
+        "points: float32[None,3], data: bytes, view: bytes, text: str, pair: {a: int32, b: float64}"
+    )
+
+
+def test_declared_fields_take_precedence():
+    given = declared({"x": "float32[None,3]", "y": Field("other", np.int8), "z": np.uint16})
+    assert str(given) == "x: float32[None,3], y: int8, z: uint16"
+    sample = {"w": 1, "z": 3, "y": 1, "x": np.zeros((0, 3), np.float32)}
+    assert str(infer(sample, given)) == "w: int64, z: uint16, y: int8, x: float32[None,3]"
+    with pytest.raises(SchemaError, match=r"sample 0: field y is missing"):
+        infer({"x": 1}, given)
+
+
+@pytest.mark.parametrize("what", [None, "float33", "float32[3", "bytes[3]", object, 7, "a=b"])
+def test_wrong_declarations(what):
+    with pytest.raises(UsageError, match="schema: field x cannot be"):
+        declared({"x": what})
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (None, "None is not a value"),
+        ({"a": 1}, "flatten"),
+        ([], "schema="),
+        (["a", "b"], "cannot be seen"),
+        ([[1], [1, 2]], "rows of one shape"),
+        (np.array([None]), "no fixed-width dtype"),
+        (2**70, "no fixed-width dtype"),
+        (np.ma.masked_array([1], [True]), "masks are not written"),
+        (object(), "a object is not a value"),
+        ({1, 2}, "a set is not a value"),
+    ],
+)
+def test_values_without_a_type(value, says):
+    with pytest.raises(SchemaError, match=says) as error:
+        infer({"x": value})
+    assert str(error.value).startswith("sample 0, field x: ")
+
+
+@pytest.mark.parametrize("sample", [None, (1, 2), [("x", 1)], {}, {1: 2}, np.zeros(3)])
+def test_what_is_not_a_sample(sample):
+    with pytest.raises(SchemaError, match="sample 0"):
+        infer(sample)
+    packed = Assembler(schema_of(x=1))
+    with pytest.raises(SchemaError, match="sample 9"):
+        packed.add(sample, 9)
+
+
+FIRST = {
+    "x": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "label": 3,
+    "weight": np.float32(0.5),
+    "rows": [[1, 2], [3, 4]],
+    "data": b"abc",
+    "text": "né",
+}
+
+
+def test_batches_hold_what_was_added():
+    packed = Assembler(infer(FIRST), 1)
+    wanted = []
+    for i in range(300):
+        sample = {
+            "text": "t" * (i % 5) + "é",
+            "data": [bytes(i), bytearray(i), memoryview(bytes(i)), np.zeros(i, np.uint8)][i % 4],
+            "rows": [[i, j] for j in range(i % 7)] if i % 2 else np.full((i % 7, 2), i),
+            "weight": np.float32(i) if i % 2 else i,
+            "label": np.int64(i) if i % 3 else i,
+            "x": np.full((2, 3), i, np.float32),
+        }
+        packed.add(sample, i)
+        wanted.append(sample)
+    assert len(packed) == 300
+    nbytes = packed.nbytes
+    batch = packed.take()
+    assert nbytes == sum(c.nbytes for c in batch.values())
+    assert list(batch) == list(FIRST)
+    assert len(packed) == 0
+    assert packed.nbytes == 0
+    for i, sample in enumerate(wanted):
+        assert batch["x"][i].tobytes() == sample["x"].tobytes()
+        assert batch["label"][i] == sample["label"]
+        assert batch["weight"][i] == sample["weight"]
+        assert batch["rows"][i].tolist() == np.asarray(sample["rows"]).tolist()
+        assert batch["data"][i] == bytes(i)
+        assert batch["text"][i] == sample["text"]
+    packed.add(FIRST, 300)
+    assert packed.take()["rows"][0].tolist() == FIRST["rows"]
+    assert batch["label"][0] == 0  # memory of its own
+
+
+def test_the_caller_may_change_a_value_after():
+    packed = Assembler(schema_of(x=np.zeros(3), rows=[1.0]))
+    x = np.zeros(3)
+    for i in range(4):
+        x[:] = i
+        packed.add({"x": x, "rows": x}, i)
+    batch = packed.take()
+    assert batch["x"][:, 0].tolist() == [0, 1, 2, 3] == [batch["rows"][i][0] for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("x", np.zeros((2, 3)), r"expected float32\[2,3\], found float64\[2,3\]"),
+        ("x", np.zeros((4, 3), np.float32), r'schema=\{"x": "float32\[None,3\]"\}'),
+        ("x", np.zeros((2, 4), np.float32), r"found float32\[2,4\]"),
+        ("x", 1.0, r"found float64"),
+        ("x", "text", "found a str"),
+        ("label", 2.5, "2.5 does not fit int64"),
+        ("label", 2**63, "does not fit int64"),
+        ("label", 2**70, "no fixed-width dtype"),
+        ("label", np.int32(1), "found int32"),
+        ("label", "3", "found a str"),
+        ("label", None, "None is not a value"),
+        ("weight", 1e300, "does not fit float32"),
+        ("weight", np.float64(1), "found float64"),
+        ("weight", 1j, "found complex128"),
+        ("rows", [[1, 2, 3]], r"found int64\[1,3\]"),
+        ("rows", [1, 2], r"found int64\[2\]"),
+        ("rows", np.zeros((0, 3), np.int64), r"found int64\[0,3\]"),
+        ("rows", [[1.5, 2]], "1.5 does not fit int64"),
+        ("data", "text", "expected bytes, found a str"),
+        ("data", np.zeros(3), "expected bytes"),
+        ("text", b"x", "expected str, found a bytes"),
+        ("text", "\ud800", "not Unicode"),
+    ],
+)
+def test_wrong_values_are_named(field, value, says):
+    packed = Assembler(infer(FIRST))
+    packed.add(FIRST, 0)
+    with pytest.raises(SchemaError, match=says) as error:
+        packed.add({**FIRST, field: value}, 17)
+    assert str(error.value).startswith(f"sample 17, field {field}: ")
+    packed.add(FIRST, 1)
+    batch = packed.take()
+    assert len(batch["x"]) == len(batch["rows"]) == len(batch["data"]) == 2
+    assert batch["rows"][1].tolist() == FIRST["rows"]
+    assert batch["text"][1] == "né"
+
+
+def test_fields_that_are_missing_or_more():
+    packed = Assembler(infer(FIRST))
+    with pytest.raises(SchemaError, match="sample 3: field data is missing"):
+        packed.add({n: v for n, v in FIRST.items() if n != "data"}, 3)
+    with pytest.raises(SchemaError, match="item 'a': field more is in none"):
+        packed.add({**FIRST, "more": 1}, "item 'a'")
+    with pytest.raises(SchemaError, match="field text is missing"):
+        packed.add({**{n: v for n, v in FIRST.items() if n != "text"}, "more": 1}, 3)
+
+
+def test_bits_are_kept():
+    nan = np.array([0x7FC00123, 0xFFC00001, 0x80000000], np.uint32).view(np.float32)
+    packed = Assembler(schema_of(x=nan, y=nan.astype(">f4"), s=nan[0]))
+    swapped = nan.view(np.uint32).astype(">u4").view(">f4")
+    packed.add({"x": nan, "y": swapped, "s": nan[1]}, 0)
+    packed.add({"x": swapped, "y": nan, "s": nan[2]}, 1)
+    batch = packed.take()
+    for i in range(2):
+        assert batch["x"][i].tobytes() == nan.tobytes()
+        assert batch["y"][i].tobytes() == swapped.tobytes()
+    assert batch["s"].tobytes() == nan[1:].tobytes()
+
+
+def test_batches_that_a_program_gives():
+    texts = ["a", "bc", "é"]
+    whole = {
+        "x": np.arange(12, dtype=np.float32).reshape(3, 4),
+        "label": [1, 2, 3],
+        "rows": Ragged.from_lengths(np.arange(5.0), [0, 2, 3]),
+        "text": texts,
+        "lists": [[1], [2, 3], []],
+    }
+    schema = infer_batch(whole)
+    assert str(schema) == (
+        "x: float32[4], label: int64, rows: float64[None], text: str, lists: int64[None]"
+    )
+    columns, count = checked_batch(whole, schema, 5)
+    assert count == 3
+    packed = Assembler(schema, 1)
+    for start, stop in ((0, 1), (1, 1), (1, 3)):
+        packed.extend(columns, start, stop)
+    batch = packed.take()
+    assert batch["x"].tolist() == whole["x"].tolist()
+    assert batch["label"].tolist() == [1, 2, 3]
+    assert [r.tolist() for r in batch["rows"]] == [[], [0, 1], [2, 3, 4]]
+    assert list(batch["text"]) == texts
+    assert [r.tolist() for r in batch["lists"]] == whole["lists"]
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ({"x": np.zeros((3, 5), np.float32)}, r"field x: .*found float32\[5\]"),
+        ({"x": np.zeros((3, 4))}, "field x: .*found float64"),
+        ({"x": np.float32(1)}, "field x"),
+        ({"x": np.zeros((2, 4), np.float32)}, "field label: the columns .*expected 2"),
+        ({"label": [1, 2, "a"]}, "sample 12, field label: .*found a str"),
+        ({"rows": np.zeros((3, 2))}, "field rows"),
+        ({"rows": Ragged.from_lengths(np.zeros(3, np.float32), [1, 1, 1])}, "field rows"),
+        ({"rows": Ragged(np.zeros(3), [0, 2, 1, 3])}, "field rows: the offsets"),
+        ({"rows": Ragged(np.zeros(3), [0, 1, 2, 9])}, "field rows: the offsets"),
+        ({"y": 1}, "sample 10: field y is in none"),
+    ],
+)
+def test_wrong_batches_are_named(column, says):
+    whole = {
+        "x": np.zeros((3, 4), np.float32),
+        "label": [1, 2, 3],
+        "rows": Ragged.from_lengths(np.zeros(3), [0, 2, 1]),
+    }
+    schema = infer_batch(whole)
+    with pytest.raises(SchemaError, match=says):
+        checked_batch({**whole, **column}, schema, 10)
+
+
+def test_arrays_of_the_caller_are_filled():
+    schema = Schema((Field("x", np.dtype(np.int32), (2,)), Field("y", np.dtype(np.int64))))
+    packed = Assembler(schema)
+    out = {"x": np.zeros((3, 2), np.int32), "y": np.zeros(3, np.int64)}
+    packed.use(out)
+    for i in range(3):
+        packed.add({"x": np.full(2, i, np.int32), "y": i}, i)
+    assert out["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert out["y"].tolist() == [0, 1, 2]

@@ -1,0 +1,374 @@
+"""Mini-epochs: every promise of their order, for any numbers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import astuple
+from itertools import islice
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dsprep
+from dsprep.errors import FormatError, UsageError
+from dsprep.reader.mini_epochs import MiniEpochs
+from dsprep.reader.order import REMAINDERS, SHUFFLES, Assignment, Start
+from dsprep.repeats import Bollinger, Patience
+
+SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=16)
+
+
+@st.composite
+def assignments(draw):
+    sizes = draw(SIZES)
+    edges = np.array([0, *itertools.accumulate(sizes)], np.int64)
+    mini = MiniEpochs(
+        parts=draw(st.integers(1, len(sizes))),
+        repeats=tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))),
+        recompose=draw(st.booleans()),
+        pools=draw(st.integers(1, 4)),
+    )
+    numbers = {"mixed": draw(st.integers(1, 3)), "world_size": draw(st.integers(1, 5))}
+    return Assignment(
+        edges,
+        draw(st.sampled_from(SHUFFLES)),
+        seed=draw(st.integers(0, 99)),
+        remainder=draw(st.sampled_from(REMAINDERS)),
+        batch_size=draw(st.integers(1, 5)),
+        mini=mini,
+        **numbers,
+    )
+
+
+def delivered(order, number):
+    """What all ranks deliver in a pass as their own samples, and their steps."""
+    found, steps = [], set()
+    for rank in range(order.world_size):
+        leg = order.leg(rank, Start(number, (), 0, 1))
+        steps.add(leg.stop - leg.first)
+        rest = min(leg.share.count, leg.share.own)
+        for unit in leg.epoch.units(leg.share):
+            samples, slots = leg.epoch.sequence.slots(unit)
+            assert sorted(slots.tolist()) == list(range(len(unit)))
+            found += samples[np.argsort(slots)].tolist()[: max(0, rest)]
+            rest -= len(unit)
+    assert len(steps) == 1
+    return found
+
+
+@settings(max_examples=80)
+@given(assignments(), st.integers(0, 3))
+def test_every_sample_comes_in_one_part_as_often_as_it_is_repeated(order, epoch):
+    mini, n = order.mini, int(order.edges[-1])
+    times = np.zeros(n, np.int64)
+    parts = np.full(n, -1)
+    for number in range(mini.first(epoch), mini.first(epoch + 1)):
+        which = mini.at(number)
+        assert which.number == number
+        assert which.epoch == epoch
+        found = delivered(order, number)
+        assert len(set(found)) == len(found)
+        length = len(order.sequence(number))
+        left_out = length % (order.world_size * order.batch_size)
+        assert len(found) == length - (left_out if order.remainder == "drop" else 0)
+        assert np.isin(parts[found], (-1, which.part)).all()
+        parts[found] = which.part
+        times[found] += 1
+    repeats = mini.repeats
+    rf = [repeats[min(epoch * mini.parts + m, len(repeats) - 1)] for m in range(mini.parts)]
+    assert mini.first(epoch + 1) - mini.first(epoch) == sum(rf)
+    if order.remainder != "drop":
+        assert times.tolist() == [rf[p] for p in parts]
+
+
+@settings(max_examples=80)
+@given(assignments())
+def test_the_numbers_of_passes(order):
+    mini = order.mini
+    found = [mini.at(number) for number in range(mini.first(3))]
+    expected = [
+        (epoch, part, turn)
+        for epoch in range(3)
+        for part in range(mini.parts)
+        for turn in range(
+            mini.repeats[min(epoch * mini.parts + part, len(mini.repeats) - 1)],
+        )
+    ]
+    assert [(p.epoch, p.part, p.turn) for p in found] == expected
+
+
+def fixed(parts=4, repeats=(3,), groups=40, **others):
+    edges = np.arange(groups + 1, dtype=np.int64) * 10
+    mini = MiniEpochs(parts, repeats, **others)
+    return Assignment(edges, "group", 7, 1, "ragged", 2, 5, mini)
+
+
+def test_parts_are_alike_in_size():
+    order = fixed()
+    sizes = [len(order.sequence(order.mini.first(0) + 3 * m)) for m in range(4)]
+    assert sizes == [100] * 4
+
+
+def test_passes_differ_and_parts_are_drawn():
+    order = fixed()
+    orders = [order.sequence(i).samples(0, 100).tolist() for i in range(3)]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    assert orders[0] != orders[1] != orders[2]
+    first, later = order.sequence(0), order.sequence(order.mini.first(1))
+    assert sorted(first.samples(0, 100)) != sorted(later.samples(0, 100))
+
+
+def test_without_recomposing_parts_stay_and_their_order_is_drawn():
+    order = fixed(recompose=False)
+    epochs = []
+    for epoch in range(6):
+        first = order.mini.first(epoch)
+        parts = [order.sequence(first + 3 * m).samples(0, 100) for m in range(4)]
+        epochs.append([tuple(sorted(p.tolist())) for p in parts])
+    assert len({frozenset(parts) for parts in epochs}) == 1
+    assert len({tuple(parts) for parts in epochs}) > 1
+
+
+def test_a_pool_has_the_same_samples_in_every_pass():
+    order = fixed(pools=2)
+    halves = [set(order.sequence(i).samples(0, 50).tolist()) for i in range(3)]
+    assert halves[0] == halves[1] == halves[2]
+    whole = fixed(pools=1)
+    assert len({frozenset(whole.sequence(i).samples(0, 50).tolist()) for i in range(3)}) > 1
+
+
+def test_the_same_on_every_machine():
+    order = fixed(repeats=(2, 5), pools=2)
+    found = [(order.sequence(i).samples(0, 100)[::10] // 10).tolist() for i in (0, 1, 6)]
+    assert found == [
+        [39, 14, 5, 28, 22, 24, 6, 26, 19, 3],
+        [39, 22, 14, 28, 5, 24, 19, 26, 6, 3],
+        [16, 37, 17, 25, 34, 2, 32, 1, 38, 9],
+    ]
+
+
+# --- the Reader ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mini") / "x.h5"
+    with h5py.File(path.with_name("in.h5"), "w") as file:
+        file["x"] = np.arange(400)
+    dsprep.repack(path.with_name("in.h5"), path, buffer_size="10")
+    return path
+
+
+def passes(reader, count):
+    return [[x for batch in reader for x in batch["x"].tolist()] for _ in range(count)]
+
+
+def test_reader(data):
+    with dsprep.Reader(data, batch_size=7, mini_epochs=4, repeats=3) as reader:
+        assert astuple(reader.mini_epoch) == (0, 0, 0, 0)
+        found = passes(reader, 12)
+        assert (reader.epoch, astuple(reader.mini_epoch)) == (12, (12, 1, 0, 0))
+    assert all(len(set(part)) == len(part) == 100 for part in found)
+    for m in range(4):
+        same = found[3 * m : 3 * m + 3]
+        assert len({frozenset(part) for part in same}) == 1
+        assert same[0] != same[1] != same[2]
+    assert sorted(x for part in found[::3] for x in part) == list(range(400))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_reader_continues(data, ranks):
+    """In the middle of a pass, also with another number of ranks."""
+    options = {"batch_size": 7, "mini_epochs": 3, "repeats": (1, 2), "seed": 5}
+    seen, states = [], []
+    for rank in range(2):
+        with dsprep.Reader(data, rank=rank, world_size=2, **options) as reader:
+            passes(reader, 2)
+            for batch in islice(reader, 4):
+                seen += batch["x"].tolist()
+            states.append(reader.state_dict())
+    assert states[0] == states[1]
+    rest = []
+    for rank in range(ranks):
+        with dsprep.Reader(data, rank=rank, world_size=ranks, **options) as reader:
+            reader.load_state_dict(json.loads(json.dumps(states[0])))
+            assert astuple(reader.mini_epoch) == (2, 0, 1, 1)
+            rest += passes(reader, 1)[0]
+    with dsprep.Reader(data, **options) as reader:
+        reader.set_epoch(2)
+        whole = passes(reader, 1)[0]
+    assert sorted(seen + rest) == sorted(whole)
+
+
+def test_reading_ahead_ends_with_the_last_epoch(data):
+    with dsprep.Reader(data, batch_size=7, epochs=2, mini_epochs=2, repeats=(1, 3)) as reader:
+        passes(reader, 10)
+        assert astuple(reader.mini_epoch) == (10, 2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"mini_epochs": 0}, {"mini_epochs": 41}, {"repeats": 2}]
+    + [{"mini_epochs": 40, "batch_size": 11, "drop_last": True}]
+    + [{"mini_epochs": 2, "repeats": r} for r in (0, (), (1, 0), "3", 1.5)],
+)
+def test_what_makes_no_sense(data, wrong):
+    with pytest.raises(UsageError):
+        dsprep.Reader(data, **{"batch_size": 7, **wrong})
+
+
+def test_another_cut_does_not_continue(data):
+    with dsprep.Reader(data, batch_size=7, mini_epochs=4, repeats=3) as reader:
+        state = reader.state_dict()
+    for options in ({}, {"mini_epochs": 5, "repeats": 3}, {"mini_epochs": 4, "repeats": 2}):
+        with (
+            dsprep.Reader(data, batch_size=7, **options) as reader,
+            pytest.raises(UsageError, match="another"),
+        ):
+            reader.load_state_dict(state)
+
+
+# --- repeats that adapt ----------------------------------------------------------------------
+
+
+def reports(*losses):
+    return [{"loss": loss} for loss in losses]
+
+
+def test_patience():
+    policy = Patience(passes=2, least=2, most=6)
+    assert not policy.enough(reports(1.0))
+    assert not policy.enough(reports(1.0, 2.0))
+    assert policy.enough(reports(1.0, 2.0, 1.0))
+    assert not policy.enough(reports(1.0, 2.0, 0.9))
+    assert policy.enough(reports(6, 5, 4, 3, 2, 1))
+    mixed = Patience(passes=1, score={"loss": 1.0, "accuracy": -2.0})
+    assert not mixed.enough([{"loss": 1, "accuracy": 0.5}, {"loss": 1.5, "accuracy": 0.8}])
+    assert mixed.enough([{"loss": 1, "accuracy": 0.5}, {"loss": 1.5, "accuracy": 0.7}])
+
+
+def test_bollinger():
+    policy = Bollinger(periods=4, width=2.0)
+    flat = reports(1.0, 1.2, 1.0, 1.2)
+    assert not policy.enough(flat)
+    assert not policy.enough([*flat, {"loss": 0.91}])  # the mean is 1.1, the deviation 0.1
+    assert policy.enough([*flat, {"loss": 0.89}])
+    assert not policy.enough([*reports(9, 0.1), *flat, {"loss": 0.91}])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Patience(score={}),
+        lambda: Patience(least=0),
+        lambda: Patience(least=5, most=4),
+        lambda: Bollinger(periods=1),
+        lambda: Patience().enough([{"error": 1.0}]),
+        lambda: Patience().enough(reports(float("nan"))),
+    ],
+)
+def test_policies_that_make_no_sense(wrong):
+    with pytest.raises(UsageError):
+        wrong()
+
+
+class Scripted:
+    """Ends mini-epochs after given numbers of passes."""
+
+    def __init__(self, *repeats):
+        self.repeats = list(repeats)
+
+    def enough(self, reports):
+        if len(reports) < self.repeats[0]:
+            return False
+        self.repeats.pop(0)
+        return True
+
+
+def test_repeats_adapt_and_can_be_replayed(data, tmp_path):
+    options = {"batch_size": 7, "mini_epochs": 3, "seed": 2}
+    found, over = [], []
+    with dsprep.Reader(data, repeats=Scripted(2, 1, 3, 1), **options) as reader:
+        for number in range(7):
+            found += passes(reader, 1)
+            with pytest.raises(UsageError, match="report"):
+                next(iter(reader))
+            over.append(reader.report(loss=1.0))
+            assert reader.epoch == number + 1
+        with pytest.raises(UsageError, match="no pass"):
+            reader.report(loss=1.0)
+        assert astuple(reader.mini_epoch) == (7, 1, 1, 0)
+        state = tmp_path / "state.json"
+        state.write_text(json.dumps(reader.state_dict()))
+    assert over == [False, True, True, False, False, True, True]
+    replay = dsprep.repeats.Replay(state)
+    assert replay == (2, 1, 3, 1)
+    with dsprep.Reader(data, repeats=replay, **options) as reader:
+        assert passes(reader, 7) == found
+        with pytest.raises(UsageError, match="metrics"):
+            reader.report(loss=1.0)
+
+
+def test_decisions_are_part_of_the_state(data):
+    options = {"batch_size": 7, "mini_epochs": 3, "seed": 2}
+    with dsprep.Reader(data, repeats=Scripted(1, 3, 1), **options) as reader:
+        for _ in range(2):
+            passes(reader, 1)
+            reader.report(loss=1.0)
+        state = json.loads(json.dumps(reader.state_dict()))
+        passes(reader, 1)
+        reader.report(loss=2.0)
+        expected = passes(reader, 1)
+    seen = []
+
+    class Looking:
+        def enough(self, reports):
+            seen.append(len(reports))
+            return False
+
+    with dsprep.Reader(data, repeats=Looking(), **options) as reader:
+        reader.load_state_dict(state)
+        assert astuple(reader.mini_epoch) == (2, 0, 1, 1)
+        passes(reader, 1)
+        reader.report(loss=2.0)
+        assert seen == [2]
+        assert passes(reader, 1) == expected
+        for damage in ({"repeats": [0]}, {"reports": None}, {"repeats": "x"}):
+            with pytest.raises(UsageError, match="damaged"):
+                reader.load_state_dict({**state, **damage})
+
+
+def test_rank_0_decides(data):
+    said = []
+
+    class Comm:
+        def bcast(self, value, root):
+            assert root == 0
+            said.append(value)
+            return True
+
+    options = {"batch_size": 7, "mini_epochs": 3, "world_size": 2}
+    never, always = Scripted(99), Scripted(1)
+    for rank, policy, expected in ((0, always, True), (1, never, False)):
+        with dsprep.Reader(data, rank=rank, repeats=policy, comm=Comm(), **options) as reader:
+            passes(reader, 1)
+            assert reader.report(loss=1.0)
+            assert said.pop() is expected
+    with dsprep.Reader(data, rank=1, repeats=never, **options) as reader:
+        passes(reader, 1)
+        with pytest.raises(UsageError, match="agree"):
+            reader.report(loss=1.0)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"repeats": []}', '{"repeats": [1, 0]}', "[" * 9999]
+)
+def test_what_cannot_be_replayed(content, tmp_path):
+    path = tmp_path / "state.json"
+    path.write_text(content)
+    with pytest.raises(FormatError):
+        dsprep.repeats.Replay(path)

@@ -1,0 +1,431 @@
+"""WebDataset: what Python's tarfile and webdataset write is what is read, and damage is named."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+
+import numpy as np
+import pytest
+from format_contract import COUNT, ReadOnlyContract
+from support import raw
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep.bench.reading import usual
+from dsprep.cli import app
+from dsprep.core.schema import Field, Ragged, Schema
+from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError, UsageError
+from dsprep.formats.options import OpenOptions
+from dsprep.formats.webdataset import headers
+from dsprep.formats.webdataset.samples import Numbers
+from dsprep.layout.laws import Affine
+from dsprep.source.braces import expand
+
+OPAQUE = Schema(tuple(map(Field.opaque, ("cls", "jpg", "seg.png"))))
+TYPED = Schema((Field("x", np.dtype("<f4"), (5, 3)), Field("y", np.dtype(">i8"))))
+VARYING = Schema(
+    (
+        Field.opaque("a"),
+        Field("r", np.dtype("<u2"), (None, 3)),
+        Field("w", np.dtype(">i8")),
+        Field("x", np.dtype("<f4"), (5, 3)),
+    )
+)
+TEXT = {"a.cls": b"7", "a.jpg": b"jpeg", "b.cls": b"8", "b.jpg": b"more"}
+
+
+def pack(path, members, format=tarfile.USTAR_FORMAT, mtime=1):
+    """Write members: names and bytes, or `TarInfo` of what has none."""
+    with tarfile.open(path, "w", format=format) as archive:
+        for name, data in members:
+            info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
+            info.size, info.mtime = len(data), mtime
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def special(name, kind, target=""):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info, b""
+
+
+def values(path, **options):
+    with dsprep.open(path, options=OpenOptions(**options)) as source:
+        return [
+            {name: bytes(v) if isinstance(v, bytes) else v for name, v in sample.items()}
+            for sample in source
+        ]
+
+
+def by_webdataset(path):
+    webdataset = pytest.importorskip("webdataset")
+    with path.open("rb") as stream:
+        members = webdataset.tariterators.tar_file_iterator(stream)
+        samples = webdataset.tariterators.group_by_keys({**m, "__url__": ""} for m in members)
+        return [
+            {"key": s["__key__"].encode(), **{k: v for k, v in s.items() if k[:2] != "__"}}
+            for s in samples
+        ]
+
+
+class Archives(ReadOnlyContract):
+    """Samples that Python's tarfile writes."""
+
+    format, schema, tar = "webdataset", OPAQUE, tarfile.USTAR_FORMAT
+    simple = False
+
+    def write(self, path, batch):
+        members = []
+        for i in range(COUNT):
+            for name, column in batch.items():
+                value = column[i] if isinstance(column, Ragged) else column[i : i + 1]
+                members.append((f"{self.key(i)}.{name}", raw(value)))
+        pack(path, members, self.tar, 0.5)
+
+    def key(self, i):
+        return f"train/{i:06d}"
+
+
+class TestUstar(Archives):
+    def key(self, i):
+        return f"{'d' * 90}/{i:06d}"
+
+
+class TestGnu(Archives):
+    tar = tarfile.GNU_FORMAT
+
+    def key(self, i):
+        return f"{'long' * 60}/{i}" if i % 3 else str(i)
+
+
+class TestPax(Archives):
+    tar = tarfile.PAX_FORMAT
+
+    def key(self, i):
+        return f"{'é' * 60}/{i}" if i % 3 == 1 else str(i)
+
+
+class TestTyped(Archives):
+    """Raw values of a fixed type are parts of records."""
+
+    schema, simple = TYPED, True
+    open = OpenOptions(
+        fields=tuple(f for f in map(dsprep.FieldSpec.parse, ("x:float32[5,3]", "y:>i8")))
+    )
+
+
+class TestVarying(Archives):
+    """Values of fixed types at no constant distance, and ragged ones."""
+
+    schema = VARYING
+    open = OpenOptions(
+        fields=tuple(
+            map(dsprep.FieldSpec.parse, ("a", "r:uint16[None,3]", "w:>i8", "x:float32[5,3]"))
+        )
+    )
+
+
+class TestByWebdataset(Archives):
+    """Samples that webdataset writes."""
+
+    def write(self, path, batch):
+        webdataset = pytest.importorskip("webdataset")
+        with webdataset.TarWriter(str(path), encoder=False) as writer:
+            for i in range(COUNT):
+                sample = {name: bytes(batch[name][i]) for name in self.schema.names}
+                writer.write({"__key__": self.key(i), **sample})
+
+    def test_as_webdataset_reads_it(self):
+        self.write(self.target, self.batch)
+        assert by_webdataset(self.target) == values(self.target, keys_as="key")
+
+
+# --- archives of all kinds -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_names_as_webdataset_takes_them(tmp_path, format):
+    names = ["./a.b/1.JPG", "./a.b/1.seg.png", "c d/e.jpg", "c d/e.SEG.png", "é.jpg", "é.seg.png"]
+    names += ["../x"[1:] + ".jpg", "./x.seg.png", f"{'p' * 60}/{'q' * 70}.jpg"]
+    names += [f"{'p' * 60}/{'q' * 70}.seg.png"]
+    members = [(name, bytes([i]) * i * 200) for i, name in enumerate(names)]
+    members.insert(2, special("folder", tarfile.DIRTYPE))
+    members.insert(5, ("__index__/x.json", b"{}"))
+    members.insert(7, special("0.jpg", tarfile.SYMTYPE, "1.jpg"))
+    members.insert(7, special("2.jpg", tarfile.LNKTYPE, "1.jpg"))
+    path = pack(tmp_path / "a.tar", [*members, ("README", b"text"), ("__meta__", b"")], format)
+    found = by_webdataset(path)
+    if format != tarfile.USTAR_FORMAT:
+        assert values(path, keys_as="key") == found
+    for sample in found:
+        del sample["key"]
+    assert values(path) == found
+    with dsprep.open(path) as source:
+        assert sorted(source.notes) == [
+            "left out 1 hard links: 2.jpg",
+            "left out 1 members without an extension: README",
+            "left out 1 symbolic links: 0.jpg",
+            "left out 2 members of metadata: __index__/x.json, ...",
+        ]
+
+
+def test_a_key_in_two_parts(tmp_path):
+    path = pack(tmp_path / "a.tar", [(f"{'p' * 60}/{'q' * 70}.jpg", b"x")])
+    with pytest.raises(UnsupportedError, match="two parts"):
+        values(path, keys_as="key")
+    assert values(path) == [{"jpg": b"x"}]
+
+
+def test_chosen_fields(tmp_path):
+    path = pack(tmp_path / "a.tar", [*TEXT.items(), ("c.cls", b"9")])
+    with pytest.raises(SchemaError, match=r"sample c: .*expected cls, jpg, found cls\); choose"):
+        values(path)
+    assert values(path, fields=(dsprep.FieldSpec.parse("label=cls"),)) == [
+        {"label": b"7"},
+        {"label": b"8"},
+        {"label": b"9"},
+    ]
+    with pytest.raises(SchemaError, match="sample c: a sample lacks a field"):
+        values(path, fields=(dsprep.FieldSpec.parse("jpg"),))
+    with pytest.raises(SchemaError, match=r"no field png.*one of cls, jpg"):
+        values(path, fields=(dsprep.FieldSpec.parse("png"),))
+    with pytest.raises(UsageError, match="there is a field of this name"):
+        values(pack(tmp_path / "b.tar", TEXT.items()), keys_as="jpg")
+    with pytest.raises(FormatError, match=r"sample 0.*expected 2 bytes, found 1 bytes"):
+        values(path, fields=(dsprep.FieldSpec.parse("cls:int16"),))
+    with pytest.raises(FormatError, match=r"sample 0.*multiple of 2 bytes, found 1 bytes"):
+        values(path, fields=(dsprep.FieldSpec.parse("cls:int16[None]"),))
+
+
+def test_more_than_samples(tmp_path):
+    cases = {
+        "a field twice": [("a.jpg", b"1"), ("a.JPG", b"2")],
+        "other fields": [("a.jpg", b"1"), ("b.png", b"2")],
+        "no samples": [("README", b"1")],
+        "leads out": [("../a.jpg", b"1")],
+        "out of the archive": [("/a.jpg", b"1")],
+        "impossibly many members": [(f"a.{i}", b"") for i in range(300)],
+        "not UTF-8": [("a.\udcff", b"")],
+    }
+    for words, members in cases.items():
+        with pytest.raises((FormatError, SchemaError), match=words):
+            values(pack(tmp_path / "a.tar", members))
+
+
+def test_the_end(tmp_path):
+    path = pack(tmp_path / "a.tar", TEXT.items())
+    whole = path.read_bytes()
+    used = len(TEXT) * 1024
+    path.write_bytes(whole[: used + 512])
+    assert len(values(path)) == 2
+    for cut, words in (
+        (used - 512 - 1, "within header"),
+        (used - 512, "within b.jpg"),
+        (used - 512 + 3, "within b.jpg"),
+        (used - 1, "within b.jpg"),
+        (used - 1024, "has no end"),
+        (used, r"has no end.*truncate -s \+1024"),
+        (512, "within a.cls"),
+    ):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(FormatError, match=words):
+            values(path)
+    path.write_bytes(whole + whole)
+    with pytest.raises(FormatError, match=rf"offset {len(whole)}: there is more behind the end"):
+        values(path)
+    path.write_bytes(whole + bytes(777))
+    assert len(values(path)) == 2
+
+
+def patched(data, at, value):
+    """Return an archive with other bytes in a header, whose checksum is made right again."""
+    data = bytearray(data)
+    data[at : at + len(value)] = value
+    begin = at // 512 * 512
+    data[begin + 148 : begin + 156] = b" " * 8
+    data[begin + 148 : begin + 156] = b"%06o\0 " % sum(data[begin : begin + 512])
+    return bytes(data)
+
+
+def test_headers_of_other_kinds(tmp_path):
+    path = pack(tmp_path / "a.tar", TEXT.items())
+    whole = path.read_bytes()
+    same = values(path)
+
+    def after(at, value):
+        path.write_bytes(patched(whole, at, value))
+        return values(path)
+
+    assert after(1024 + 257, bytes(8)) == same  # as before POSIX
+    assert after(1024 + 124, b"\x80" + bytes(10) + b"\4") == same  # a size in bytes
+    assert after(1024 + 124, b"        4 \0\0") == same
+    assert after(1024 + 156, b"\0") == same
+    assert after(1024 + 156, b"7") == same
+    for at, value, words in (
+        (1024 + 124, b"\xff" * 12, "the size in the header of a member is damaged"),
+        (1024 + 124, b"9" * 11, "the size in the header"),
+        (1024 + 124, b"7" * 11, "ends within a.jpg"),
+        (1024 + 124, b"\x80" + b"\xff" * 11, "ends within a.jpg"),
+        (1024 + 156, b"S", "a sparse file"),
+        (1024 + 156, b"M", "begins in another archive"),
+        (1024 + 156, b"L", "lacks|other fields|field"),
+        (1024 + 156, b"x", "text of a pax header is damaged"),
+        (1024 + 156, b"?", "a sample has other fields"),
+    ):
+        with pytest.raises(DsprepError, match=words):
+            after(at, value)
+    flipped = bytearray(whole)
+    flipped[1024 + 130] ^= 1
+    path.write_bytes(flipped)
+    with pytest.raises(FormatError, match=r"offset 1024: this is not the header.*checksum"):
+        values(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"22 GNU.sparse.major=1\n", "sparse"),
+        (b"13 size=9999\n", "ends within"),
+        (b"13 size=-999\n", "a size is damaged"),
+        (b"99 size=9\n", "text of a pax header is damaged"),
+        (b"8 size=9\n", "text of a pax header is damaged"),
+        (b"x size=9\n", "text of a pax header is damaged"),
+        (b"999999999999999999 size=9\n", "text of a pax header is damaged"),
+        (b"14 path=../..\n", "leads out"),
+    ],
+)
+def test_pax_headers(tmp_path, text, words):
+    def header(kind, size):
+        info = tarfile.TarInfo("x.jpg")
+        info.type, info.size = kind, size
+        return info.tobuf(tarfile.USTAR_FORMAT)
+
+    for kind in (b"x", b"g"):
+        parts = [header(kind, len(text)), text.ljust(512, b"\0"), header(b"0", 4), b"jpeg"]
+        path = tmp_path / "a.tar"
+        path.write_bytes(b"".join(parts).ljust(4096, b"\0"))
+        with pytest.raises(DsprepError, match=words if kind == b"x" else f"{words}|for all"):
+            values(path)
+    path.write_bytes(path.read_bytes()[:1024])
+    with pytest.raises(DsprepError):
+        values(path)
+
+
+def test_small_and_large_members(tmp_path, monkeypatch):
+    """Whatever is read at once, the samples are the same; names of another kind in between."""
+    rng = np.random.default_rng(5)
+    members = []
+    for i in range(300):
+        key = f"{'n' * 120}{i}" if rng.random() < 0.1 else str(i)
+        members.append((f"{key}.cls", b"%d" % i))
+        nbytes = int(rng.choice([0, 3, 512, 9000, 200_000], p=[0.3, 0.3, 0.2, 0.18, 0.02]))
+        members.append((f"{key}.bin", rng.bytes(nbytes)))
+    for format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        path = pack(tmp_path / "a.tar", members, format, 2.5)
+        for large in (headers.LARGE, 16 << 10, 4 << 10):
+            monkeypatch.setattr(headers, "LARGE", large)
+            found = values(path)
+            assert [s["bin"] for s in found] == [d for n, d in members if n.endswith("bin")]
+            assert [s["cls"] for s in found] == [d for n, d in members if n.endswith("cls")]
+
+
+def test_numbers_are_kept_as_laws():
+    values, law = np.arange(100) * 7 + 5, Numbers()
+    for begin, end in ((0, 1), (1, 2), (2, 40), (40, 41), (41, 100)):
+        law.add(values[begin:end])
+    assert isinstance(law.law(), Affine)
+    assert (law.law().span(0, 100) == values).all()
+    law.add(np.array([1, 2, 4]))
+    assert law.law().span(0, 103).tolist() == [*values.tolist(), 1, 2, 4]
+
+
+def test_equal_samples_have_a_small_sidecar(tmp_path):
+    members = [(f"{i:06d}.{x}", bytes(100)) for i in range(3000) for x in ("bin", "cls")]
+    path = pack(tmp_path / "a.tar", members, tarfile.PAX_FORMAT, 0.5)
+    dsprep.provenance(path)
+    assert (tmp_path / "a.tar.dsprep.json").stat().st_size < 2000
+    with dsprep.open(
+        path, options=OpenOptions(fields=(dsprep.FieldSpec.parse("bin:float32[25]"),))
+    ) as source:
+        assert source.storage()["bin"].storage == "records of 100 bytes, constant stride"
+
+
+def test_a_walk(tmp_path):
+    """From the command line: shards, keys, fields of a type, and the way to other formats."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for k in range(3):
+        members = [(f"{k}/{i}.{x}", f"{k}{i}{x}".encode()) for i in range(4) for x in ("a", "bb")]
+        pack(shards / f"s-{k:06d}.tar", members)
+
+    def run(*words):
+        done = CliRunner().invoke(app, list(map(str, words)))
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "WebDataset" in run("inspect", shards / "s-000000.tar")
+    everything = str(shards / "s-*.tar")
+    run("convert", everything, tmp_path / "all.h5", "--keys-as", "key")
+    assert [s["key"] for s in values(tmp_path / "all.h5")][4:6] == [b"1/0", b"1/1"]
+    run("provenance", shards)
+    run("repack", shards, tmp_path / "grouped.tfrecord", "--buffer-size", "4")
+    run("verify", everything, tmp_path / "grouped.tfrecord")
+    run("convert", everything, tmp_path / "typed.h5", "--field", "x=a:uint8[3]")
+    assert values(tmp_path / "typed.h5")[0]["x"].tolist() == list(b"00a")
+    braces = str(shards / "s-{000002..000001}.tar")
+    assert "samples  8" in run("inspect", braces)
+    assert "dsprep" in usual("webdataset")  # what `bench read` compares
+
+
+# --- brace patterns ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("x{1..3}y", "x{01..10}", "x{3..1}", "{1..10..4}", "{-2..2}", "{08..-1}", "{a..e}"),
+        *(
+            "{a..e..2}",
+            "{a,b}",
+            "{a,b}{1,2}",
+            "{a,{b,c}d,}e",
+            "{1..2,x}",
+            "{a}",
+            "{}",
+            "{a,b",
+            "a}b",
+        ),
+        *("{{a,b}}", "x{,y}", "{1..2}-{a,b}.{tar,json}", "{a..b}{c", "{1..x}", "a{b,c}{d}e", "{,}"),
+    ],
+)
+def test_braces_as_bash_expands_them(pattern):
+    done = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {pattern}-"], capture_output=True, text=True, check=True
+    )
+    assert expand(f"{pattern}-") == done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{1..99999999}", "{0..999}" * 5, "{a,b}" * 40, "{a," * 40 + "}" * 40, "{" * 3000]
+)
+def test_braces_are_bounded(pattern):
+    if pattern[-1] == "{":
+        assert expand(pattern) == [pattern]
+    else:
+        with pytest.raises(UsageError):
+            expand(pattern)
+
+
+def test_shards_by_braces(tmp_path):
+    for k in range(3):
+        pack(tmp_path / f"s-{k:06d}.tar", [(f"{k}.txt", b"%d" % k)])
+    assert values(str(tmp_path / "s-{000002..000000}.tar")) == [
+        {"txt": b"%d" % k} for k in (2, 1, 0)
+    ]
+    with pytest.raises(FileNotFoundError, match=r"s-000003\.tar"):
+        values(str(tmp_path / "s-{000000..000003}.tar"))
+    (tmp_path / "{a,b}.tar").write_bytes((tmp_path / "s-000001.tar").read_bytes())
+    assert values(str(tmp_path / "{a,b}.tar")) == [{"txt": b"1"}]

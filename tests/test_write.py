@@ -1,0 +1,520 @@
+"""Samples that a program gives: what is written of them, and what is left when that fails."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+from oracles import READ, SUFFIX
+from support import assert_same_batch, kill_at, random_batch, schemas, take, written
+
+import dsprep
+from dsprep.core.schema import Field, Ragged, Schema
+from dsprep.core.storage import data_files
+from dsprep.errors import FormatError, SchemaError, TargetError, UnsupportedError, UsageError
+from dsprep.writing import run
+from dsprep.writing.given.spool import Spool
+from dsprep.writing.staging import Staging
+
+FORMATS = sorted(SUFFIX)
+MIXED = dict(schemas())["mixed"]
+PLAIN = Schema((Field("x", np.dtype("<f4"), (4, 3)), Field("label", np.dtype("<i8"))))
+
+
+def samples_of(batch, schema):
+    """Samples as a program gives them: each value an object of its own."""
+    count = len(next(iter(batch.values())))
+    return [{f.name: batch[f.name][i] for f in schema} for i in range(count)]
+
+
+def parts(samples, size):
+    """Batches of a list of samples."""
+    for at in range(0, len(samples), size):
+        some = samples[at : at + size]
+        yield {name: [s[name] for s in some] for name in some[0]}
+
+
+def content(path):
+    """The bytes of all files of a dataset, by name."""
+    return {p.relative_to(path).as_posix(): p.read_bytes() for p in data_files(path)}
+
+
+def nothing_left(directory, *names):
+    assert sorted(p.name for p in directory.iterdir()) == sorted(names)
+    assert not [t for t in threading.enumerate() if t.name.startswith("dsprep")]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("form", ["samples", "batches", "length"])
+def test_every_kind_of_field_as_its_library_reads_it(tmp_path, format, form):
+    batch = random_batch(MIXED, 150)
+    samples = samples_of(batch, MIXED)
+    given = iter(samples) if form == "samples" else samples
+    target = tmp_path / f"out{SUFFIX[format]}"
+    report = dsprep.write(
+        target,
+        parts(samples, 37) if form == "batches" else given,
+        schema=MIXED,
+        batched=form == "batches",
+        buffer_size=40,
+        durable=False,
+    )
+    assert (report.samples, report.target, report.bytes_in) == (150, target, 0)
+    assert_same_batch(READ[format](target, MIXED), batch, MIXED)
+    with dsprep.open(target) as source:
+        assert_same_batch(source[:], batch, MIXED)
+    with dsprep.Reader(target, batch_size=32) as reader:
+        assert sum(len(b["label"]) for b in reader) == 150
+    assert dsprep.check(target) == []
+    nothing_left(tmp_path, target.name, report.sidecar.name)
+
+
+@pytest.mark.parametrize(("name", "schema"), list(schemas()), ids=[n for n, _ in schemas()])
+def test_every_type(tmp_path, name, schema):
+    batch = random_batch(schema, 23)
+    samples = samples_of(batch, schema)
+    target = tmp_path / "out.h5"
+    dsprep.write(target, iter(samples), schema=schema, durable=False)
+    with dsprep.open(target) as source:
+        assert source.schema.to_json() == schema.to_json()
+        assert_same_batch(source[:], batch, schema)
+    if not schema.ragged:
+        dsprep.write(target, samples, schema=schema, durable=False, overwrite=True)
+        with dsprep.open(target) as source:
+            assert_same_batch(source[:], batch, schema)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("schema", [PLAIN, MIXED], ids=["plain", "mixed"])
+@pytest.mark.parametrize("known", [True, False])
+def test_the_files_are_those_of_repack(tmp_path, format, schema, known):
+    batch = random_batch(schema, 200)
+    before = written(tmp_path / "before.h5", schema, batch)
+    options = {"buffer_size": "8KiB", "stripe_size": "4KiB", "durable": False}
+    repacked, target = (tmp_path / f"{n}{SUFFIX[format]}" for n in ("repacked", "out"))
+    dsprep.repack(before, repacked, **options)
+    samples = samples_of(batch, schema)
+    dsprep.write(target, samples if known else iter(samples), schema=schema, **options)
+    assert content(target) == content(repacked)
+    sidecars = (t.with_name(f"{t.name}.dsprep.json") for t in (target, repacked))
+    side, other = (json.loads(path.read_text()) for path in sidecars)
+    assert side["layouts"] == other["layouts"]
+    assert side["lineage"]["command"] == "dsprep.write"
+    assert side["lineage"]["source_files"] == 0
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("known", "cut"), [(True, {"samples_per_file": 70}), (False, {"shard_size": "4KiB"})]
+)
+def test_several_files(tmp_path, format, known, cut):
+    batch = random_batch(PLAIN, 200)
+    samples = samples_of(batch, PLAIN)
+    before = written(tmp_path / "before.h5", PLAIN, batch)
+    dsprep.repack(before, tmp_path / "repacked", to=format, buffer_size=30, durable=False, **cut)
+    target = tmp_path / "out"
+    options = {"to": format, "buffer_size": 30, "durable": False, **cut}
+    report = dsprep.write(target, samples if known else iter(samples), **options)
+    assert report.files > 1
+    found, wanted = (sorted((tmp_path / n).iterdir()) for n in ("out", "repacked"))
+    assert [p.name.replace("out", "repacked") for p in found] == [p.name for p in wanted]
+    assert [content(p) for p in found] == [content(p) for p in wanted]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("schema", "memory"), [(PLAIN, None), (MIXED, "64MiB")], ids=["plain", "mixed"]
+)
+def test_a_shuffle_is_that_of_repack(tmp_path, format, schema, memory):
+    batch = random_batch(schema, 300)
+    before = written(tmp_path / "before.h5", schema, batch)
+    options = {"shuffle": 7, "buffer_size": 64, "durable": False, "memory": memory}
+    repacked, target = (tmp_path / f"{n}{SUFFIX[format]}" for n in ("repacked", "out"))
+    dsprep.repack(before, repacked, **options)
+    dsprep.write(target, samples_of(batch, schema), schema=schema, **options)
+    assert content(target) == content(repacked)
+    nothing_left(
+        tmp_path,
+        "before.h5",
+        "before.h5.dsprep.json",
+        *(t.name + s for t in (target, repacked) for s in ("", ".dsprep.json")),
+    )
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_shuffle_that_does_not_fit_in_memory(tmp_path, ragged):
+    options = {"shuffle": 3, "memory": "60MiB", "buffer_size": 10, "durable": False}
+    shape = (None,) if ragged else (60_000,)
+    schema = Schema((Field("x", np.dtype("<u4"), shape), Field("i", np.dtype("<i8"))))
+    samples = [{"x": np.full(60_000 + ragged * i, i, "<u4"), "i": i} for i in range(150)]
+    dsprep.write(tmp_path / "plain.h5", samples, schema=schema, durable=False)
+    dsprep.repack(tmp_path / "plain.h5", tmp_path / "repacked.h5", **options)
+    dsprep.write(tmp_path / "out.h5", samples, schema=schema, **options)
+    assert content(tmp_path / "out.h5") == content(tmp_path / "repacked.h5")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("compress", ["gzip:1", "zstd:1"])
+def test_compressed_groups(tmp_path, format, compress):
+    batch = random_batch(PLAIN, 90)
+    target = tmp_path / f"out{SUFFIX[format]}"
+    try:
+        dsprep.write(target, samples_of(batch, PLAIN), compress=compress, buffer_size=20)
+    except (UsageError, UnsupportedError):
+        assert (format, compress) in [
+            *(("lmdb", c) for c in ("gzip:1", "zstd:1")),
+            ("hdf5", "zstd:1"),
+            ("tfrecord", "zstd:1"),
+        ]
+        nothing_left(tmp_path)
+        return
+    with dsprep.open(target) as source:
+        assert_same_batch(source[:], batch, PLAIN)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_samples_and_one(tmp_path, format):
+    target = tmp_path / f"out{SUFFIX[format]}"
+    with pytest.raises(SchemaError, match="there are no samples"):
+        dsprep.write(target, [])
+    nothing_left(tmp_path)
+    for schema in (PLAIN, {"x": "float32[None,3]", "name": "str"}):
+        dsprep.write(target, iter(()), schema=schema, overwrite=True)
+        with dsprep.open(target) as source:
+            assert len(source) == 0
+    one = {"x": np.zeros((2, 3), np.float32), "name": "a"}
+    dsprep.write(target, [one], overwrite=True)
+    with dsprep.open(target) as source:
+        assert source[0]["name"] == "a"
+
+
+def test_a_writer_takes_samples_and_batches(tmp_path):
+    batch = random_batch(MIXED, 100)
+    samples = samples_of(batch, MIXED)
+    with dsprep.Writer(tmp_path / "out.h5", schema=MIXED) as writer:
+        writer.extend(take(batch, 0, 30))
+        for sample in samples[30:50]:
+            writer.append(sample)
+        writer.extend(take(batch, 50, 50))
+        writer.extend(take(batch, 50, 100))
+        assert not (tmp_path / "out.h5").exists()
+    assert writer.report.samples == 100
+    with dsprep.open(tmp_path / "out.h5") as source:
+        assert_same_batch(source[:], batch, MIXED)
+    with pytest.raises(UsageError, match="with block"):
+        writer.append(samples[0])
+    with pytest.raises(UsageError, match="with block"):
+        dsprep.Writer(tmp_path / "new.h5").append(samples[0])
+    nothing_left(tmp_path, "out.h5", "out.h5.dsprep.json")
+
+
+def test_a_sample_that_does_not_fit_may_be_left_out(tmp_path):
+    with dsprep.Writer(tmp_path / "out.h5", length=3) as writer:
+        for i in range(3):
+            writer.append({"x": np.full(2, i), "y": i})
+            if i < 2:
+                with pytest.raises(SchemaError, match=f"sample {i + 1}, field x: "):
+                    writer.append({"x": np.zeros(3), "y": 1})
+    with dsprep.open(tmp_path / "out.h5") as source:
+        assert source[:]["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
+class Broken(Exception):
+    """What a program raises."""
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("error", "known"), [(Broken, True), (KeyboardInterrupt, False), (GeneratorExit, True)]
+)
+def test_an_exception_comes_out_and_leaves_nothing(tmp_path, format, error, known):
+    big = np.zeros(300_000)
+    raised = error("at that sample")
+
+    def give(at):
+        for i in range(12):
+            if i == at:
+                raise raised
+            yield {"x": big, "label": i}
+
+    options = {"length": 12} if known else {}
+    for at in (0, 1, 4, 9, 11):
+        with pytest.raises(error) as found:
+            dsprep.write(tmp_path / f"out{SUFFIX[format]}", give(at), **options)
+        assert found.value is raised
+        assert found.value.__cause__ is None
+        nothing_left(tmp_path)
+
+
+def test_an_exception_after_the_last_sample_leaves_nothing(tmp_path):
+    def give():
+        yield from ({"x": i} for i in range(10))
+        raise Broken
+
+    with pytest.raises(Broken):
+        dsprep.write(tmp_path / "out.h5", give(), length=10)
+    nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_exception_leaves_what_was_there(tmp_path, known):
+    target = tmp_path / "out.h5"
+    dsprep.write(target, [{"x": 1}, {"x": 2}])
+    before = content(target)
+
+    def give():
+        yield {"x": np.zeros(3)}
+        raise Broken
+
+    with pytest.raises(Broken):
+        dsprep.write(target, give(), overwrite=True, length=2 if known else None)
+    assert content(target) == before
+    nothing_left(tmp_path, "out.h5", "out.h5.dsprep.json")
+    dsprep.write(target, [{"x": 5}], overwrite=True)
+    with dsprep.open(target) as source:
+        assert source[0]["x"] == 5
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_wrong_samples_are_named(tmp_path, known):
+    samples = [{"x": np.zeros((4, 3), np.float32), "label": 1} for _ in range(20)]
+    samples[17] = {"x": np.zeros((5, 3), np.float32), "label": 1}
+    with pytest.raises(SchemaError) as error:
+        dsprep.write(tmp_path / "out.h5", samples if known else iter(samples))
+    assert str(error.value) == (
+        "sample 17, field x: the value is not of this field (expected float32[4,3], found "
+        'float32[5,3]); if its first axis varies, declare that: schema={"x": "float32[None,3]"}'
+    )
+    nothing_left(tmp_path)
+    dsprep.write(tmp_path / "out.h5", samples, schema={"x": "float32[None,3]"})
+    with dsprep.open(tmp_path / "out.h5") as source:
+        assert source.schema.names == ("x", "label")
+        assert len(source[17]["x"]) == 5
+
+
+@pytest.mark.parametrize("shuffle", [None, 1])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 9, 11])
+def test_another_number_than_length(tmp_path, shuffle, ragged, count):
+    samples = ({"x": b"abc" if ragged else np.zeros(3)} for _ in range(count))
+    says = "more samples came" if count > 10 else "fewer samples came"
+    with pytest.raises(UsageError, match=f"{says} than length says .*expected 10"):
+        dsprep.write(tmp_path / "out.h5", samples, length=10, shuffle=shuffle)
+    nothing_left(tmp_path)
+
+
+def test_what_is_wrong_is_known_before_the_program_runs(tmp_path):
+    def never():
+        raise AssertionError
+        yield
+
+    (tmp_path / "there.h5").write_bytes(b"x")
+    with pytest.raises(TargetError, match="it exists already"):
+        dsprep.write(tmp_path / "there.h5", never())
+    with pytest.raises(TargetError, match="no such directory"):
+        dsprep.write(tmp_path / "none" / "out.h5", never())
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.txt").write_text("mine")
+    with pytest.raises(TargetError, match="not replaced"):
+        dsprep.write(tmp_path / "folder", never(), overwrite=True)
+    for options in (
+        {"samples_per_file": 3, "shard_size": 4},
+        {"length": -1},
+        {"compress": "zstd:x"},
+        {"memory": "lots"},
+        {"schema": {"x": "nothing"}},
+    ):
+        with pytest.raises(UsageError):
+            dsprep.write(tmp_path / "out.h5", never(), **options)
+    with pytest.raises(TypeError, match="'lenght' is not an option"):
+        dsprep.write(tmp_path / "out.h5", never(), lenght=3)
+    with pytest.raises(UsageError, match="batched=True"):
+        dsprep.write(tmp_path / "out.h5", {"x": np.zeros((3, 4))})
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_what_a_format_cannot_hold_is_known_with_the_first_sample(tmp_path, ragged):
+    taken = []
+
+    def give():
+        for i in range(10):
+            taken.append(i)
+            yield {"x": np.zeros(3), "more": b"x" if ragged else i}
+
+    with pytest.raises(UsageError, match="buffer-size"):
+        dsprep.write(tmp_path / "out.h5", give(), length=10, buffer_size="many")
+    with pytest.raises(UsageError, match="compression"):
+        dsprep.write(tmp_path / "out.lmdb", give(), length=10, compress="gzip")
+    assert taken == [0, 0]
+    nothing_left(tmp_path)
+
+
+def test_the_program_runs_on_the_thread_that_calls(tmp_path):
+    threads = set()
+
+    def give():
+        for i in range(5):
+            threads.add(threading.current_thread())
+            yield {"x": np.full(500_000, i)}
+
+    dsprep.write(tmp_path / "a.h5", give(), length=5)
+    dsprep.write(tmp_path / "b.h5", give())
+    assert threads == {threading.current_thread()}
+
+
+def test_samples_may_be_changed_after_they_were_given(tmp_path):
+    def give():
+        x, rows = np.zeros(400_000), np.zeros(3)
+        sample = {"x": x, "rows": rows}
+        for i in range(20):
+            x[:], rows[:] = i, i
+            yield sample
+
+    for options in ({"length": 20}, {}):
+        dsprep.write(tmp_path / "out.h5", give(), overwrite=True, **options)
+        with dsprep.open(tmp_path / "out.h5") as source:
+            batch = source[:]
+        assert (batch["x"] == np.arange(20)[:, None]).all()
+        assert (batch["rows"] == np.arange(20)[:, None]).all()
+
+
+def test_errors_of_the_disk_come_out(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    sample = {"x": np.zeros(100_000)}
+    with monkeypatch.context() as patched:
+        patched.setattr("dsprep.writing.given.spool.pwrite_all", full)
+        with pytest.raises(OSError, match="No space"):
+            dsprep.write(tmp_path / "out.h5", itertools.repeat(sample))
+    nothing_left(tmp_path)
+    monkeypatch.setattr("dsprep.writing.transfer.ShardCopy._copy", full)
+    with pytest.raises(OSError, match="No space"):
+        dsprep.write(tmp_path / "out.h5", itertools.repeat(sample), length=10_000)
+    nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_progress(tmp_path, known):
+    seen = []
+    samples = [{"x": np.zeros(100_000)} for _ in range(50)]
+    given = samples if known else iter(samples)
+    dsprep.write(tmp_path / "out.h5", given, progress=lambda n, b: seen.append((n, b)))
+    assert seen[-1] == (50, 40_000_000)
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_memory_is_bounded(tmp_path, known):
+    def give(count):
+        for i in range(count):
+            yield (
+                {"x": np.full(25_000, i), "text": "abc" * 100, "y": i}
+                if not known
+                else {"x": np.full(25_000, i), "y": i}
+            )
+
+    peaks = []
+    for count in (400, 800):
+        tracemalloc.start()
+        dsprep.write(
+            tmp_path / "out.tfrecord",
+            give(count),
+            length=count if known else None,
+            buffer_size=20,
+            overwrite=True,
+            durable=False,
+            memory="96MiB",
+        )
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + (12 << 20)
+
+
+def test_a_spool_is_read_in_any_order(tmp_path):
+    batch = random_batch(MIXED, 100)
+    with Spool(tmp_path / "out", MIXED) as spool:
+        for start, stop in ((0, 1), (1, 20), (20, 41), (41, 100)):
+            spool.put(take(batch, start, stop))
+        spool.finish()
+        assert list(tmp_path.iterdir()) == []
+        ranges = ((0, 100), (39, 42), (99, 100), (5, 5), (100, 100), (0, 41), (0, 1), (1, 20))
+        for start, stop in ranges:
+            assert_same_batch(spool.read(start, stop), take(batch, start, stop), MIXED)
+        assert spool.sizes(3, 60).tolist() == [
+            sum(c.nbytes for c in take(batch, i, i + 1).values()) for i in range(3, 60)
+        ]
+        spool.release(41)
+        assert_same_batch(spool.read(41, 100), take(batch, 41, 100), MIXED)
+        assert spool.rows("jpeg").tolist() == batch["jpeg"].lengths.tolist()
+
+
+def killed(step, target, samples):
+    """Write samples in a process that is killed at a step."""
+    child = os.fork()
+    if not child:
+        try:
+            around = kill_at(step)
+            for name in ("save", "publish", "write_sidecar", "discard"):
+                around(Staging, name)
+            around(run, "_described")
+            dsprep.write(target, samples)
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+@pytest.mark.parametrize("step", range(1, 11, 3))
+@pytest.mark.parametrize("known", [True, False])
+def test_after_a_kill_the_same_call_starts_over(tmp_path, step, known):
+    target = tmp_path / "out.h5"
+    samples = [{"x": np.full(3, i)} for i in range(9)]
+    assert killed(step, target, samples if known else iter(samples)) == signal.SIGKILL
+    there = target.exists()
+    if there:
+        with dsprep.open(target) as source:
+            assert len(source) == 9
+        with pytest.raises(TargetError, match="exists already"):
+            dsprep.write(target, [{"x": 1}])
+    dsprep.write(target, [{"x": 1}], overwrite=there)
+    with dsprep.open(target) as source:
+        assert source[:]["x"].tolist() == [1]
+    nothing_left(tmp_path, "out.h5", "out.h5.dsprep.json")
+
+
+def test_what_an_interrupted_conversion_left_is_not_discarded(tmp_path, train):
+    child = os.fork()
+    if not child:
+        kill_at(2)(Staging, "save")
+        dsprep.convert(train, tmp_path / "out.h5")
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    with pytest.raises(TargetError, match="an interrupted run was making it from something else"):
+        dsprep.write(tmp_path / "out.h5", [{"x": 1}])
+    dsprep.convert(train, tmp_path / "out.h5")
+    with dsprep.open(tmp_path / "out.h5") as source:
+        assert len(source) == 100
+
+
+def test_ragged_columns_of_batches(tmp_path):
+    rows = Ragged.from_lengths(np.arange(6, dtype=np.float32).reshape(6, 1), [1, 0, 3, 2])
+    batch = {"rows": rows, "n": np.arange(4), "name": ["a", "bb", "", "d"]}
+    dsprep.write(tmp_path / "out.zarr", [batch, batch], batched=True)
+    with dsprep.open(tmp_path / "out.zarr") as source:
+        assert str(source.schema) == "rows: float32[None,1], n: int64, name: str"
+        assert [source[i]["name"] for i in range(8)] == ["a", "bb", "", "d"] * 2
+        assert source[6]["rows"].tolist() == [[1], [2], [3]]
+
+
+def test_unknown_data_name_the_way_to_write_them(tmp_path):
+    (tmp_path / "a.sgy").write_bytes(b"nothing that is known" * 9)
+    for path in (tmp_path / "a.sgy", tmp_path):
+        with pytest.raises(FormatError, match=r"dsprep\.write\(TARGET, samples\)"):
+            dsprep.open(path)
+    with pytest.raises(FormatError, match=r"found 1 other files, such as a\.sgy"):
+        dsprep.open(tmp_path)

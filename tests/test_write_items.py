@@ -1,0 +1,588 @@
+"""Samples of items: the same bytes whoever calls the function, whatever was killed meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import item_functions
+import numpy as np
+import pytest
+from executor_job import digests
+from item_functions import OPTIONS, counted, several
+from support import kill_at
+from test_executors import mpiexec, needs, swept  # noqa: F401 (a fixture)
+
+import dsprep
+from dsprep import executors, formats
+from dsprep.core.atomic import partial_path
+from dsprep.core.storage import remove
+from dsprep.errors import ExecutorError, ItemError, SchemaError, TargetError, UsageError
+from dsprep.sidecar import spec
+from dsprep.sidecar.spec import sidecar_path
+from dsprep.writing import plan, shards, shuffle, staging, transfer
+from dsprep.writing.items import calls, parts, tasks
+
+SCRIPT = Path(item_functions.__file__)
+COUNT = 60
+ITEMS = range(COUNT)
+
+
+def expected_samples(count=COUNT):
+    """What `several` gives, in order."""
+    found = []
+    for i in range(count):
+        given = several(i)
+        found += [] if given is None else [given] if isinstance(given, dict) else list(given)
+    return found
+
+
+def write(target, function=several, items=ITEMS, **options):
+    return dsprep.write(target, items, function=function, **{**OPTIONS, **options})
+
+
+def working(target):
+    return partial_path(target) / "items"
+
+
+def assert_samples(target, expected):
+    with dsprep.open(target) as source:
+        assert len(source) == len(expected)
+        for found, sample in zip(source, expected, strict=True):
+            assert list(found) == list(sample)
+            for name, value in sample.items():
+                assert np.array_equal(found[name], value), name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What one thread makes."""
+    folder = tmp_path_factory.mktemp("whole")
+    write(folder / "set.h5", workers=1)
+    return digests(folder)
+
+
+# --- what a function may give ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", sorted(formats.WRITTEN))
+def test_samples_come_in_the_order_of_the_items(to, tmp_path):
+    report = write(tmp_path / "set", to=to, workers=3)
+    expected = expected_samples()
+    assert_samples(tmp_path / "set", expected)
+    none = sum(several(i) is None or i % 20 in (8,) for i in ITEMS)
+    assert (report.samples, report.items, report.left_out) == (len(expected), COUNT, none)
+    assert (report.failures, report.failed) == (0, ())
+    assert f"{none} of {COUNT} items gave no sample" in report.notes
+    assert {p.name for p in tmp_path.iterdir()} == {"set", "set.dsprep.json"}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_same_bytes_with_random_delays(workers, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "TASK_SECONDS", 0.005)
+    monkeypatch.setattr(item_functions, "DELAY", 0.004)
+    write(tmp_path / "set.h5", workers=workers)
+    assert digests(tmp_path) == whole
+
+
+def test_processes(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "TASK_SECONDS", 0.02)
+    with executors.opened("processes", workers=2) as pool:
+        write(tmp_path / "set.h5", function=several, executor=pool)
+        assert digests(tmp_path) == whole
+        for error, function, told in [
+            (ItemError, item_functions.failing, r"item 7 \(7\): the function failed: ValueError"),
+            (ItemError, item_functions.odd, r"item 3 \(3\): .*Odd: 1 and 2"),
+        ]:
+            with pytest.raises(error, match=told) as caught:
+                write(tmp_path / "other.h5", function=function, executor=pool)
+            cause = caught.value.__cause__
+            assert type(cause) in (ValueError, RuntimeError)
+            assert any("item_functions.py" in note for note in cause.__notes__)
+            assert [f.result() for f in [pool.submit(abs, -i) for i in range(9)]] == list(range(9))
+            remove(partial_path(tmp_path / "other.h5"))
+
+
+@pytest.mark.parametrize("shuffle_by", ["buckets", "memory"])
+def test_processes_write_the_files_too(shuffle_by, tmp_path, monkeypatch):
+    monkeypatch.setattr(shuffle, "_choose", lambda *_: shuffle_by)
+    options = {"samples_per_file": 16, "to": "tfrecord", "shuffle": 5}
+    for name, executor in (("one", "threads"), ("two", "processes")):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "set", executor=executor, workers=2, **options)
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+
+
+def test_an_old_dataset_is_replaced_when_the_new_one_is_complete(whole, tmp_path):
+    target = tmp_path / "set.h5"
+    write(target, item_functions.small, schema=None)
+    before = target.read_bytes()
+    with pytest.raises(ItemError):
+        write(target, item_functions.odd, overwrite=True)
+    assert target.read_bytes() == before
+    write(target, overwrite=True, restart=True)
+    assert digests(tmp_path) == whole
+
+
+@pytest.mark.parametrize("name", [pytest.param("dask", marks=needs["dask"])])
+def test_dask(name, whole, tmp_path):
+    write(tmp_path / "set.h5", executor=name, workers=2)
+    assert digests(tmp_path) == whole
+
+
+@needs["mpi"]
+def test_ranks(whole, tmp_path):
+    done = mpiexec(SCRIPT, "mpi", tmp_path / "set.h5")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert digests(tmp_path) == whole
+
+
+def test_an_executor_of_the_users_own(whole, tmp_path):
+    with ThreadPoolExecutor(2) as pool:
+        write(tmp_path / "set.h5", function=lambda i: several(i), executor=pool)
+    assert digests(tmp_path)["set.h5"] == whole["set.h5"]
+
+
+def test_large_samples_over_several_blocks(tmp_path):
+    report = write(tmp_path / "set.zarr", item_functions.bulky, range(30), schema=None)
+    with dsprep.open(tmp_path / "set.zarr") as source:
+        numbers = [(int(s["x"][-1]), int(s["n"])) for s in source]
+    assert numbers == [(i, j) for i in range(30) for j in range(i % 3)]
+    assert report.left_out == 10
+
+
+def test_a_shuffle_is_that_of_repack(tmp_path):
+    write(tmp_path / "plain.h5", durable=True)
+    write(tmp_path / "mixed.h5", shuffle=3, workers=2, durable=True)
+    dsprep.repack(tmp_path / "plain.h5", tmp_path / "again.h5", shuffle=3, buffer_size=8)
+    with dsprep.open(tmp_path / "mixed.h5") as one, dsprep.open(tmp_path / "again.h5") as other:
+        assert [int(s["y"]) for s in one] == [int(s["y"]) for s in other]
+
+
+def test_items_are_any_sequence(tmp_path):
+    for number, items in enumerate([[3, 1], (3, 1), np.array([3, 1]), range(3, 0, -2)]):
+        write(tmp_path / f"{number}.h5", item_functions.small, items, schema=None)
+        with dsprep.open(tmp_path / f"{number}.h5") as source:
+            assert source[:]["y"].tolist() == [3, 1]
+
+
+def test_the_sidecar_says_where_samples_are_from(tmp_path):
+    write(tmp_path / "set.h5", functools.partial(several))
+    lineage = spec.read(sidecar_path(tmp_path / "set.h5")).lineage
+    assert lineage["command"] == "dsprep.write"
+    assert lineage["function"].startswith("partial(item_functions.several")
+    assert (lineage["items"], lineage["left_out"], lineage["failures"]) == (COUNT, 15, 0)
+
+
+def test_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "OFTEN", 0.0)
+    monkeypatch.setattr(calls, "TASK_SECONDS", 0.001)
+    told = []
+    write(tmp_path / "set.h5", item_functions.slow, progress=told.append)
+    items, samples = ([p for p in told if p.what == w] for w in ("items", "samples"))
+    assert items + samples == told
+    assert [p.done for p in items] == sorted(p.done for p in items)
+    assert (items[0].done, items[-1].done, samples[-1].done) == (0, COUNT, len(expected_samples()))
+    assert len(items) > 5
+    assert items[0].left is None
+    assert items[-1].left == 0
+    halfway = calls.Progress("items", 500, 1000, 100, 4.0)
+    assert (halfway.rate, halfway.left) == (100, 5)
+    assert str(replace(halfway, total=1_000_000)) == (
+        "items 500 of 1,000,000, 100.0 a second, 2:46:35 left"
+    )
+
+
+# --- wrong use ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("items", [iter([1]), {1, 2}, {1: 2}, "abc", (i for i in "ab"), 7])
+def test_items_without_an_order_are_refused(items, tmp_path):
+    with pytest.raises(UsageError, match=r"items cannot be a .*; give a list"):
+        write(tmp_path / "set.h5", items=items)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_samples_at_all(tmp_path):
+    for items in ([1], []):
+        with pytest.raises(UsageError, match="the function gave none for any item"):
+            write(tmp_path / "set.h5", items=items)
+        remove(partial_path(tmp_path / "set.h5"))
+
+
+def test_functions_that_do_not_travel(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot be called by other processes: .*; define it"):
+        write(tmp_path / "set.h5", lambda i: several(i), executor="processes")
+    with pytest.raises(UsageError, match="is not callable"):
+        write(tmp_path / "set.h5", 7)
+    with pytest.raises(UsageError, match="expected 'raise' or 'skip'"):
+        write(tmp_path / "set.h5", errors="ignore")
+    with pytest.raises(UsageError, match="'spark' is not an executor"):
+        write(tmp_path / "set.h5", executor="spark")
+
+
+def test_a_script_without_a_guard_says_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import dsprep, item_functions\n"
+        f"dsprep.write({str(tmp_path / 'set.h5')!r}, range(9), function=item_functions.small,"
+        " executor='processes', workers=1)\n"
+    )
+    paths = {"PYTHONPATH": f"{Path(__file__).parent}:{Path(dsprep.__file__).parent.parent}"}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env={**os.environ, **paths}
+    )
+    assert done.returncode == 1
+    assert "put the call under: if __name__ == '__main__':" in done.stderr
+    assert "a worker was lost" in done.stderr
+
+
+def test_what_the_target_cannot_hold_shows_before_all_items_are_done(tmp_path):
+    log = tmp_path / "log"
+    log.touch()
+    items = [(i, log) for i in ITEMS]
+    with pytest.raises((UsageError, TypeError)):
+        write(tmp_path / "set.lmdb", counted, items, compress="zstd")
+    assert len(log.read_text().splitlines()) <= 1
+
+
+def test_an_existing_target_is_refused_before_anything_is_done(tmp_path):
+    (tmp_path / "set.h5").touch()
+    with pytest.raises(TargetError, match="exists already"):
+        write(tmp_path / "set.h5", item_functions.odd)
+
+
+# --- items that fail ---------------------------------------------------------------------------
+
+
+def test_an_item_that_fails_is_named(tmp_path):
+    with pytest.raises(ItemError) as caught:
+        write(tmp_path / "set.h5", item_functions.failing, [0, 7, 8], workers=1)
+    assert str(caught.value) == (
+        "item 1 (7): the function failed: ValueError: there is no 7; correct it and make the same "
+        "call again, which continues; or leave out such items: errors='skip'"
+    )
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(SchemaError, match=r"item 1 \(12\), field y: the value is not of this"):
+        write(tmp_path / "other.h5", item_functions.failing, [0, 12], workers=1)
+    items = ["a", "b" * 1000]
+    with pytest.raises(SchemaError, match=r"item 1 \('bbb.*\.\.\.\): this is not a sample"):
+        write(tmp_path / "third.h5", lambda i: {"n": i} if i == "a" else i, items, schema=None)
+
+
+def test_items_that_fail_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "TASK_SECONDS", 0.01)
+    good = [i for i in ITEMS if i % 20 not in (7, 12, 17)]
+    write(tmp_path / "good.h5", items=good)
+    report = write(tmp_path / "set.h5", item_functions.failing, errors="skip", workers=3)
+    data = [(tmp_path / n).read_bytes() for n in ("good.h5", "set.h5")]
+    assert data[0] == data[1]
+    assert report.failures == 9
+    assert [f.number for f in report.failed] == [i for i in ITEMS if i % 20 in (7, 12, 17)]
+    assert report.failed[0] == (7, "7", "ValueError: there is no 7")
+    assert report.failed[1].error.startswith("SchemaError: item 12 (12), field y: ")
+    assert report.failed[2].error == "KeyError: 17"
+    assert report.notes[-1].startswith("9 of 60 items failed and were left out, first item 7 (7)")
+
+
+def test_of_many_failures_the_first_are_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "LISTED", 5)
+    monkeypatch.setattr(calls, "LISTED", 5)
+    monkeypatch.setattr(calls, "TASK_SECONDS", 0.01)
+    function = item_functions.failing
+    report = write(tmp_path / "set.h5", function, range(300), errors="skip", workers=3)
+    assert report.failures == 45
+    assert [f.number for f in report.failed] == [7, 12, 17, 27, 32]
+
+
+@pytest.mark.parametrize("cut", [100, 10_000, 1 << 20])
+def test_of_an_item_that_fails_nothing_is_kept(cut, tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "BLOCK_NBYTES", cut)
+    test_items_that_fail_are_left_out(tmp_path, monkeypatch)
+
+
+def test_after_a_failure_the_same_call_continues(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
+    log, broken = tmp_path / "log", [True]
+
+    def function(item):
+        if broken and item[0] == 40:
+            raise ValueError
+        return counted(item)
+
+    items = [(i, log) for i in ITEMS]
+    target = tmp_path / "out" / "set.h5"
+    target.parent.mkdir()
+    with pytest.raises(ItemError):
+        write(target, function, items, workers=1)
+    assert not target.exists()
+    broken.clear()
+    write(target, function, items, workers=2)
+    assert sorted(map(int, log.read_text().splitlines())) == list(ITEMS)
+    found = digests(target.parent)
+    assert found["set.h5"] == whole["set.h5"]
+
+
+def test_what_was_skipped_is_not_skipped_by_a_call_that_raises(tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
+    function = item_functions.failing
+    with monkeypatch.context() as patch:
+        patch.setattr(calls.Calls, "source", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path / "set.h5", function, errors="skip")
+    with pytest.raises((ItemError, SchemaError)):
+        write(tmp_path / "set.h5", function)
+    assert write(tmp_path / "set.h5", function, errors="skip").failures == 9
+
+
+# --- interrupted runs --------------------------------------------------------------------------
+
+
+def interrupted(*args):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_keeps_what_is_complete(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
+    monkeypatch.setattr(calls, "OFTEN", 0.0)
+
+    def stop(progress):
+        if progress.done >= 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        write(tmp_path / "set.h5", workers=2, progress=stop)
+    assert caught.value.__notes__ == ["run the same command again to continue"]
+    assert {p.name for p in tmp_path.iterdir()} == {partial_path(tmp_path / "set.h5").name}
+    told = []
+    write(tmp_path / "set.h5", workers=2, progress=told.append)
+    assert 30 <= told[0].done == told[0].before < COUNT
+    assert digests(tmp_path) == whole
+
+
+def left(target, monkeypatch, function=several, **options):
+    """Leave an interrupted run with all parts."""
+    with monkeypatch.context() as patch:
+        patch.setattr(calls.Calls, "source", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write(target, function, **options)
+    assert list(working(target).glob("part-*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"items": range(1, COUNT + 1)}, "items differs"),
+        ({"items": range(COUNT - 1)}, "items differs"),
+        ({"function": item_functions.slow}, "function differs"),
+        ({"schema": {"r": "int16[None,3]", "y": "int32"}}, "fields declared differs"),
+        ({"buffer_size": 16}, "options differs"),
+        ({"shuffle": 1}, "options differs"),
+    ],
+)
+def test_another_call_does_not_continue(options, told, tmp_path, monkeypatch):
+    target = tmp_path / "set.h5"
+    left(target, monkeypatch)
+    with pytest.raises(TargetError, match=told):
+        write(target, **options)
+    assert working(target).exists()
+    write(target, **options, restart=True)
+    assert {p.name for p in tmp_path.iterdir()} == {"set.h5", "set.h5.dsprep.json"}
+    items = options.get("items", ITEMS)
+    assert spec.read(sidecar_path(target)).lineage["items"] == len(items)
+
+
+def test_an_edited_function_is_noted(tmp_path, monkeypatch):
+    left(tmp_path / "set.h5", monkeypatch, item_functions.edited)
+    monkeypatch.setattr(calls, "_code", lambda function: "other")
+    report = write(tmp_path / "set.h5", item_functions.edited)
+    assert any("60 items were made by it as it was" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("damage", ["data", "part.json", "rename", "gone", "known.json"])
+def test_parts_that_are_not_whole_are_made_again(damage, whole, tmp_path, monkeypatch):
+    target = tmp_path / "set.h5"
+    left(target, monkeypatch)
+    part = next(iter(working(target).glob("part-*")))
+    if damage == "rename":
+        part.rename(part.with_name("part-0-61"))
+    elif damage == "gone":
+        remove(part)
+    elif damage == "known.json":
+        (working(target) / damage).unlink()
+    else:
+        os.truncate(part / damage, 10)
+    write(target)
+    assert digests(tmp_path) == whole
+
+
+def test_a_flipped_bit_in_a_part_is_noticed(whole, tmp_path, monkeypatch):
+    target = tmp_path / "set.h5"
+    left(target, monkeypatch)
+    data = next(iter(working(target).glob("part-*/data")))
+    raw = bytearray(data.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    data.write_bytes(raw)
+    write(target)
+    assert digests(tmp_path) == whole
+
+
+def test_another_plan_begins_the_output_anew(tmp_path, monkeypatch):
+    """As where the stripes of another disk were found."""
+    target = tmp_path / "set.h5"
+    options = {"stripe_size": None, "durable": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(staging.Staging, "publish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write(target, **options)
+    binding = (partial_path(target) / "plan.json").read_text()
+    (partial_path(target) / "plan.json").write_text(binding.replace('"stripe": ', '"stripe": 1'))
+    log = []
+    write(target, **options, progress=log.append)
+    assert next(p.before for p in log if p.what == "samples") == 0
+    assert_samples(target, expected_samples())
+
+
+def burning(fuse, format):
+    """Kill this process after so many steps."""
+    around = kill_at(fuse)
+
+    def created(*args, create=format.create):
+        writer = create(*args)
+        around(writer, "finish")
+        around(writer, "clean")
+        return writer
+
+    format.create = created
+    around(transfer.ShardCopy, "_copy")
+    for name in ("save", "publish", "discard"):
+        around(staging.Staging, name)
+    around(spec, "write")
+    around(parts.PartWriter, "append")
+    around(tasks, "_put")
+    around(parts, "write_json")
+    around(calls, "write_json")
+
+
+def killed(make, fuse, format):
+    """Whether a child that makes the output was killed at step `fuse`, before its end."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            burning(fuse, format)
+            make(2)
+            code = 0
+        finally:
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL)
+    return status != 0
+
+
+STRIDE = 1 if os.environ.get("DSPREP_FULL") == "1" else 37
+CASES = [
+    ("hdf5", {}),
+    ("tfrecord", {"samples_per_file": 12}),
+    ("lmdb", {"shuffle": 3}),
+    ("zarr", {"errors": "skip", "samples_per_file": 12}),
+]
+
+
+@pytest.mark.parametrize(("to", "options"), CASES)
+def test_killed_at_every_step(to, options, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "CHECKPOINT_NBYTES", 3000)
+    monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
+    monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "BLOCK_NBYTES", 1000)
+    cut = plan.group_pieces
+    monkeypatch.setattr(shards, "group_pieces", lambda *a, **k: cut(*a, **{"target": 2000, **k}))
+    format, target = formats.load(to), tmp_path / "set"
+    function = item_functions.failing if options.get("errors") else several
+
+    def make(workers):
+        write(target, function, range(24), workers=workers, to=to, durable=True, **options)
+
+    make(1)
+    expected, step = digests(tmp_path), 1 + len(to)
+    first = step
+    while True:
+        for path in list(tmp_path.iterdir()):
+            remove(path)
+        if not killed(make, step, format):
+            break
+        if (partial_path(target) / "state.json").exists() or not target.exists():
+            make(1 + step % 3)
+        else:
+            remove(partial_path(target))  # killed between its last two acts
+        assert digests(tmp_path) == expected, step
+        step += STRIDE
+    assert step > first + STRIDE
+
+
+def test_a_coordinator_that_is_killed_takes_its_workers_with_it(whole, tmp_path):
+    target = tmp_path / "out" / "set.h5"
+    target.parent.mkdir()
+    words = [sys.executable, SCRIPT, "processes", target]
+    least = 5 + 10 * random.random()
+    with subprocess.Popen(words) as child:
+        try:
+            while len(list(working(target).glob("part-*"))) < least:
+                assert child.poll() is None
+                time.sleep(0.005)
+        finally:
+            child.kill()
+    assert not target.exists()
+    there = len(list(working(target).glob("part-*")))
+    told = []
+    write(target, item_functions.slow, progress=told.append)
+    assert told[0].before >= there
+    assert digests(target.parent)["set.h5"] == whole["set.h5"]
+
+
+def test_a_killed_worker(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
+    items = [(i, tmp_path / "marker") for i in ITEMS]
+    target = tmp_path / "out" / "set.h5"
+    target.parent.mkdir()
+    with (
+        executors.opened("processes", workers=2) as pool,
+        pytest.raises(ExecutorError, match="a worker was lost"),
+    ):
+        write(target, item_functions.lost, items, executor=pool)
+    there = list(working(target).glob("part-*"))
+    assert there
+    assert not target.exists()
+    write(target, item_functions.lost, items, workers=2)
+    assert digests(target.parent)["set.h5"] == whole["set.h5"]
+
+
+def test_data_are_released_while_the_output_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
+    monkeypatch.setattr(shards, "CHECKPOINT_NBYTES", 3000)
+    cut = plan.group_pieces
+    monkeypatch.setattr(shards, "group_pieces", lambda *a, **k: cut(*a, **{"target": 2000, **k}))
+    target = tmp_path / "set.h5"
+    with monkeypatch.context() as patch:
+        patch.setattr(staging.Staging, "publish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write(target, durable=True)
+    with_samples = [p for p in working(target).iterdir() if (p / "lengths").exists()]
+    assert not any((p / "data").exists() for p in with_samples if (p / "lengths").stat().st_size)
+    # The output is lost all the same: the function is called again.
+    for path in (partial_path(target) / "data").iterdir():
+        remove(path)
+    state = partial_path(target) / "state.json"
+    state.write_text('{"shard": 0, "samples": 8, "writer": {"at": 0}}')
+    write(target, durable=True)
+    assert_samples(target, expected_samples())
