@@ -418,7 +418,24 @@ def remove(path: Path) -> bool:
     except OSError as error:
         if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
             raise
-        return _remove_around(path)
+        return soon(lambda: _remove_around(path))
+    return True
+
+
+PATIENCE = 1.0
+"""Seconds that `soon` waits."""
+
+
+def soon(gone: Callable[[], bool]) -> bool:
+    """Whether files that are `HIDDEN` are gone; waits a moment for those of this process.
+
+    Clients over FUSE may tell their server that a file was closed when `close` has long returned.
+    """
+    until = time.monotonic() + PATIENCE
+    while not gone():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
     return True
 
 

@@ -34,7 +34,7 @@ from dsprep.core import atomic
 from dsprep.core.atomic import made_path, partial_path
 from dsprep.core.locking import Lock
 from dsprep.core.marks import ChangedError, Mark, is_coarse, place, sample, status
-from dsprep.core.storage import HIDDEN, remove, revalidate, sync_directory
+from dsprep.core.storage import HIDDEN, remove, revalidate, soon, sync_directory
 from dsprep.errors import DsprepError, FormatError, TargetError
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content, write_json
@@ -379,6 +379,11 @@ def _remove_empty(root: Path) -> bool:
     if record.exists():
         return True
     remove(lock)
+    return soon(lambda: _removed(root))
+
+
+def _removed(root: Path) -> bool:
+    """Remove a directory; return whether it is gone, or holds what is not `HIDDEN`."""
     try:
         root.rmdir()
     except FileNotFoundError:

@@ -110,6 +110,7 @@ FAULTS: dict[str, tuple[Callable[[str], Any], str]] = {
     "stale": (_number(3600.0), "the kernel keeps attributes and entries for so many seconds"),
     "blksize": (_whole(4 << 20), "st_blksize"),
     "silly": (lambda text: text or ".fuse_hidden", "a removed file that is open stays, renamed"),
+    "late-release": (_number(0.05), "that a file was closed is heard so many seconds later"),
     "enospc": (_whole(0), "writes fail with ENOSPC after so many more bytes"),
     "enospc-close": (_errno(errno.ENOSPC), "close fails, with this error, after a write"),
     "eio-fsync": (_errno(errno.EIO), "fsync of files fails, with this error"),
@@ -340,8 +341,8 @@ class FaultFS:
                     self.ended.set()  # ENODEV: unmounted
                     return
                 request = memoryview(buffer)[:got]
-                if IN.unpack_from(request)[1] == RELEASE:
-                    # nobody waits for it, but what comes after it finds the file closed
+                if IN.unpack_from(request)[1] == RELEASE and not self.faults.get("late-release"):
+                    # nobody waits for it, but mostly what comes after it finds the file closed
                     self._answer(request)
                     continue
             self._answer(request)
@@ -651,6 +652,7 @@ class FaultFS:
             self.faults.refuse("enospc-close", handle.node)
 
     def release(self, node: Node, body: memoryview, unique: int) -> None:
+        time.sleep(self.faults.get("late-release") or 0)
         with self._lock:
             handle = self._handles.pop(struct.unpack_from("<Q", body)[0])
             os.close(handle.fd)
