@@ -422,7 +422,7 @@ def remove(path: Path) -> bool:
     return True
 
 
-PATIENCE = 1.0
+SOON = 1.0
 """Seconds that `soon` waits."""
 
 
@@ -431,7 +431,7 @@ def soon(gone: Callable[[], bool]) -> bool:
 
     Clients over FUSE may tell their server that a file was closed when `close` has long returned.
     """
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + SOON
     while not gone():
         if time.monotonic() > until:
             return False
