@@ -18,7 +18,19 @@ HEAVY = ("h5py", "lmdb", "zarr", "tensorflow", "torch", "jax", "numcodecs", "ml_
 # A folder may import from those before it, and from itself.
 FOLDERS = [
     *("errors", "core", "executors", "layout", "reading", "formats", "sidecar", "source"),
-    *("writing", "synth", "reader", "repeats", "torch", "tf", "jax", "verbs", "bench", "cli"),
+    *(
+        "writing",
+        "synth",
+        "cache",
+        "reader",
+        "repeats",
+        "torch",
+        "tf",
+        "jax",
+        "verbs",
+        "bench",
+        "cli",
+    ),
     "__main__",
 ]
 

@@ -37,6 +37,7 @@ from dsprep.core.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, 
 from dsprep.core.storage import as_bytes
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
+from dsprep.reader.cached import Staged
 from dsprep.reader.memory import Block
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import ReadPlan, shared, strided, woven
@@ -91,7 +92,8 @@ class ReadPart:
 
     file: File | None = None  # None where `decode` does the reading
     runs: Runs | None = None
-    decode: Callable[[Arena], int] | None = None  # with memory of the thread; returns bytes asked
+    decode: Callable[[Arena, Sidecar], int] | None = None
+    """With memory of the thread, and the dataset or a copy of it; returns bytes asked for."""
 
 
 @dataclass
@@ -101,6 +103,7 @@ class Fill:
     samples: Ints  # in the order of the files, int64
     slots: Ints  # where each is delivered among those of the unit
     slices: Sequence[Slice]  # the blocks that they go to, in the order of delivery
+    tier: Staged | None = None  # the copy from which they are read; None: the dataset itself
     parts: list[ReadPart] = field(default_factory=list)  # what has to be read
     ragged: dict[str, Ragged] = field(default_factory=dict)  # as delivered, once all is done
     files: set[File] = field(default_factory=set)  # that are read
@@ -268,7 +271,7 @@ class Filler:
         fields = strided(layout, [area.field for area in areas], local, n)
         if fields is None or any(f.path != fields[0].path for f in fields):
             return None
-        file = self.sidecar.open_file(number, fields[0].path)
+        file = self.opened(fill).open_file(number, fields[0].path)
         if any(f.stop(n) > file.nbytes for f in fields):
             return None  # the other way states what is wrong
         addresses = [to(area, modes[area.field.name] == "staged") for area in areas]
@@ -305,7 +308,7 @@ class Filler:
                 address = address + np.arange(len(fill.samples), dtype=np.int64) * area.nbytes
             for number, chosen, found in located:
                 self._check_sizes(f, found, len(chosen), number)
-                self._add(plan, number, found, address[chosen])
+                self._add(fill, plan, number, found, address[chosen])
         for number, chosen, local in by_file if decoded else ():
             given = self.sidecar.layout(number).given
             names = [name for name in decoded if name not in given]
@@ -313,7 +316,7 @@ class Filler:
                 others = [name for name in decoded if name in given]
                 fill.parts.append(self._decoding(fill, chosen, others))
             if not many:
-                fill.files.update(self._files(number, local, decoded))
+                fill.files.update(self._files(fill, number, local, decoded))
             size = self._part_size(number, names) if many else len(chosen)
             fill.parts += [
                 self._decoding(fill, chosen[a : a + size], names)
@@ -323,8 +326,13 @@ class Filler:
             self._plan_ragged(fill, name, each, plan, take)
         return plan.runs(GROUP_NEAR if rising else APART_NEAR)
 
-    def _add(self, plan: ReadPlan, number: int, found: Extents, to: Ints) -> None:
-        plan.add(lambda path: self.sidecar.open_file(number, path), found, to, "a sample")
+    def opened(self, fill: Fill) -> Sidecar:
+        """Return what opens the files from which a unit is read."""
+        return self.sidecar if fill.tier is None else fill.tier.sidecar
+
+    def _add(self, fill: Fill, plan: ReadPlan, number: int, found: Extents, to: Ints) -> None:
+        opened = self.opened(fill)
+        plan.add(lambda path: opened.open_file(number, path), found, to, "a sample")
 
     def _located(
         self, f: Field, by_file: Sequence[tuple[int, Ints, Ints]]
@@ -371,11 +379,11 @@ class Filler:
             check_rows(column.grid, *rows_of(column, local), name)
         return locate(layout, name, local)
 
-    def _files(self, number: int, local: Ints, names: Sequence[str]) -> set[File]:
+    def _files(self, fill: Fill, number: int, local: Ints, names: Sequence[str]) -> set[File]:
         """Return the files that hold fields, but for chunks that are files of their own."""
         found = [self._locate(number, name, local) for name in names]
         paths = {f.template for f in found if f.place is None and (f.offset >= 0).any()}
-        return {self.sidecar.open_file(number, path) for path in paths}
+        return {self.opened(fill).open_file(number, path) for path in paths}
 
     def _check_sizes(self, f: Field, found: Extents, count: int, number: int) -> None:
         """Raise unless every sample has as many bytes as the field."""
@@ -414,7 +422,8 @@ class Filler:
                     found=f"{int(count[count % width != 0][0])} bytes",
                 )
             sizes[chosen] = count
-            whole += sum(self.sidecar.open_file(number, p).nbytes for p, _ in found.by_path())
+            opened = self.opened(fill)
+            whole += sum(opened.open_file(number, p).nbytes for p, _ in found.by_path())
         delivered = np.empty_like(sizes)
         delivered[fill.slots] = sizes
         ends = packed(delivered)
@@ -427,7 +436,7 @@ class Filler:
         memory = take(name, int(ends[-1]))
         to = memory.ctypes.data + ends[:-1][fill.slots]
         for number, chosen, found in located:
-            self._add(plan, number, found, to[chosen])
+            self._add(fill, plan, number, found, to[chosen])
         values = memory[: int(ends[-1])].view(f.dtype).reshape(-1, *f.inner)
         fill.ragged[name] = Ragged(values, ends // width, f.kind)
 
@@ -437,8 +446,8 @@ class Filler:
         # Ragged values wait for those of other files, and the thread needs its arena before that.
         kept = any(self.sidecar.schema[name].ragged for name in names)
 
-        def decode(arena: Arena) -> int:
-            batch = self.sidecar.read(samples, names, arena=None if kept else arena)
+        def decode(arena: Arena, opened: Sidecar) -> int:
+            batch = opened.read(samples, names, arena=None if kept else arena)
             for name, column in batch.items():
                 if isinstance(column, Ragged):
                     fill.decoded.setdefault(name, []).append((chosen, column))
@@ -453,8 +462,8 @@ class Filler:
     def _checking(self, number: int, local: Ints) -> ReadPart:
         """Return the part that compares samples with their checksums."""
 
-        def check(arena: Arena) -> int:
-            self.sidecar.proofs.check(number, local, self.names, read=True)
+        def check(arena: Arena, opened: Sidecar) -> int:
+            opened.proofs.check(number, local, self.names, read=True)
             return 0
 
         return ReadPart(decode=check)

@@ -36,6 +36,14 @@ class EpochStats:
     scattered
         How ranges apart from each other were read, many at a time: ``"io_uring"``, or, where the
         kernel refuses that, ``"preadv"``; by other engines as they are called. None: none were.
+    cache_nbytes, cache_units
+        The part of `nbytes`, and of `units`, that came from the cache; the rest came from the
+        dataset itself.
+    copied_nbytes
+        Bytes of the dataset that this process copied to the cache meanwhile.
+    stall_seconds
+        Time that was waited for what is copied to the cache. The consumer waits for as much of it
+        as is not hidden by what has been read ahead: `exposed_seconds`.
     """
 
     epoch: int
@@ -49,6 +57,10 @@ class EpochStats:
     exposed_seconds: float = 0.0
     first_seconds: float = 0.0
     scattered: str | None = None
+    cache_nbytes: int = 0
+    cache_units: int = 0
+    copied_nbytes: int = 0
+    stall_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""

@@ -19,6 +19,7 @@ import numpy as np
 from dsprep.core.schema import Array, Batch, Ints, Schema
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.adaptive import Adaptive
+from dsprep.reader.cached import ReaderCache
 from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of
 from dsprep.reader.engines import Engine, Fallback, make
 from dsprep.reader.filling import Filler
@@ -97,6 +98,21 @@ class Reader(ReaderOptions):
         `dsprep.repeats`. In the latter case nothing is read ahead of a pass.
     recompose
         Whether every epoch draws its parts anew, not only their order.
+    pools
+        Caches among which a mini-epoch is divided: the number of nodes, where each has one of its
+        own. Every pass then draws the order within each, so that samples stay on their node.
+    cache
+        A directory of a faster tier, such as a local disk, in which groups are kept. All Readers of
+        a node share it, also those of several jobs; it outlives them. If it fails, data come from
+        the dataset, with a `CacheWarning`.
+    cache_size
+        Bytes that it may take: a number, text such as ``"1.6TB"``, or ``"75%"`` of what is free
+        there and what the cache has already, the default.
+    cache_policy
+        ``"epoch"``: keep what there is room for, and replace nothing; ``"mini-epoch"``, the default
+        with mini-epochs: keep the one that is under way, and copy the next one meanwhile.
+    cache_bandwidth
+        Bytes per second, or text such as ``"2GB/s"``, that are copied at most; None: all there is.
     io_threads
         Threads that read; None: as many as the cores of this process, divided among the ranks of
         this node that share them, at least 1 and at most 4; all of that share where values are
@@ -184,13 +200,13 @@ class Reader(ReaderOptions):
         self._check_steps()
         self._warn_of_order()
         self._choice = self._chosen()
-        self._settings = self._reading(self.comm)
         self.verified: Mapping[str, str | None] = self._check_sums() if self.verify else {}
         self._part, self.epoch = (0, 1), 0
         self._stages: tuple[Stage, ...] = ()
         self._steps = self._done = 0  # of the last stage by all parts of this rank; since, by this
         self._is_closed = False
         self._begin_process()
+        self._settings = self._reading(self.comm)
         if self.readers_per_node is not None:
             task = ReadTask(self._filler, self._order, self._settings)
             self._node = join(self.place, self.readers_per_node, self.node_key, task)
@@ -208,7 +224,7 @@ class Reader(ReaderOptions):
             )
         repeats = (self.repeats,) if isinstance(self.repeats, int) else self.repeats
         known = repeats if isinstance(repeats, tuple) else ()
-        return MiniEpochs(self.mini_epochs, known, self.recompose)
+        return MiniEpochs(self.mini_epochs, known, self.recompose, self.pools)
 
     def _opened(self) -> Sidecar:
         return Sidecar.open(self.path, self.data, follow_external=self.follow_external)
@@ -225,6 +241,13 @@ class Reader(ReaderOptions):
         self._pools: Pools | None = None
         self._batches: Callable[[], Batches | None] = lambda: None  # the last loop, if it is there
         self._node = None
+        options = self.cache_options(self._choice.threads)
+        self._cache: ReaderCache | None = None
+        if options is not None and self.samples:
+            self._cache = ReaderCache(
+                self._sidecar, self.schema.names, self._order, options, self._ledger
+            )
+            weakref.finalize(self, self._cache.close)  # also where nobody does
 
     def _reading(self, comm: Any) -> Settings:
         """Return how a pipeline works."""
@@ -238,6 +261,7 @@ class Reader(ReaderOptions):
             unit_samples=samples,
             transfer=self.transfer_size,
             allocate=self.allocate,
+            cache=self._cache,
             token=nullcontext
             if self.stagger is None
             else staggering(self.place, self.stagger, threads, self.node_key, comm),
@@ -651,6 +675,8 @@ class Reader(ReaderOptions):
         self._stop()
         if self._node is not None:
             self._node.close()
+        if self._cache is not None:
+            self._cache.close()
         self._sidecar.close()
         if (loop := self._batches()) is not None:
             loop.stop()

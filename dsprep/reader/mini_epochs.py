@@ -122,6 +122,23 @@ class MiniEpochs:
         array
             int64, shape ``(n,)``.
         """
+        found = self._members(edges, seed, which, shuffled=shuffled)
+        if not shuffled:
+            return found
+        pools = []
+        for pool in range(self.pools):
+            inside = found[_cut(np.diff(edges)[found], self.pools, pool)]
+            words = (seed, which.epoch, which.part, which.turn, pool)
+            pools.append(inside[Permutation(derive(*words), len(inside)).all()])
+        return np.concatenate(pools)
+
+    def pool(self, edges: Ints, seed: int, which: Pass, number: int, *, shuffled: bool) -> Ints:
+        """Return the groups of one pool of a part, whatever the pass, rising; see `groups`."""
+        found = self._members(edges, seed, which, shuffled=shuffled)
+        return np.sort(found[_cut(np.diff(edges)[found], self.pools, number)])
+
+    def _members(self, edges: Ints, seed: int, which: Pass, *, shuffled: bool) -> Ints:
+        """Return the groups of a part, in an order that is the same in all passes."""
         count, part = len(edges) - 1, which.part
         if not shuffled:
             order = np.arange(count, dtype=np.int64)
@@ -131,13 +148,7 @@ class MiniEpochs:
         if not self.recompose:
             turns = Permutation(derive(seed, which.epoch, "order of parts"), self.parts)
             part = int(turns.all()[part])
-        found = order[_cut(np.diff(edges)[order], self.parts, part)]
-        pools = []
-        for pool in range(self.pools):
-            inside = found[_cut(np.diff(edges)[found], self.pools, pool)]
-            words = (seed, which.epoch, which.part, which.turn, pool)
-            pools.append(inside[Permutation(derive(*words), len(inside)).all()])
-        return np.concatenate(pools)
+        return order[_cut(np.diff(edges)[order], self.parts, part)]
 
 
 def _cut(sizes: Ints, parts: int, part: int) -> slice:

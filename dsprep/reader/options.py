@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.cache.folder import Size
 from dsprep.core.schema import Batch
 from dsprep.errors import UsageError
+from dsprep.reader.cached import POLICIES, CacheOptions, CachePolicy
 from dsprep.reader.engines import NAMES
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.mini_epochs import Policy
 from dsprep.reader.order import SHUFFLES, Remainder, Shuffle
+from dsprep.writing.plan import parse_rate
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,6 +41,11 @@ class ReaderOptions:
     mini_epochs: int | None = None
     repeats: int | Sequence[int] | Policy = 1
     recompose: bool = True
+    pools: int = 1
+    cache: str | Path | None = None
+    cache_size: int | str | None = None
+    cache_policy: str | None = None
+    cache_bandwidth: int | str | None = None
     io_threads: int | None = None
     transfer_size: int | None = None
     engine: str = "buffered"
@@ -62,17 +70,45 @@ class ReaderOptions:
             raise UsageError(f"transform is {self.transform!r}", expected="a function of a batch")
         if self.drop_last and self.pad:
             raise UsageError("drop_last and pad exclude each other", fix="give one of them")
-        needed = ("seed", "batch_size", "transform_threads")
+        needed = ("seed", "batch_size", "transform_threads", "pools")
         optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
         for name in (*needed, *optional, "buffers", "buffers_mixed", "mini_epochs"):
             value = getattr(self, name)
             if value is not None or name in needed:
                 object.__setattr__(self, name, at_least(name, value, int(name != "seed")))
         object.__setattr__(self, "repeats", self._repeats())
+        self._check_cache()
         for name, known in (("shuffle", SHUFFLES), ("engine", NAMES)):
             value = getattr(self, name)
             if value not in known:
                 raise UsageError(f"{name} is {value!r}", expected="one of " + ", ".join(known))
+
+    def _check_cache(self) -> None:
+        """Raise `UsageError` if the options of a cache make no sense."""
+        if self.mini_epochs is None and self.pools != 1:
+            raise UsageError("pools are those of mini-epochs", fix="give mini_epochs, too")
+        for name in ("cache_size", "cache_policy", "cache_bandwidth"):
+            if self.cache is None and getattr(self, name) is not None:
+                raise UsageError(f"{name} is that of a cache", fix="give cache= a directory")
+        if self.cache_policy not in (None, *POLICIES):
+            expected = "one of " + ", ".join(POLICIES)
+            raise UsageError(f"cache_policy is {self.cache_policy!r}", expected=expected)
+        if self.cache_policy == "mini-epoch" and self.mini_epochs is None:
+            raise UsageError("there are no mini-epochs to keep", fix="give mini_epochs, too")
+        self.cache_options(1)
+
+    def cache_options(self, threads: int) -> CacheOptions | None:
+        """Return where copies are, and what they may take; None: there is no cache."""
+        if self.cache is None:
+            return None
+        policy: CachePolicy = "epoch" if self.mini_epochs is None else "mini-epoch"
+        if self.cache_policy is not None:
+            policy = "epoch" if self.cache_policy == "epoch" else "mini-epoch"
+        rate = self.cache_bandwidth
+        bandwidth = parse_rate(f"{rate}B/s" if isinstance(rate, int) else rate) if rate else None
+        return CacheOptions(
+            Path(self.cache), Size.parse(self.cache_size), policy, bandwidth, threads
+        )
 
     def _repeats(self) -> int | tuple[int, ...] | Policy:
         given = self.repeats

@@ -37,7 +37,7 @@ from dsprep.core.packing import digest
 from dsprep.core.permutation import Permutation
 from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Ints
-from dsprep.reader.mini_epochs import MiniEpochs, derive
+from dsprep.reader.mini_epochs import MiniEpochs, Pass, derive
 
 Shuffle: TypeAlias = Literal["group", "global", "none"]
 Remainder: TypeAlias = Literal["drop", "pad", "ragged"]
@@ -134,6 +134,17 @@ class Sequence:
         low = np.maximum(ends[:-1], start)
         inside = low - ends[:-1] + self.edges[self._groups[first - 1 : last]]
         return ranges(inside, np.minimum(ends[1:], stop) - low)
+
+    def groups_at(self, start: int, stop: int) -> Ints:
+        """Return the groups with samples at the positions ``start <= i < stop``, in their order.
+
+        None in a global shuffle, where all groups have samples everywhere.
+        """
+        if start >= stop or self.shuffle == "global":
+            return np.zeros(0, np.int64)
+        low, high = np.searchsorted(self.ends, (start, stop - 1), "right").tolist()
+        found = np.arange(low - 1, high, dtype=np.int64)
+        return found if self._groups is None else self._groups[found]
 
     def _numbers(self, positions: Ints) -> Ints:
         """Return which samples are at any positions, before they are shuffled."""
@@ -314,6 +325,8 @@ class Leg:
     share: Share
     first: int  # the step that it begins with
     stop: int  # the step before which it ends
+    which: Pass | None = None  # of a mini-epoch
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -344,19 +357,41 @@ class Assignment:
 
     def sequence(self, number: int, decided: tuple[int, ...] = ()) -> Sequence:
         """Return the order of an epoch; with mini-epochs, of a pass, see `MiniEpochs.at`."""
+        which = None if self.mini is None else self.mini.at(number, decided)
+        return self._sequence(number, which)
+
+    def _sequence(self, number: int, which: Pass | None) -> Sequence:
         groups = None
-        if self.mini is not None:
-            which, shuffled = self.mini.at(number, decided), self.shuffle != "none"
+        if self.mini is not None and which is not None:
+            shuffled = self.shuffle != "none"
             groups = self.mini.groups(self.edges, self.seed, which, shuffled=shuffled)
         return Sequence(self.edges, self.shuffle, self.seed, number, self.mixed, groups)
 
+    def after(self, which: Pass) -> tuple[Pass, Sequence]:
+        """Return the first pass of the mini-epoch after that of a pass, and its order.
+
+        Which number it has is not known, as it depends on the repeats to come; it is 0 here.
+        """
+        assert self.mini is not None, "there are mini-epochs"
+        part = which.epoch * self.mini.parts + which.part + 1
+        found = Pass(0, *divmod(part, self.mini.parts), 0)
+        return found, self._sequence(0, found)
+
+    def pool(self, which: Pass, rank: int) -> Ints:
+        """Return the groups of the pool in which a rank's share of a pass lies, rising."""
+        assert self.mini is not None, "there are mini-epochs"
+        number = (2 * rank + 1) * self.mini.pools // (2 * self.world_size)
+        shuffled = self.shuffle != "none"
+        return self.mini.pool(self.edges, self.seed, which, number, shuffled=shuffled)
+
     def leg(self, rank: int, start: Start) -> Leg:
         """Return what a rank delivers of the epoch in which a loop begins."""
-        epoch = Epoch(self.sequence(start.epoch, start.decided), start.stages, self.remainder)
+        which = None if self.mini is None else self.mini.at(start.epoch, start.decided)
+        epoch = Epoch(self._sequence(start.epoch, which), start.stages, self.remainder)
         share = epoch.share(self.world_size, rank, self.batch_size)
         left, (i, parts) = share.steps - start.steps, start.part
         first, stop = (start.steps + k * left // parts for k in (i, i + 1))
-        return Leg(start.epoch, epoch, share, first + start.done, stop)
+        return Leg(start.epoch, epoch, share, first + start.done, stop, which, rank)
 
     def legs(self, rank: int, start: Start) -> Callable[[], Iterator[Leg]]:
         """Return what a loop of a rank runs through."""

@@ -21,15 +21,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
 
+from dsprep.cache.copies import CopyFile
 from dsprep.core.pread import SEVERAL, Runs
-from dsprep.core.schema import Arena, Batch, Bytes, Ragged
+from dsprep.core.schema import Arena, Batch, Bytes, Ints, Ragged
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
+from dsprep.reader.cached import ReaderCache, Reading, Staged
 from dsprep.reader.engines import Engine
 from dsprep.reader.filling import SMALL, Fill, Filler, ReadPart, Slice
 from dsprep.reader.ledger import Ledger
@@ -37,6 +39,7 @@ from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, Leg
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
+from dsprep.sidecar.sidecar import Sidecar
 
 JOIN_SECONDS = 5.0
 """How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come
@@ -59,6 +62,7 @@ class Settings:
     """Held while reading: staggering. It is passed a function that returns whether the pipeline was
     closed, and raises `Stopped` then."""
     ahead: bool = True  # whether a unit is read before the consumer waits for it
+    cache: ReaderCache | None = None
 
     @property
     def parts(self) -> int:
@@ -180,6 +184,7 @@ class Pipeline:
         self._lock, self._ending = threading.Lock(), threading.RLock()
         self._planned = self._taken = 0  # fills
         self._hungry = False
+        self._reading: Reading | None = None
         self._ready: deque[Slice] = deque()
         self.closed = False
         names = ["plan", *(f"read-{i}" for i in range(settings.threads))]
@@ -203,7 +208,9 @@ class Pipeline:
 
     def _plan(self) -> None:
         try:
+            cache = self._settings.cache
             for leg in self._legs():
+                self._reading = None if cache is None else cache.begin(leg)
                 self._plan_leg(leg)
         except Stopped:
             return
@@ -211,7 +218,7 @@ class Pipeline:
             self._put(_failed(error))
 
     def _plan_leg(self, leg: Leg) -> None:
-        share, sequence, settings = leg.share, leg.epoch.sequence, self._settings
+        share, sequence = leg.share, leg.epoch.sequence
         step, filler = leg.first, self._filler
         start = at = end = share.delivered(step)  # positions: of the block, of what comes next
         stop = share.delivered(leg.stop)
@@ -237,13 +244,34 @@ class Pipeline:
                 low = high
                 if at == end:
                     block = None
-            fill = Fill(samples, slots, tuple(slices), ragged=ragged)
-            try:
-                self._filler.plan(fill, settings.parts, settings.align, self._memory)
-            except OSError as error:
-                raise self._failure(error, fill, None) from error
-            self._hand_out(leg.number, fill)
+            fill = Fill(samples, slots, tuple(slices), self._staged(leg, samples), ragged=ragged)
+            self._hand_out(leg.number, self._planned_fill(fill))
             del fill, slices  # they hold blocks that the next unit may wait for
+
+    def _staged(self, leg: Leg, samples: Ints) -> Staged | None:
+        """Return the copy from which samples are read; None: from the dataset itself."""
+        if self._reading is None:
+            return None
+        found, waited = self._reading.find(samples, lambda: self.closed)
+        hit = {} if found is None else {"cache_units": 1}
+        self._ledger.add(leg.number, stall_seconds=waited, **hit)
+        return found
+
+    def _planned_fill(self, fill: Fill) -> Fill:
+        """Plan what is to be read of a unit; from the dataset itself if its copy is gone."""
+        settings = self._settings
+        try:
+            self._filler.plan(fill, settings.parts, settings.align, self._memory)
+        except (OSError, DsprepError) as error:
+            if fill.tier is not None:
+                fill.tier.fail(error)
+                again = Fill(fill.samples, fill.slots, fill.slices, ragged=fill.ragged)
+                again.ragged.clear()
+                return self._planned_fill(again)
+            if isinstance(error, OSError):
+                raise self._failure(error, fill, None) from error
+            raise
+        return fill
 
     def _hand_out(self, epoch: int, fill: Fill) -> None:
         if not self._settings.ahead and not self._wanted.get():
@@ -280,15 +308,19 @@ class Pipeline:
             del job, fill, part
 
     def _do(self, epoch: int, fill: Fill, part: ReadPart, arena: Arena) -> None:
-        reads = nbytes = 0
+        reads = nbytes = copied = 0
         try:
             with self._settings.token(lambda: self.closed):
                 began = time.perf_counter()
-                if part.decode is not None:
-                    nbytes = part.decode(arena)
-                    reads = 1
-                elif part.file is not None and part.runs is not None:
-                    reads, nbytes = self._read_part(epoch, part.file, part.runs)
+                try:
+                    reads, nbytes = self._get(epoch, fill, part, arena)
+                    copied = nbytes if fill.tier is not None else 0
+                except (OSError, DsprepError) as error:
+                    if fill.tier is None:
+                        raise
+                    fill.tier.fail(error)
+                    part = self._instead(fill, part)
+                    reads, nbytes = self._get(epoch, fill, part, arena, self._filler.sidecar)
         except Stopped:
             fill.fail(closed_within())
             return
@@ -304,9 +336,31 @@ class Pipeline:
             epoch,
             reads=reads,
             nbytes=nbytes,
+            cache_nbytes=copied,
             units=int(last),
             io_seconds=time.perf_counter() - began,
         )
+
+    def _get(
+        self, epoch: int, fill: Fill, part: ReadPart, arena: Arena, opened: Sidecar | None = None
+    ) -> tuple[int, int]:
+        """Read a part; return the calls made, and the bytes that they asked for."""
+        if part.decode is not None:
+            return 1, part.decode(arena, opened or self._filler.opened(fill))
+        if part.file is not None and part.runs is not None:
+            return self._read_part(epoch, part.file, part.runs)
+        return 0, 0
+
+    def _instead(self, fill: Fill, part: ReadPart) -> ReadPart:
+        """Return a part of the dataset itself in place of one of a copy: the offsets are the same.
+
+        Raises as `Sidecar.open_file`.
+        """
+        if not isinstance(part.file, CopyFile):
+            return part
+        file = self._filler.sidecar.open_file(part.file.number, part.file.inside)
+        fill.files.add(file)
+        return replace(part, file=file)
 
     def _read_part(self, epoch: int, file: File, runs: Runs) -> tuple[int, int]:
         """Read ranges; return the calls made, and the bytes that they asked for."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -226,6 +227,7 @@ class Sidecar:
                 "such as GZIP TFRecord, is read by dsprep.open, or repacked",
             )
         self._files = Files(Inside(dataset, follow_external), self._check_first)
+        self._open_file: Callable[[int, str], File] | None = None
         counts = [f.samples for f in content.files]
         self._starts: Ints = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._count = int(self._starts[-1])
@@ -282,6 +284,18 @@ class Sidecar:
         found = cls(spec.read(path), dataset, path, follow_external=follow_external)
         if check:
             found.check()
+        return found
+
+    def through(self, open_file: Callable[[int, str], File]) -> Self:
+        """Return the same dataset, whose files something else opens; closing it closes none.
+
+        `open_file` takes what `open_file` of this class takes; what it returns holds the same bytes
+        at the same offsets.
+        """
+        found = copy(self)
+        found._open_file = open_file
+        found._reader = lru_cache(maxsize=256)(found._make_reader)
+        found.proofs = Proofs(found)
         return found
 
     def check(self) -> None:
@@ -641,6 +655,8 @@ class Sidecar:
 
     def open_file(self, number: int, path: str) -> File:
         """Return the file at `path` below entry number `number`, open; see `Files.get`."""
+        if self._open_file is not None:
+            return self._open_file(number, path)
         return self._files.get(number, path, self.root)
 
     def _check_first(self, number: int, path: str, file: File) -> None:
@@ -736,7 +752,8 @@ class Sidecar:
 
     def close(self) -> None:
         """Close all files; reading opens them again."""
-        self._files.close()
+        if self._open_file is None:
+            self._files.close()
         self._reader.cache_clear()
 
     def __enter__(self) -> Self:

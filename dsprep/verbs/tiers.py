@@ -23,7 +23,6 @@ from dsprep.errors import UsageError
 from dsprep.layout.describe import show_nbytes
 from dsprep.reader.units import cut_units, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.writing.plan import parse_nbytes
 
 SHARE = 0.5
 """Of the fast tier: what the largest mini-epoch has to be smaller than. S002, section III."""
@@ -198,14 +197,6 @@ def plan_tiers(path: str | Path, tiers: Tiers, *, sidecar: str | Path | None = N
         edges, _ = cut_units(opened, opened.schema, "group", None, None)
         nbytes = sample_nbytes(opened, opened.schema)
     return fitted(edges, nbytes, tiers)
-
-
-def parse_rate(text: str) -> float:
-    """Return bytes per second of a rate such as ``400GB/s``; raise `UsageError` if it is none."""
-    size, slash, second = text.strip().partition("/")
-    if slash and second.strip().lower() not in ("s", "sec"):
-        raise UsageError(f"{text!r} is not a rate", expected="such as 400GB/s")
-    return float(parse_nbytes(size))
 
 
 def fitted(edges: Ints, sample_nbytes: float, tiers: Tiers) -> TierPlan:

@@ -394,6 +394,14 @@ def parse_seconds(text: str) -> float:
     return float(found[1]) * _SECONDS[found[2]]
 
 
+def parse_rate(text: str) -> float:
+    """Return bytes per second of a rate such as ``400GB/s``; raise `UsageError` if it is none."""
+    size, slash, second = text.strip().partition("/")
+    if slash and second.strip().lower() not in ("s", "sec"):
+        raise UsageError(f"{text!r} is not a rate", expected="such as 400GB/s")
+    return float(parse_nbytes(size))
+
+
 def as_nbytes(size: int | str) -> int:
     """Return the bytes of a size in words, or of a number, which counts bytes in Python."""
     return parse_nbytes(f"{size}B" if isinstance(size, int) else size)

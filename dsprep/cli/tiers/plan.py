@@ -52,7 +52,7 @@ def tiers(
     Nothing but the sidecar is read.
     """
     from dsprep.verbs import tiers as verb
-    from dsprep.writing.plan import parse_nbytes, parse_seconds
+    from dsprep.writing.plan import parse_nbytes, parse_rate, parse_seconds
 
     asked = verb.Tiers(
         capacity=parse_nbytes(capacity),
@@ -60,8 +60,8 @@ def tiers(
         ranks_per_node=ranks_per_node,
         batch_size=batch_size,
         compute=parse_seconds(compute),
-        pfs=verb.parse_rate(pfs),
-        fast=None if fast is None else verb.parse_rate(fast),
+        pfs=parse_rate(pfs),
+        fast=None if fast is None else parse_rate(fast),
         passes=epochs,
     )
     plan = verb.plan_tiers(data, asked, sidecar=sidecar)

@@ -45,7 +45,9 @@ AHEAD = 3
 """Batches on their way to a client, for which it has more blocks than a reader of its own."""
 CLOSE_SECONDS = 60.0
 
-READ = ("units", "reads", "nbytes", "io_seconds")
+READ = (
+    *("units", "reads", "nbytes", "io_seconds", "cache_nbytes", "cache_units", "stall_seconds"),
+)
 """Statistics of what is read here that belong to the client."""
 
 

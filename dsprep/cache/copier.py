@@ -1,0 +1,274 @@
+"""Filling copies: one process of a node at a time, from the tier that has the whole dataset."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.cache.copies import ABSENT, OPEN, PLANNED, READY, REFUSED, SYNCED, Copy
+from dsprep.cache.folder import CacheFolder, Size
+from dsprep.cache.pieces import PAGE, Piece, Pieces, Range, name_of
+from dsprep.core.checksums import pwrite_crc32c
+from dsprep.core.schema import Bytes
+from dsprep.core.storage import let_go, pread_into, sync
+from dsprep.reading.files import File
+
+BLOCK = 4 << 20
+"""Bytes that are copied at a time."""
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Throttle:
+    """Lets so many bytes per second through; from any number of threads. None: all."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate, self._free = rate, 0.0
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> None:
+        """Wait until so many bytes may pass."""
+        if self._rate is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._free = max(self._free, now) + nbytes / self._rate
+            pause = self._free - now
+        if pause > 0:
+            time.sleep(pause)
+
+
+class Stopped(Exception):
+    """Nothing more is to be copied."""
+
+
+class Copier:
+    """Copies pieces; safe to use from several threads.
+
+    Parameters
+    ----------
+    pieces
+        Of the dataset.
+    folder, size
+        Where copies are, and how much they may take.
+    threads
+        That copy.
+    throttle
+        Bytes per second of all of them.
+    drawn
+        Called with bytes that were read of the dataset.
+    refused
+        Called with a sentence for a piece that was not right.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        folder: CacheFolder,
+        size: Size,
+        threads: int,
+        throttle: Throttle,
+        drawn: Callable[[int], None] = lambda nbytes: None,
+        refused: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.pieces, self._folder, self._size = pieces, folder, size
+        self._threads, self._throttle = threads, throttle
+        self._drawn, self._refused = drawn, refused
+
+    def fill(self, copy: Copy, stop: Callable[[], bool], again: bool = False) -> bool:
+        """Plan what there is room for, and copy it, what is wanted sooner first.
+
+        Parameters
+        ----------
+        copy
+            A copy of the pieces, below the folder.
+        stop
+            Whether to end early; asked between pieces and blocks.
+        again
+            Whether to look for room if that was done before.
+
+        Returns
+        -------
+        bool
+            False if another process fills it, or this ended early.
+
+        Raises
+        ------
+        OSError, DsprepError
+            If the dataset cannot be read, or the copy not be written.
+        """
+        lock = copy.fill_lock()
+        if lock is None:
+            return False
+        try:
+            if again or not copy.is_planned:
+                (copy.path / SYNCED).unlink(missing_ok=True)
+                self._plan(copy)
+            _Filling(self, copy, stop).run(self._threads)
+            done = not stop()
+            if done and not (copy.path / SYNCED).exists():
+                _sync(copy)
+            return done
+        finally:
+            let_go(lock)
+
+    def _plan(self, copy: Copy) -> None:
+        """Reserve space for the pieces that there is room for."""
+        todo = np.flatnonzero(copy.states() == ABSENT)
+        todo = todo[np.argsort(copy.turns()[todo], kind="stable")]
+        if len(todo):
+            with self._folder.locked():
+                self._reserve(copy, todo.tolist())
+        copy.set_planned()
+
+    def _reserve(self, copy: Copy, todo: list[int]) -> None:
+        wanted = [(i, self.pieces[int(copy.which[i])]) for i in todo]
+        total = sum(_taken(piece) for _, piece in wanted)
+        room = self._folder.make_room(total, self._size, copy.path)
+        writer = _Writer(copy, self.pieces)
+        for i, piece in wanted:
+            room -= _taken(piece)
+            if room < 0:
+                break
+            try:
+                for r in piece.ranges:
+                    os.posix_fallocate(writer.file(r).fd, r.begin, r.end - r.begin)
+            except OSError as error:
+                if error.errno in NO_SPACE:
+                    break
+                raise
+            copy.set_state(i, PLANNED)
+
+    def copy_piece(
+        self, copy: Copy, writer: _Writer, i: int, buffer: Bytes, stop: Callable[[], bool]
+    ) -> None:
+        """Copy the piece at a place in the tables, and compare it with its checksum."""
+        piece, crc = self.pieces[int(copy.which[i])], 0
+        for k, r in enumerate(piece.ranges):
+            file = self.pieces.sidecar.open_file(r.number, r.path)
+            to = writer.file(r)
+            for at in range(r.begin, r.end, BLOCK):
+                if stop():
+                    raise Stopped
+                part = buffer[: min(BLOCK, r.end - at)]
+                self._throttle.take(len(part))
+                pread_into(file.fd, part, at, file.where)
+                self._drawn(len(part))
+                crc = pwrite_crc32c(to.fd, [part], at, crc)
+            file.check_same()
+            if k == 0 and piece.crc32c is not None and crc != piece.crc32c:
+                self._refuse(copy, i, file, r, piece.crc32c, crc)
+                return
+        copy.set_sum(i, crc)
+        copy.set_state(i, READY)
+
+    def _refuse(self, copy: Copy, i: int, file: File, r: Range, expected: int, crc: int) -> None:
+        copy.set_state(i, REFUSED)
+        self._refused(
+            f"{file.path}: bytes {r.begin:,} to {r.end:,} are not kept in the cache, as their "
+            f"CRC-32C is {crc:#010x}, not {expected:#010x}: the file was changed or is damaged"
+        )
+
+
+class _Filling:
+    """The threads that copy what is planned of a copy."""
+
+    def __init__(self, copier: Copier, copy: Copy, stop: Callable[[], bool]) -> None:
+        self._copier, self._copy, self._stop = copier, copy, stop
+        self._lock = threading.Lock()
+        self._taken: set[int] = set()
+        self._failed = False
+        self._writer = _Writer(copy, copier.pieces)
+
+    def run(self, threads: int) -> None:
+        with ThreadPoolExecutor(threads, "dsprep-copy") as pool:
+            works = [pool.submit(self._work) for _ in range(threads)]
+        for work in works:
+            work.result()
+
+    def _work(self) -> None:
+        buffer = np.empty(BLOCK, np.uint8)
+        try:
+            while (i := self._next()) is not None:
+                self._copier.copy_piece(self._copy, self._writer, i, buffer, self._ended)
+        except Stopped:
+            return
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _ended(self) -> bool:
+        return self._failed or self._stop()
+
+    def _next(self) -> int | None:
+        """Return what is to be copied next; None: nothing."""
+        with self._lock:
+            if self._ended():
+                return None
+            coming = self._copy.states() == PLANNED
+            coming[list(self._taken)] = False
+            todo = np.flatnonzero(coming)
+            if not len(todo):
+                return None
+            i = int(todo[np.argmin(self._copy.turns()[todo])])
+            self._taken.add(i)
+            return i
+
+
+class _Out:
+    """A file open for writing, closed when nothing refers to it any more."""
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self.fd = -1
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if os.fstat(self.fd).st_size != nbytes:
+            os.ftruncate(self.fd, nbytes)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            let_go(self.fd)
+
+
+class _Writer:
+    """The files of a copy, open for writing, each of the size that the dataset's has."""
+
+    def __init__(self, copy: Copy, pieces: Pieces) -> None:
+        self._copy, self._pieces = copy, pieces
+        self._open: dict[tuple[int, str], _Out] = {}
+        self._lock = threading.Lock()
+
+    def file(self, r: Range) -> _Out:
+        """Return the file of a range."""
+        key = r.number, r.path
+        with self._lock:
+            found = self._open.get(key)
+            if found is None:
+                if len(self._open) >= OPEN:
+                    self._open.clear()  # who writes to one keeps it open
+                nbytes = self._pieces.sidecar.open_file(*key).nbytes
+                found = self._open[key] = _Out(self._copy.path / name_of(*key), nbytes)
+            return found
+
+
+def _taken(piece: Piece) -> int:
+    """Return the bytes that a piece takes of a tier."""
+    return sum((-(-r.end // PAGE) - r.begin // PAGE) * PAGE for r in piece.ranges)
+
+
+def _sync(copy: Copy) -> None:
+    """Bring all that a copy holds to the disk, and note that."""
+    for path in copy.path.iterdir():
+        if path.name != SYNCED:
+            out = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                sync(out, data=True)
+            finally:
+                let_go(out)
+    (copy.path / SYNCED).touch()

@@ -1,0 +1,327 @@
+"""One copy: some pieces of a dataset in a directory of a faster tier.
+
+::
+
+    images.h5-0f3a...-part-81c2.../
+        copy.json   what it is a copy of; never changes
+        state       uint8 per piece: see `ABSENT` and what follows; then uint8: `PLANNED` once it
+                    was decided what there is room for
+        turn        uint32 per piece: which is wanted sooner
+        sums        uint32 per piece: the CRC-32C of its ranges, one after another
+        use         locked by all who read it or fill it; its time is that of the last use
+        fill        locked by the one who fills it
+        synced      there once all that it holds is on the disk
+        0, 1-5be0.. the files of the dataset, sparse
+
+What is written is in the page cache and survives the end of a process, not that of the kernel: a
+copy that is not `synced` and was made before the last start is worthless, and removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from dsprep.cache.pieces import name_of
+from dsprep.core.schema import Array, Ints
+from dsprep.core.storage import boot, let_go, pread_exact, pwrite_all, remove
+from dsprep.reading.files import File
+
+VERSION = 1
+
+ABSENT, PLANNED, READY, REFUSED = range(4)
+"""Of a piece: not to come, as there is no room; space is reserved; there; not right when it was
+copied."""
+
+OPEN = 64
+"""Files of a copy that stay open."""
+
+SYNCED = "synced"
+
+NOT_SYNCED = "it was not on the disk when the machine was started again"
+
+LAST = np.iinfo(np.uint32).max
+"""The turn of a piece that nobody has asked for."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a copy is a copy of; its `name` is that of its directory."""
+
+    dataset: str  # a path
+    key: str  # of `Pieces`
+    part: str  # a word for the pieces of it that the copy has; empty: all
+    pieces: tuple[tuple[int, int], ...] = ()  # which: runs ``low .. high``
+    version: int = VERSION
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(self.dataset).name)
+        return f"{stem.lstrip('.')[:64]}-{self.key}" + (f"-part-{self.part}" if self.part else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        runs = [list(run) for run in self.pieces]
+        shown = {"dataset": self.dataset, "key": self.key, "part": self.part, "pieces": runs}
+        return {"version": self.version, **shown, "boot": boot()}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Return what `to_json` was given; `ValueError` or the like if it is not that."""
+        runs = tuple((int(low), int(high)) for low, high in found["pieces"])
+        words = str(found["dataset"]), str(found["key"]), str(found["part"])
+        if found["version"] != VERSION or any(not 0 <= low < high for low, high in runs):
+            raise ValueError("it is of another version, or damaged")
+        return cls(*words, runs)
+
+
+class _Table:
+    """An array in a file that several processes read and write, element by element."""
+
+    def __init__(self, path: Path, dtype: str, count: int) -> None:
+        self._dtype, self._count = np.dtype(dtype), count
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if os.fstat(self._fd).st_size != count * self._dtype.itemsize:
+            let_go(self._fd)
+            raise ValueError(f"{path} has another size")
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            let_go(self._fd)
+
+    def read(self, first: int = 0, last: int | None = None) -> Array:
+        """Return the elements ``first .. last``."""
+        size, stop = self._dtype.itemsize, self._count if last is None else last
+        data = pread_exact(self._fd, (stop - first) * size, first * size, "a table of the cache")
+        return np.frombuffer(data, self._dtype)
+
+    def put(self, i: int, value: int) -> None:
+        """Set an element."""
+        data = np.array(value, self._dtype).tobytes()
+        pwrite_all(self._fd, [data], i * self._dtype.itemsize)
+
+    def write(self, values: Array) -> None:
+        """Set all elements."""
+        pwrite_all(self._fd, [values.astype(self._dtype).tobytes()], 0)
+
+
+class CopyFile(File):
+    """A file of a copy; `number` and `inside` say which of the dataset it stands for.
+
+    It may grow while it is read, by what nobody reads yet.
+    """
+
+    def __init__(self, path: Path, number: int, inside: str) -> None:
+        super().__init__(path)
+        self.number, self.inside = number, inside
+
+    def check_same(self) -> None:
+        """Do nothing: what is there is not written again."""
+
+
+class Copy:
+    """A copy that is open: it is not removed meanwhile. Safe to use from several threads.
+
+    Attributes
+    ----------
+    which
+        int64, rising: the pieces that it is for.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it has been removed.
+    OSError, ValueError, KeyError, TypeError
+        If it is damaged, or the file system does not do what is needed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._use = path, -1
+        self._use = os.open(path / "use", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._use, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if not (path / "use").samefile(f"/proc/self/fd/{self._use}"):
+                raise FileNotFoundError(path)
+            os.utime(self._use)
+            content = json.loads((path / "copy.json").read_bytes())
+            self.facts, self._boot = Facts.from_json(content), str(content["boot"])
+            runs = [np.arange(low, high, dtype=np.int64) for low, high in self.facts.pieces]
+            self.which: Ints = np.concatenate([np.zeros(0, np.int64), *runs])
+            count = len(self.which)
+            self._state = _Table(path / "state", "<u1", count + 1)
+            self._turn = _Table(path / "turn", "<u4", count)
+            self._sums = _Table(path / "sums", "<u4", count)
+            if not self.is_trusted:
+                raise ValueError(NOT_SYNCED)
+        except BaseException:
+            self.close()
+            raise
+        self._files: dict[tuple[int, str], CopyFile] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls, root: Path, facts: Facts) -> Copy:
+        """Open the copy of these facts below a directory; make it, empty, if there is none.
+
+        What is there but cannot be trusted is removed. Called with the directory locked.
+        """
+        path = root / facts.name
+        with suppress(FileNotFoundError):
+            try:
+                found = cls(path)
+                if found.facts == facts:
+                    return found
+                found.close()
+            except (ValueError, KeyError, TypeError):
+                pass
+            remove(path)
+        made = root / f".{facts.name}.{os.getpid()}.dsprep-partial"
+        remove(made)
+        made.mkdir()
+        count = sum(high - low for low, high in facts.pieces)
+        (made / "copy.json").write_text(json.dumps(facts.to_json()))
+        (made / "state").write_bytes(bytes(count + 1))
+        (made / "turn").write_bytes(np.full(count, LAST, "<u4").tobytes())
+        (made / "sums").write_bytes(bytes(4 * count))
+        for name in ("use", "fill"):
+            (made / name).touch()
+        made.rename(path)
+        return cls(path)
+
+    def close(self) -> None:
+        """Let others remove it; files of it that are open stay readable."""
+        fd, self._use = self._use, -1
+        if fd >= 0:
+            let_go(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    # --- what it holds -----------------------------------------------------------------------
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether what it says it holds is there."""
+        return is_trusted(self.path, self._boot)
+
+    def index(self, pieces: Ints) -> Ints | None:
+        """Return where pieces are in the tables: int64; None if it is not for all of them."""
+        if not len(self.which) or not len(pieces):
+            return None
+        found = np.searchsorted(self.which, pieces)
+        inside = np.minimum(found, len(self.which) - 1)
+        return inside if bool((self.which[inside] == pieces).all()) else None
+
+    def states(self) -> Array:
+        """Return the state of each piece: uint8, shape ``(n,)``."""
+        return self._state.read()[:-1]
+
+    def states_at(self, index: Ints) -> Array:
+        """Return the state of some pieces."""
+        low, high = int(index[0]), int(index[-1]) + 1
+        found: Array = self._state.read(low, high)[index - low]
+        return found
+
+    def set_state(self, i: int, state: int) -> None:
+        """Set the state of the piece at a place in the tables."""
+        self._state.put(i, state)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it was decided what there is room for."""
+        return bool(self._state.read(len(self.which))[0])
+
+    def set_planned(self) -> None:
+        """Note that."""
+        self._state.put(len(self.which), PLANNED)
+
+    def turns(self) -> Array:
+        """Return which pieces are wanted sooner: uint32, shape ``(n,)``."""
+        return self._turn.read()
+
+    def ask(self, pieces: Ints) -> None:
+        """Note in which order pieces are wanted; what others have asked for stays as soon."""
+        known = np.isin(pieces, self.which)
+        found = np.searchsorted(self.which, pieces[known])
+        turns = self.turns().copy()
+        np.minimum.at(turns, found, np.arange(len(found), dtype=np.uint32))
+        self._turn.write(turns)
+
+    def sum(self, i: int) -> int:
+        """Return the CRC-32C of the piece at a place in the tables, which is ready."""
+        return int(self._sums.read(i, i + 1)[0])
+
+    def set_sum(self, i: int, crc: int) -> None:
+        """Set it."""
+        self._sums.put(i, crc)
+
+    # --- files -------------------------------------------------------------------------------
+
+    def file(self, number: int, path: str) -> CopyFile:
+        """Return what stands for the file at `path` below file entry `number`, open."""
+        key = number, path
+        with self._lock:
+            found = self._files.get(key)
+            if found is None:
+                if len(self._files) >= OPEN:
+                    self._files.clear()  # who reads one keeps it open
+                found = CopyFile(self.path / name_of(number, path), number, path)
+                self._files[key] = found
+            return found
+
+    def fill_lock(self) -> int | None:
+        """Return a descriptor that keeps others from filling it; None if another one does."""
+        fd = os.open(self.path / "fill", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            let_go(fd)
+            return None
+        except BaseException:
+            let_go(fd)
+            raise
+        return fd
+
+    def is_filled_by_somebody(self) -> bool:
+        """Whether a process fills it now."""
+        fd = self.fill_lock()
+        if fd is not None:
+            let_go(fd)
+        return fd is None
+
+
+def is_trusted(path: Path, started: str) -> bool:
+    """Whether a copy holds what it says: it was made since the machine was started, or synced."""
+    return started == boot() or (path / SYNCED).exists()
+
+
+def remove_unused(path: Path) -> bool:
+    """Remove a copy unless somebody uses it; return whether it is gone."""
+    try:
+        fd = os.open(path / "use", os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        remove(path)
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        aside = path.with_name(f".{path.name}.{time.monotonic_ns()}.dsprep-partial")
+        path.rename(aside)  # nobody opens it from here on
+        remove(aside)
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        return True
+    finally:
+        let_go(fd)
+    return True

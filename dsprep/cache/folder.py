@@ -1,0 +1,219 @@
+"""The directory with all copies: how much they may take, and what is removed to make room."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsprep.cache.copies import NOT_SYNCED, PLANNED, READY, Copy, Facts, is_trusted, remove_unused
+from dsprep.core.storage import WORKING, let_go, remove
+from dsprep.errors import UsageError
+from dsprep.writing.plan import as_nbytes
+
+LOCK = "dsprep-cache.lock"
+
+SHARE = 0.75
+"""Of what is free and what the cache holds, how much it may take by default."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much copies may take: bytes, or a share of what is free and what they take already."""
+
+    nbytes: int | None = None
+    share: float = SHARE
+
+    @classmethod
+    def parse(cls, given: int | str | None) -> Size:
+        """Return what a number of bytes, or text such as ``"1.6TB"`` or ``"75%"``, means."""
+        if given is None:
+            return cls()
+        if isinstance(given, str) and given.strip().endswith("%"):
+            try:
+                share = float(given.strip()[:-1]) / 100
+            except ValueError:
+                share = 0.0
+            if not 0 < share <= 1:
+                raise UsageError(f"{given!r} is not a share", expected="above 0 %, at most 100 %")
+            return cls(None, share)
+        return cls(as_nbytes(given))
+
+    def limit(self, root: Path, used: int) -> int:
+        """Return the bytes that all copies below a directory may take, of which some are used."""
+        found = os.statvfs(root)
+        free = found.f_bavail * found.f_frsize
+        allowed = int((free + used) * self.share) if self.nbytes is None else self.nbytes
+        return min(allowed, free + used)
+
+
+@dataclass(frozen=True)
+class CopyInfo:
+    """What is known of a copy without using it.
+
+    Attributes
+    ----------
+    path
+        Its directory.
+    dataset
+        What it is a copy of.
+    part
+        A word for the mini-epoch that it holds; empty: of the whole dataset.
+    pieces, ready
+        Groups, or ranges of samples, that it is for, and that it has.
+    nbytes
+        That it takes of the tier.
+    used
+        When it was used last: seconds since 1970.
+    in_use
+        Whether a process uses it now.
+    complete
+        Whether it has all that there was room for.
+    problem
+        Why it is worthless; None: it is not.
+    """
+
+    path: Path
+    dataset: str
+    part: str
+    pieces: int
+    ready: int
+    nbytes: int
+    used: float
+    in_use: bool
+    complete: bool
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+class CacheFolder:
+    """A directory of copies, made if it is not there.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made or written to.
+    """
+
+    def __init__(self, root: str | Path, *, create: bool = True) -> None:
+        self.root = Path(root)
+        if create:
+            self.root.mkdir(parents=True, exist_ok=True)
+        elif not self.root.is_dir():
+            raise UsageError("there is no such directory", where=self.root)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep all others from making or removing copies."""
+        fd = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            let_go(fd)
+
+    def paths(self) -> list[Path]:
+        """Return the directories of all copies."""
+        return sorted(p for p in self.root.iterdir() if _is_copy(p))
+
+    def used(self) -> int:
+        """Return the bytes that all copies take."""
+        return sum(map(resident, self.paths()))
+
+    def open(self, facts: Facts) -> Copy:
+        """Open a copy; make it if it is not there, and remove what was left unfinished.
+
+        Copies that nobody uses, which are not complete, are those of jobs that were killed.
+        """
+        with self.locked():
+            found = Copy.create(self.root, facts)
+            for path in self.root.iterdir():
+                if path.name.startswith(".") and path.name.endswith(WORKING):
+                    remove(path)
+                elif path != found.path and _is_copy(path) and not info_of(path).complete:
+                    remove_unused(path)
+            return found
+
+    def make_room(self, nbytes: int, size: Size, kept: Path) -> int:
+        """Return how many bytes may be taken; copies that nobody uses are removed for `nbytes`.
+
+        Those that have not been used for longest go first. To be called with the directory locked.
+        """
+        used = self.used()
+        room = size.limit(self.root, used) - used
+        if room >= nbytes:
+            return room
+        for path in sorted(self.paths(), key=_last_use):
+            if path != kept and remove_unused(path):
+                used = self.used()
+                room = size.limit(self.root, used) - used
+                if room >= nbytes:
+                    break
+        return room
+
+    def remove(self, path: Path) -> bool:
+        """Remove a copy unless somebody uses it; return whether it is gone."""
+        with self.locked():
+            return remove_unused(path)
+
+
+def info_of(path: Path) -> CopyInfo:
+    """Return what is known of the copy in a directory."""
+    nbytes, used = resident(path), _last_use(path)
+    try:
+        content = json.loads((path / "copy.json").read_bytes())
+        facts, started = Facts.from_json(content), str(content["boot"])
+        table = np.frombuffer((path / "state").read_bytes(), np.uint8)
+        states, planned = table[:-1], bool(table[-1])
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        return CopyInfo(path, "", "", 0, 0, nbytes, used, _is_used(path), False, str(error))
+    ready, coming = int((states == READY).sum()), bool((states == PLANNED).any())
+    words, counts = (facts.dataset, facts.part), (len(states), ready)
+    problem = None if is_trusted(path, started) else NOT_SYNCED
+    complete = planned and not coming and problem is None
+    return CopyInfo(path, *words, *counts, nbytes, used, _is_used(path), complete, problem)
+
+
+def resident(path: Path) -> int:
+    """Return the bytes that the files of a copy take."""
+    total = 0
+    with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                total += entry.stat().st_blocks * 512
+    return total
+
+
+def _is_copy(path: Path) -> bool:
+    return not path.name.startswith(".") and (path / "copy.json").is_file()
+
+
+def _last_use(path: Path) -> float:
+    try:
+        return (path / "use").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_used(path: Path) -> bool:
+    try:
+        fd = os.open(path / "use", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        let_go(fd)
+    return False

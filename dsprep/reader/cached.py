@@ -1,0 +1,349 @@
+"""Reading from a copy on a faster tier: which copies there are to be, and what is read from them.
+
+Two policies; neither changes what comes, nor when:
+
+``"epoch"``
+    One copy of the dataset, or of as much of it as there is room for, which is never replaced:
+    in a permutation no sample is more likely than others to come again soon, so that replacing
+    gains nothing (Mohan et al., section 4.1).
+``"mini-epoch"``
+    A copy of each mini-epoch: of the one that is under way, and of the next one, which is filled
+    meanwhile (S002, section III). A copy is removed when its mini-epoch is over, unless epochs
+    always have the same parts and there is room.
+
+A thread here fills the copies, unless another process of the node does. What is to come is waited
+for, so that the slower tier gives each byte once; what is not, is read from the dataset itself, as
+is everything once a copy fails.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, TypeAlias
+from weakref import WeakSet, WeakValueDictionary
+
+import numpy as np
+
+from dsprep.cache.copier import Copier, Throttle
+from dsprep.cache.copies import ABSENT, PLANNED, READY, Copy, Facts
+from dsprep.cache.folder import CacheFolder, Size
+from dsprep.cache.pieces import Pieces
+from dsprep.core.packing import digest
+from dsprep.core.schema import Ints
+from dsprep.errors import DsprepError
+from dsprep.reader.ledger import Ledger
+from dsprep.reader.memory import Stopped
+from dsprep.reader.order import Assignment, Leg, Sequence
+from dsprep.sidecar.sidecar import Sidecar
+
+CachePolicy: TypeAlias = Literal["epoch", "mini-epoch"]
+
+POLICIES = ("epoch", "mini-epoch")
+
+PAUSE = 0.05
+"""Seconds between two looks at what is to be filled."""
+
+IDLE_SECONDS = 5.0
+"""How long a copy that nobody fills is waited for."""
+
+SLOW_SECONDS = 60.0
+"""How long a copy that is being filled is waited for, if nothing arrives."""
+
+
+class CacheWarning(UserWarning):
+    """A cache cannot be used, or not for all; data come from the dataset itself."""
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """Where copies are, and what they may take; see `dsprep.Reader`."""
+
+    root: Path
+    size: Size
+    policy: CachePolicy
+    bandwidth: float | None  # bytes per second
+    threads: int
+
+
+class Staged:
+    """A copy that is in use, and the dataset as it is read from it."""
+
+    def __init__(self, copy: Copy, sidecar: Sidecar, fail: Callable[[BaseException], None]) -> None:
+        self.copy, self.sidecar, self._fail = copy, sidecar.through(copy.file), fail
+        self.failed = self._whole = False
+
+    def fail(self, error: BaseException) -> None:
+        """Read nothing from it any more, because of an error."""
+        if not self.failed:
+            self.failed = True
+            self._fail(error)
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether nothing more is to come."""
+        return self.copy.is_planned and not bool((self.copy.states() == PLANNED).any())
+
+    def is_there(self, pieces: Ints, patient: bool, stopped: Callable[[], bool]) -> bool:
+        """Whether pieces can be read from it.
+
+        Parameters
+        ----------
+        pieces
+            Which; rising, at least one.
+        patient
+            Whether to wait for those that are to come.
+        stopped
+            Whether to wait no longer; `Stopped` is raised then.
+        """
+        index = None if self.failed else self.copy.index(pieces)
+        if index is None:
+            return False
+        if self._whole or bool((self.copy.states_at(index) == READY).all()):
+            return True
+        states = self.copy.states()
+        self._whole = bool((states == READY).all())
+        return self._whole or (patient and self._arrived(index, stopped))
+
+    def _arrived(self, index: Ints, stopped: Callable[[], bool]) -> bool:
+        """Wait until pieces are there; return whether they are."""
+        alive = progress = looked = time.monotonic()
+        count, pause = -1, 0.001
+        while not self.failed:
+            if stopped():
+                raise Stopped
+            states = self.copy.states_at(index)
+            if bool((states == READY).all()):
+                return True
+            planned = self.copy.is_planned
+            if planned and not bool(((states == READY) | (states == PLANNED)).all()):
+                return False
+            now = time.monotonic()
+            if now - looked > 10 * PAUSE:
+                looked = now
+                done = int((self.copy.states() == READY).sum())
+                if done != count:
+                    count, progress = done, now
+                if self.copy.is_filled_by_somebody():
+                    alive = now
+                if now - alive > IDLE_SECONDS or now - progress > SLOW_SECONDS:
+                    self.fail(TimeoutError("nothing has arrived in it for too long"))
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+        return False
+
+
+class Reading:
+    """What a rank reads in a pass, and from which copy.
+
+    Attributes
+    ----------
+    current, coming
+        The copy that has it, and that of the next mini-epoch; None: there is none.
+    """
+
+    def __init__(
+        self, pieces: Pieces, current: Staged | None, coming: Staged | None, patient: bool
+    ) -> None:
+        self.current, self.coming = current, coming
+        self._pieces, self._patient = pieces, patient
+
+    def find(self, samples: Ints, stopped: Callable[[], bool]) -> tuple[Staged | None, float]:
+        """Return the copy from which samples are read, None: the dataset; and seconds waited."""
+        if self.current is None or not len(samples):
+            return None, 0.0
+        began = time.perf_counter()
+        pieces = self._pieces.of(samples)
+        try:
+            there = self.current.is_there(pieces, self._patient, stopped)
+        except OSError as error:
+            self.current.fail(error)
+            there = False
+        return self.current if there else None, time.perf_counter() - began
+
+
+class ReaderCache:
+    """The copies of a Reader; closed by `close`.
+
+    Parameters
+    ----------
+    sidecar, names
+        The dataset, and the fields that are read.
+    order
+        Which samples come when.
+    options
+        See `CacheOptions`.
+    ledger
+        Where what is copied is counted.
+    """
+
+    def __init__(
+        self,
+        sidecar: Sidecar,
+        names: tuple[str, ...],
+        order: Assignment,
+        options: CacheOptions,
+        ledger: Ledger,
+    ) -> None:
+        self._sidecar, self._order, self._options, self._ledger = sidecar, order, options, ledger
+        self._pieces = Pieces(sidecar, order.edges, names)
+        self._folder: CacheFolder | None = None
+        self._copier: Copier | None = None
+        self._open: WeakValueDictionary[str, Staged] = WeakValueDictionary()
+        self._readings: WeakSet[Reading] = WeakSet()
+        self._last: dict[int, Reading] = {}  # by rank
+        self._over: set[Path] = set()
+        self._number = 0  # of the pass
+        self._warned = False
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # --- what is read ------------------------------------------------------------------------
+
+    def begin(self, leg: Leg) -> Reading:
+        """Return what a rank reads in a pass; copies that are not there begin to be filled."""
+        with self._lock:
+            self._number, staged = leg.number, list[Staged | None]()
+            try:
+                for facts, sequence in self._parts(leg):
+                    staged.append(self._staged(facts))
+                    self._ask(staged[-1], sequence, leg)
+            except (OSError, DsprepError, ValueError, KeyError, TypeError) as error:
+                self._note(error)
+            current, coming = [*staged, None, None][:2]
+            patient = self._order.shuffle != "global"
+            found = Reading(self._pieces, current, coming, patient)
+            before = self._last.get(leg.rank)
+            self._last[leg.rank] = found
+            self._readings.add(found)
+            if before is not None and not self._keeps:
+                self._let_go(before, found)
+            if self._thread is None and staged and not self._closing.is_set():
+                self._thread = threading.Thread(target=self._run, name="dsprep-cache", daemon=True)
+                self._thread.start()
+        return found
+
+    def _ask(self, staged: Staged | None, sequence: Sequence, leg: Leg) -> None:
+        """Note in which order a rank wants what is still to come."""
+        if staged is None or staged.is_filled:
+            return
+        world, n = self._order.world_size, len(sequence)
+        low, high = (r * n // world for r in (leg.rank, leg.rank + 1))
+        staged.copy.ask(sequence.groups_at(low, high))
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether a copy may be wanted again when its pass is over."""
+        mini = self._order.mini
+        return self._options.policy == "epoch" or mini is None or not mini.recompose
+
+    def _let_go(self, before: Reading, now: Reading) -> None:
+        """Note that copies are removed as soon as nobody uses them."""
+        kept = {s.copy.path for s in (now.current, now.coming) if s is not None}
+        self._over -= kept
+        self._over |= {
+            s.copy.path for s in (before.current, before.coming) if s and s.copy.path not in kept
+        }
+
+    def _parts(self, leg: Leg) -> list[tuple[Facts, Sequence]]:
+        """Return what there should be copies of: of this pass, and of the next mini-epoch."""
+        order, name, key = self._order, str(self._sidecar.dataset), self._pieces.key
+        if self._options.policy == "epoch" or order.mini is None or leg.which is None:
+            return [(Facts(name, key, "", ((0, len(self._pieces)),)), leg.epoch.sequence)]
+        found = []
+        for which, sequence in ((leg.which, leg.epoch.sequence), order.after(leg.which)):
+            pieces = order.pool(which, leg.rank)
+            found.append((Facts(name, key, digest(pieces.tobytes()), _runs(pieces)), sequence))
+        return found
+
+    def _staged(self, facts: Facts) -> Staged | None:
+        """Return the copy of these facts, open."""
+        staged = self._open.get(facts.name)
+        if staged is None:
+            if self._folder is None:
+                self._folder = CacheFolder(self._options.root)
+                self._copier = Copier(
+                    self._pieces,
+                    self._folder,
+                    self._options.size,
+                    self._options.threads,
+                    Throttle(self._options.bandwidth),
+                    self._draw,
+                    self._warn,
+                )
+            staged = Staged(self._folder.open(facts), self._sidecar, self._note)
+            self._open[facts.name] = staged
+        return staged
+
+    def _draw(self, nbytes: int) -> None:
+        self._ledger.add(self._number, copied_nbytes=nbytes)
+
+    def _note(self, error: BaseException) -> None:
+        """Say, once, that the cache cannot be used."""
+        if not self._warned:
+            self._warned = True
+            self._warn(
+                f"the cache {self._options.root} cannot be used, so data come from "
+                f"{self._sidecar.dataset} itself: {error}"
+            )
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(text, CacheWarning, stacklevel=2)
+
+    # --- what is filled ----------------------------------------------------------------------
+
+    def _wanted(self) -> list[Staged]:
+        """Return the copies that are to be filled, those first that are read now."""
+        readings = list(self._readings)
+        found = [r.current for r in readings] + [r.coming for r in readings]
+        return list(dict.fromkeys(s for s in found if s is not None and not s.failed))
+
+    def _run(self) -> None:
+        while not self._closing.wait(PAUSE):
+            self._remove_old()
+            for staged in self._wanted():
+                if self._closing.is_set():
+                    return
+                self._fill(staged)
+
+    def _fill(self, staged: Staged) -> None:
+        assert self._copier is not None
+        try:
+            states = staged.copy.states()
+            again = bool(staged.copy.facts.part) and bool((states == ABSENT).any())
+            if again or not staged.is_filled:
+                self._copier.fill(staged.copy, lambda: self._is_outdated(staged), again)
+        except (OSError, DsprepError) as error:
+            staged.fail(error)
+
+    def _is_outdated(self, staged: Staged) -> bool:
+        return self._closing.is_set() or staged not in self._wanted()
+
+    def _remove_old(self) -> None:
+        """Remove copies that are over, unless somebody uses them still."""
+        for path in list(self._over):
+            with suppress(OSError):
+                if self._folder is not None and self._folder.remove(path):
+                    self._over.discard(path)
+
+    def close(self) -> None:
+        """End the thread; copies stay."""
+        self._closing.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(5.0)
+        self._last.clear()
+
+
+def _runs(pieces: Ints) -> tuple[tuple[int, int], ...]:
+    """Return rising numbers as runs ``low .. high``."""
+    breaks = np.flatnonzero(np.diff(pieces) != 1) + 1
+    edges = [0, *breaks.tolist(), len(pieces)]
+    return tuple((int(pieces[a]), int(pieces[b - 1]) + 1) for a, b in pairwise(edges) if b > a)
