@@ -27,7 +27,8 @@ FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 THROUGHPUT = FOLDER / "throughput.py"  # it takes long
 GPU_FEED = FOLDER / "gpu_feed.py"
-ALONE = [s for s in EXAMPLES if s not in (THROUGHPUT, GPU_FEED)]
+MINI_EPOCHS = FOLDER / "mini_epochs.py"
+ALONE = [s for s in EXAMPLES if s not in (THROUGHPUT, GPU_FEED, MINI_EPOCHS)]
 
 
 def run(script: Path, *arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -56,6 +57,24 @@ def test_example_says_what_it_does_and_how_it_is_run(script):
     text = ast.get_docstring(ast.parse(script.read_text("utf-8")))
     assert text
     assert f"python examples/{script.name}" in text
+
+
+def test_mini_epochs_cost_what_the_table_shows(tmp_path):
+    """More repeats than the training has epochs: a quarter of the samples, and a larger loss."""
+    done = run(MINI_EPOCHS, "--quick", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, few, many = (line.split() for line in done.stdout.splitlines()[2:])
+    assert [row[:4] for row in (first, few, many)] == [
+        ["1", "1", "4", "100%"],
+        ["8", "2", "2", "100%"],
+        ["8", "16", "0.25", "25%"],
+    ]
+    small, large = ([float(row[at]) for row in (first, few, many)] for at in (4, 6))
+    for loss in (small, large):
+        assert loss[1] == pytest.approx(loss[0], rel=0.1)
+        assert loss[2] > 1.1 * loss[0]
+    assert small[2] / small[0] > large[2] / large[0], "a larger batch loses less"
+    assert not [*tmp_path.iterdir()]
 
 
 MNIST = FOLDER / "mnist_to_hdf5.py"
@@ -211,7 +230,7 @@ def test_commands_in_documents_and_job_scripts_exist(path):
     found = commands(path)
     assert found or "tests" in path.parts
     for words in found:
-        name = tuple(words[: 2 if words[0] == "bench" else 1])
+        name = tuple(words[: 2 if tuple(words[:2]) in known else 1])
         assert name in known, words
         for word in words:
             if re.fullmatch(r"--?[a-z][a-z-]*", word, re.I):

@@ -122,7 +122,9 @@ def group_edges(sidecar: Sidecar) -> Ints | None:
             first = groups.first.span(0, groups.first.count)
         start += entry.samples
         edges += [start - entry.samples + first[1:], np.array([start], np.int64)]
-    return np.unique(np.concatenate(edges))
+    joined = np.maximum.accumulate(np.concatenate(edges))
+    found: Ints = joined[np.append(True, joined[1:] > joined[:-1])]
+    return found
 
 
 def even_edges(sidecar: Sidecar, samples: int) -> Ints:
