@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.cache.copies import ABSENT, OPEN, PLANNED, READY, REFUSED, SYNCED, Copy
+from dsprep.cache.copies import ASKED, LEFT_OUT, OPEN, PLANNED, READY, REFUSED, SYNCED, Copy
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import PAGE, Piece, Pieces, Range, name_of
 from dsprep.core.checksums import pwrite_crc32c
@@ -82,8 +82,8 @@ class Copier:
         self._threads, self._throttle = threads, throttle
         self._drawn, self._refused = drawn, refused
 
-    def fill(self, copy: Copy, stop: Callable[[], bool], again: bool = False) -> bool:
-        """Plan what there is room for, and copy it, what is wanted sooner first.
+    def fill(self, copy: Copy, stop: Callable[[], bool]) -> bool:
+        """Reserve space for what was asked for, and copy it, what is wanted sooner first.
 
         Parameters
         ----------
@@ -91,8 +91,6 @@ class Copier:
             A copy of the pieces, below the folder.
         stop
             Whether to end early; asked between pieces and blocks.
-        again
-            Whether to look for room if that was done before.
 
         Returns
         -------
@@ -108,43 +106,41 @@ class Copier:
         if lock is None:
             return False
         try:
-            if again or not copy.is_planned:
+            while not (copy.is_filled or stop()):
                 (copy.path / SYNCED).unlink(missing_ok=True)
                 self._plan(copy)
-            _Filling(self, copy, stop).run(self._threads)
-            done = not stop()
-            if done and not (copy.path / SYNCED).exists():
+                _Filling(self, copy, stop).run(self._threads)
+            if not (stop() or copy.is_synced):
                 _sync(copy)
-            return done
+            return not stop()
         finally:
             let_go(lock)
 
     def _plan(self, copy: Copy) -> None:
-        """Reserve space for the pieces that there is room for."""
-        todo = np.flatnonzero(copy.states() == ABSENT)
+        """Reserve space for the pieces that were asked for, as far as there is room."""
+        todo = np.flatnonzero(copy.states() == ASKED)
         todo = todo[np.argsort(copy.turns()[todo], kind="stable")]
         if len(todo):
             with self._folder.locked():
                 self._reserve(copy, todo.tolist())
-        copy.set_planned()
 
     def _reserve(self, copy: Copy, todo: list[int]) -> None:
         wanted = [(i, self.pieces[int(copy.which[i])]) for i in todo]
         total = sum(_taken(piece) for _, piece in wanted)
         room = self._folder.make_room(total, self._size, copy.path)
         writer = _Writer(copy, self.pieces)
+        full = False
         for i, piece in wanted:
             room -= _taken(piece)
-            if room < 0:
-                break
+            full = full or room < 0
             try:
-                for r in piece.ranges:
+                for r in piece.ranges if not full else ():
                     os.posix_fallocate(writer.file(r).fd, r.begin, r.end - r.begin)
             except OSError as error:
-                if error.errno in NO_SPACE:
-                    break
-                raise
-            copy.set_state(i, PLANNED)
+                if error.errno not in NO_SPACE:
+                    raise
+                full = True
+            copy.set_state(i, LEFT_OUT if full else PLANNED)
 
     def copy_piece(
         self, copy: Copy, writer: _Writer, i: int, buffer: Bytes, stop: Callable[[], bool]

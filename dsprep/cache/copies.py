@@ -4,8 +4,7 @@
 
     images.h5-0f3a...-part-81c2.../
         copy.json   what it is a copy of; never changes
-        state       uint8 per piece: see `ABSENT` and what follows; then uint8: `PLANNED` once it
-                    was decided what there is room for
+        state       uint8 per piece: see `ABSENT` and what follows
         turn        uint32 per piece: which is wanted sooner
         sums        uint32 per piece: the CRC-32C of its ranges, one after another
         use         locked by all who read it or fill it; its time is that of the last use
@@ -39,9 +38,9 @@ from dsprep.reading.files import File
 
 VERSION = 1
 
-ABSENT, PLANNED, READY, REFUSED = range(4)
-"""Of a piece: not to come, as there is no room; space is reserved; there; not right when it was
-copied."""
+ABSENT, ASKED, PLANNED, READY, LEFT_OUT, REFUSED = range(6)
+"""Of a piece: nobody has asked for it; somebody has; there is space reserved for it; it is there;
+there is no room for it; it was not right when it was copied."""
 
 OPEN = 64
 """Files of a copy that stay open."""
@@ -159,7 +158,7 @@ class Copy:
             runs = [np.arange(low, high, dtype=np.int64) for low, high in self.facts.pieces]
             self.which: Ints = np.concatenate([np.zeros(0, np.int64), *runs])
             count = len(self.which)
-            self._state = _Table(path / "state", "<u1", count + 1)
+            self._state = _Table(path / "state", "<u1", count)
             self._turn = _Table(path / "turn", "<u4", count)
             self._sums = _Table(path / "sums", "<u4", count)
             if not self.is_trusted:
@@ -191,7 +190,7 @@ class Copy:
         made.mkdir()
         count = sum(high - low for low, high in facts.pieces)
         (made / "copy.json").write_text(json.dumps(facts.to_json()))
-        (made / "state").write_bytes(bytes(count + 1))
+        (made / "state").write_bytes(bytes(count))
         (made / "turn").write_bytes(np.full(count, LAST, "<u4").tobytes())
         (made / "sums").write_bytes(bytes(4 * count))
         for name in ("use", "fill"):
@@ -225,7 +224,7 @@ class Copy:
 
     def states(self) -> Array:
         """Return the state of each piece: uint8, shape ``(n,)``."""
-        return self._state.read()[:-1]
+        return self._state.read()
 
     def states_at(self, index: Ints) -> Array:
         """Return the state of some pieces."""
@@ -238,25 +237,36 @@ class Copy:
         self._state.put(i, state)
 
     @property
-    def is_planned(self) -> bool:
-        """Whether it was decided what there is room for."""
-        return bool(self._state.read(len(self.which))[0])
+    def is_filled(self) -> bool:
+        """Whether nothing of it is still to come."""
+        states = self.states()
+        return not bool(((states == ASKED) | (states == PLANNED)).any())
 
-    def set_planned(self) -> None:
-        """Note that."""
-        self._state.put(len(self.which), PLANNED)
+    @property
+    def is_synced(self) -> bool:
+        """Whether all that it holds is on the disk."""
+        return (self.path / SYNCED).exists()
 
     def turns(self) -> Array:
         """Return which pieces are wanted sooner: uint32, shape ``(n,)``."""
         return self._turn.read()
 
     def ask(self, pieces: Ints) -> None:
-        """Note in which order pieces are wanted; what others have asked for stays as soon."""
-        known = np.isin(pieces, self.which)
-        found = np.searchsorted(self.which, pieces[known])
-        turns = self.turns().copy()
-        np.minimum.at(turns, found, np.arange(len(found), dtype=np.uint32))
-        self._turn.write(turns)
+        """Have pieces filled in, in this order, or as soon as others have asked for them."""
+        found = np.searchsorted(self.which, pieces[np.isin(pieces, self.which)])
+        states = self.states()[found]
+        absent = states == ABSENT
+        if bool((absent | (states == ASKED) | (states == PLANNED)).any()):
+            turns = self.turns().copy()
+            np.minimum.at(turns, found, np.arange(len(found), dtype=np.uint32))
+            self._turn.write(turns)
+        for i in found[absent].tolist():
+            self._state.put(i, ASKED)
+
+    def ask_again(self) -> None:
+        """Have it seen whether there is room now for what was left out."""
+        for i in np.flatnonzero(self.states() == LEFT_OUT).tolist():
+            self._state.put(i, ASKED)
 
     def sum(self, i: int) -> int:
         """Return the CRC-32C of the piece at a place in the tables, which is ready."""

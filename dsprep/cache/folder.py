@@ -13,7 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.cache.copies import NOT_SYNCED, PLANNED, READY, Copy, Facts, is_trusted, remove_unused
+from dsprep.cache.copies import (
+    ASKED,
+    NOT_SYNCED,
+    PLANNED,
+    READY,
+    Copy,
+    Facts,
+    is_trusted,
+    remove_unused,
+)
 from dsprep.core.storage import WORKING, let_go, remove
 from dsprep.errors import UsageError
 from dsprep.writing.plan import as_nbytes
@@ -75,7 +84,7 @@ class CopyInfo:
     in_use
         Whether a process uses it now.
     complete
-        Whether it has all that there was room for.
+        Whether it has all that was asked for and there was room for.
     problem
         Why it is worthless; None: it is not.
     """
@@ -133,15 +142,17 @@ class CacheFolder:
     def open(self, facts: Facts) -> Copy:
         """Open a copy; make it if it is not there, and remove what was left unfinished.
 
-        Copies that nobody uses, which are not complete, are those of jobs that were killed.
+        That is, mini-epochs that are not complete and that nobody uses: of jobs that were killed.
         """
         with self.locked():
             found = Copy.create(self.root, facts)
             for path in self.root.iterdir():
                 if path.name.startswith(".") and path.name.endswith(WORKING):
                     remove(path)
-                elif path != found.path and _is_copy(path) and not info_of(path).complete:
-                    remove_unused(path)
+                elif path != found.path and _is_copy(path):
+                    info = info_of(path)
+                    if info.problem or (info.part and not info.complete):
+                        remove_unused(path)
             return found
 
     def make_room(self, nbytes: int, size: Size, kept: Path) -> int:
@@ -173,14 +184,13 @@ def info_of(path: Path) -> CopyInfo:
     try:
         content = json.loads((path / "copy.json").read_bytes())
         facts, started = Facts.from_json(content), str(content["boot"])
-        table = np.frombuffer((path / "state").read_bytes(), np.uint8)
-        states, planned = table[:-1], bool(table[-1])
+        states = np.frombuffer((path / "state").read_bytes(), np.uint8)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         return CopyInfo(path, "", "", 0, 0, nbytes, used, _is_used(path), False, str(error))
-    ready, coming = int((states == READY).sum()), bool((states == PLANNED).any())
+    ready, coming = int((states == READY).sum()), (states == ASKED) | (states == PLANNED)
     words, counts = (facts.dataset, facts.part), (len(states), ready)
     problem = None if is_trusted(path, started) else NOT_SYNCED
-    complete = planned and not coming and problem is None
+    complete = ready > 0 and not bool(coming.any()) and problem is None
     return CopyInfo(path, *words, *counts, nbytes, used, _is_used(path), complete, problem)
 
 

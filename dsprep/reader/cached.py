@@ -32,7 +32,7 @@ from weakref import WeakSet, WeakValueDictionary
 import numpy as np
 
 from dsprep.cache.copier import Copier, Throttle
-from dsprep.cache.copies import ABSENT, PLANNED, READY, Copy, Facts
+from dsprep.cache.copies import ASKED, PLANNED, READY, Copy, Facts
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import Pieces
 from dsprep.core.packing import digest
@@ -78,17 +78,13 @@ class Staged:
     def __init__(self, copy: Copy, sidecar: Sidecar, fail: Callable[[BaseException], None]) -> None:
         self.copy, self.sidecar, self._fail = copy, sidecar.through(copy.file), fail
         self.failed = self._whole = False
+        self.new = True  # nothing was asked for
 
     def fail(self, error: BaseException) -> None:
         """Read nothing from it any more, because of an error."""
         if not self.failed:
             self.failed = True
             self._fail(error)
-
-    @property
-    def is_filled(self) -> bool:
-        """Whether nothing more is to come."""
-        return self.copy.is_planned and not bool((self.copy.states() == PLANNED).any())
 
     def is_there(self, pieces: Ints, patient: bool, stopped: Callable[[], bool]) -> bool:
         """Whether pieces can be read from it.
@@ -121,8 +117,7 @@ class Staged:
             states = self.copy.states_at(index)
             if bool((states == READY).all()):
                 return True
-            planned = self.copy.is_planned
-            if planned and not bool(((states == READY) | (states == PLANNED)).all()):
+            if not bool(((states == READY) | (states == PLANNED) | (states == ASKED)).all()):
                 return False
             now = time.monotonic()
             if now - looked > 10 * PAUSE:
@@ -202,7 +197,7 @@ class ReaderCache:
         self._number = 0  # of the pass
         self._warned = False
         self._lock = threading.RLock()
-        self._closing = threading.Event()
+        self._closing, self._wake = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     # --- what is read ------------------------------------------------------------------------
@@ -228,15 +223,23 @@ class ReaderCache:
             if self._thread is None and staged and not self._closing.is_set():
                 self._thread = threading.Thread(target=self._run, name="dsprep-cache", daemon=True)
                 self._thread.start()
+            self._wake.set()
         return found
 
     def _ask(self, staged: Staged | None, sequence: Sequence, leg: Leg) -> None:
-        """Note in which order a rank wants what is still to come."""
-        if staged is None or staged.is_filled:
+        """Have what a rank wants filled in, in its order; and then the rest of a mini-epoch."""
+        if staged is None:
             return
         world, n = self._order.world_size, len(sequence)
         low, high = (r * n // world for r in (leg.rank, leg.rank + 1))
-        staged.copy.ask(sequence.groups_at(low, high))
+        part = bool(staged.copy.facts.part)
+        wanted = sequence.groups_at(low, high)
+        if part or self._order.shuffle == "global":
+            wanted = np.concatenate([wanted, np.setdiff1d(staged.copy.which, wanted)])
+        staged.copy.ask(wanted)
+        if part or staged.new:
+            staged.copy.ask_again()
+        staged.new = False
 
     @property
     def _keeps(self) -> bool:
@@ -306,8 +309,12 @@ class ReaderCache:
         return list(dict.fromkeys(s for s in found if s is not None and not s.failed))
 
     def _run(self) -> None:
-        while not self._closing.wait(PAUSE):
-            self._remove_old()
+        while not self._closing.is_set():
+            self._wake.wait(PAUSE)
+            self._wake.clear()
+            if self._remove_old():
+                for staged in self._wanted():
+                    staged.copy.ask_again()
             for staged in self._wanted():
                 if self._closing.is_set():
                     return
@@ -316,26 +323,28 @@ class ReaderCache:
     def _fill(self, staged: Staged) -> None:
         assert self._copier is not None
         try:
-            states = staged.copy.states()
-            again = bool(staged.copy.facts.part) and bool((states == ABSENT).any())
-            if again or not staged.is_filled:
-                self._copier.fill(staged.copy, lambda: self._is_outdated(staged), again)
+            if not (staged.copy.is_filled and staged.copy.is_synced):
+                self._copier.fill(staged.copy, lambda: self._is_outdated(staged))
         except (OSError, DsprepError) as error:
             staged.fail(error)
 
     def _is_outdated(self, staged: Staged) -> bool:
         return self._closing.is_set() or staged not in self._wanted()
 
-    def _remove_old(self) -> None:
-        """Remove copies that are over, unless somebody uses them still."""
+    def _remove_old(self) -> bool:
+        """Remove copies that are over, unless somebody uses them still; return whether one was."""
+        gone = set()
         for path in list(self._over):
             with suppress(OSError):
                 if self._folder is not None and self._folder.remove(path):
-                    self._over.discard(path)
+                    gone.add(path)
+        self._over -= gone
+        return bool(gone)
 
     def close(self) -> None:
         """End the thread; copies stay."""
         self._closing.set()
+        self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(5.0)
