@@ -7,11 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsprep.errors import UsageError
-from dsprep.reader.mini_epochs import Policy
+from dsprep.reader.mini_epochs import MOST, Policy
 from dsprep.reader.ranks import Place
-
-MOST = 1 << 24
-"""Mini-epochs beyond which a saved state is damaged."""
 
 
 class Adaptive:

@@ -29,7 +29,7 @@ from dsprep.reader.node import join
 from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
 from dsprep.reader.node.tokens import staggering
-from dsprep.reader.options import ReaderOptions, at_least
+from dsprep.reader.options import ReaderOptions, at_least, cut_epochs
 from dsprep.reader.order import Assignment, Leg, Stage, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
 from dsprep.reader.ranks import Place, detect
@@ -94,8 +94,10 @@ class Reader(ReaderOptions):
         it always does: see `dsprep.reader.mini_epochs`.
     repeats
         Passes of each part; or those of each in turn, counted over all epochs, of which the last
-        number holds for all further ones; or what decides by what `report` is given, see
-        `dsprep.repeats`. In the latter case nothing is read ahead of a pass.
+        number holds for all further ones; or a function of the number of a part, counted so, such
+        as ``lambda part: 4 + part // 8``, which gives the same at every call; or what decides by
+        what `report` is given, see `dsprep.repeats`. In the latter case nothing is read ahead of a
+        pass.
     recompose
         Whether every epoch draws its parts anew, not only their order.
     pools
@@ -217,14 +219,10 @@ class Reader(ReaderOptions):
         """Return how epochs are cut into parts."""
         if self.mini_epochs is None:
             return None
-        if self.mini_epochs > max(1, len(edges) - 1):
-            raise UsageError(
-                f"{self.mini_epochs} mini-epochs are more than the {len(edges) - 1} groups",
-                fix="take fewer, or repack with a smaller --buffer-size",
-            )
-        repeats = (self.repeats,) if isinstance(self.repeats, int) else self.repeats
-        known = repeats if isinstance(repeats, tuple) else ()
-        return MiniEpochs(self.mini_epochs, known, self.recompose, self.pools)
+        found = cut_epochs(self.mini_epochs, self.repeats, self.recompose, edges, self.pools)
+        if found.repeats:
+            found.first(self.epochs or 1)  # a function that fails does so now
+        return found
 
     def _opened(self) -> Sidecar:
         return Sidecar.open(self.path, self.data, follow_external=self.follow_external)
@@ -598,7 +596,7 @@ class Reader(ReaderOptions):
             "stages": [[s.world_size, s.batch_size, s.steps] for s in (*self._stages, here)],
             **({} if alone else {"part": [*self._part, self._done]}),
             **({} if self._adaptive is None else self._adaptive.state()),
-            **self._order.facts(),
+            **self._order.facts(self.epoch),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -621,7 +619,8 @@ class Reader(ReaderOptions):
                 expected=f"version {STATE_VERSION}",
                 found=repr(state)[:80],
             )
-        for name, value in {"mini_epochs": None, **self._order.facts()}.items():
+        epoch, stages, part, done = _progress(state, self._part)
+        for name, value in {"mini_epochs": None, **self._order.facts(epoch)}.items():
             if state.get(name) != value:
                 raise UsageError(
                     f"the state was saved by a reader with another {name}",
@@ -629,7 +628,6 @@ class Reader(ReaderOptions):
                     found=state.get(name),
                     fix="make the Reader as it was made then, of the same data",
                 )
-        epoch, stages, part, done = _progress(state, self._part)
         if tuple(part) != self._part:
             raise UsageError(
                 "the state is that of one of several workers, which read a part each",

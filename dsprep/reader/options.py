@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from dsprep.cache.folder import Size
-from dsprep.core.schema import Batch
+from dsprep.core.schema import Batch, Ints
 from dsprep.errors import UsageError
 from dsprep.reader.cached import POLICIES, CacheOptions, CachePolicy
 from dsprep.reader.engines import NAMES
 from dsprep.reader.memory import Allocate, anonymous
-from dsprep.reader.mini_epochs import Policy
+from dsprep.reader.mini_epochs import MiniEpochs, Policy, Schedule
 from dsprep.reader.order import SHUFFLES, Remainder, Shuffle
 from dsprep.writing.plan import parse_rate
+
+Repeats: TypeAlias = int | Sequence[int] | Callable[[int], int] | Policy
+"""How often each part of an epoch is passed, as users say it."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,7 +42,7 @@ class ReaderOptions:
     buffers: int | None = None
     buffers_mixed: int | None = None
     mini_epochs: int | None = None
-    repeats: int | Sequence[int] | Policy = 1
+    repeats: Repeats = 1
     recompose: bool = True
     pools: int = 1
     cache: str | Path | None = None
@@ -76,7 +79,9 @@ class ReaderOptions:
             value = getattr(self, name)
             if value is not None or name in needed:
                 object.__setattr__(self, name, at_least(name, value, int(name != "seed")))
-        object.__setattr__(self, "repeats", self._repeats())
+        object.__setattr__(self, "repeats", checked_repeats(self.repeats))
+        if self.mini_epochs is None and self.repeats != 1:
+            raise UsageError("repeats are those of mini-epochs", fix="give mini_epochs, too")
         self._check_cache()
         for name, known in (("shuffle", SHUFFLES), ("engine", NAMES)):
             value = getattr(self, name)
@@ -110,19 +115,6 @@ class ReaderOptions:
             Path(self.cache), Size.parse(self.cache_size), policy, bandwidth, threads
         )
 
-    def _repeats(self) -> int | tuple[int, ...] | Policy:
-        given = self.repeats
-        found: int | tuple[int, ...] | Policy
-        if hasattr(given, "enough"):
-            found = given
-        elif isinstance(given, Sequence) and given and not isinstance(given, str):
-            found = tuple(at_least("repeats", n, 1) for n in given)
-        else:
-            found = at_least("repeats", given, 1)
-        if self.mini_epochs is None and found != 1:
-            raise UsageError("repeats are those of mini-epochs", fix="give mini_epochs, too")
-        return found
-
     @property
     def remainder(self) -> Remainder:
         """What happens to samples that do not fill a batch on every rank."""
@@ -135,3 +127,49 @@ def at_least(name: str, value: Any, least: int) -> int:
     if not number or value < least:
         raise UsageError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
     return int(value)
+
+
+def checked_repeats(given: Any) -> int | tuple[int, ...] | Callable[[int], int] | Policy:
+    """Return repeats with numbers that are possible; raise `UsageError` if there are others."""
+    if hasattr(given, "enough") or callable(given):
+        return given  # type: ignore[no-any-return]
+    if isinstance(given, Sequence) and given and not isinstance(given, str):
+        return tuple(at_least("repeats", n, 1) for n in given)
+    return at_least("repeats", given, 1)
+
+
+def cut_epochs(
+    parts: int, repeats: Repeats, recompose: bool, edges: Ints, pools: int = 1
+) -> MiniEpochs:
+    """Return how epochs are cut into parts, of what was checked.
+
+    Raises
+    ------
+    UsageError
+        If there are fewer groups than parts, or a function gives other repeats than numbers.
+    """
+    if parts > max(1, len(edges) - 1):
+        raise UsageError(
+            f"{parts} mini-epochs are more than the {len(edges) - 1} groups",
+            fix="take fewer, or repack with a smaller --buffer-size",
+        )
+    known: tuple[int, ...] | Schedule = ()
+    if isinstance(repeats, int):
+        known = (repeats,)
+    elif isinstance(repeats, tuple):
+        known = repeats
+    elif not hasattr(repeats, "enough"):
+        function = cast("Callable[[int], int]", repeats)
+
+        def checked(part: int) -> int:
+            try:
+                found = function(part)
+            except Exception as error:
+                raise UsageError(
+                    f"repeats({part}) failed: {type(error).__name__}: {error}",
+                    expected="a function of the number of a part, such as lambda part: 4 + part",
+                ) from error
+            return at_least(f"repeats({part})", found, 1)
+
+        known = Schedule(checked)
+    return MiniEpochs(parts, known, recompose, pools)
