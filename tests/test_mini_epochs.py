@@ -342,26 +342,53 @@ def test_decisions_are_part_of_the_state(data):
                 reader.load_state_dict({**state, **damage})
 
 
+class Comm:
+    """What rank 0 says is what was said last; what others say is nothing."""
+
+    def __init__(self):
+        self.said = None
+
+    def bcast(self, value, root):
+        assert root == 0
+        self.said = self.said if value is None else value
+        return self.said
+
+
 def test_rank_0_decides(data):
-    said = []
-
-    class Comm:
-        def bcast(self, value, root):
-            assert root == 0
-            said.append(value)
-            return True
-
-    options = {"batch_size": 7, "mini_epochs": 3, "world_size": 2}
-    never, always = Scripted(99), Scripted(1)
-    for rank, policy, expected in ((0, always, True), (1, never, False)):
-        with dsprep.Reader(data, rank=rank, repeats=policy, comm=Comm(), **options) as reader:
-            passes(reader, 1)
-            assert reader.report(loss=1.0)
-            assert said.pop() is expected
+    """By its own metrics, which are in the states of all ranks."""
+    options = {"batch_size": 7, "mini_epochs": 3, "world_size": 2, "comm": Comm()}
+    never, always = Scripted(99), Scripted(2)
+    states = []
+    for turn in range(2):
+        for rank, policy in ((0, always), (1, never)):
+            with dsprep.Reader(data, rank=rank, repeats=policy, **options) as reader:
+                if turn:
+                    reader.load_state_dict(states[rank])
+                passes(reader, 1)
+                assert reader.report(loss=1.0 + rank) == bool(turn)
+                states.append(reader.state_dict())
+        assert states[-1] == states[-2]
+        assert states[-1]["reports"] == ([] if turn else [{"loss": 1.0}])
+    del options["comm"]
     with dsprep.Reader(data, rank=1, repeats=never, **options) as reader:
         passes(reader, 1)
         with pytest.raises(UsageError, match="agree"):
             reader.report(loss=1.0)
+
+
+@pytest.mark.parametrize("metrics", [{"loss": float("nan")}, {"error": 1.0}, {"loss": "low"}])
+def test_all_ranks_learn_that_rank_0_cannot_decide(data, metrics):
+    options = {"batch_size": 7, "mini_epochs": 3, "world_size": 2, "comm": Comm()}
+    for rank, said in (
+        (0, "metric|could not convert"),
+        (1, "rank 0 could not decide.*(metric|str)"),
+    ):
+        with dsprep.Reader(data, rank=rank, repeats=Patience(), **options) as reader:
+            passes(reader, 1)
+            given = {"loss": 1.0} if rank else metrics
+            with pytest.raises(UsageError, match=said):
+                reader.report(**given)
+            assert reader.state_dict()["reports"] == []
 
 
 @pytest.mark.parametrize(

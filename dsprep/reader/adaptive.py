@@ -1,4 +1,8 @@
-"""Mini-epochs whose repeats are decided as training goes on: the same by all ranks."""
+"""Mini-epochs whose repeats are decided as training goes on: the same by all ranks.
+
+Rank 0 decides by its own metrics, and the others get both from it, so that the states of all ranks
+are the same. Where it cannot decide, they learn that as well, and none of them waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -32,31 +36,44 @@ class Adaptive:
         """Passes of which metrics were reported."""
         return sum(self.decided) + len(self.reports)
 
-    def report(self, metrics: Mapping[str, float]) -> bool:
+    def report(self, metrics: Mapping[str, Any]) -> bool:
         """Take the metrics of a pass; return whether it was the last one of its mini-epoch.
 
-        Rank 0 decides, by its own metrics.
+        Raises `UsageError` if rank 0 cannot decide by its metrics, or cannot be heard.
         """
-        reports = [*self.reports, {name: float(value) for name, value in metrics.items()}]
-        enough = self._agreed(self._place.rank == 0 and self._policy.enough(reports))
+        said: tuple[dict[str, float], bool] | str | None = None
+        failure = None
+        if self._place.rank == 0:
+            try:
+                report = {name: _number(name, value) for name, value in metrics.items()}
+                said = report, bool(self._policy.enough([*self.reports, report]))
+            except Exception as error:
+                said, failure = f"{type(error).__name__}: {error}", error
+        told = self._told(said)
+        if failure is not None:
+            raise failure
+        if not isinstance(told, tuple):
+            raise UsageError(f"rank 0 could not decide about repeats: {told}")
+        report, enough = told
+        reports = [*self.reports, report]
         self.reports = [] if enough else reports
         if enough:
             self.decided = (*self.decided, len(reports))
-        return enough
+        return bool(enough)
 
-    def _agreed(self, enough: bool) -> bool:
+    def _told(self, said: Any) -> Any:
         """Return what rank 0 says."""
         if self._place.world_size == 1:
-            return enough
+            return said
         if self._comm is not None:
-            return bool(self._comm.bcast(enough, root=0))
+            return self._comm.bcast(said, root=0)
         torch = sys.modules.get("torch")
         if torch is not None and torch.distributed.is_available():
             distributed = torch.distributed
             if distributed.is_initialized():
-                found = [enough]
+                found = [said]
                 distributed.broadcast_object_list(found, src=0)
-                return bool(found[0])
+                return found[0]
         raise UsageError(
             f"the {self._place.world_size} ranks have no way to agree on repeats",
             fix="give comm= an mpi4py communicator, or call torch.distributed.init_process_group",
@@ -76,3 +93,10 @@ class Adaptive:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"the state of the reader is damaged: {error}") from error
         self.decided, self.reports = decided, reports
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the metric {name} is {value!r}", expected="a number") from error
