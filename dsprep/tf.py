@@ -54,7 +54,8 @@ def dataset(
 
     Each iteration over the dataset reads one epoch, the next iteration the next epoch, also after
     one that is left early. Iterations at the same time are independent. ``len`` is the number of
-    batches of an iteration; none is known where the first one begins at a `step`.
+    batches of an iteration; none is known where the first one begins at a `step`, and with
+    mini-epochs, of which each iteration is one pass.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ def dataset(
     options |= {"path": path, "batch_size": batch_size, "transform": transform}
     readers = _Readers(options, epoch, step)
     reader = readers.first
-    schema, steps = reader.schema, len(reader)
+    schema, steps = reader.schema, reader.steps_of(epoch)
     size = None if reader.remainder == "ragged" else batch_size
     if step and not 0 < step <= steps:
         raise UsageError(f"step is {step}", expected=f"at most {steps}, the steps of an epoch")
@@ -98,7 +99,7 @@ def dataset(
     data = tf.data.Dataset.from_generator(batches, output_signature=signature)
     if transform is None and schema.ragged:
         data = data.map(lambda batch: {f.name: _joined(f, batch[f.name]) for f in schema})
-    if not step:
+    if not step and reader.mini_epochs is None:
         data = data.apply(tf.data.experimental.assert_cardinality(steps))
     return data.prefetch(prefetch) if prefetch else data
 
@@ -114,6 +115,11 @@ class _Readers:
         self._lock = threading.Lock()
         self._busy = False
         self.first = Reader(**arguments)
+        if hasattr(self.first.repeats, "enough"):
+            raise UsageError(
+                "TensorFlow takes batches before they are used, so repeats cannot adapt",
+                fix="give repeats as numbers or a function, or use dsprep.Reader",
+            )
 
     def loop(self) -> Iterator[Batch]:
         """Yield the batches of the next iteration."""

@@ -138,7 +138,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the steps of the loop that is under way, or else of the next one."""
-        return self.steps_per_epoch if self._shared.loops() else len(self.reader)
+        return self.reader.steps_of(self.epoch) if self._shared.loops() else len(self.reader)
 
     def __iter__(self) -> Iterator[Any]:
         """Return the batches of the next epoch, or of what is left of it."""

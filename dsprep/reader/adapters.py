@@ -134,7 +134,7 @@ class ReaderLoops:
     @property
     def steps_per_epoch(self) -> int:
         """Steps of a whole epoch: what ``len`` is but for an epoch that is resumed."""
-        return self.reader.steps_per_epoch
+        return self.reader.steps_of(self.epoch)
 
     @property
     def epoch(self) -> int:

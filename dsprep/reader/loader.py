@@ -356,7 +356,23 @@ class Reader(ReaderOptions):
     @property
     def steps_per_epoch(self) -> int:
         """Steps of a whole epoch: what ``len`` is but for an epoch that is resumed."""
-        leg = self._order.leg(self.place.rank, Start(0, (), 0, 1, self._part))
+        return self.steps_of(self.epoch)
+
+    def steps_of(self, epoch: int) -> int:
+        """Return the steps of a whole epoch.
+
+        They are the same for all but the passes of mini-epochs, the largest of which may have a
+        few more than the smallest.
+
+        Parameters
+        ----------
+        epoch
+            Its number; with mini-epochs that of the pass.
+        """
+        epoch = at_least("epoch", epoch, 0)
+        decided = () if self._adaptive is None else self._adaptive.decided
+        start = Start(epoch, (), 0, 1, self._part, decided=decided)
+        leg = self._order.leg(self.place.rank, start)
         return leg.stop - leg.first
 
     @property
