@@ -13,6 +13,7 @@ from test_cli import fails, run
 import dsprep
 from dsprep.errors import UsageError
 from dsprep.reader import order
+from dsprep.reader.mini_epochs import MiniEpochs, Pass
 from dsprep.reader.order import REMAINDERS, SHUFFLES, Epoch, Sequence, Share
 from dsprep.sidecar.sidecar import MissingError
 
@@ -118,6 +119,157 @@ def test_the_reader_reads_the_same_units(root, name, shuffle, size, mixed):
         state = reader.state_dict()
     assert state["mixed"] == together
     assert state["units"] == digest(edges.tobytes())[:16]
+
+
+# --- mini-epochs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("resume", [None, (1, 3), (2, 2)])
+def test_every_pass_of_mini_epochs(root, shuffle, remainder, resume):
+    at, ranks = resume or (None, None)
+    found = dsprep.audit(
+        root / "grouped.h5", 2, 8, epochs=2, shuffle=shuffle, remainder=remainder,
+        buffer_size=50, mini_epochs=4, repeats=(1, 3, 2), recompose=remainder != "pad",
+        resume_at=at, resume_ranks=ranks,
+    )  # fmt: skip
+    assert found.kept, [e.problems for e in found.epochs]
+    assert found.repeats == (1, 3, 2, 2, 2, 2, 2, 2)
+    passes = [e.mini_epoch for e in found.epochs]
+    assert [(p.number, p.epoch, p.part, p.turn) for p in passes] == [
+        (number, part // 4, part % 4, turn)
+        for number, (part, turn) in enumerate(
+            (part, turn) for part, rf in enumerate(found.repeats) for turn in range(rf)
+        )
+    ]
+    sizes = [e.never + e.once + e.more for e in found.epochs]
+    for epoch in range(2):
+        first = [n for n, p in zip(sizes, passes, strict=True) if (p.epoch, p.turn) == (epoch, 0)]
+        assert sum(first) == N
+    for each, size in zip(found.epochs, sizes, strict=True):
+        assert len(each.runs) == (1 if resume is None else 2)
+        if resume is None:
+            assert each.never == (size % 16 if remainder == "drop" else 0)
+            assert each.repeats == (-size % 16 if remainder == "pad" else 0)
+
+
+def rising(part):
+    return 1 + part // 2
+
+
+def test_it_counts_what_readers_deliver(root):
+    path, cut = root / "grouped.h5", {"mini_epochs": 3, "repeats": rising, "seed": 9}
+    found = dsprep.audit(path, 2, 9, remainder="pad", **cut)
+    times = np.zeros((len(found.epochs), N), int)
+    for rank in range(2):
+        with dsprep.Reader(path, 9, pad=True, rank=rank, world_size=2, **cut) as reader:
+            for each, count in zip(found.epochs, times, strict=True):
+                assert reader.mini_epoch == each.mini_epoch
+                assert len(reader) == each.runs[0].steps
+                for batch in reader:
+                    np.add.at(count, batch["y"], 1)
+    assert found.repeats == (1, 1, 2)
+    assert len(found.epochs) == 4
+    assert [e.more for e in found.epochs] == [(c > 1).sum() for c in times]
+    assert [e.once for e in found.epochs] == [(c == 1).sum() for c in times]
+    assert (np.sign(times[0]) + np.sign(times[1]) + np.sign(times[2]) == 1).all()
+
+
+def wrong_parts(root, monkeypatch, wrong, **more):
+    groups = MiniEpochs.groups
+
+    def patched(self, edges, seed, which, *, shuffled):
+        return wrong(which, groups(self, edges, seed, which, shuffled=shuffled))
+
+    monkeypatch.setattr(MiniEpochs, "groups", patched)
+    found = dsprep.audit(root / "grouped.h5", 2, 8, mini_epochs=4, repeats=2, **more)
+    assert not found.kept
+    return {(e.mini_epoch.epoch, e.mini_epoch.part, e.mini_epoch.turn): " ".join(e.problems)
+            for e in found.epochs if e.problems}  # fmt: skip
+
+
+def test_a_group_in_two_mini_epochs_is_found(root, monkeypatch):
+    kept = []
+
+    def wrong(which, groups):
+        kept.append(groups[0])
+        return np.append(groups, kept[0]) if which.part == 2 else groups
+
+    said = wrong_parts(root, monkeypatch, wrong)
+    assert said.keys() == {(0, 2, 0)}
+    assert "in an earlier mini-epoch as well" in said[0, 2, 0]
+
+
+def test_a_group_that_is_lost_is_found(root, monkeypatch):
+    said = wrong_parts(root, monkeypatch, lambda which, g: np.sort(g)[which.part == 1 :])
+    assert said.keys() == {(0, 3, 1)}
+    assert f"in no mini-epoch of this epoch: {GROUP}" in said[0, 3, 1]
+
+
+def test_a_pass_of_other_samples_is_found(root, monkeypatch):
+    said = wrong_parts(root, monkeypatch, lambda which, g: g[which == Pass(5, 0, 2, 1) :])
+    assert said.keys() == {(0, 2, 1)}
+    assert "not those of the first pass" in said[0, 2, 1]
+
+
+def test_parts_that_are_not_fixed_are_found(root, monkeypatch):
+    real = MiniEpochs.groups
+
+    def redrawn(self, edges, seed, which, *, shuffled):
+        return real(MiniEpochs(4, (1,), True), edges, seed, which, shuffled=shuffled)
+
+    monkeypatch.setattr(MiniEpochs, "groups", redrawn)
+    found = dsprep.audit(root / "grouped.h5", 2, 8, epochs=2, mini_epochs=4, recompose=False)
+    said = [" ".join(e.problems) for e in found.epochs]
+    assert not any(said[:4])
+    assert "not one of those of the first epoch" in said[4]
+
+
+def test_a_sample_of_another_mini_epoch_is_found(root, monkeypatch):
+    slots = Sequence.slots
+
+    def strange(self, unit):
+        samples, places = slots(self, unit)
+        others = np.setdiff1d(np.arange(len(self.edges) - 1), self.groups)
+        return np.append(samples[:-1], self.edges[others[0]]), places
+
+    monkeypatch.setattr(Sequence, "slots", strange)
+    found = dsprep.audit(root / "grouped.h5", 1, 8, mini_epochs=16, repeats=1)
+    said = found.epochs[0].problems
+    assert "samples of other mini-epochs: 1" in said
+    assert "samples that never come: 1, not 0" in said
+
+
+def test_a_mini_epoch_without_a_step_is_found(root):
+    found = dsprep.audit(root / "grouped.h5", 1, 125, mini_epochs=8, remainder="drop")
+    assert {e.problems for e in found.epochs if not e.runs[0].steps} == {
+        ("not one full batch for every rank: no sample comes",)
+    }
+    assert not found.kept
+
+
+def test_mini_epochs_by_command(root):
+    good = ("audit", root / "grouped.h5", "-P", 2, "-M", 8, "-E", 2, "--mini-epochs", 4)
+    done = run(*good, "--repeats", "1, 3", "--fixed-parts")
+    assert (done.code, done.err) == (0, "")
+    assert "the same mini-epochs in every epoch" in done.out
+    assert "4 of 192 to 296 samples, each passed 1 to 3 times: 10 in all" in done.out
+    assert "in each pass once 192 to 296, never 0, more often 0" in done.out
+    assert "one mini-epoch in each of 2 epochs, and comes exactly once in each pass" in done.out
+    done = run(*good, "--remainder", "drop")
+    assert "each passed 1 time: 4 in all" in done.out
+    assert "but for 0 to 8 that a pass leaves out" in done.out
+    told = json.loads(run(*good, "--repeats", 2, "--json").out)
+    assert (told["kept"], told["mini_epochs"], told["repeats"]) == (True, 4, [2] * 8)
+    assert told["epochs"][3]["mini_epoch"] == {"number": 3, "epoch": 0, "part": 1, "turn": 1}
+    for wrong in (("--repeats", "x"), ("--repeats", "2,"), ("--repeats", 0)):
+        assert (
+            "--repeats" in fails(*good, *wrong, code=2) or "repeats is 0" in run(*good, *wrong).err
+        )
+    assert "17 mini-epochs are more" in fails(*good[:-1], 17, code=2)
+    for lonely in (("--repeats", 3), ("--fixed-parts",)):
+        assert "--mini-epochs" in fails(*good[:-2], *lonely, code=2)
 
 
 # --- broken promises: each is found --------------------------------------------------------------
@@ -246,6 +398,12 @@ IMPOSSIBLE = [
     ({"remainder": "all"}, "remainder is 'all'"),
     ({"buffers_mixed": 0}, "buffers_mixed is 0"),
     ({"resume_at": 1}, "resuming takes both"),
+    ({"mini_epochs": 0}, "mini_epochs is 0"),
+    ({"repeats": 2}, "those of mini-epochs"),
+    ({"mini_epochs": 1, "repeats": 0}, "repeats is 0"),
+    ({"mini_epochs": 1, "repeats": lambda part: 0}, r"repeats\(0\) is 0"),
+    ({"mini_epochs": 1, "repeats": dsprep.repeats.Patience()}, "decided by training"),
+    ({"mini_epochs": 1, "batch_size": 999, "remainder": "drop"}, "drop leaves nothing"),
     ({"resume_at": -1, "resume_ranks": 2}, "resume_at is -1"),
 ]
 
@@ -282,7 +440,15 @@ def test_memory_and_progress(tmp_path):
             progress=lambda done, total: told.append((done, total)),
         )  # fmt: skip
     peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
     assert peak < 3 * n + (8 << 20)
+    tracemalloc.reset_peak()
+    cut = {"buffer_size": 5_000, "mini_epochs": 6}
+    dsprep.audit(tmp_path / "many.h5", 64, 32, progress=lambda *_: told.append(_), **cut)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < n + (2 << 20)
+    assert told[-1][1] == n
+    assert all(0 < done <= total for done, total in told)
+    told = [each for each in told if each[1] > n]
     assert len(told) >= 2 * 3 * 4
     assert all(0 < done <= total == 2 * n for done, total in told)

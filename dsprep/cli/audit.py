@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,9 +11,11 @@ from dsprep.cli import options as opt
 from dsprep.cli.report import count_bar, fail, print_json, print_rows, say
 
 if TYPE_CHECKING:
-    from dsprep.verbs.audit import AuditReport, EpochAudit
+    from dsprep.verbs.audit import AuditReport
+    from dsprep.verbs.counting import EpochAudit
 
 RESUMING = "An epoch that is interrupted"
+PARTS = "Mini-epochs"
 
 EPILOG = """
 dsprep audit train.h5 --ranks 64 --batch-size 32
@@ -22,6 +25,10 @@ dsprep audit train.h5 --ranks 9216 --batch-size 4 --epochs 3 --remainder drop
 dsprep audit train.lmdb --ranks 8 --batch-size 64 -b 64MiB --buffers-mixed 4
 
 dsprep audit train.h5 -P 64 -M 32 --resume-at 100 --resume-ranks 48
+
+dsprep audit train.h5 -P 64 -M 32 --mini-epochs 8 --repeats 4
+
+dsprep audit train.h5 -P 4 -M 32 --mini-epochs 3 --repeats 2,4,6 --fixed-parts
 
 Exit status: 0 the promise is kept, 1 it is broken, or bad data, 2 wrong usage.
 """
@@ -57,8 +64,21 @@ def audit(
     buffers_mixed: int | None = opt.value(
         "K", "Groups that are shuffled together; by default those of --buffer-size.", min=1
     ),
+    mini_epochs: int | None = opt.value(
+        "NM", "Parts of each epoch; each pass of them is computed.", panel=PARTS, min=1
+    ),
+    repeats: str = opt.value(
+        "RF",
+        "Passes of each part: a number, or those of each in turn (2,4,6), of which the last one "
+        "holds for all further parts.",
+        panel=PARTS,
+        default="1",
+    ),
+    fixed_parts: bool = opt.switch(
+        "The same parts in every epoch: the Reader's recompose=False.", "--fixed-parts", panel=PARTS
+    ),
     resume_at: int | None = opt.value(
-        "STEP", "Interrupt each epoch after so many steps.", panel=RESUMING, min=0
+        "STEP", "Interrupt each epoch, or pass, after so many steps.", panel=RESUMING, min=0
     ),
     resume_ranks: int | None = opt.value(
         "N", "Continue it with so many ranks.", panel=RESUMING, min=1
@@ -74,6 +94,8 @@ def audit(
 
     if (resume_at is None) != (resume_ranks is None):
         fail("--resume-at and --resume-ranks go together", 2)
+    if mini_epochs is None and (repeats != "1" or fixed_parts):
+        fail("--repeats and --fixed-parts are of --mini-epochs", 2)
     with count_bar("audit", not json) as update:
         report = compute(
             data,
@@ -85,6 +107,9 @@ def audit(
             remainder=remainder,
             seed=seed,
             buffers_mixed=buffers_mixed,
+            mini_epochs=mini_epochs,
+            repeats=_numbers(repeats),
+            recompose=not fixed_parts,
             resume_at=resume_at,
             resume_ranks=resume_ranks,
             sidecar=sidecar,
@@ -98,6 +123,14 @@ def audit(
         raise typer.Exit(1)
 
 
+def _numbers(text: str) -> int | tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and len(word) < 10 for word in words):
+        fail(f"--repeats is {text!r}; expected numbers such as 4, or 2,4,6", 2)
+    found = tuple(map(int, words))
+    return found if len(found) > 1 else found[0]
+
+
 def print_report(report: AuditReport) -> None:
     """Print what was found for a person."""
     from dsprep.writing.plan import show_nbytes
@@ -107,6 +140,8 @@ def print_report(report: AuditReport) -> None:
     order = f"shuffle {report.shuffle}, seed {report.seed}, remainder {report.remainder}"
     if report.mixed > 1:
         order += f", {report.mixed} {word}s mixed"
+    if report.mini_epochs is not None and not report.recompose:
+        order += ", the same mini-epochs in every epoch"
     if report.resume:
         order += f", continued on {report.resume[1]} ranks after step {report.resume[0]}"
     largest = max(e.largest_unit for e in report.epochs)
@@ -121,52 +156,98 @@ def print_report(report: AuditReport) -> None:
             ),
         ]
     )
-    for epoch in report.epochs:
-        say(f"epoch {epoch.epoch}")
-        print_rows(_rows(epoch, word, report.batch_size))
+    for number, passes in _by_epoch(report).items():
+        say(f"epoch {number}")
+        print_rows(_rows(report, number, passes, word))
     broken = [e for e in report.epochs if e.problems]
     for epoch in broken:
         for problem in epoch.problems:
-            say(f"broken: epoch {epoch.epoch}: {problem}")
+            say(f"broken: {_name(epoch)}: {problem}")
     say(_verdict(report) if not broken else "The promise is broken.")
 
 
-def _rows(epoch: EpochAudit, word: str, batch_size: int) -> list[tuple[str, str]]:
-    rows = [
-        ("  delivered", f"once {epoch.once:,}, never {epoch.never:,}, more often {epoch.more:,}")
-    ]
-    for run in epoch.runs:
-        batches = f"{run.full:,} full batch{'es' * (run.full != 1)} of {batch_size}"
-        if run.short or run.empty:
-            batches += f", {run.short:,} shorter, {run.empty:,} empty"
-        samples = f"{run.least:,}" if run.least == run.most else f"{run.least:,} to {run.most:,}"
-        steps = f"{run.steps:,} step{'s' * (run.steps != 1)}"
-        each = f"{steps} and {samples} samples each; {batches}"
-        rows.append((f"  {run.ranks:,} rank{'s' * (run.ranks != 1)}", each))
-    units = f"{epoch.units:,}, the largest of {epoch.largest_unit:,} samples"
-    if epoch.shared_groups is not None:
-        units += f"; {epoch.shared_groups:,} {word}s read by more than one rank, each its part"
+def _by_epoch(report: AuditReport) -> dict[int, list[EpochAudit]]:
+    """Return the passes of each epoch; without mini-epochs that is one."""
+    found: dict[int, list[EpochAudit]] = {}
+    for each in report.epochs:
+        number = each.epoch if each.mini_epoch is None else each.mini_epoch.epoch
+        found.setdefault(number, []).append(each)
+    return found
+
+
+def _name(epoch: EpochAudit) -> str:
+    which = epoch.mini_epoch
+    if which is None:
+        return f"epoch {epoch.epoch}"
+    return f"epoch {which.epoch}, mini-epoch {which.part}, pass {which.turn}"
+
+
+def _rows(
+    report: AuditReport, number: int, passes: list[EpochAudit], word: str
+) -> list[tuple[str, str]]:
+    rows = []
+    nm = report.mini_epochs
+    if nm is not None:
+        sizes = _range([e.never + e.once + e.more for e in passes])
+        repeats = _range(report.repeats[number * nm : (number + 1) * nm])
+        text = f"{nm:,} of {sizes} samples, each passed {repeats} time{'s' * (repeats != '1')}"
+        rows.append(("  mini-epochs", f"{text}: {len(passes):,} in all"))
+    names = (("once", "once"), ("never", "never"), ("more often", "more"))
+    times = ", ".join(f"{text} {_range([getattr(e, n) for e in passes])}" for text, n in names)
+    rows.append(("  delivered", f"{'in each pass ' * (nm is not None)}{times}"))
+    for runs in zip(*(e.runs for e in passes), strict=True):
+        full = _range([r.full for r in runs])
+        batches = f"{full} full batch{'es' * (full != '1')} of {report.batch_size}"
+        if any(r.short or r.empty for r in runs):
+            short, empty = (_range([getattr(r, n) for r in runs]) for n in ("short", "empty"))
+            batches += f", {short} shorter, {empty} empty"
+        samples = _range([n for r in runs for n in (r.least, r.most)])
+        steps = _range([r.steps for r in runs])
+        each = f"{steps} step{'s' * (steps != '1')} and {samples} samples each; {batches}"
+        ranks = runs[0].ranks
+        rows.append((f"  {ranks:,} rank{'s' * (ranks != 1)}", each))
+    units = f"{_range([e.units for e in passes])}, the largest of "
+    units += f"{max(e.largest_unit for e in passes):,} samples"
+    shared = [e.shared_groups for e in passes if e.shared_groups is not None]
+    if shared:
+        units += f"; {_range(shared)} {word}s read by more than one rank, each its part"
     return [*rows, ("  units", units)]
 
 
+def _range(numbers: Sequence[int]) -> str:
+    """Return numbers by the least and the largest of them."""
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
 def _verdict(report: AuditReport) -> str:
-    every = f"in {'each of ' * (len(report.epochs) > 1)}{len(report.epochs)} epoch"
-    every += "s" * (len(report.epochs) > 1)
-    never = report.epochs[0].never
-    repeats = report.epochs[0].repeats
-    text = f"Every sample comes exactly once {every}"
-    if report.remainder == "drop" and never:
-        text = f"{report.samples - never:,} samples come exactly once {every}, {never:,} not at all"
-    if report.remainder == "pad" and repeats:
-        text += f", and {repeats:,} repeats fill up the last batches"
+    epochs = len(_by_epoch(report))
+    every = f"in {'each of ' * (epochs > 1)}{epochs} epoch{'s' * (epochs > 1)}"
+    never = _range([e.never for e in report.epochs])
+    repeats = _range([e.repeats for e in report.epochs])
+    if report.mini_epochs is not None:
+        text = (
+            f"Every sample is in one mini-epoch {every}, and comes exactly once in each pass of it"
+        )
+        if report.remainder == "drop" and never != "0":
+            text += f", but for {never} that a pass leaves out"
+    elif report.remainder == "drop" and never != "0":
+        left = report.samples - report.epochs[0].never
+        text = f"{left:,} samples come exactly once {every}, {never} not at all"
+    else:
+        text = f"Every sample comes exactly once {every}"
+    if report.remainder == "pad" and repeats != "0":
+        text += f", and {repeats} repeats fill up the last batches"
     return f"{text}; all ranks take the same number of steps."
 
 
 def report_json(report: AuditReport) -> dict[str, Any]:
     """Return what was found for other programs."""
+    from dataclasses import asdict
+
     found = {**vars(report), "kept": report.kept}
     found["largest_unit_nbytes"] = report.largest_unit_nbytes
-    found["epochs"] = [{**vars(e), "runs": [vars(r) for r in e.runs]} for e in report.epochs]
+    found["epochs"] = [asdict(e) for e in report.epochs]
     if report.resume:
         found["resume"] = {"step": report.resume[0], "ranks": report.resume[1]}
     return found

@@ -92,6 +92,8 @@ class Sequence:
 
     Attributes
     ----------
+    groups
+        int64, shape ``(n,)``: the groups in their order; None: all, as stored.
     ends
         int64, shape ``(n + 1,)``: the positions at which groups begin and end.
     """
@@ -109,7 +111,7 @@ class Sequence:
         self.seed, self.epoch = seed, epoch
         if groups is None and shuffle == "group" and len(edges) > 2:
             groups = Permutation(derive(seed, epoch, "groups"), len(edges) - 1).all()
-        self._groups = groups
+        self.groups = groups
         self.ends = edges if groups is None else packed(np.diff(edges)[groups])
 
     def __len__(self) -> int:
@@ -123,16 +125,16 @@ class Sequence:
         """Return which samples are at the positions ``start <= i < stop``."""
         if self.shuffle == "global":
             return self._numbers(self._samples.forward(np.arange(start, stop, dtype=np.int64)))
-        if self._groups is None:
+        if self.groups is None:
             return np.arange(start, stop, dtype=np.int64)
         first, last = np.searchsorted(self.ends, (start, stop - 1), "right").tolist()
         if first == last:
             count = stop - start
-            start += int(self.edges[self._groups[first - 1]] - self.ends[first - 1])
+            start += int(self.edges[self.groups[first - 1]] - self.ends[first - 1])
             return np.arange(start, start + count, dtype=np.int64)
         ends = self.ends[first - 1 : last + 1]
         low = np.maximum(ends[:-1], start)
-        inside = low - ends[:-1] + self.edges[self._groups[first - 1 : last]]
+        inside = low - ends[:-1] + self.edges[self.groups[first - 1 : last]]
         return ranges(inside, np.minimum(ends[1:], stop) - low)
 
     def groups_at(self, start: int, stop: int) -> Ints:
@@ -148,10 +150,10 @@ class Sequence:
 
     def _numbers(self, positions: Ints) -> Ints:
         """Return which samples are at any positions, before they are shuffled."""
-        if self._groups is None:
+        if self.groups is None:
             return positions
         found = np.searchsorted(self.ends, positions, "right") - 1
-        return self.edges[self._groups[found]] + positions - self.ends[found]
+        return self.edges[self.groups[found]] + positions - self.ends[found]
 
     def units(self, span: Span) -> Iterator[Span]:
         """Cut a span where units end: yield fixed spans that hold its samples."""
