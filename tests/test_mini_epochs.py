@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
+import threading
 from dataclasses import astuple
 from itertools import islice
 
@@ -15,20 +17,33 @@ from hypothesis import strategies as st
 
 import dsprep
 from dsprep.errors import FormatError, UsageError
-from dsprep.reader.mini_epochs import MiniEpochs
-from dsprep.reader.order import REMAINDERS, SHUFFLES, Assignment, Start
+from dsprep.reader.mini_epochs import MiniEpochs, Schedule
+from dsprep.reader.order import REMAINDERS, SHUFFLES, Assignment, Epoch, Stage, Start
 from dsprep.repeats import Bollinger, Patience
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=16)
+
+
+def again_and_again(numbers):
+    """A schedule, as a function."""
+    return Schedule(lambda part: numbers[part % len(numbers)])
+
+
+def passes_of(mini, part):
+    """How often a part is passed, the parts counted over all epochs."""
+    if isinstance(mini.repeats, Schedule):
+        return mini.repeats.known(part + 1)[part]
+    return mini.repeats[min(part, len(mini.repeats) - 1)]
 
 
 @st.composite
 def assignments(draw):
     sizes = draw(SIZES)
     edges = np.array([0, *itertools.accumulate(sizes)], np.int64)
+    kind = draw(st.sampled_from([tuple, again_and_again]))
     mini = MiniEpochs(
         parts=draw(st.integers(1, len(sizes))),
-        repeats=tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))),
+        repeats=kind(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))),
         recompose=draw(st.booleans()),
         pools=draw(st.integers(1, 4)),
     )
@@ -78,8 +93,7 @@ def test_every_sample_comes_in_one_part_as_often_as_it_is_repeated(order, epoch)
         assert np.isin(parts[found], (-1, which.part)).all()
         parts[found] = which.part
         times[found] += 1
-    repeats = mini.repeats
-    rf = [repeats[min(epoch * mini.parts + m, len(repeats) - 1)] for m in range(mini.parts)]
+    rf = [passes_of(mini, epoch * mini.parts + m) for m in range(mini.parts)]
     assert mini.first(epoch + 1) - mini.first(epoch) == sum(rf)
     if order.remainder != "drop":
         assert times.tolist() == [rf[p] for p in parts]
@@ -94,11 +108,52 @@ def test_the_numbers_of_passes(order):
         (epoch, part, turn)
         for epoch in range(3)
         for part in range(mini.parts)
-        for turn in range(
-            mini.repeats[min(epoch * mini.parts + part, len(mini.repeats) - 1)],
-        )
+        for turn in range(passes_of(mini, epoch * mini.parts + part))
     ]
     assert [(p.epoch, p.part, p.turn) for p in found] == expected
+
+
+STAGES = st.lists(
+    st.builds(Stage, st.integers(1, 6), st.integers(1, 6), st.integers(0, 5)), max_size=3
+)
+
+
+@settings(max_examples=100)
+@given(assignments(), st.integers(0, 12), STAGES)
+def test_a_pass_continues_on_other_ranks(order, number, stages):
+    """After any steps of any numbers of ranks and sizes of batches: the part, each sample once."""
+    sequence, done = order.sequence(number), []
+    part = sorted(np.concatenate([sequence.samples(0, len(sequence))]).tolist())
+    for i, stage in enumerate(stages):
+        epoch = Epoch(sequence, tuple(stages[:i]), order.remainder)
+        for rank in range(stage.world_size):
+            share = epoch.share(stage.world_size, rank, stage.batch_size)
+            done += own(epoch, share, share.delivered(min(stage.steps, share.steps)))
+    steps, sizes = set(), set()
+    for rank in range(order.world_size):
+        leg = order.leg(rank, Start(number, tuple(stages), 0, 1))
+        steps.add(leg.stop - leg.first)
+        sizes |= set(np.diff([leg.share.delivered(s) for s in range(leg.stop + 1)]).tolist())
+        done += own(leg.epoch, leg.share, leg.share.count)
+    assert len(steps) == 1
+    if order.remainder == "drop":
+        lacking = len(leg.epoch) % (order.world_size * order.batch_size)
+        assert len(set(done)) == len(done) == len(part) - lacking
+        assert set(done) <= set(part)
+    else:
+        assert sorted(done) == part
+    if order.remainder != "ragged":
+        assert sizes <= {order.batch_size}
+
+
+def own(epoch, share, count):
+    """The first of the samples that a rank delivers, but for those that fill up batches."""
+    found, count = [], min(count, share.own)
+    for unit in epoch.units(share):
+        if len(found) < count:
+            samples, slots = epoch.sequence.slots(unit)
+            found += samples[np.argsort(slots)].tolist()
+    return found[:count]
 
 
 def fixed(parts=4, repeats=(3,), groups=40, **others):
@@ -230,6 +285,98 @@ def test_another_cut_does_not_continue(data):
             pytest.raises(UsageError, match="another"),
         ):
             reader.load_state_dict(state)
+
+
+# --- a schedule ------------------------------------------------------------------------------
+
+
+def rising(part):
+    return 1 + part // 2
+
+
+def test_a_schedule(data):
+    """It is that of the numbers that it gives, each of which is asked for once, when needed."""
+    asked = []
+
+    def noted(part):
+        asked.append(part)
+        return rising(part)
+
+    options = {"batch_size": 7, "mini_epochs": 3, "epochs": 2, "seed": 4}
+    with dsprep.Reader(data, repeats=[1, 1, 2, 2, 3, 3, 4, 4], **options) as reader:
+        expected = passes(reader, 14)
+    with dsprep.Reader(data, repeats=noted, **options) as reader:
+        assert passes(reader, 12) == expected[:12]
+        assert astuple(reader.mini_epoch) == (12, 2, 0, 0)
+        assert passes(reader, 2) == expected[12:]
+        reader.set_epoch(2)
+        assert passes(reader, 2) == expected[2:4]
+        assert asked == list(range(7))
+        assert reader.repeats is noted
+
+
+def test_a_schedule_can_be_pickled(data):
+    with dsprep.Reader(data, batch_size=7, mini_epochs=3, repeats=rising) as reader:
+        passes(reader, 3)
+        loop = iter(reader)
+        next(loop)
+        with pickle.loads(pickle.dumps(reader)) as copy:
+            assert astuple(copy.mini_epoch) == (3, 0, 2, 1)
+            assert passes(copy, 2) == [
+                [x for b in loop for x in b["x"].tolist()],
+                *passes(reader, 1),
+            ]
+
+
+def test_another_schedule_does_not_continue(data):
+    """Unless what it gives is the same for all passes so far, and for the first epoch."""
+    options = {"batch_size": 7, "mini_epochs": 2}
+    with dsprep.Reader(data, repeats=rising, **options) as reader:
+        state = {}
+        for number in (0, 5):
+            reader.set_epoch(number)
+            state[number] = reader.state_dict()
+    for other, right in (
+        (lambda part: 1 + part // 2, (0, 5)),
+        (lambda part: 1 + part // 2 + (part > 3), (0, 5)),
+        (lambda part: 1 + part // 2 + (part == 2), (0,)),
+        (lambda part: 1 + part // 2 + (part == 1), ()),
+        ((1, 1, 2, 2), ()),
+        (1, ()),
+    ):
+        with dsprep.Reader(data, repeats=other, **options) as reader:
+            for number, saved in state.items():
+                if number in right:
+                    reader.load_state_dict(json.loads(json.dumps(saved)))
+                    assert reader.epoch == number
+                else:
+                    with pytest.raises(UsageError, match="another mini_epochs"):
+                        reader.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda part: 0, r"repeats\(0\) is 0"),
+        (lambda part: 2.5, r"repeats\(0\) is 2.5"),
+        (lambda part: 2 - part, r"repeats\(2\) is 0"),
+        (lambda: 2, r"repeats\(0\) failed: TypeError"),
+        ([4, 3, 2].__getitem__, r"repeats\(3\) failed: IndexError"),
+    ],
+)
+def test_functions_that_make_no_sense(data, wrong, said):
+    with pytest.raises(UsageError, match=said):
+        dsprep.Reader(data, 7, mini_epochs=2, repeats=wrong, epochs=2)
+
+
+def test_passes_that_are_too_many_to_count(data):
+    with dsprep.Reader(data, 7, mini_epochs=2, repeats=rising, epochs=None) as reader:
+        reader.set_epoch(1 << 60)
+        with pytest.raises(UsageError, match="mini-epochs are needed"):
+            next(iter(reader))
+        assert not [t for t in threading.enumerate() if t.name.startswith("dsprep-")]
+        reader.set_epoch(0)
+        assert len(passes(reader, 1)[0]) == 200
 
 
 # --- repeats that adapt ----------------------------------------------------------------------

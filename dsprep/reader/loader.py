@@ -454,7 +454,11 @@ class Reader(ReaderOptions):
             source = self._node.begin(start, legs, self._ledger, self._pipeline)
         else:
             source = self._pipeline(legs)
-        return Steps(source, legs, self._ledger)
+        try:
+            return Steps(source, legs, self._ledger)
+        except BaseException:  # a function that gives repeats may fail
+            source.close()
+            raise
 
     def __iter__(self) -> Batches:
         """Return the batches of the next epoch, or of what is left of it."""

@@ -23,7 +23,7 @@ from dsprep.core.pread import packed
 from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
 
-MOST = 1 << 20
+MOST = 1 << 18
 """Parts of a training at most, where each has repeats of its own."""
 
 
