@@ -132,6 +132,7 @@ def test_every_pass_of_mini_epochs(root, shuffle, remainder, resume):
     found = dsprep.audit(
         root / "grouped.h5", 2, 8, epochs=2, shuffle=shuffle, remainder=remainder,
         buffer_size=50, mini_epochs=4, repeats=(1, 3, 2), recompose=remainder != "pad",
+        pools=1 + (remainder == "ragged"),
         resume_at=at, resume_ranks=ranks,
     )  # fmt: skip
     assert found.kept, [e.problems for e in found.epochs]
@@ -213,6 +214,14 @@ def test_a_pass_of_other_samples_is_found(root, monkeypatch):
     assert "not those of the first pass" in said[0, 2, 1]
 
 
+def test_a_group_that_leaves_its_pool_is_found(root, monkeypatch):
+    said = wrong_parts(
+        root, monkeypatch, lambda which, g: g[::-1] if which.turn else g, pools=2, epochs=2
+    )
+    assert said.keys() == {(epoch, part, 1) for epoch in range(2) for part in range(4)}
+    assert "not in the pool" in said[0, 0, 1]
+
+
 def test_parts_that_are_not_fixed_are_found(root, monkeypatch):
     real = MiniEpochs.groups
 
@@ -259,6 +268,7 @@ def test_mini_epochs_by_command(root):
     assert "one mini-epoch in each of 2 epochs, and comes exactly once in each pass" in done.out
     done = run(*good, "--remainder", "drop")
     assert "each passed 1 time: 4 in all" in done.out
+    assert "samples in 2 pools, each" in run(*good, "--pools", 2).out
     assert "but for 0 to 8 that a pass leaves out" in done.out
     told = json.loads(run(*good, "--repeats", 2, "--json").out)
     assert (told["kept"], told["mini_epochs"], told["repeats"]) == (True, 4, [2] * 8)
@@ -268,7 +278,7 @@ def test_mini_epochs_by_command(root):
             "--repeats" in fails(*good, *wrong, code=2) or "repeats is 0" in run(*good, *wrong).err
         )
     assert "17 mini-epochs are more" in fails(*good[:-1], 17, code=2)
-    for lonely in (("--repeats", 3), ("--fixed-parts",)):
+    for lonely in (("--repeats", 3), ("--fixed-parts",), ("--pools", 2)):
         assert "--mini-epochs" in fails(*good[:-2], *lonely, code=2)
 
 
@@ -400,6 +410,7 @@ IMPOSSIBLE = [
     ({"resume_at": 1}, "resuming takes both"),
     ({"mini_epochs": 0}, "mini_epochs is 0"),
     ({"repeats": 2}, "those of mini-epochs"),
+    ({"pools": 2}, "those of mini-epochs"),
     ({"mini_epochs": 1, "repeats": 0}, "repeats is 0"),
     ({"mini_epochs": 1, "repeats": lambda part: 0}, r"repeats\(0\) is 0"),
     ({"mini_epochs": 1, "repeats": dsprep.repeats.Patience()}, "decided by training"),

@@ -77,6 +77,9 @@ def audit(
     fixed_parts: bool = opt.switch(
         "The same parts in every epoch: the Reader's recompose=False.", "--fixed-parts", panel=PARTS
     ),
+    pools: int = opt.value(
+        "N", "Caches among which a part is divided, as the Reader's.", panel=PARTS, default=1, min=1
+    ),
     resume_at: int | None = opt.value(
         "STEP", "Interrupt each epoch, or pass, after so many steps.", panel=RESUMING, min=0
     ),
@@ -94,8 +97,8 @@ def audit(
 
     if (resume_at is None) != (resume_ranks is None):
         fail("--resume-at and --resume-ranks go together", 2)
-    if mini_epochs is None and (repeats != "1" or fixed_parts):
-        fail("--repeats and --fixed-parts are of --mini-epochs", 2)
+    if mini_epochs is None and (repeats != "1" or fixed_parts or pools > 1):
+        fail("--repeats, --fixed-parts and --pools are those of --mini-epochs", 2)
     with count_bar("audit", not json) as update:
         report = compute(
             data,
@@ -110,6 +113,7 @@ def audit(
             mini_epochs=mini_epochs,
             repeats=_numbers(repeats),
             recompose=not fixed_parts,
+            pools=pools,
             resume_at=resume_at,
             resume_ranks=resume_ranks,
             sidecar=sidecar,
@@ -190,7 +194,10 @@ def _rows(
     if nm is not None:
         sizes = _range([e.never + e.once + e.more for e in passes])
         repeats = _range(report.repeats[number * nm : (number + 1) * nm])
-        text = f"{nm:,} of {sizes} samples, each passed {repeats} time{'s' * (repeats != '1')}"
+        pools = f" in {report.pools:,} pools" * (report.pools > 1)
+        text = (
+            f"{nm:,} of {sizes} samples{pools}, each passed {repeats} time{'s' * (repeats != '1')}"
+        )
         rows.append(("  mini-epochs", f"{text}: {len(passes):,} in all"))
     names = (("once", "once"), ("never", "never"), ("more often", "more"))
     times = ", ".join(f"{text} {_range([getattr(e, n) for e in passes])}" for text, n in names)

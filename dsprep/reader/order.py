@@ -146,7 +146,7 @@ class Sequence:
             return np.zeros(0, np.int64)
         low, high = np.searchsorted(self.ends, (start, stop - 1), "right").tolist()
         found = np.arange(low - 1, high, dtype=np.int64)
-        return found if self._groups is None else self._groups[found]
+        return found if self.groups is None else self.groups[found]
 
     def _numbers(self, positions: Ints) -> Ints:
         """Return which samples are at any positions, before they are shuffled."""

@@ -3,8 +3,8 @@
 Nothing is read but the sidecar. What is counted comes from the functions from which `Reader`
 takes its order, unit by unit: which samples a unit delivers, and that each of its slots in the
 order is taken once. Of mini-epochs that is done for each pass, and these are compared: every
-sample is in one part of each epoch, and in all passes of it. Memory is a byte per sample and a few
-per group.
+sample is in one part of each epoch, in all passes of it, and in the same pool. Memory is a byte
+per sample and a few per group.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class AuditReport:
         Passes of each part, of one epoch after another.
     recompose
         Whether every epoch draws its parts anew.
+    pools
+        Caches among which a part is divided.
     epochs
         One after another; with mini-epochs their passes.
     """
@@ -69,6 +71,7 @@ class AuditReport:
     mini_epochs: int | None
     repeats: tuple[int, ...]
     recompose: bool
+    pools: int
     epochs: tuple[EpochAudit, ...]
 
     @property
@@ -96,6 +99,7 @@ def audit(
     mini_epochs: int | None = None,
     repeats: Repeats = 1,
     recompose: bool = True,
+    pools: int = 1,
     fields: tuple[str, ...] = (),
     resume_at: int | None = None,
     resume_ranks: int | None = None,
@@ -112,7 +116,7 @@ def audit(
         Processes that read.
     batch_size, epochs, buffer_size, shuffle, seed, buffers_mixed, fields
         As for `Reader`.
-    mini_epochs, repeats, recompose
+    mini_epochs, repeats, recompose, pools
         As for `Reader`; of repeats that adapt those that were decided, see `dsprep.repeats.Replay`.
     remainder
         ``"drop"``, ``"pad"`` or ``"ragged"``: ``drop_last=True``, ``pad=True`` and neither.
@@ -142,13 +146,14 @@ def audit(
         "epochs": (epochs, 1),
         "buffers_mixed": (buffers_mixed, 1),
         "mini_epochs": (mini_epochs, 1),
+        "pools": (pools, 1),
         "resume_at": (resume_at, 0),
         "resume_ranks": (resume_ranks, 1),
     }
     _check(numbers, shuffle, remainder)
     found = _known(repeats)
-    if mini_epochs is None and found != 1:
-        raise UsageError("repeats are those of mini-epochs", fix="give mini_epochs, too")
+    if mini_epochs is None and (found != 1 or pools != 1):
+        raise UsageError("repeats and pools are those of mini-epochs", fix="give mini_epochs, too")
     with Sidecar.open(path) if sidecar is None else Sidecar.open(sidecar, path) as opened:
         schema = Schema(tuple(opened.schema[n] for n in fields or opened.schema.names))
         edges, mixed = cut_units(opened, schema, shuffle, buffer_size, buffers_mixed)
@@ -156,7 +161,7 @@ def audit(
         nbytes, dataset = sample_nbytes(opened, schema), opened.dataset
     mini = None
     if mini_epochs is not None:
-        mini = cut_epochs(mini_epochs, found, recompose, edges)
+        mini = cut_epochs(mini_epochs, found, recompose, edges, pools)
     order = Assignment(edges, shuffle, seed, mixed, remainder, ranks, batch_size, mini)
     _check_drop(order)
     return AuditReport(
@@ -174,6 +179,7 @@ def audit(
         mini_epochs,
         () if mini is None else _repeats(mini, epochs),
         recompose,
+        pools,
         tuple(_counted(order, epochs, resume_at, resume_ranks, progress)),
     )
 
@@ -186,10 +192,10 @@ def _counted(
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[EpochAudit]:
     """Yield what comes in each epoch, or in each pass of its mini-epochs."""
-    mini, edges, n, done = order.mini, order.edges, int(order.edges[-1]), 0
+    mini, n, done = order.mini, int(order.edges[-1]), 0
     count = epochs if mini is None else mini.first(epochs)
     total = n * count // (1 if mini is None else mini.parts)
-    parts = None if mini is None else Parts(edges, mini.parts, not mini.recompose)
+    parts = None if mini is None else Parts(order, mini)
     for number in range(count):
         sequence, which, problems = order.sequence(number), None, list[str]()
         if mini is not None and parts is not None and sequence.groups is not None:
@@ -235,7 +241,7 @@ def _check_drop(order: Assignment) -> None:
 def _check(numbers: Mapping[str, tuple[int | None, int]], shuffle: str, remainder: str) -> None:
     """Raise `UsageError` for a number, None: not given, that is below its least, or a word."""
     for name, (value, low) in numbers.items():
-        if value is not None or name in ("ranks", "batch_size", "epochs"):
+        if value is not None or name in ("ranks", "batch_size", "epochs", "pools"):
             at_least(name, value, low)
     for name, word, known in (("shuffle", shuffle, SHUFFLES), ("remainder", remainder, REMAINDERS)):
         if word not in known:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from dsprep.core.schema import Array, Ints
-from dsprep.reader.mini_epochs import Pass
-from dsprep.reader.order import Epoch, Remainder, Sequence, Share, Span, Stage
+from dsprep.reader.mini_epochs import MiniEpochs, Pass
+from dsprep.reader.order import Assignment, Epoch, Remainder, Sequence, Share, Span, Stage
 
 _STEPS = 1 << 20  # of which the sizes of batches are counted at a time
 _SEEN = 1 << 20  # samples that are looked at a time
@@ -272,22 +273,19 @@ class Counter:
 
 
 class Parts:
-    """Compares mini-epochs with each other: every group is in one of each epoch, in all its passes.
+    """Compares mini-epochs: every group is in one of each epoch, in all its passes, in one pool.
 
     Parameters
     ----------
-    edges
-        int64, shape ``(groups + 1,)``: where groups begin, and the number of samples.
-    parts
-        Mini-epochs of an epoch.
-    fixed
-        Whether they are the same in every epoch.
+    order, mini
+        How samples are ordered, and epochs cut.
     """
 
-    def __init__(self, edges: Ints, parts: int, fixed: bool) -> None:
-        self._edges, self._parts, self._fixed = edges, parts, fixed
-        self._home = np.full(len(edges) - 1, -1, np.int64)  # the part that has a group
+    def __init__(self, order: Assignment, mini: MiniEpochs) -> None:
+        self._order, self._mini = order, mini
+        self._home = np.full(len(order.edges) - 1, -1, np.int64)  # the part that has a group
         self._first: Ints | None = None  # the same, of the first epoch
+        self._pools: list[Ints] = []  # the groups of the pools of a part
 
     def problems(self, which: Pass, groups: Ints, last: bool) -> list[str]:
         """Return what is wrong with the groups of a pass, the `last` one of its part or not."""
@@ -299,20 +297,32 @@ class Parts:
             if shared or len(np.unique(groups)) < len(groups):
                 found.append("groups come twice, or are in an earlier mini-epoch as well")
             self._home[groups] = which.part
+            self._pools = self._drawn(which)
         own = np.flatnonzero(self._home == which.part)
         if not np.array_equal(own, np.sort(groups)):
             found.append("the groups are not those of the first pass of the mini-epoch")
-        if self._first is not None and self._fixed:
+        ends = np.cumsum([len(pool) for pool in self._pools])
+        parts = np.split(groups, ends[:-1])
+        if not all(map(np.array_equal, map(np.sort, parts), self._pools)):
+            found.append("groups are not in the pool in which they are in all passes")
+        if self._first is not None and not self._mini.recompose:
             before = self._first[groups]
             if len(groups) and not np.array_equal(np.flatnonzero(self._first == before[0]), own):
                 found.append("the mini-epoch is not one of those of the first epoch")
-        if last and which.part == self._parts - 1:
-            lost = int(np.diff(self._edges)[self._home < 0].sum())
+        if last and which.part == self._mini.parts - 1:
+            lost = int(np.diff(self._order.edges)[self._home < 0].sum())
             if lost:
                 found.append(f"samples that are in no mini-epoch of this epoch: {lost:,}")
             if self._first is None:
                 self._first = self._home.copy()
         return found
+
+    def _drawn(self, which: Pass) -> list[Ints]:
+        """Return the groups of the pools of a part, if there are several."""
+        order, mini, shuffled = self._order, self._mini, self._order.shuffle != "none"
+        numbers = range(mini.pools if mini.pools > 1 and shuffled else 0)
+        draw = partial(mini.pool, order.edges, order.seed, which, shuffled=shuffled)
+        return [draw(number) for number in numbers]
 
 
 def _slices(sequence: Sequence) -> Iterator[slice]:
