@@ -18,6 +18,7 @@ copy that is not `synced` and was made before the last start is worthless, and r
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -181,10 +182,14 @@ class Copy:
                 found = cls(path)
                 if found.facts == facts:
                     return found
+                problem = "it is a copy of something else"
                 found.close()
-            except (ValueError, KeyError, TypeError):
-                pass
-            remove(path)
+            except (ValueError, KeyError, TypeError) as error:
+                problem = str(error)
+            if not remove_unused(path):
+                raise OSError(
+                    errno.EBUSY, f"it is used by another process or node: {problem}", path
+                )
         made = root / f".{facts.name}.{os.getpid()}.dsprep-partial"
         remove(made)
         made.mkdir()

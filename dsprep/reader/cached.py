@@ -77,7 +77,7 @@ class Staged:
 
     def __init__(self, copy: Copy, sidecar: Sidecar, fail: Callable[[BaseException], None]) -> None:
         self.copy, self.sidecar, self._fail = copy, sidecar.through(copy.file), fail
-        self.failed = self._whole = False
+        self.failed = self.is_whole = False
         self.new = True  # nothing was asked for
 
     def fail(self, error: BaseException) -> None:
@@ -101,11 +101,10 @@ class Staged:
         index = None if self.failed else self.copy.index(pieces)
         if index is None:
             return False
-        if self._whole or bool((self.copy.states_at(index) == READY).all()):
+        if bool((self.copy.states_at(index) == READY).all()):
+            self.is_whole = self.is_whole or bool((self.copy.states() == READY).all())
             return True
-        states = self.copy.states()
-        self._whole = bool((states == READY).all())
-        return self._whole or (patient and self._arrived(index, stopped))
+        return patient and self._arrived(index, stopped)
 
     def _arrived(self, index: Ints, stopped: Callable[[], bool]) -> bool:
         """Wait until pieces are there; return whether they are."""
@@ -144,15 +143,18 @@ class Reading:
     """
 
     def __init__(
-        self, pieces: Pieces, current: Staged | None, coming: Staged | None, patient: bool
+        self, pieces: Pieces, order: Assignment, current: Staged | None, coming: Staged | None
     ) -> None:
         self.current, self.coming = current, coming
-        self._pieces, self._patient = pieces, patient
+        self._pieces, self._patient = pieces, order.shuffle != "global"
+        self._all = order.mini is None or order.mini.pools == 1  # of the pass is in its copy
 
     def find(self, samples: Ints, stopped: Callable[[], bool]) -> tuple[Staged | None, float]:
         """Return the copy from which samples are read, None: the dataset; and seconds waited."""
         if self.current is None or not len(samples):
             return None, 0.0
+        if self._all and self.current.is_whole and not self.current.failed:
+            return self.current, 0.0
         began = time.perf_counter()
         pieces = self._pieces.of(samples)
         try:
@@ -213,8 +215,7 @@ class ReaderCache:
             except (OSError, DsprepError, ValueError, KeyError, TypeError) as error:
                 self._note(error)
             current, coming = [*staged, None, None][:2]
-            patient = self._order.shuffle != "global"
-            found = Reading(self._pieces, current, coming, patient)
+            found = Reading(self._pieces, self._order, current, coming)
             before = self._last.get(leg.rank)
             self._last[leg.rank] = found
             self._readings.add(found)

@@ -253,8 +253,8 @@ class Pipeline:
         if self._reading is None:
             return None
         found, waited = self._reading.find(samples, lambda: self.closed)
-        hit = {} if found is None else {"cache_units": 1}
-        self._ledger.add(leg.number, stall_seconds=waited, **hit)
+        if waited:
+            self._ledger.add(leg.number, stall_seconds=waited)
         return found
 
     def _planned_fill(self, fill: Fill) -> Fill:
@@ -338,6 +338,7 @@ class Pipeline:
             nbytes=nbytes,
             cache_nbytes=copied,
             units=int(last),
+            cache_units=int(last and fill.tier is not None and not fill.tier.failed),
             io_seconds=time.perf_counter() - began,
         )
 
