@@ -460,6 +460,25 @@ def test_repeats_adapt_and_can_be_replayed(data, tmp_path):
             reader.report(loss=1.0)
 
 
+def test_a_mini_epoch_is_not_over_before_the_next_one_is_staged(data, tmp_path):
+    class Always:
+        def enough(self, reports):
+            return True
+
+    nbytes = data.stat().st_size
+    options = {"cache": tmp_path / "cache", "cache_bandwidth": 2 * nbytes}
+    with dsprep.Reader(data, 7, mini_epochs=2, repeats=Always(), **options) as reader:
+        numbers = 1
+        list(reader)
+        while not reader.report(loss=1.0):
+            numbers += 1
+            list(reader)
+        assert numbers > 1  # a quarter of a second for the other half
+        list(reader)
+        assert reader.stats[-1].cache_nbytes == reader.stats[-1].nbytes
+        assert reader.stats[-1].stall_seconds < 0.1
+
+
 def test_decisions_are_part_of_the_state(data):
     options = {"batch_size": 7, "mini_epochs": 3, "seed": 2}
     with dsprep.Reader(data, repeats=Scripted(1, 3, 1), **options) as reader:

@@ -36,8 +36,10 @@ class Adaptive:
         """Passes of which metrics were reported."""
         return sum(self.decided) + len(self.reports)
 
-    def report(self, metrics: Mapping[str, Any]) -> bool:
+    def report(self, metrics: Mapping[str, Any], ready: bool = True) -> bool:
         """Take the metrics of a pass; return whether it was the last one of its mini-epoch.
+
+        It is not unless rank 0 has the next one `ready`.
 
         Raises `UsageError` if rank 0 cannot decide by its metrics, or cannot be heard.
         """
@@ -46,7 +48,7 @@ class Adaptive:
         if self._place.rank == 0:
             try:
                 report = {name: _number(name, value) for name, value in metrics.items()}
-                said = report, bool(self._policy.enough([*self.reports, report]))
+                said = report, ready and bool(self._policy.enough([*self.reports, report]))
             except Exception as error:
                 said, failure = f"{type(error).__name__}: {error}", error
         told = self._told(said)

@@ -301,6 +301,12 @@ class ReaderCache:
     def _warn(self, text: str) -> None:
         warnings.warn(text, CacheWarning, stacklevel=2)
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether nothing of the next mini-epoch is still to come."""
+        coming = [r.coming for r in list(self._readings)]
+        return all(s is None or s.failed or s.copy.is_filled for s in coming)
+
     # --- what is filled ----------------------------------------------------------------------
 
     def _wanted(self) -> list[Staged]:

@@ -385,7 +385,8 @@ class Reader(ReaderOptions):
         """Give the metrics of the pass that has just ended, where these decide about repeats.
 
         To be called by all ranks, between a loop and the next one. The metrics of rank 0 count;
-        the others learn of its decision by `comm`, or else by torch.distributed.
+        the others learn of its decision by `comm`, or else by torch.distributed. As long as its
+        cache has not all of the next mini-epoch, this one is not over.
 
         Parameters
         ----------
@@ -410,7 +411,7 @@ class Reader(ReaderOptions):
             )
         if self._adaptive.reported >= self.epoch or self._done or self._stages or self._steps:
             raise UsageError("no pass has ended since the last report")
-        return self._adaptive.report(metrics)
+        return self._adaptive.report(metrics, self._cache is None or self._cache.is_ahead)
 
     @property
     def samples(self) -> int:
