@@ -4,6 +4,7 @@
 
     images.h5-0f3a...-part-81c2.../
         copy.json   what it is a copy of; never changes
+        edges       int64: the first sample of each piece of the dataset, and the number of samples
         state       uint8 per piece: see `ABSENT` and what follows
         turn        uint32 per piece: which is wanted sooner
         sums        uint32 per piece: the CRC-32C of its ranges, one after another
@@ -26,13 +27,15 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from dsprep.cache.pieces import name_of
+from dsprep.cache.pieces import Pieces, name_of
+from dsprep.core.packing import digest
 from dsprep.core.schema import Array, Ints
 from dsprep.core.storage import boot, let_go, pread_exact, pwrite_all, remove
 from dsprep.reading.files import File
@@ -56,34 +59,47 @@ LAST = np.iinfo(np.uint32).max
 
 @dataclass(frozen=True)
 class Facts:
-    """What a copy is a copy of; its `name` is that of its directory."""
+    """What a copy is a copy of; its `name` is that of its directory.
 
-    dataset: str  # a path
+    The same data may be reached by several paths: copies are the same, whichever it was.
+    """
+
+    dataset: str = field(compare=False)  # a path from the root
+    sidecar: str = field(compare=False)
+    fields: tuple[str, ...]
     key: str  # of `Pieces`
     part: str  # a word for the pieces of it that the copy has; empty: all
     pieces: tuple[tuple[int, int], ...] = ()  # which: runs ``low .. high``
     version: int = VERSION
 
+    @classmethod
+    def of(cls, pieces: Pieces, which: Ints | None = None) -> Self:
+        """Return those of a copy of some pieces, which rise; None: of all."""
+        part = "" if which is None else digest(which.tobytes())
+        runs = ((0, len(pieces)),) if which is None else _runs(which)
+        paths = [str(p.absolute()) for p in (pieces.sidecar.dataset, pieces.sidecar.path)]
+        return cls(paths[0], paths[1], pieces.names, pieces.key, part, runs)
+
     @property
     def name(self) -> str:
         """The name of its directory."""
         stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(self.dataset).name)
-        return f"{stem.lstrip('.')[:64]}-{self.key}" + (f"-part-{self.part}" if self.part else "")
+        short = stem.lstrip(".").encode()[:64].decode(errors="ignore")
+        return f"{short}-{self.key}" + (f"-part-{self.part}" if self.part else "")
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
-        runs = [list(run) for run in self.pieces]
-        shown = {"dataset": self.dataset, "key": self.key, "part": self.part, "pieces": runs}
-        return {"version": self.version, **shown, "boot": boot()}
+        return {**asdict(self), "boot": boot()}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         """Return what `to_json` was given; `ValueError` or the like if it is not that."""
         runs = tuple((int(low), int(high)) for low, high in found["pieces"])
-        words = str(found["dataset"]), str(found["key"]), str(found["part"])
         if found["version"] != VERSION or any(not 0 <= low < high for low, high in runs):
             raise ValueError("it is of another version, or damaged")
-        return cls(*words, runs)
+        names = tuple(map(str, found["fields"]))
+        words = str(found["key"]), str(found["part"])
+        return cls(str(found["dataset"]), str(found["sidecar"]), names, *words, runs)
 
 
 class _Table:
@@ -171,10 +187,11 @@ class Copy:
         self._lock = threading.Lock()
 
     @classmethod
-    def create(cls, root: Path, facts: Facts) -> Copy:
+    def create(cls, root: Path, facts: Facts, edges: Ints) -> Copy:
         """Open the copy of these facts below a directory; make it, empty, if there is none.
 
-        What is there but cannot be trusted is removed. Called with the directory locked.
+        `edges` are those of the pieces of the dataset. What is there but cannot be trusted is
+        removed. Called with the directory locked.
         """
         path = root / facts.name
         with suppress(FileNotFoundError):
@@ -195,6 +212,7 @@ class Copy:
         made.mkdir()
         count = sum(high - low for low, high in facts.pieces)
         (made / "copy.json").write_text(json.dumps(facts.to_json()))
+        (made / "edges").write_bytes(edges.astype("<i8").tobytes())
         (made / "state").write_bytes(bytes(count))
         (made / "turn").write_bytes(np.full(count, LAST, "<u4").tobytes())
         (made / "sums").write_bytes(bytes(4 * count))
@@ -281,6 +299,10 @@ class Copy:
         """Set it."""
         self._sums.put(i, crc)
 
+    def edges(self) -> Ints:
+        """Return the edges of the pieces of the dataset, as `Pieces` has them."""
+        return np.frombuffer((self.path / "edges").read_bytes(), "<i8").astype(np.int64)
+
     # --- files -------------------------------------------------------------------------------
 
     def file(self, number: int, path: str) -> CopyFile:
@@ -314,6 +336,13 @@ class Copy:
         if fd is not None:
             let_go(fd)
         return fd is None
+
+
+def _runs(which: Ints) -> tuple[tuple[int, int], ...]:
+    """Return rising numbers as runs ``low .. high``."""
+    breaks = np.flatnonzero(np.diff(which) != 1) + 1
+    edges = [0, *breaks.tolist(), len(which)]
+    return tuple((int(which[a]), int(which[b - 1]) + 1) for a, b in pairwise(edges) if b > a)
 
 
 def is_trusted(path: Path, started: str) -> bool:

@@ -23,6 +23,7 @@ from dsprep.cache.copies import (
     is_trusted,
     remove_unused,
 )
+from dsprep.core.schema import Ints
 from dsprep.core.storage import WORKING, let_go, remove
 from dsprep.errors import UsageError
 from dsprep.writing.plan import as_nbytes
@@ -139,13 +140,14 @@ class CacheFolder:
         """Return the bytes that all copies take."""
         return sum(map(resident, self.paths()))
 
-    def open(self, facts: Facts) -> Copy:
+    def open(self, facts: Facts, edges: Ints) -> Copy:
         """Open a copy; make it if it is not there, and remove what was left unfinished.
 
-        That is, mini-epochs that are not complete and that nobody uses: of jobs that were killed.
+        `edges` are those of the pieces of the dataset. Unfinished are mini-epochs that are not
+        complete and that nobody uses: of jobs that were killed.
         """
         with self.locked():
-            found = Copy.create(self.root, facts)
+            found = Copy.create(self.root, facts, edges)
             for path in self.root.iterdir():
                 if path.name.startswith(".") and path.name.endswith(WORKING):
                     remove(path)

@@ -24,7 +24,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal, TypeAlias
 from weakref import WeakSet, WeakValueDictionary
@@ -35,7 +34,6 @@ from dsprep.cache.copier import Copier, Throttle
 from dsprep.cache.copies import ASKED, PLANNED, READY, Copy, Facts
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import Pieces
-from dsprep.core.packing import digest
 from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError
 from dsprep.reader.ledger import Ledger
@@ -258,14 +256,13 @@ class ReaderCache:
 
     def _parts(self, leg: Leg) -> list[tuple[Facts, Sequence]]:
         """Return what there should be copies of: of this pass, and of the next mini-epoch."""
-        order, name, key = self._order, str(self._sidecar.dataset), self._pieces.key
+        order = self._order
         if self._options.policy == "epoch" or order.mini is None or leg.which is None:
-            return [(Facts(name, key, "", ((0, len(self._pieces)),)), leg.epoch.sequence)]
-        found = []
-        for which, sequence in ((leg.which, leg.epoch.sequence), order.after(leg.which)):
-            pieces = order.pool(which, leg.rank)
-            found.append((Facts(name, key, digest(pieces.tobytes()), _runs(pieces)), sequence))
-        return found
+            return [(Facts.of(self._pieces), leg.epoch.sequence)]
+        return [
+            (Facts.of(self._pieces, order.pool(which, leg.rank)), sequence)
+            for which, sequence in ((leg.which, leg.epoch.sequence), order.after(leg.which))
+        ]
 
     def _staged(self, facts: Facts) -> Staged | None:
         """Return the copy of these facts, open."""
@@ -282,7 +279,7 @@ class ReaderCache:
                     self._draw,
                     self._warn,
                 )
-            staged = Staged(self._folder.open(facts), self._sidecar, self._note)
+            staged = Staged(self._folder.open(facts, self._pieces.edges), self._sidecar, self._note)
             self._open[facts.name] = staged
         return staged
 
@@ -355,11 +352,8 @@ class ReaderCache:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(5.0)
-        self._last.clear()
-
-
-def _runs(pieces: Ints) -> tuple[tuple[int, int], ...]:
-    """Return rising numbers as runs ``low .. high``."""
-    breaks = np.flatnonzero(np.diff(pieces) != 1) + 1
-    edges = [0, *breaks.tolist(), len(pieces)]
-    return tuple((int(pieces[a]), int(pieces[b - 1]) + 1) for a, b in pairwise(edges) if b > a)
+        with self._lock:
+            self._last.clear()
+            if thread is None or not thread.is_alive():
+                for staged in self._open.values():
+                    staged.copy.close()  # others may remove it, also before this is collected
