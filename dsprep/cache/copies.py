@@ -57,6 +57,13 @@ LAST = np.iinfo(np.uint32).max
 """The turn of a piece that nobody has asked for."""
 
 
+def runs_of(numbers: Ints) -> tuple[tuple[int, int], ...]:
+    """Return rising numbers as runs ``low .. high``."""
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    edges = [0, *breaks.tolist(), len(numbers)]
+    return tuple((int(numbers[a]), int(numbers[b - 1]) + 1) for a, b in pairwise(edges) if b > a)
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a copy is a copy of; its `name` is that of its directory.
@@ -126,6 +133,12 @@ class _Table:
         """Set an element."""
         data = np.array(value, self._dtype).tobytes()
         pwrite_all(self._fd, [data], i * self._dtype.itemsize)
+
+    def put_all(self, chosen: Ints, value: int) -> None:
+        """Set some elements, given rising, and none of those between them."""
+        for low, high in runs_of(chosen):
+            data = np.full(high - low, value, self._dtype).tobytes()
+            pwrite_all(self._fd, [data], low * self._dtype.itemsize)
 
     def write(self, values: Array) -> None:
         """Set all elements."""
@@ -283,13 +296,11 @@ class Copy:
             turns = self.turns().copy()
             np.minimum.at(turns, found, np.arange(len(found), dtype=np.uint32))
             self._turn.write(turns)
-        for i in found[absent].tolist():
-            self._state.put(i, ASKED)
+        self._state.put_all(np.sort(found[absent]), ASKED)
 
     def ask_again(self) -> None:
         """Have it seen whether there is room now for what was left out."""
-        for i in np.flatnonzero(self.states() == LEFT_OUT).tolist():
-            self._state.put(i, ASKED)
+        self._state.put_all(np.flatnonzero(self.states() == LEFT_OUT), ASKED)
 
     def sum(self, i: int) -> int:
         """Return the CRC-32C of the piece at a place in the tables, which is ready."""
