@@ -59,6 +59,11 @@ def labels(batches: Iterable[Any]) -> list[list[int]]:
     return [np.asarray(batch["label"]).tolist() for batch in batches]
 
 
+def rising(part: int) -> int:
+    """A schedule of repeats that can be pickled."""
+    return 1 + part // 2
+
+
 def of_reader(path: Path, count: int, **options: Any) -> list[list[int]]:
     """The labels of so many epochs, as a Reader delivers them."""
     with dsprep.Reader(path, 8, epochs=count, **ALONE, **options) as reader:
@@ -120,6 +125,16 @@ class AdapterContract:
             batches = self.batches(plain[0], seed=3, epochs=count, **ALONE)
             assert len(batches) == STEPS
             assert labels(batches) + labels(batches) + labels(batches) == expected
+
+    def test_each_loop_is_a_pass_of_a_mini_epoch(self, plain):
+        """Of the steps of its part: parts differ in size."""
+        cut = {"seed": 3, "mini_epochs": 3, "repeats": rising}
+        with dsprep.Reader(plain[0], 8, **ALONE, **cut) as reader:
+            expected = [labels(reader) for _ in range(12)]  # two epochs
+        assert len({len(batches) for batches in expected}) > 1
+        for count in (1, 2):
+            batches = self.batches(plain[0], epochs=count, **ALONE, **cut)
+            assert [labels(batches) for _ in range(12)] == expected
 
     def test_loops_leave_no_thread_and_no_file(self, plain):
 

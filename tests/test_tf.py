@@ -11,6 +11,7 @@ import pytest
 from adapter_contract import ALONE, AdapterContract, labels, of_reader
 from support import DTYPES, random_array, raw
 
+import dsprep
 from dsprep.core.schema import Field
 from dsprep.errors import UsageError
 
@@ -61,6 +62,20 @@ def test_iterations_are_repeated_and_resumed(plain):
     resumed = dataset(plain[0], 8, seed=3, epoch=2, step=5, **ALONE)
     assert labels(resumed) == expected[31:39]
     assert labels(resumed) == expected[39:]
+
+
+def test_passes_of_mini_epochs_are_resumed(plain):
+    cut = {"mini_epochs": 3, "repeats": 2, "seed": 3, **ALONE}
+    with dsprep.Reader(plain[0], 8, **cut) as reader:
+        expected = [labels(reader) for _ in range(6)]
+    for epoch, steps in enumerate(map(len, expected)):
+        resumed = dataset(plain[0], 8, epoch=epoch, step=steps - 1, **cut)
+        assert labels(resumed) == expected[epoch][-1:]
+        assert [labels(resumed) for _ in expected[epoch + 1 :]] == expected[epoch + 1 :]
+        with pytest.raises(UsageError, match=f"at most {steps}"):
+            dataset(plain[0], 8, epoch=epoch, step=steps + 1, **cut)
+    with pytest.raises(UsageError, match="cannot adapt"):
+        dataset(plain[0], 8, **{**cut, "repeats": dsprep.repeats.Patience()})
 
 
 def test_iterations_at_the_same_time_are_independent(plain):

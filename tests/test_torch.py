@@ -15,7 +15,17 @@ import adapter_contract
 import ml_dtypes
 import numpy as np
 import pytest
-from adapter_contract import ALONE, COUNT, PLAIN, STEPS, LoopsContract, labels, made, of_reader
+from adapter_contract import (
+    ALONE,
+    COUNT,
+    PLAIN,
+    STEPS,
+    LoopsContract,
+    labels,
+    made,
+    of_reader,
+    rising,
+)
 from support import epochs, raw
 
 import dsprep
@@ -304,6 +314,28 @@ def test_the_loop_that_everybody_writes_with_workers(persistent, plain):
     assert labels(batches) == expected[2]
     found = [labels(DataLoader(batches, batch_size=None, num_workers=1)) for _ in range(2)]
     assert [*found, labels(batches)] == expected[3:6]
+
+
+@pytest.mark.filterwarnings("error")  # PyTorch warns of more batches than `len` said
+@pytest.mark.parametrize("persistent", [False, True])
+def test_passes_of_mini_epochs_with_workers(persistent, plain):
+    """Of as many steps as `len` said before, though parts differ in size."""
+    cut = {"mini_epochs": 3, "repeats": rising, "seed": 3, **ALONE}
+    with dsprep.Reader(plain[0], 8, **cut) as reader:
+        expected = [labels(reader) for _ in range(6)]
+    assert len(set(map(len, expected))) > 1
+    batches = Batches(plain[0], 8, **cut)
+    loader = DataLoader(batches, batch_size=None, num_workers=2, persistent_workers=persistent)
+    for number, right in enumerate(expected):
+        assert batches.epoch == number
+        assert len(loader) == batches.steps_per_epoch == len(right)
+        assert sorted(labels(loader)) == sorted(right)
+
+
+def test_repeats_that_adapt_need_this_process(plain):
+    batches = Batches(plain[0], 8, mini_epochs=3, repeats=dsprep.repeats.Patience(), **ALONE)
+    with pytest.raises(UsageError, match="workers cannot agree"):
+        next(iter(DataLoader(batches, batch_size=None, num_workers=2)))
 
 
 def test_workers_that_are_spawned(plain):
