@@ -57,13 +57,6 @@ LAST = np.iinfo(np.uint32).max
 """The turn of a piece that nobody has asked for."""
 
 
-def runs_of(numbers: Ints) -> tuple[tuple[int, int], ...]:
-    """Return rising numbers as runs ``low .. high``."""
-    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
-    edges = [0, *breaks.tolist(), len(numbers)]
-    return tuple((int(numbers[a]), int(numbers[b - 1]) + 1) for a, b in pairwise(edges) if b > a)
-
-
 @dataclass(frozen=True)
 class Facts:
     """What a copy is a copy of; its `name` is that of its directory.
@@ -136,7 +129,7 @@ class _Table:
 
     def put_all(self, chosen: Ints, value: int) -> None:
         """Set some elements, given rising, and none of those between them."""
-        for low, high in runs_of(chosen):
+        for low, high in _runs(chosen):
             data = np.full(high - low, value, self._dtype).tobytes()
             pwrite_all(self._fd, [data], low * self._dtype.itemsize)
 
