@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -179,42 +178,48 @@ class _Filling:
     def __init__(self, copier: Copier, copy: Copy, stop: Callable[[], bool]) -> None:
         self._copier, self._copy, self._stop = copier, copy, stop
         self._lock = threading.Lock()
-        self._taken: set[int] = set()
-        self._failed = False
+        self._active: set[int] = set()
+        self._error: BaseException | None = None
         self._writer = _Writer(copy, copier.pieces)
 
     def run(self, threads: int) -> None:
-        with ThreadPoolExecutor(threads, "dsprep-copy") as pool:
-            works = [pool.submit(self._work) for _ in range(threads)]
+        """Copy until nothing is planned any more, or something else was asked for."""
+        works = [
+            threading.Thread(target=self._work, name=f"dsprep-copy-{i}", daemon=True)
+            for i in range(threads)
+        ]
         for work in works:
-            work.result()
+            work.start()
+        for work in works:
+            work.join()
+        if self._error is not None:
+            raise self._error
 
     def _work(self) -> None:
         buffer = np.empty(BLOCK, np.uint8)
         try:
             while (i := self._next()) is not None:
                 self._copier.copy_piece(self._copy, self._writer, i, buffer, self._ended)
+                self._active.discard(i)
         except Stopped:
             return
-        except BaseException:
-            self._failed = True
-            raise
+        except BaseException as error:
+            self._error = self._error or error
 
     def _ended(self) -> bool:
-        return self._failed or self._stop()
+        return self._error is not None or self._stop()
 
     def _next(self) -> int | None:
-        """Return what is to be copied next; None: nothing."""
+        """Return what is to be copied next; None: nothing, or there is more to plan."""
         with self._lock:
-            if self._ended():
-                return None
-            coming = self._copy.states() == PLANNED
-            coming[list(self._taken)] = False
+            states = self._copy.states()
+            coming = states == PLANNED
+            coming[list(self._active)] = False
             todo = np.flatnonzero(coming)
-            if not len(todo):
+            if self._ended() or bool((states == ASKED).any()) or not len(todo):
                 return None
             i = int(todo[np.argmin(self._copy.turns()[todo])])
-            self._taken.add(i)
+            self._active.add(i)
             return i
 
 

@@ -157,7 +157,7 @@ class Reading:
         pieces = self._pieces.of(samples)
         try:
             there = self.current.is_there(pieces, self._patient, stopped)
-        except OSError as error:
+        except (OSError, DsprepError) as error:
             self.current.fail(error)
             there = False
         return self.current if there else None, time.perf_counter() - began
