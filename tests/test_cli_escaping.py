@@ -58,7 +58,7 @@ COMMANDS = {
     "synth": ("synth nosuch\x1b OUT", "synth cosmic-tagger OUT --samples 2"),
     "demo": ("demo --nosuch\x1b",),
     "plan tiers": (
-        "plan tiers DATA --capacity 1kB -M 1 --compute 1ms --pfs 1kB/s -E 2",
+        "plan tiers DATA --capacity 1kB -M 1 --compute 1ms --pfs 1kB/s -E 2 --html OUT.html",
         "plan tiers DATA --capacity x\x1b -M 1 --compute 1ms --pfs 1kB/s -E 2",
     ),
     "bench read": ("bench read DATA --dry-run -s group-db", "bench read DATA -s nosuch\x1b"),

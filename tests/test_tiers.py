@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_cli import fails, run
 
+import dsprep
 from dsprep.errors import UsageError
 from dsprep.reader.mini_epochs import MiniEpochs
-from dsprep.verbs.tiers import Tiers, drawn, fitted
+from dsprep.verbs.tiers import Tiers, drawn, fitted, plan_tiers
 
 GB, TB = 1e9, 1e12
 
@@ -22,7 +28,7 @@ def tiers(**others):
         "batch_size": 2,
         "compute": 0.012,
         "pfs": 400 * GB,
-        "passes": 90,
+        "epochs": 90,
     }
     return Tiers(**{**given, **others})
 
@@ -43,9 +49,10 @@ def test_the_knee():
     one = {"nodes": 1, "ranks_per_node": 1, "batch_size": 1, "compute": 1.0, "pfs": 400.0}
     plan = fitted(edges_of(1000, 1), 3.8 * 1024, tiers(capacity=10**6, **one))
     assert plan.repeats == 10
-    assert plan.rate(9) < plan.consumed
-    assert plan.rate(10) == plan.consumed
-    assert plan.stalled == (pytest.approx(1 - 400 / 3891.2), 0)
+    assert plan.at(9).throughput < plan.consumed
+    assert plan.at(10).throughput == plan.consumed
+    assert plan.before.stalled == pytest.approx(1 - 400 / 3891.2)
+    assert plan.after.stalled == 0
 
 
 @pytest.mark.parametrize(("mean", "printed"), [(55, 90.7), (35, 147)])
@@ -87,21 +94,67 @@ def test_two_mini_epochs_fit(groups, samples, nodes, capacity):
         assert share * samples * 100 <= plan.largest + 2 * samples * 100
 
 
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 40))
+def test_how_often_samples_are_seen(epochs, parts, repeats):
+    """Counted pass by pass, as the Reader goes through the parts of each epoch."""
+    plan = fitted(edges_of(400), 1.0, tiers())
+    plan = replace(plan, tiers=replace(plan.tiers, epochs=epochs), mini_epochs=parts, fits=False)
+    pfs = plan.consumed / (repeats - 0.5)
+    plan = replace(plan, tiers=replace(plan.tiers, pfs=pfs))
+    assert plan.repeats == repeats
+    mini = MiniEpochs(parts, (repeats,))
+    seen = [0] * parts
+    for number in range(plan.passes):
+        seen[mini.at(number).part] += 1
+    assert plan.seen == (min(seen), max(seen))
+    assert plan.never_seen == pytest.approx(seen.count(0) / parts)
+    assert plan.reader["epochs"] * repeats * parts >= plan.passes
+
+
 def test_warnings():
     def words(**others):
-        return " ".join(fitted(edges_of(400_000), 6e7, tiers(**others)).warnings)
+        return " ".join(fitted(edges_of(400_000, 1000), 1e6, tiers(**others)).warnings)
 
-    assert "never seen" in words(passes=3, pfs=40 * GB)
-    assert "64" in words(pfs=10 * GB)
-    assert "mini-epochs: with more" in words(capacity=10**10)
-    assert "waits for the fast tier" in words(fast=1 * GB)
-    assert words(passes=2 * fitted(edges_of(400_000), 6e7, tiers()).repeats) == ""
+    assert words(epochs=2 * fitted(edges_of(400_000, 1000), 1e6, tiers()).repeats) == ""
+    assert "25% of the samples are never seen" in words(epochs=2, pfs=30 * GB)
+    assert "no multiple of 3 repeats: some samples are seen 6 times, others 3" in words(
+        epochs=5, pfs=30 * GB
+    )
+    assert "never seen" not in words(epochs=3, pfs=30 * GB)
+    assert "100 repeats: beyond 64, models lost 1 to 10 %" in words(pfs=0.86 * GB, epochs=100)
+    assert "Figs. 7 to 10" in words(pfs=0.86 * GB, epochs=100)
+    assert "mini-epochs: beyond 64" in words(capacity=10**11)
+    assert "beyond" not in words(pfs=1.4 * GB, epochs=62)
+    assert "S >= N/G" in words(epochs=1000)
+    assert "S >= N/G" not in words(epochs=999)
+    assert "training waits for them" in words(fast=1 * GB)
+    assert "fewer than a batch" in words(batch_size=10**6)
+    assert "several nodes copy the same groups" in words(nodes=10_000, capacity=64 * 10**8)
 
 
-@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"compute": 0.0}, {"pfs": -1.0}, {"passes": 0}])
+def test_arguments_of_the_reader(tmp_path):
+    """With them it goes through the passes of the plan, on the node's own cache."""
+    path = tmp_path / "x.h5"
+    dsprep.write(path, ({"x": np.full(50, i, "f4")} for i in range(64)), buffer_size="4")
+    asked = tiers(capacity=5000, nodes=1, batch_size=1, ranks_per_node=2, epochs=3)
+    plan = plan_tiers(path, replace(asked, pfs=asked.ranks_per_node * 200 / 0.012 / 2.5))
+    assert (plan.groups, plan.mini_epochs, plan.repeats, plan.fits) == (16, 8, 3, False)
+    where = {"rank": 0, "world_size": 1, "cache": tmp_path / "cache"}
+    with dsprep.Reader(path, 4, **plan.reader, **where) as reader:
+        seen = np.zeros(64, int)
+        for _ in range(plan.passes):
+            for batch in reader:
+                seen[batch["x"][:, 0].astype(int)] += 1
+    assert plan.seen == (seen.min(), seen.max()) == (3, 3)
+    whole = plan_tiers(path, replace(asked, capacity=10**6)).reader
+    assert whole == {"epochs": 3, "cache_size": 10**6}
+    shared = plan_tiers(path, replace(asked, capacity=10_000, nodes=3)).reader
+    assert shared["recompose"] is False
+    assert shared["pools"] == 3
+
+
+@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"compute": 0.0}, {"pfs": -1.0}, {"epochs": 0}])
 def test_numbers_that_are_not_possible(wrong, tmp_path):
-    from dsprep.verbs.tiers import plan_tiers
-
     with pytest.raises(UsageError, match=next(iter(wrong))):
         plan_tiers(tmp_path, tiers(**wrong))
 
@@ -109,3 +162,74 @@ def test_numbers_that_are_not_possible(wrong, tmp_path):
 def test_a_tier_that_is_too_small():
     with pytest.raises(UsageError, match="too small"):
         fitted(edges_of(10), 1e9, tiers(capacity=10**9))
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def billion(tmp_path_factory):
+    """An array of 1e9 samples, all of it a hole, in 3,906,250 groups by its sidecar."""
+    path = tmp_path_factory.mktemp("large") / "x<&.npy"
+    header = {"descr": "<f4", "fortran_order": False, "shape": (10**9, 1000)}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        start = file.tell()
+        file.truncate(start + 4000 * 10**9)
+    sidecar = dsprep.provenance(path).path
+    content = json.loads(sidecar.read_text())
+    offsets = {"law": "affine", "base": start, "stride": 4000 * 256}
+    content["layouts"][0]["groups"] = {"samples": 256, "offsets": offsets, "lengths": 4000 * 256}
+    sidecar.write_text(json.dumps(content))
+    return path
+
+
+ASKED = "--capacity 1.6GB --nodes 1152 --ranks-per-node 8 -M 4 --compute 12ms --pfs 1.3GB/s -E 90"
+
+
+def test_a_plan_for_a_billion_samples_on_9216_ranks(billion, tmp_path):
+    found = json.loads(run("plan", "tiers", billion, *ASKED.split(), "--json").out)
+    assert (found["samples"], found["groups"], found["ranks"]) == (10**9, 3_906_250, 9216)
+    assert (found["mini_epochs"], found["repeats"], found["passes"]) == (5, 10, 450)
+    assert found["largest"] < 0.8e9
+    assert found["consumed"] == pytest.approx(9216 * 4 * 4000 / 0.012)
+    assert found["knee"] == pytest.approx(found["consumed"] / 1.3e9)
+    assert found["seen"] == {"least": 90, "most": 90, "never": 0}
+    assert found["after"]["drawn"] == pytest.approx(found["consumed"] / 10)
+    assert [p["repeats"] for p in found["curve"]] == [1, 2, 4, 8, 10, 16, 32, 64, 128]
+    assert found["warnings"] == []
+    text = run("plan", "tiers", billion, *ASKED.split()).out
+    assert "1.6 GB on each of 1,152 nodes, 9,216 ranks: the dataset does not fit" in text
+    assert "10 (rf): more than EB1/B2 = 12.3 GB/s / 1.3 GB/s = 9.452" in text
+    assert "stalled      89% -> 0% of the time" in text
+
+
+def test_the_plot(billion, tmp_path):
+    page = tmp_path / "plan.html"
+    command = ("plan", "tiers", billion, *ASKED.split(), "--html", page)
+    run(*command)
+    text = page.read_text()
+    tree = ElementTree.fromstring(text)
+    assert not list(tree.iter("{http://www.w3.org/1999/xhtml}script"))
+    assert "prefers-color-scheme:dark" in text
+    assert not {"href", "src"} & {name for node in tree.iter() for name in node.attrib}
+    words = " ".join(tree.itertext())
+    for wanted in ("x<&.npy", "knee 9.452, rf = 10", "bytes per second", "repeating factor rf"):
+        assert wanted in words
+    lines = {n.get("class"): n for n in tree.iter() if n.tag.endswith("polyline")}
+    high = {k: [float(p.split(",")[1]) for p in n.get("points").split()] for k, n in lines.items()}
+    assert sorted(high["got"], reverse=True) == high["got"]  # it rises, and pixels count down
+    assert sorted(high["drawn"]) == high["drawn"]
+    assert high["got"][0] == high["drawn"][0]
+    circles = [n for n in tree.iter() if n.tag.endswith("circle")]
+    assert [c.get("cy") for c in circles] == [f"{high['got'][-1]:.1f}", circles[1].get("cy")]
+    page.write_text("mine")
+    assert "--overwrite" in fails(*command)
+    assert page.read_text() == "mine"
+    run(*command, "--overwrite", "--quiet")
+    assert page.read_text() == text
+
+
+def test_a_plot_needs_a_file(billion, tmp_path):
+    for path in ("-", tmp_path, tmp_path / "no" / "x.html"):
+        fails("plan", "tiers", billion, *ASKED.split(), "--html", path, code=2)

@@ -3,9 +3,10 @@
 The capacity tier holds the whole dataset and gives B2 bytes per second to all nodes together; each
 node has room for EC1 bytes on a fast tier. An epoch is cut into nm mini-epochs, each of which is
 passed rf times while the next one is copied; so two have to fit at a time, and of what training
-consumes (EB1) only one part in rf is drawn from the capacity tier. Source: S002, sections III and
-IV. Its Eq. 1 is printed with MAX, by which (nm, rf) = (128, 128) would leave 400 GB/s to be drawn;
-the paper's own result, 30.4 GB/s, takes MIN, which stands here.
+consumes (EB1) only one part in rf is drawn from the capacity tier. Source: Xu et al., "Data-Aware
+Storage Tiering for Deep Learning" (PDSW 2021), sections III and IV. Its Eq. 1 is printed with MAX,
+by which (nm, rf) = (128, 128) would leave 400 GB/s to be drawn; the paper's own result, 30.4 GB/s,
+takes MIN, which stands here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +25,16 @@ from dsprep.errors import UsageError
 from dsprep.layout.describe import show_nbytes
 from dsprep.reader.units import cut_units, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.writing.buffers import slow_convergence
 
 SHARE = 0.5
-"""Of the fast tier: what the largest mini-epoch has to be smaller than. S002, section III."""
+"""Of the fast tier: what the largest mini-epoch has to be smaller than. Section III."""
 
 MANY = 64
-"""Mini-epochs or repeats beyond which the paper's models lost accuracy. S002, Figs. 7 to 10."""
+"""Mini-epochs or repeats beyond which the paper's models lost accuracy. Figs. 7 to 10."""
+
+SHOWN = 1 << 40
+"""Repeats beyond which curves are not computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +55,8 @@ class Tiers:
         Bytes per second that the capacity tier gives to all nodes together: B2.
     fast
         Bytes per second that the fast tiers of all nodes give together: B1; None: enough.
-    passes
-        Epochs of training: how often the network sees as many samples as the dataset has. S.
+    epochs
+        Of training: how often the network sees as many samples as the dataset has. S.
     """
 
     capacity: int
@@ -60,12 +66,34 @@ class Tiers:
     compute: float
     pfs: float
     fast: float | None = None
-    passes: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one repeating factor gives.
+
+    Attributes
+    ----------
+    repeats
+        The factor: rf.
+    throughput
+        Bytes per second that training gets.
+    drawn
+        Bytes per second drawn from the capacity tier: EB2.
+    stalled
+        Share of the time in which training waits.
+    """
+
+    repeats: float
+    throughput: float
+    drawn: float
+    stalled: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierPlan:
-    """What comes of it.
+    """How a dataset is trained on with a fast tier.
 
     Attributes
     ----------
@@ -74,7 +102,7 @@ class TierPlan:
     samples, sample_nbytes, groups
         Of the dataset.
     mini_epochs
-        The smallest number whose largest mini-epoch is less than half of the fast tier; 1 where
+        nm: the smallest number whose largest mini-epoch is less than half of the fast tier; 1 where
         the whole dataset fits, which is then copied once.
     largest
         Bytes of a node's share of the largest mini-epoch, at most.
@@ -90,75 +118,158 @@ class TierPlan:
     largest: int
     fits: bool
 
+    @property
+    def nbytes(self) -> float:
+        """Bytes of the dataset."""
+        return self.samples * self.sample_nbytes
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train."""
+        return self.tiers.nodes * self.tiers.ranks_per_node
+
     @cached_property
     def consumed(self) -> float:
         """Bytes per second that training consumes when it never waits: EB1."""
-        t = self.tiers
-        return t.nodes * t.ranks_per_node * t.batch_size * self.sample_nbytes / t.compute
+        return self.ranks * self.tiers.batch_size * self.sample_nbytes / self.tiers.compute
 
     @cached_property
+    def served(self) -> float:
+        """Bytes per second that training gets where only the fast tier may be too slow."""
+        return min(self.consumed, self.tiers.fast or math.inf)
+
+    @property
+    def knee(self) -> float:
+        """EB1 / B2: training that repeats more than that never waits for the capacity tier."""
+        return self.served / self.tiers.pfs
+
+    @property
     def repeats(self) -> int:
-        """The smallest repeating factor without stalls: rf > EB1 / B2; 1 where all of it fits."""
-        return 1 if self.fits else math.floor(self.consumed / self.tiers.pfs) + 1
+        """The smallest repeating factor beyond the knee: rf; 1 where the whole dataset fits."""
+        return 1 if self.fits else math.floor(self.knee) + 1
+
+    def at(self, repeats: float) -> Point:
+        """Return what another repeating factor gives."""
+        pfs = self.tiers.pfs
+        given = self.served if self.fits else min(self.served, repeats * pfs)
+        taken = 0.0 if self.fits else drawn(self.served, pfs, [repeats])
+        return Point(repeats, given, taken, 1 - given / self.consumed)
 
     @property
-    def throughput(self) -> tuple[float, float]:
-        """Bytes per second that training gets: from the capacity tier alone, and by this plan."""
-        return min(self.consumed, self.tiers.pfs), self.rate(self.repeats)
-
-    def rate(self, repeats: int) -> float:
-        """Return the bytes per second that training gets with another repeating factor."""
-        drawn = math.inf if self.fits else repeats * self.tiers.pfs
-        return min(self.consumed, drawn, self.tiers.fast or math.inf)
+    def before(self) -> Point:
+        """What training gets from the capacity tier alone."""
+        given = min(self.consumed, self.tiers.pfs)
+        return Point(1, given, given, 1 - given / self.consumed)
 
     @property
-    def drawn(self) -> tuple[float, float]:
-        """Bytes per second drawn from the capacity tier: before, and by this plan: EB2."""
-        after = 0.0 if self.fits else drawn(self.consumed, self.tiers.pfs, [self.repeats])
-        return min(self.consumed, self.tiers.pfs), after
+    def after(self) -> Point:
+        """What it gets by this plan, once the first mini-epoch is copied."""
+        return self.at(self.repeats)
 
     @property
-    def stalled(self) -> tuple[float, float]:
-        """Share of the time in which training waits: from the capacity tier, and by this plan."""
-        before, after = self.throughput
-        return 1 - before / self.consumed, 1 - after / self.consumed
+    def curve(self) -> list[Point]:
+        """What powers of two give as repeating factors, and this plan's own, up to `top`."""
+        factors = {1 << i for i in range(self.top.bit_length())} | {self.repeats}
+        return [self.at(factor) for factor in sorted(factors) if factor <= SHOWN]
 
     @property
-    def epochs(self) -> float:
+    def top(self) -> int:
+        """The largest repeating factor of `curve`, a power of two."""
+        return min(SHOWN, max(2 * MANY, 1 << (2 * self.repeats - 1).bit_length()))
+
+    @property
+    def copy_seconds(self) -> float:
+        """Seconds in which a mini-epoch is copied: the first pass takes at least as long."""
+        return self.nbytes / self.mini_epochs / self.tiers.pfs
+
+    @property
+    def steps(self) -> float:
+        """Steps of one pass of a mini-epoch."""
+        return self.samples / self.mini_epochs / self.ranks / self.tiers.batch_size
+
+    @property
+    def passes(self) -> int:
+        """Passes of mini-epochs in the training: S times nm."""
+        return self.tiers.epochs * self.mini_epochs
+
+    @property
+    def outer_epochs(self) -> float:
         """How often all mini-epochs come in the training: S / rf."""
-        return self.tiers.passes / self.repeats
+        return self.tiers.epochs / self.repeats
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """How often the training passes each sample: at least, and at most."""
+        parts, repeats = self.mini_epochs, self.repeats
+        whole, rest = divmod(self.passes, parts * repeats)
+        least = max(0, rest - (parts - 1) * repeats)
+        return whole * repeats + least, whole * repeats + min(rest, repeats)
+
+    @property
+    def never_seen(self) -> float:
+        """Share of the samples that never come."""
+        begun = -(-self.passes // self.repeats)
+        return max(0.0, 1 - begun / self.mini_epochs)
+
+    @property
+    def reader(self) -> dict[str, Any]:
+        """Arguments of the Reader, besides those of the dataset and the directory of the cache."""
+        common = {"epochs": math.ceil(self.outer_epochs), "cache_size": self.tiers.capacity}
+        pools = {"pools": self.tiers.nodes} if self.tiers.nodes > 1 else {}
+        if self.fits and not pools:
+            return common
+        kept = {"recompose": False} if self.fits else {}  # samples stay on their node for good
+        cut = {"mini_epochs": self.mini_epochs, "repeats": self.repeats}
+        return {**cut, **pools, **kept, **common}
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is to be feared, a sentence each."""
-        found = []
-        if self.epochs < 1:
-            found.append(
-                f"{self.repeats} passes of each mini-epoch are more than the {self.tiers.passes} "
-                f"epochs of training: {1 - self.epochs:.0%} of the samples are never seen"
-            )
-        elif self.epochs != int(self.epochs):
-            found.append(
-                f"{self.tiers.passes} epochs of training are {self.epochs:.1f} times all "
-                f"mini-epochs: some samples are seen {self.repeats} times more than others"
-            )
-        many = [f"{self.mini_epochs} mini-epochs"] if self.mini_epochs > MANY else []
-        many += [f"{self.repeats} repeats"] if self.repeats > MANY else []
+        """What may go wrong, one sentence each."""
+        found = [*self._of_order(), *slow_convergence(self.samples, self.groups, self.tiers.epochs)]
+        many = [f"{self.mini_epochs:,} mini-epochs"] if self.mini_epochs > MANY else []
+        many += [f"{self.repeats:,} repeats"] if self.repeats > MANY else []
         if many:
             found.append(
-                f"{' and '.join(many)}: with more than {MANY} the models of S002 (Figs. 7 to 10) "
-                "lost 1 to 10 % of their accuracy; repeats that adapt won some of it back"
+                f"{' and '.join(many)}: beyond {MANY}, models lost 1 to 10 % of their accuracy "
+                "(Xu et al., PDSW 2021, Figs. 7 to 10); repeats that adapt won back some of it"
             )
-        if self.tiers.fast is not None and self.tiers.fast < self.consumed:
+        fast, moved = self.tiers.fast, self.consumed + self.after.drawn
+        if fast is not None and fast < moved:
             found.append(
-                f"the fast tier gives {show_nbytes(self.tiers.fast)}/s and training consumes "
-                f"{show_nbytes(self.consumed)}/s: it waits for the fast tier"
+                f"the fast tiers give {show_nbytes(fast)}/s, less than the {show_nbytes(moved)}/s "
+                "that training reads and copying writes: training waits for them"
             )
         return tuple(found)
 
+    def _of_order(self) -> list[str]:
+        """Return what may go wrong with the samples that come."""
+        found, repeats, epochs = [], self.repeats, self.tiers.epochs
+        if self.never_seen:
+            found.append(
+                f"{repeats:,} repeats are more than the {epochs:,} epochs (S/rf = "
+                f"{self.outer_epochs:.3g}): {self.never_seen:.0%} of the samples are never seen"
+            )
+        elif self.seen[0] < self.seen[1]:
+            found.append(
+                f"{epochs:,} epochs are no multiple of {repeats:,} repeats: some samples are seen "
+                f"{self.seen[1]:,} times, others {self.seen[0]:,} times"
+            )
+        part = self.groups // self.mini_epochs
+        if part < self.tiers.nodes and not self.fits:
+            found.append(
+                f"{part:,} groups of a mini-epoch for {self.tiers.nodes:,} nodes: several nodes "
+                "copy the same groups; repack with a smaller --buffer-size"
+            )
+        if self.steps < 1:
+            found.append(
+                f"a pass of a mini-epoch has {self.steps * self.tiers.batch_size:.3g} samples for "
+                f"each rank, fewer than a batch of {self.tiers.batch_size:,}"
+            )
+        return found
 
-def drawn(consumed: float, pfs: float, repeats: Sequence[int]) -> float:
-    """Return the bytes per second drawn from the capacity tier: Eq. 1 of S002, with MIN.
+
+def drawn(consumed: float, pfs: float, repeats: Sequence[float]) -> float:
+    """Return the bytes per second drawn from the capacity tier: Eq. 1 of the paper, with MIN.
 
     Parameters
     ----------
@@ -230,7 +341,7 @@ def fitted(edges: Ints, sample_nbytes: float, tiers: Tiers) -> TierPlan:
 
 
 def _check(tiers: Tiers) -> None:
-    for name in ("capacity", "nodes", "ranks_per_node", "batch_size", "passes"):
+    for name in ("capacity", "nodes", "ranks_per_node", "batch_size", "epochs"):
         if getattr(tiers, name) < 1:
             raise UsageError(f"{name} is {getattr(tiers, name)}", expected="at least 1")
     rates = {"compute": tiers.compute, "pfs": tiers.pfs, "fast": tiers.fast}

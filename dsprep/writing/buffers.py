@@ -311,9 +311,7 @@ def warnings(
     ranks, ranks_per_node
         Processes that will read, in all and on one node, if known.
     epochs
-        Passes over the data, S. Shuffling inside G disjoint groups is known to converge as
-        shuffling everything does where ``S < N / G``: the warning is given unless ``S * G < N``,
-        or groups have one sample each, whose order is that of a global shuffle.
+        Passes over the data, S; see `slow_convergence`.
     """
     found = []
     if ranks is not None and groups < ranks:
@@ -321,11 +319,8 @@ def warnings(
             f"{_count(groups, 'group')} for {_count(ranks, 'rank')}: fewer groups than ranks, "
             "some would have no data"
         )
-    if epochs is not None and samples > groups > 0 and epochs * groups >= samples:
-        found.append(
-            f"{_count(epochs, 'epoch')}, not fewer than the {samples / groups:,.4g} samples of a "
-            "group (S >= N/G): shuffling inside groups may converge worse than a global shuffle"
-        )
+    if epochs is not None:
+        found += slow_convergence(samples, groups, epochs)
     processes = ranks_per_node or 1
     needed = 2 * group_nbytes * processes
     if needed > memory:
@@ -334,3 +329,19 @@ def warnings(
             f"more than the {show_nbytes(memory)} of memory"
         )
     return found
+
+
+def slow_convergence(samples: int, groups: int, epochs: int) -> list[str]:
+    """Return the warning that shuffling inside groups may not be enough, if it may not.
+
+    Shuffling inside G disjoint groups is known to converge as shuffling everything does where
+    ``S < N / G``: the warning is given unless ``S * G < N``, or groups have one sample each, whose
+    order is that of a global shuffle.
+    """
+    if not samples > groups > 0 or epochs * groups < samples:
+        return []
+    words = (
+        f"{_count(epochs, 'epoch')}, not fewer than the {samples / groups:,.4g} samples of a "
+        "group (S >= N/G): shuffling inside groups may converge worse than a global shuffle"
+    )
+    return [words]

@@ -39,32 +39,39 @@ def html(report: BenchReport) -> str:
     name = str(report.dataset.get("name", report.dataset.get("path", "a dataset")))
     title = f"Reading {name}"
     parts = [_head(report, title), _answer(report)]
-    parts += [_section(heading, body) for heading, body in _plots(report)]
-    parts.append(_section("All figures", _tables(report)))
-    parts.append(_section("How it was measured", _facts(report)))
+    parts += [section(heading, body) for heading, body in _plots(report)]
+    parts.append(section("All figures", _tables(report)))
+    parts.append(section("How it was measured", _facts(report)))
+    footer = f"dsprep {__version__}, {report.when}"
+    return document(f"{title} - dsprep bench", parts, footer, MARK)
+
+
+def document(title: str, parts: Sequence[str], footer: str, mark: str = "") -> str:
+    """Return a page of these parts, as they are; `mark` goes to its head."""
     body = "\n".join(filter(None, parts))
     style = Path(__file__).with_name("page.css").read_text("utf-8")
     return f"""<!DOCTYPE html>
 <html lang="en" xmlns="http://www.w3.org/1999/xhtml">
 <head>
 <meta charset="utf-8"/>
-{MARK}
+{mark}
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
-<title>{text(title)} - dsprep bench</title>
+<title>{text(title)}</title>
 <style>{style}</style>
 </head>
 <body>
 <main>
 {body}
 </main>
-<footer>dsprep {text(__version__)}, {text(report.when)}</footer>
+<footer>{text(footer)}</footer>
 </body>
 </html>
 """
 
 
-def _section(heading: str, body: str) -> str:
+def section(heading: str, body: str) -> str:
+    """Return a part of a page; nothing without a body."""
     return f"<section>\n<h2>{text(heading)}</h2>\n{body}\n</section>" if body else ""
 
 

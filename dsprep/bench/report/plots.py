@@ -58,7 +58,8 @@ def _percent(value: float, top: float) -> str:
     return f"{100 * min(1.0, _finite(value) / top):.2f}%"
 
 
-def _svg(key: str, title: str, describes: str, height: int, parts: Sequence[str]) -> str:
+def svg(key: str, title: str, describes: str, height: int, parts: Sequence[str]) -> str:
+    """Return a figure that is as wide as there is room; `key` is that of no other one."""
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="100%" height="{height}" role="img" '
@@ -67,7 +68,8 @@ def _svg(key: str, title: str, describes: str, height: int, parts: Sequence[str]
     )
 
 
-def _line(kind: str, x1: str, x2: str, y1: float, y2: float) -> str:
+def stroke(kind: str, x1: str, x2: str, y1: float, y2: float) -> str:
+    """Return a line of a class of the style sheet."""
     return f'<line class="{kind}" x1="{x1}" x2="{x2}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
 
 
@@ -112,9 +114,9 @@ def bars(report: BenchReport) -> str:
     if limit is not None:
         line = f" The dashed line is {text(limit.name)}, 100 %."
         x = _percent(limit.measures[name].value, top)
-        parts += [_line("mark", x, x, y, y + 18) for y in range(ROW + 20, ROW * len(rows), ROW)]
+        parts += [stroke("mark", x, x, y, y + 18) for y in range(ROW + 20, ROW * len(rows), ROW)]
     says = "; ".join(f"{text(r.name)} {text(show(name, r.measures[name]))}" for r in rows)
-    figure = _svg("bars", caption, says, ROW * len(rows), parts)
+    figure = svg("bars", caption, says, ROW * len(rows), parts)
     return f"<figure>{figure}<figcaption>{caption}.{line}</figcaption></figure>"
 
 
@@ -132,7 +134,7 @@ def _bar(row: Row, name: str, y: int, top: float, limit: Row | None) -> str:
     whisker = [] if least == most else [(least, most, 0), (least, least, 4), (most, most, 4)]
     detail = _at_right(y, text(show(name, m)) + share)
     bar = _labelled(row.name, y, detail, [("bar", 0.0, min(1.0, _finite(m.value) / top))])
-    lines = "".join(_line("whisker", a, b, y + 29 - h, y + 29 + h) for a, b, h in whisker)
+    lines = "".join(stroke("whisker", a, b, y + 29 - h, y + 29 + h) for a, b, h in whisker)
     return f'<g class="{kind}">{bar}{lines}</g>'
 
 
@@ -164,7 +166,7 @@ def epochs(rows: Sequence[Row]) -> str:
         for part, words in PARTS.items()
         if any(_finite(t[part]) for t in times)
     )
-    figure = _svg("epochs", "Where an epoch goes", "; ".join(says), ROW * len(known), parts)
+    figure = svg("epochs", "Where an epoch goes", "; ".join(says), ROW * len(known), parts)
     return f'<figure><ul class="legend">{legend}</ul>{figure}</figure>'
 
 
@@ -184,7 +186,7 @@ def curves(report: BenchReport) -> str:
         if strategy != LIMIT or sweep.strategies == (LIMIT,)
     }
     known = [m for values in (*lines.values(), limit) for m in values if m is not None and lines]
-    top = _round_up(max((_finite(m.most) for m in known), default=0.0) or 1.0)
+    top = round_up(max((_finite(m.most) for m in known), default=0.0) or 1.0)
     figures = [
         _Plot(sweep, name, f"curve{i}", top).draw(strategy, values, limit)
         for i, (strategy, values) in enumerate(lines.items())
@@ -200,7 +202,7 @@ def _points(sweep: Sweep, strategy: str, name: str, problems: bool = False) -> P
     return [good.get(p.value) for p in sweep.points]
 
 
-def _round_up(value: float) -> float:
+def round_up(value: float) -> float:
     """Return a round number that is not smaller."""
     unit = 10.0 ** math.floor(math.log10(value))
     return next(f * unit for f in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if f * unit >= value)
@@ -253,7 +255,7 @@ class _Plot:
         dashed = " Dashed: the limit." if any(limit) else ""
         label, parameter = text(strategy), text(self.sweep.parameter)
         title = f"{label} over {parameter}, {unit}"
-        figure = _svg(self.key, title, ", ".join(shown), HEIGHT, parts)
+        figure = svg(self.key, title, ", ".join(shown), HEIGHT, parts)
         return (
             f"<figure><h3>{label}</h3>{figure}"
             f"<figcaption>{unit} over {parameter}.{dashed}</figcaption></figure>"
@@ -266,7 +268,7 @@ class _Plot:
             high = self.y(share * self.top)
             with_unit = f" {unit}" if share == 1 and unit != "s" else ""
             words = f"{show_value(self.name, share * self.top)}{with_unit}" if share else "0"
-            parts.append(_line("grid", "0", "100%", high, high))
+            parts.append(stroke("grid", "0", "100%", high, high))
             parts.append(f'<text class="tick" x="0" y="{high - 5:.1f}">{words}</text>')
         return parts
 
@@ -282,11 +284,11 @@ class _Plot:
         mark = ""
         if knee:
             mark = (
-                f'{_line("knee", at, at, y, self.base)}<text class="kneename" x="{at}" '
+                f'{stroke("knee", at, at, y, self.base)}<text class="kneename" x="{at}" '
                 f'y="{y - 14:.1f}" text-anchor="middle">knee</text>'
             )
         return (
-            f"{mark}{_line('whisker', at, at, self.y(m.least), self.y(m.most))}"
+            f"{mark}{stroke('whisker', at, at, self.y(m.least), self.y(m.most))}"
             f'<circle class="{"knee" if knee else "dot"}" cx="{at}" cy="{y:.1f}" '
             f'r="{6 if knee else 3.5}"/>'
         )

@@ -146,22 +146,27 @@ def check_targets(
     for option, path in asked.items():
         if path is None or (option == "--json" and path == STDOUT):
             continue
-        if path == STDOUT:
-            raise UsageError(f"{option} needs a file", expected="- with --json only", found="-")
+        check_target(option, path)
         real = path.resolve()
         if real in seen:
             raise UsageError(f"{seen[real]} and {option} name the same file", where=path)
         seen[real] = option
-        if not path.parent.is_dir():
-            raise UsageError("there is no such directory", where=path.parent)
-        if path.is_dir():
-            raise UsageError("this is a directory", where=path, fix=f"name a file with {option}")
         if path.is_file() and not _is_ours(path, option):  # else a pipe, a device, or nothing yet
             raise UsageError(
                 f"{option} would replace a file that dsprep bench did not write",
                 where=path,
                 fix="choose another name",
             )
+
+
+def check_target(option: str, path: Path) -> None:
+    """Make sure that the value of an option is the path of a file."""
+    if path == STDOUT:
+        raise UsageError(f"{option} needs a file", expected="- with --json only", found="-")
+    if not path.parent.is_dir():
+        raise UsageError("there is no such directory", where=path.parent)
+    if path.is_dir():
+        raise UsageError("this is a directory", where=path, fix=f"name a file with {option}")
 
 
 def _is_ours(path: Path, option: str) -> bool:

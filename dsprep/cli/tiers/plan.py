@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import note, print_json, print_rows
+from dsprep.cli.bench.output import check_target, write
+from dsprep.cli.report import note, print_json, print_rows, show_time
+from dsprep.errors import TargetError
 
 if TYPE_CHECKING:
     from dsprep.verbs.tiers import TierPlan
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
 EPILOG = """
 dsprep plan tiers x.h5 --capacity 64GB -M 32 --compute 50ms --pfs 1GB/s -E 9
 
-dsprep plan tiers x.h5 --capacity 1TB -M 2 --compute 9ms --pfs 9GB/s -E 9
+dsprep plan tiers x.h5 --capacity 1.6TB --nodes 64 --ranks-per-node 8 -M 2 \\
+--compute 12ms --pfs 400GB/s --epochs 90 --html plan.html
 
 Exit status: 0 done, 1 bad data, 2 wrong usage.
 """
@@ -46,6 +50,8 @@ def tiers(
     fast: str | None = opt.value("RATE", "Bandwidth of the fast tiers of all nodes together."),
     sidecar: opt.At = None,
     json: opt.Json = False,
+    html: Path | None = opt.value("FILE", "Write a page for a browser, with a plot."),
+    overwrite: bool = opt.switch("Replace FILE.", "--overwrite"),
 ) -> None:
     """Plan mini-epoch training: parts that fit the fast tier, repeats that hide the slow one.
 
@@ -62,57 +68,76 @@ def tiers(
         compute=parse_seconds(compute),
         pfs=parse_rate(pfs),
         fast=None if fast is None else parse_rate(fast),
-        passes=epochs,
+        epochs=epochs,
     )
+    if html is not None:
+        check_target("--html", html)
+        if html.is_file() and not overwrite:
+            raise TargetError("it exists already", where=html, fix="add --overwrite to replace it")
     plan = verb.plan_tiers(data, asked, sidecar=sidecar)
     if json:
         print_json(plan_json(plan))
-        return
-    print_plan(plan)
-    for warning in plan.warnings:
-        note(warning)
-
-
-def print_plan(plan: TierPlan) -> None:
-    """Print a plan for a person."""
-    from dsprep.layout.describe import show_nbytes
-
-    def change(before: float, after: float) -> str:
-        return f"{show_nbytes(before)}/s -> {show_nbytes(after)}/s"
-
-    total = show_nbytes(plan.samples * plan.sample_nbytes)
-    if plan.fits:
-        parts = "1: the whole dataset fits, and is copied once"
     else:
-        parts = f"{plan.mini_epochs:,}: two of up to {show_nbytes(plan.largest)} a node fit"
-    before, after = plan.stalled
-    seen = f"{plan.repeats:,} in turn, {plan.epochs:,.3g} times"
-    print_rows(
-        [
-            ("dataset", f"{plan.samples:,} samples in {plan.groups:,} groups, {total}"),
-            ("consumed", f"{show_nbytes(plan.consumed)}/s, where training never waits"),
-            ("mini-epochs", parts),
-            ("repeats", f"{plan.repeats:,}"),
-            ("passes", seen),
-            ("drawn", f"{change(*plan.drawn)} from the capacity tier"),
-            ("training gets", change(*plan.throughput)),
-            ("waiting", f"{before:.0%} -> {after:.0%} of the time"),
-            ("Reader", f"mini_epochs={plan.mini_epochs}, repeats={plan.repeats}"),
-        ]
-    )
+        print_rows(rows(plan))
+        for warning in plan.warnings:
+            note(warning)
+    if html is not None:
+        from dsprep.bench.report.tiers import html as page
+
+        write(html, page(plan, Path(data).name, dict(rows(plan))))
+
+
+def rows(plan: TierPlan) -> list[tuple[str, str]]:
+    """Return a plan for a person: headings and what they say."""
+    from dsprep.bench.report.tables import show_seconds
+    from dsprep.layout.describe import show_nbytes
+    from dsprep.writing.plan import show_asked
+
+    def rate(value: float) -> str:
+        return f"{show_nbytes(value)}/s"
+
+    asked, before, after = plan.tiers, plan.before, plan.after
+    nodes = f" on each of {asked.nodes:,} nodes, {plan.ranks:,} ranks" if asked.nodes > 1 else ""
+    if plan.fits:
+        parts, why = "it is copied once, and stays", "nothing is drawn after that"
+    else:
+        parts = f"up to {show_nbytes(plan.largest)} a node, two at a time"
+        why = f"more than EB1/B2 = {rate(plan.served)} / {rate(asked.pfs)} = {plan.knee:.4g}"
+    steps = f"{plan.steps:,.0f}" if plan.steps >= 10 else f"{plan.steps:.3g}"
+    least, most = plan.seen
+    times = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    seconds, copies = plan.copy_seconds, "all" if plan.fits else "a mini-epoch"
+    copied = show_time(seconds) if seconds >= 100 else show_seconds(seconds)
+    total = f"{plan.samples:,} samples in {plan.groups:,} groups, {show_nbytes(plan.nbytes)}"
+    room = f"{show_asked(asked.capacity)}{nodes}"
+    return [
+        ("dataset", total),
+        ("fast tier", f"{room}: the dataset {'fits' if plan.fits else 'does not fit'}"),
+        ("consumed", f"{rate(plan.consumed)} where training never waits (EB1)"),
+        ("mini-epochs", f"{plan.mini_epochs:,} (nm): {parts}"),
+        ("repeats", f"{plan.repeats:,} (rf): {why}"),
+        ("passes", f"{plan.passes:,} (S nm) of {steps} steps; S/rf = {plan.outer_epochs:.3g}"),
+        ("each sample", f"comes {times} times in {asked.epochs:,} epochs (S)"),
+        ("drawn", f"{rate(before.drawn)} -> {rate(after.drawn)} from the capacity tier (EB2)"),
+        ("throughput", f"{rate(before.throughput)} -> {rate(after.throughput)} of training"),
+        ("stalled", f"{before.stalled:.0%} -> {after.stalled:.0%} of the time"),
+        ("copying", f"{copied} for {copies}; the first pass takes at least as long"),
+        ("Reader", ", ".join(f"{name}={value!r}" for name, value in plan.reader.items())),
+    ]
 
 
 def plan_json(plan: TierPlan) -> dict[str, Any]:
     """Return a plan as JSON."""
     from dataclasses import asdict
 
-    names = ("samples", "sample_nbytes", "groups", "fits", "mini_epochs", "largest", "repeats")
-    pairs = ("drawn", "throughput", "stalled")
+    names = ("samples", "sample_nbytes", "groups", "ranks", "fits", "mini_epochs", "largest")
+    more = ("consumed", "knee", "repeats", "outer_epochs", "passes", "steps", "copy_seconds")
     return {
         "asked": asdict(plan.tiers),
-        **{name: getattr(plan, name) for name in names},
-        "consumed": plan.consumed,
-        "epochs": plan.epochs,
-        **{n: dict(zip(("before", "after"), getattr(plan, n), strict=True)) for n in pairs},
+        **{name: getattr(plan, name) for name in (*names, *more)},
+        "seen": {"least": plan.seen[0], "most": plan.seen[1], "never": plan.never_seen},
+        **{name: asdict(getattr(plan, name)) for name in ("before", "after")},
+        "curve": [asdict(point) for point in plan.curve],
+        "reader": plan.reader,
         "warnings": list(plan.warnings),
     }
