@@ -25,8 +25,8 @@ def unnoticed(monkeypatch):
 
 def repacked(folder: Path, name: str = "out.h5", schema: Schema = FIXED, **options: Any) -> Path:
     """A dataset of random samples in groups of eight."""
-    batch = random_batch(schema, COUNT, seed=1)
-    source = written(folder / "in.h5", schema, batch)
+    source = folder / f"in {name}.h5"
+    written(source, schema, random_batch(schema, COUNT, seed=1))
     options = {"buffer_size": 8, "stripe_size": "4KiB", "durable": False, **options}
     dsprep.repack(source, folder / name, **options)
     return folder / name

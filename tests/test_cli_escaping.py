@@ -18,6 +18,7 @@ from test_bench_report import hostile
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import dsprep
 from dsprep.cli import app
 from dsprep.core.escaping import printable, printable_json
 from dsprep.sidecar.spec import dump_json
@@ -61,9 +62,17 @@ COMMANDS = {
         "plan tiers DATA --capacity 1kB -M 1 --compute 1ms --pfs 1kB/s -E 2 --html OUT.html",
         "plan tiers DATA --capacity x\x1b -M 1 --compute 1ms --pfs 1kB/s -E 2",
     ),
+    "cache list": ("cache list CACHE", "cache list CACHE --json"),
+    "cache verify": ("cache verify CACHE", "cache verify CACHE --json", "cache verify no\x1b"),
+    "cache purge": (
+        "cache purge CACHE --all --dry-run",
+        "cache purge CACHE --dataset \x1b --json",
+        "cache purge CACHE --unused-since \x1b",
+    ),
     "bench read": ("bench read DATA --dry-run -s group-db", "bench read DATA -s nosuch\x1b"),
     "bench compare": ("bench compare OLD NEW", "bench compare OLD NEW --json -"),
 }
+GROUPS = ("bench", "cache", "plan")
 OF_FORMATS = ("inspect", "convert", "provenance")
 """Commands that say something of each format."""
 
@@ -100,6 +109,12 @@ def evil(tmp_path_factory):
         for i in range(4):
             txn.put(f"{i}{STEER}".encode(), STEER.encode())
     (folder / "made").rename(made["lmdb"])
+    made["CACHE"] = folder / f"cache{PATH}"
+    dsprep.repack(made["other"], folder / f"packed{PATH}.h5", buffer_size=2, durable=False)
+    with dsprep.Reader(folder / f"packed{PATH}.h5", 2, cache=made["CACHE"]) as reader:
+        assert len(list(reader)) == 2
+    (copy,) = made["CACHE"].glob("packed*")
+    (copy / "0").write_bytes(b"")
     for name in ("OLD", "NEW"):
         made[name] = folder / f"{name}{PATH}.json"
         made[name].write_text(dump_json(hostile().to_json()))
@@ -108,7 +123,7 @@ def evil(tmp_path_factory):
 
 def test_every_command_is_tried():
     top = get_command(app).commands
-    groups = {name: command.commands for name, command in top.items() if name in ("bench", "plan")}
+    groups = {name: command.commands for name, command in top.items() if name in GROUPS}
     found = {f"{group} {n}" for group, inside in groups.items() for n in inside}
     assert found | set(top) - set(groups) == set(COMMANDS)
 
@@ -118,7 +133,8 @@ def test_every_command_is_tried():
     [(n, f) for n in COMMANDS for f in sorted(SUFFIX) if f == "hdf5" or n in OF_FORMATS],
 )
 def test_no_command_lets_data_steer_the_terminal(name, format, evil, tmp_path):
-    named = {"DATA": evil[format], "OTHER": evil["other"], "OLD": evil["OLD"], "NEW": evil["NEW"]}
+    named = {"DATA": evil[format], "OTHER": evil["other"]}
+    named |= {name: evil[name] for name in ("OLD", "NEW", "CACHE")}
     for line in COMMANDS[name]:
         words = [str(named.get(w, w.replace("OUT", f"{tmp_path}/{PATH}"))) for w in line.split(" ")]
         done = run(*words)

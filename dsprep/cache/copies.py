@@ -172,10 +172,9 @@ class Copy:
         self.path, self._use = path, -1
         self._use = os.open(path / "use", os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.flock(self._use, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._use, fcntl.LOCK_SH)  # who locks others out only looks, or removes it
             if not (path / "use").samefile(f"/proc/self/fd/{self._use}"):
                 raise FileNotFoundError(path)
-            os.utime(self._use)
             content = json.loads((path / "copy.json").read_bytes())
             self.facts, self._boot = Facts.from_json(content), str(content["boot"])
             runs = [np.arange(low, high, dtype=np.int64) for low, high in self.facts.pieces]
@@ -226,6 +225,10 @@ class Copy:
             (made / name).touch()
         made.rename(path)
         return cls(path)
+
+    def touch(self) -> None:
+        """Note that it is used now."""
+        os.utime(self._use)
 
     def close(self) -> None:
         """Let others remove it; files of it that are open stay readable."""

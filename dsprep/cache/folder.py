@@ -136,6 +136,11 @@ class CacheFolder:
         """Return the directories of all copies."""
         return sorted(p for p in self.root.iterdir() if _is_copy(p))
 
+    def unfinished(self) -> list[Path]:
+        """Return what ended processes were making or removing; ask with the directory locked."""
+        found = (p for p in self.root.iterdir() if p.name.startswith("."))
+        return sorted(p for p in found if p.name.endswith(WORKING))
+
     def used(self) -> int:
         """Return the bytes that all copies take."""
         return sum(map(resident, self.paths()))
@@ -148,13 +153,12 @@ class CacheFolder:
         """
         with self.locked():
             found = Copy.create(self.root, facts, edges)
-            for path in self.root.iterdir():
-                if path.name.startswith(".") and path.name.endswith(WORKING):
-                    remove(path)
-                elif path != found.path and _is_copy(path):
-                    info = info_of(path)
-                    if info.problem or (info.part and not info.complete):
-                        remove_unused(path)
+            for path in self.unfinished():
+                remove(path)
+            for path in self.paths():
+                info = info_of(path) if path != found.path else None
+                if info and (info.problem or (info.part and not info.complete)):
+                    remove_unused(path)
             return found
 
     def make_room(self, nbytes: int, size: Size, kept: Path) -> int:

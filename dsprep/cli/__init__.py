@@ -64,6 +64,7 @@ register(app, provenance.provenance, provenance.EPILOG, provenance.Command)
 register(app, audit.audit, audit.EPILOG)
 app.add_typer(bench.app, name="bench", help="Measure ways of reading here, and compare reports.")
 app.add_typer(tiers.app, name="plan", help="Compute what training takes of a machine.")
+app.add_typer(tiers.caching, name="cache", help="List, check, remove copies on a fast tier.")
 register(app, synth.synth, synth.EPILOG)
 register(app, demo.demo, demo.EPILOG)
 

@@ -330,7 +330,7 @@ def register(
 
     run.__annotations__ = {p.name: p.annotation for p in taken}
     run.__signature__ = signature(command).replace(parameters=taken)  # type: ignore[attr-defined]
-    app.command(command.__name__, epilog=epilog, cls=cls)(run)
+    app.command(command.__name__.rstrip("_"), epilog=epilog, cls=cls)(run)
 
 
 def sources_and_target(command: str, paths: list[str], replacing: bool) -> tuple[list[str], str]:

@@ -166,18 +166,18 @@ def print_done(rows: list[tuple[str, str]]) -> None:
 
 @contextmanager
 def progress_bar(
-    what: str, samples: int, payload: int, show: bool
+    what: str, samples: int, payload: int, show: bool, unit: str = "samples"
 ) -> Iterator[Callable[[int, int], None]]:
     """Show how far a command is, with rate and time left, on stderr.
 
-    Yields the function to call with (samples, payload bytes) done so far.
+    Yields the function to call with (samples or what `unit` says, payload bytes) done so far.
     """
     whole = max(1, payload)
-    columns = ("bar", f"{{task.fields[count]:,}}/{samples:,} samples", "bytes", "rate", "left")
+    columns = ("bar", f"{{task.fields[count]:,}}/{samples:,} {unit}", "bytes", "rate", "left")
     with _shown(what, columns, show, count=0) as update:
 
         def progress(done: int, nbytes: int) -> None:
-            words = f"{done:,} of {samples:,} samples, {nbytes / whole:.0%}"
+            words = f"{done:,} of {samples:,} {unit}, {nbytes / whole:.0%}"
             update(min(nbytes, whole), whole, words, count=done)
 
         yield progress

@@ -281,6 +281,7 @@ class ReaderCache:
                 )
             staged = Staged(self._folder.open(facts, self._pieces.edges), self._sidecar, self._note)
             self._open[facts.name] = staged
+        staged.copy.touch()
         return staged
 
     def _draw(self, nbytes: int) -> None:

@@ -374,11 +374,11 @@ def parse_nbytes(text: str) -> int:
     return int(value)
 
 
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds that a time such as ``12ms`` means.
+    """Return the seconds that a time such as ``12ms``, ``90s`` or ``7d`` means.
 
     >>> parse_seconds("12ms")
     0.012
@@ -388,9 +388,9 @@ def parse_seconds(text: str) -> float:
     UsageError
         If it is something else, or none.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s)", text, re.ASCII)
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s|min|h|d)", text, re.ASCII)
     if found is None or not float(found[1]):
-        raise UsageError(f"{text!r} is not a time", expected="a time such as 12ms")
+        raise UsageError(f"{text!r} is not a time", expected="a time such as 12ms, 90s or 7d")
     return float(found[1]) * _SECONDS[found[2]]
 
 

@@ -1,0 +1,203 @@
+"""``dsprep cache list``, ``dsprep cache verify`` and ``dsprep cache purge``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dsprep.cli import options as opt
+from dsprep.cli.report import note, print_json, print_rows, progress_bar, say, show_time
+
+if TYPE_CHECKING:
+    from dsprep.cache.folder import CopyInfo
+    from dsprep.verbs.cache import CopyVerdict, Listing, Purged
+
+LIST = """
+dsprep cache list /local/nvme
+
+dsprep cache list /local/nvme --json
+
+Exit status: 0 done, 2 wrong usage.
+"""
+
+VERIFY = """
+dsprep cache verify /local/nvme
+
+dsprep cache verify /local/nvme --repair
+
+Exit status: 0 all is right, 1 something is not, 2 wrong usage.
+"""
+
+PURGE = """
+dsprep cache purge /local/nvme --unused-since 7d
+
+dsprep cache purge /local/nvme --dataset train.h5 --dry-run
+
+dsprep cache purge /local/nvme --all
+
+Exit status: 0 done, 1 some of it is in use and was kept, 2 wrong usage.
+"""
+
+SHOWN = 10
+"""Wrong pieces of a copy that are named, but in JSON."""
+
+Root = Annotated[Path, opt.argument("DIR", "The directory that a Reader has as cache=.")]
+
+
+def list_(root: Root, json: opt.Json = False) -> None:
+    """List the copies of a cache: what of which dataset, its size, who uses it."""
+    from dsprep.verbs.cache import list_copies
+
+    found = list_copies(root)
+    if json:
+        print_json(found.to_json())
+    else:
+        print_listing(found)
+
+
+def verify(
+    root: Root,
+    repair: bool = opt.switch("Copy what is wrong again.", "--repair"),
+    workers: int | None = opt.value(
+        "N", "Threads that read (one per core, at most 8).", "--workers", "-j", min=1
+    ),
+    json: opt.Json = False,
+) -> None:
+    """Compare all copies of a cache with the checksums that they had when they were made.
+
+    Copies may be in use. What is wrong is taken from the dataset from then on, by all loops that
+    begin later. The sidecars of the datasets have to be there, for --repair also the data.
+    """
+    from dsprep.verbs.cache import list_copies, verify_copies
+
+    copies = list_copies(root).copies
+    count, payload = sum(c.ready for c in copies), sum(c.nbytes for c in copies)
+    with progress_bar("verify", count, payload, not json, "pieces") as update:
+        verdicts = list(verify_copies(root, repair=repair, workers=workers, progress=update))
+    if json:
+        print_json([v.to_json() for v in verdicts])
+    for verdict in verdicts if not json else ():
+        print_verdict(verdict)
+    if not all(v.right for v in verdicts):
+        raise typer.Exit(1)
+
+
+def purge(
+    root: Root,
+    dataset: str | None = opt.value("PATH", "Copies of this dataset."),
+    unused_since: str | None = opt.value("TIME", "Copies not used for so long: 12h, 7d."),
+    incomplete: bool = opt.switch(
+        "Copies that lack something, as killed jobs leave them, or that are worthless.",
+        "--incomplete",
+    ),
+    everything: bool = opt.switch("All copies.", "--all"),
+    dry_run: opt.DryRun = False,
+    json: opt.Json = False,
+) -> None:
+    """Remove copies from a cache, but none that is in use.
+
+    Of several options that choose copies, all have to hold.
+    """
+    from dsprep.verbs.cache import purge as remove
+    from dsprep.writing.plan import parse_seconds
+
+    done = remove(
+        root,
+        dataset=dataset,
+        unused_since=None if unused_since is None else parse_seconds(unused_since),
+        incomplete=incomplete,
+        everything=everything,
+        dry_run=dry_run,
+    )
+    if json:
+        print_json(done.to_json())
+    else:
+        print_purged(done, dry_run)
+    if done.kept and not dry_run:
+        raise typer.Exit(1)
+
+
+def print_listing(found: Listing) -> None:
+    """Print what a cache holds for a person."""
+    from dsprep.writing.plan import show_nbytes
+
+    rows = [("copy", "groups", "size", "last use", "state", "dataset")]
+    rows += [
+        (
+            "mini-epoch" if c.part else "whole",
+            f"{c.ready:,} of {c.pieces:,}",
+            show_nbytes(c.nbytes),
+            f"{_ago(c.used)} ago",
+            _state(c),
+            c.dataset or str(c.path),
+        )
+        for c in found.copies
+    ]
+    if found.copies:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+        for *words, dataset in rows:
+            say("  ".join([*(f"{w:<{n}}" for w, n in zip(words, widths, strict=True)), dataset]))
+        say("")
+    used = sum(c.in_use for c in found.copies)
+    print_rows(
+        [
+            ("copies", f"{len(found.copies):,}, {used:,} in use"),
+            ("size", show_nbytes(found.nbytes)),
+            ("free", show_nbytes(found.free)),
+        ]
+    )
+    for c in found.copies:
+        if c.problem is not None:
+            note(f"{c.path} is worthless: {c.problem}")
+
+
+def _state(info: CopyInfo) -> str:
+    word = "worthless" if info.problem else "complete" if info.complete else "incomplete"
+    return f"{word}, in use" if info.in_use else word
+
+
+def _ago(used: float) -> str:
+    """Return how long ago a time is."""
+    import time
+
+    seconds = max(0.0, time.time() - used)
+    return show_time(seconds) if seconds < 2 * 86400 else f"{seconds // 86400:.0f} d"
+
+
+def print_verdict(verdict: CopyVerdict) -> None:
+    """Print whether a copy is right for a person."""
+    from dsprep.writing.plan import show_nbytes
+
+    for bad in verdict.bad[:SHOWN]:
+        say(f"wrong: {bad}")
+    if len(verdict.bad) > SHOWN:
+        say(f"wrong: {len(verdict.bad) - SHOWN:,} more, which --json names")
+    what = f"{verdict.info.path}, a copy of {verdict.info.dataset or 'something'}"
+    held = f"{verdict.compared:,} pieces, {show_nbytes(verdict.nbytes)}"
+    if verdict.bad:
+        left, counts = len(verdict.bad) - verdict.repaired, []
+        if verdict.repaired:
+            counts.append(f"{verdict.repaired:,} copied again")
+        if left:
+            counts.append(f"{left:,} left to the dataset")
+        say(f"{what}: wrong {len(verdict.bad):,} of {held}: {', '.join(counts)}")
+    elif verdict.problem is None:
+        say(f"{what}: {held}: right")
+    if verdict.problem is not None:
+        say(f"{what}: not {'repaired' if verdict.bad else 'compared'}: {verdict.problem}")
+
+
+def print_purged(done: Purged, dry_run: bool) -> None:
+    """Print what was removed for a person."""
+    from dsprep.writing.plan import show_nbytes
+
+    word = "would be removed" if dry_run else "removed"
+    for c in done.removed:
+        say(f"{word}: {c.path}, {show_nbytes(c.nbytes)} of {c.dataset or 'something'}")
+    if done.leftovers:
+        say(f"{word}: {done.leftovers:,} unfinished directories")
+    for c in done.kept:
+        say(f"in use, kept: {c.path}, {show_nbytes(c.nbytes)} of {c.dataset or 'something'}")
+    say(f"{show_nbytes(done.nbytes)} {'would be ' if dry_run else ''}freed")

@@ -1,0 +1,406 @@
+"""What a cache holds: it is listed, compared with its checksums, and removed.
+
+Bytes of a copy are compared with the CRC-32C that they had when they were copied. Where groups are
+is in the sidecar of the dataset, so that has to be there, not the data.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsprep.cache.copier import BLOCK, Copier, Throttle
+from dsprep.cache.copies import PLANNED, READY, REFUSED, Copy
+from dsprep.cache.folder import CacheFolder, CopyInfo, Size, info_of, resident
+from dsprep.cache.pieces import Pieces, name_of
+from dsprep.core.checksums import read_crc32c
+from dsprep.core.schema import Bytes, Ints
+from dsprep.core.storage import remove
+from dsprep.errors import DsprepError, UsageError
+from dsprep.sidecar.sidecar import Sidecar
+
+Progress = Callable[[int, int], None]
+"""Called with groups and bytes that were compared so far."""
+
+
+# --- what there is ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a cache holds, and the bytes that are free beside it."""
+
+    root: Path
+    copies: tuple[CopyInfo, ...]
+    free: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the copies take."""
+        return sum(c.nbytes for c in self.copies)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        copies = [c.to_json() for c in self.copies]
+        return {"root": str(self.root), "copies": copies, "nbytes": self.nbytes, "free": self.free}
+
+
+def list_copies(root: str | Path) -> Listing:
+    """Return what a cache holds.
+
+    Raises
+    ------
+    UsageError
+        If there is no such directory.
+    """
+    folder = CacheFolder(root, create=False)
+    found = os.statvfs(folder.root)
+    copies = tuple(map(info_of, folder.paths()))
+    return Listing(folder.root, copies, found.f_bavail * found.f_frsize)
+
+
+# --- whether it is right ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BadPiece:
+    """Bytes of a copy that are not those that were copied.
+
+    Attributes
+    ----------
+    piece
+        Its number in the dataset: of a group, or of a range of samples.
+    samples
+        The first sample, and the one after the last.
+    file, offset, nbytes
+        The file of the copy, where it begins there, and its bytes in all.
+    why
+        What is wrong, a clause.
+    """
+
+    piece: int
+    samples: tuple[int, int]
+    file: str
+    offset: int
+    nbytes: int
+    why: str
+
+    def __str__(self) -> str:
+        low, high = self.samples
+        samples = f"sample {low:,}" if high - low == 1 else f"samples {low:,} to {high - 1:,}"
+        return f"{self.file}, offset {self.offset:,}: piece {self.piece:,} ({samples}): {self.why}"
+
+
+@dataclass(frozen=True)
+class CopyVerdict:
+    """Whether a copy holds what was copied.
+
+    Attributes
+    ----------
+    info
+        What was known of it before.
+    compared, nbytes
+        Pieces, and their bytes.
+    bad
+        Those that are wrong.
+    repaired
+        How many of them were copied again, and are right now.
+    problem
+        Why it could not be compared, or not repaired; None: it was.
+    """
+
+    info: CopyInfo
+    compared: int = 0
+    nbytes: int = 0
+    bad: tuple[BadPiece, ...] = ()
+    repaired: int = 0
+    problem: str | None = None
+
+    @property
+    def right(self) -> bool:
+        """Whether all that it holds now is right."""
+        return self.problem is None and len(self.bad) == self.repaired
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {**asdict(self), "info": self.info.to_json(), "right": self.right}
+
+
+def verify_copies(
+    root: str | Path,
+    *,
+    repair: bool = False,
+    workers: int | None = None,
+    progress: Progress = lambda done, nbytes: None,
+) -> Iterator[CopyVerdict]:
+    """Compare each copy of a cache with the checksums that it had when it was made.
+
+    What is wrong is not read any more by Readers that begin a loop from then on: they read it from
+    the dataset. Copies may be in use meanwhile.
+
+    Parameters
+    ----------
+    root
+        The cache.
+    repair
+        Copy what is wrong once more.
+    workers
+        Threads that read; None: one per core, at most 8.
+
+    Raises
+    ------
+    UsageError
+        If there is no such directory.
+    """
+    folder, done = CacheFolder(root, create=False), [0, 0]
+    threads = workers or min(8, len(os.sched_getaffinity(0)))
+    lock = threading.Lock()
+
+    def tick(nbytes: int) -> None:
+        with lock:
+            done[0] += 1
+            done[1] += nbytes
+            progress(done[0], done[1])
+
+    for path in folder.paths():
+        info = info_of(path)
+        if info.problem is not None:
+            yield CopyVerdict(info, problem=info.problem)
+            continue
+        try:
+            yield _Verifying(info, folder, threads, tick).run(repair)
+        except FileNotFoundError as error:
+            if path.exists():
+                yield CopyVerdict(info, problem=str(error))
+        except (OSError, DsprepError, ValueError, KeyError, TypeError) as error:
+            yield CopyVerdict(info, problem=str(error))
+
+
+class _Verifying:
+    """Compares one copy.
+
+    Raises
+    ------
+    OSError, ValueError, KeyError, TypeError, DsprepError
+        If it cannot be.
+    """
+
+    def __init__(
+        self, info: CopyInfo, folder: CacheFolder, threads: int, tick: Callable[[int], None]
+    ) -> None:
+        self._info, self._folder, self._threads, self._tick = info, folder, threads, tick
+        self._copy = Copy(info.path)
+        self._edges, self._facts = self._copy.edges(), self._copy.facts
+        try:
+            self._sidecar = Sidecar.open(self._facts.sidecar, self._facts.dataset, check=False)
+            key = Pieces(self._sidecar, self._edges, self._facts.fields).key
+        except (OSError, DsprepError) as error:
+            raise DsprepError(
+                f"the sidecar of its dataset is needed, and cannot be read: {error}"
+            ) from error
+        if key != self._facts.key:
+            raise DsprepError(
+                f"{self._facts.dataset} has changed since it was copied, so this is not used",
+                fix="remove it with dsprep cache purge",
+            )
+
+    def run(self, repair: bool) -> CopyVerdict:
+        """Return what is found; what is wrong is not read any more, or copied again."""
+        try:
+            ready = np.flatnonzero(self._copy.states() == READY)
+            nbytes, bad = self._compare(self._copy, ready)
+            problem = None
+            for i in bad:
+                self._copy.set_state(i, REFUSED)
+            if repair and bad:
+                problem = self._copied_again(list(bad))
+            fixed = int((self._copy.states()[list(bad)] == READY).sum())
+            found = tuple(bad[i] for i in sorted(bad))
+            return CopyVerdict(self._info, len(ready), nbytes, found, fixed, problem)
+        finally:
+            self._copy.close()
+            self._sidecar.close()
+
+    def _compare(self, copy: Copy, which: Ints) -> tuple[int, dict[int, BadPiece]]:
+        """Compare pieces by their places in the tables; return bytes, and those that are wrong."""
+        pieces = Pieces(self._sidecar.through(copy.file), self._edges, self._facts.fields)
+        todo, lock = iter(which.tolist()), threading.Lock()
+        sizes, bad = list[int](), dict[int, BadPiece]()
+
+        def work() -> None:
+            window = np.empty(BLOCK, np.uint8)
+            while True:
+                with lock:
+                    i = next(todo, None)
+                if i is None:
+                    return
+                nbytes, wrong = self._look(copy, pieces, i, window)
+                if wrong is not None and copy.states()[i] == READY:
+                    nbytes, wrong = self._look(copy, pieces, i, window)  # it was copied again
+                    if wrong is not None:
+                        bad[i] = wrong
+                sizes.append(nbytes)
+                self._tick(nbytes)
+
+        with ThreadPoolExecutor(self._threads, "dsprep-verify") as pool:
+            works = [pool.submit(work) for _ in range(self._threads)]
+        for each in works:
+            each.result()
+        return sum(sizes), bad
+
+    def _look(
+        self, copy: Copy, pieces: Pieces, i: int, window: Bytes
+    ) -> tuple[int, BadPiece | None]:
+        """Return the bytes of a piece, and what is wrong with it."""
+        number, crc, expected, why = int(copy.which[i]), 0, copy.sum(i), ""
+        nbytes, file, offset = 0, "", 0
+        try:
+            piece = pieces[number]
+            nbytes, first = piece.nbytes, piece.ranges[0] if piece.ranges else None
+            if first is not None:
+                file, offset = name_of(first.number, first.path), first.begin
+            for r in piece.ranges:
+                opened = copy.file(r.number, r.path)
+                crc = read_crc32c(opened.fd, r.begin, r.end, opened.where, crc, window)
+        except DsprepError as error:
+            why = error.what
+        except OSError as error:
+            why = error.strerror or str(error)
+        if not why and crc == expected:
+            return nbytes, None
+        why = why or f"its CRC-32C is {crc:#010x}, and was {expected:#010x} when it was copied"
+        low, high = (int(self._edges[number + k]) for k in (0, 1))
+        where = str(copy.path / file)
+        return nbytes, BadPiece(number, (low, high), where, offset, nbytes, why)
+
+    def _copied_again(self, which: list[int]) -> str | None:
+        """Copy pieces again, whose space is taken already; return why that failed, if it did."""
+        copy = self._copy
+        try:
+            self._sidecar.check()
+            for i in which:
+                copy.set_state(i, PLANNED)
+            pieces = Pieces(self._sidecar, self._edges, self._facts.fields)
+            copier = Copier(pieces, self._folder, Size(), self._threads, Throttle(None))
+            if not copier.fill(copy, lambda: False):
+                return "another process fills it, and copies what was wrong"
+            again = Copy(copy.path)  # files may have been cut off
+            try:
+                right = np.array([i for i in which if copy.states()[i] == READY], np.int64)
+                _, bad = self._compare(again, right)
+            finally:
+                again.close()
+            for i in bad:
+                copy.set_state(i, REFUSED)
+        except (OSError, DsprepError) as error:
+            for i in which:
+                if copy.states()[i] == PLANNED:
+                    copy.set_state(i, REFUSED)
+            return f"what is wrong cannot be copied again: {error}"
+        return None
+
+
+# --- what goes -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Purged:
+    """What was removed of a cache.
+
+    Attributes
+    ----------
+    removed
+        Copies that are gone, or would be.
+    kept
+        Those that somebody uses.
+    leftovers
+        Directories that ended jobs were removing, or making.
+    nbytes
+        Bytes of what is gone.
+    """
+
+    removed: tuple[CopyInfo, ...]
+    kept: tuple[CopyInfo, ...]
+    leftovers: int
+    nbytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        lists = {n: [c.to_json() for c in getattr(self, n)] for n in ("removed", "kept")}
+        return {**lists, "leftovers": self.leftovers, "nbytes": self.nbytes}
+
+
+def purge(
+    root: str | Path,
+    *,
+    dataset: str | Path | None = None,
+    unused_since: float | None = None,
+    incomplete: bool = False,
+    everything: bool = False,
+    dry_run: bool = False,
+) -> Purged:
+    """Remove copies, but none that somebody uses.
+
+    Of several conditions all have to hold.
+
+    Parameters
+    ----------
+    root
+        The cache.
+    dataset
+        Copies of this dataset.
+    unused_since
+        Copies that nobody has used for so many seconds.
+    incomplete
+        Copies that lack something for which there was room, or are worthless.
+    everything
+        All copies.
+    dry_run
+        Only say what would be removed.
+
+    Raises
+    ------
+    UsageError
+        If there is no condition, or no such directory.
+    """
+    conditions = dataset is not None, unused_since is not None, incomplete
+    if everything == any(conditions):
+        raise UsageError(
+            "which copies are to be removed is not clear",
+            expected="--all alone, or some of --dataset, --unused-since and --incomplete",
+        )
+    folder, now = CacheFolder(root, create=False), time.time()
+    chosen = []
+    for info in map(info_of, folder.paths()):
+        fits = unused_since is None or info.used <= now - unused_since
+        fits = fits and (dataset is None or _is_of(info, Path(dataset)))
+        if fits and not (incomplete and info.complete):
+            chosen.append(info)
+    removed, kept = list[CopyInfo](), list[CopyInfo]()
+    for info in chosen:
+        gone = not info.in_use if dry_run else folder.remove(info.path)
+        (removed if gone else kept).append(info)
+    leftovers, freed = 0, sum(info.nbytes for info in removed)
+    if everything or conditions == (False, False, True):
+        with folder.locked():
+            for path in folder.unfinished():
+                leftovers, freed = leftovers + 1, freed + resident(path)
+                if not dry_run:
+                    remove(path)
+    return Purged(tuple(removed), tuple(kept), leftovers, freed)
+
+
+def _is_of(info: CopyInfo, dataset: Path) -> bool:
+    """Whether a copy is one of a dataset, however its path is written."""
+    if not info.dataset:
+        return False
+    known = Path(info.dataset)
+    return known == dataset.absolute() or known.resolve() == dataset.resolve()
