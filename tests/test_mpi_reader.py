@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SCRIPT = Path(__file__).with_name("mpi_reader.py")
-REPEATS = Path(__file__).with_name("mpi_repeats.py")
+REPEATS = Path(__file__).with_name("repeats_job.py")
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,12 @@ def test_every_sample_comes_once_over_all_ranks(data, ranks):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_all_ranks_follow_rank_0_in_repeats_that_adapt(data, ranks):
-    runs_right(REPEATS, data, ranks)
+    runs_right(REPEATS, data, ranks, "id")
 
 
-def runs_right(script, data, ranks):
+def runs_right(script, data, ranks, *more):
     done = subprocess.run(
-        [MPIEXEC, "-n", str(ranks), sys.executable, str(script), str(data)],
+        [MPIEXEC, "-n", str(ranks), sys.executable, str(script), str(data), *more],
         capture_output=True,
         text=True,
         timeout=120,  # a deadlock shows here
